@@ -1,0 +1,23 @@
+"""``python -m cifnet_pl``: see ``--help``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code (0 done, 1 the run failed, 2 wrong usage)."""
+    from cifnet_pl.cli import run
+    from cifnet_pl.errors import CifnetError
+
+    try:
+        run(list(sys.argv[1:] if args is None else args))
+    except CifnetError as error:
+        print(f"cifnet: error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

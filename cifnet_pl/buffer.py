@@ -1,0 +1,200 @@
+"""The calibration buffer: a compact, order-independent sample of past embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cifnet_pl.errors import UsageError, unknown_name
+from cifnet_pl.state import GrowingModule
+
+
+def mix_keys(keys: Tensor, seed: int) -> Tensor:
+    """A seeded hash of sample keys (SplitMix64's finaliser): (n,) int64 → (n,) int64, uniform and repeatable."""
+    with np.errstate(over="ignore"):
+        x = keys.cpu().numpy().astype(np.uint64) + np.uint64(seed + 1) * np.uint64(0x9E3779B97F4A7C15)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+        x ^= x >> np.uint64(31)
+    return torch.from_numpy(x.astype(np.int64)).to(keys.device)
+
+
+def select_random(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
+    """Bottom-k sampling: the ``quota`` samples with the smallest seeded hash, in that order.
+
+    Which samples are kept depends on their keys alone, not on batch order, batch size or process, and the
+    sample of a union is the bottom-k of the samples of its parts.
+    """
+    return torch.argsort(mix_keys(keys, seed), stable=True)[:quota]
+
+
+Strategy = Callable[[Tensor, Tensor, int, int], Tensor]
+STRATEGIES: dict[str, Strategy] = {"random": select_random}
+"""Name → function (z, keys, seed, quota) → rows to keep, best first, of one class sorted by key."""
+
+STREAMING = {"random"}
+"""Strategies whose selection from a union is the selection from its selections, so that they may prune early."""
+
+
+class CalibrationBuffer(GrowingModule):
+    """Embeddings of past classes, at most ``capacity`` in all or ``per_class`` of each (Calibration Buffer).
+
+    With a total capacity each class keeps ``⌊capacity / classes seen⌋``: early tasks keep more. ``add`` collects
+    candidates of the current task; ``commit`` selects among them and shrinks the older classes; until then
+    ``items`` gives what was there before the task.
+
+    Buffers:
+        z: (n, d) stored embeddings, in the dtype they came in; y: (n,) int64 labels; key: (n,) int64.
+            Grouped by class in the order of commit, best first within a class.
+
+    Args:
+        capacity: total number of embeddings; ignored if ``per_class`` is given.
+        per_class: number of embeddings of each class, or None.
+        strategy: one of ``STRATEGIES``.
+        seed: of the selection.
+        oversample: whether ``oversampling`` gives eq:oversampling or all ones (the paper's ablation).
+    """
+
+    z: Tensor
+    y: Tensor
+    key: Tensor
+
+    def __init__(
+        self,
+        capacity: int = 2000,
+        per_class: int | None = None,
+        strategy: str = "random",
+        seed: int = 0,
+        oversample: bool = True,
+    ):
+        super().__init__()
+        if strategy not in STRATEGIES:
+            raise unknown_name("buffer strategy", strategy, STRATEGIES)
+        if capacity < 1 or (per_class is not None and per_class < 1):
+            raise UsageError(f"buffer capacity is {capacity} (per class: {per_class}), expected at least 1")
+        self.capacity, self.per_class, self.strategy = capacity, per_class, strategy
+        self.seed, self.oversample = seed, oversample
+        self.register_buffer("z", torch.zeros(0, 0))
+        self.register_buffer("y", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("key", torch.zeros(0, dtype=torch.int64))
+        self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._pending_rows = 0
+        self._prune_at = 4 * capacity
+
+    @property
+    def classes(self) -> list[int]:
+        """Labels of the stored classes, in the order they were committed."""
+        return list(dict.fromkeys(self.y.tolist()))
+
+    def settings(self) -> dict[str, int | str | bool | None]:
+        """Constructor arguments that the stored embeddings depend on."""
+        names = ("capacity", "per_class", "strategy", "seed", "oversample")
+        return {name: getattr(self, name) for name in names}
+
+    def quota(self, classes: int) -> int:
+        """Embeddings kept of each class when ``classes`` are known.
+
+        Raises:
+            UsageError: the capacity is smaller than the number of classes.
+        """
+        quota = self.per_class if self.per_class is not None else self.capacity // classes
+        if quota < 1:
+            raise UsageError(
+                f"a buffer of {self.capacity} cannot hold {classes} classes: use a capacity of at least {classes}"
+            )
+        return quota
+
+    @torch.no_grad()
+    def add(self, z: Tensor, y: Tensor, key: Tensor) -> None:
+        """Offer samples of the current task.
+
+        Args:
+            z: (n, d) float embeddings.
+            y: (n,) int64 labels.
+            key: (n,) int64 identity of each sample, e.g. its index in a fixed set; repeats are kept once.
+        """
+        if not (len(z) == len(y) == len(key)):
+            raise UsageError(f"buffer got {len(z)} embeddings, {len(y)} labels and {len(key)} keys")
+        if len(z):
+            self._pending.append((z.detach().clone(), y.clone(), key.clone()))
+            self._pending_rows += len(z)
+            if self.strategy in STREAMING and self._pending_rows > self._prune_at:
+                self._prune_pending()
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Select among the samples offered and shrink every class to its quota."""
+        z, y, key = self.pending()
+        self._pending, self._pending_rows = [], 0
+        old = self.classes
+        new = [label for label in torch.unique(y).tolist() if label not in set(old)]
+        quota = self.quota(max(1, len(old) + len(new)))
+        kept = [self._select(label, z, y, key, quota) for label in old + new]
+        if kept:
+            self.z, self.y, self.key = (torch.cat(parts) for parts in zip(*kept, strict=True))
+
+    def items(self) -> tuple[Tensor, Tensor]:
+        """Stored embeddings (n, d) and labels (n,), of past tasks only."""
+        return self.z, self.y
+
+    def oversampling(self, n_max: int) -> Tensor:
+        """Weight (n,) float64 of each stored item: ``r_c = ⌊n_max / n'_c⌋``, at least 1 (eq:oversampling)."""
+        if not self.oversample:
+            return torch.ones(len(self.y), dtype=torch.float64, device=self.y.device)
+        _, inverse, counts = torch.unique(self.y, return_inverse=True, return_counts=True)
+        return torch.div(n_max, counts, rounding_mode="floor").clamp_min(1).double()[inverse]
+
+    @torch.no_grad()
+    def remove_classes(self, labels: list[int]) -> None:
+        """Drop all embeddings of ``labels``."""
+        keep = ~torch.isin(self.y, self.y.new_tensor(labels))
+        self.z, self.y, self.key = self.z[keep], self.y[keep], self.key[keep]
+
+    def state_elements(self) -> int:
+        """Numbers stored."""
+        return self.z.numel()
+
+    def pending(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Samples offered since the last commit: embeddings, labels, keys."""
+        if not self._pending:
+            return self.z[:0], self.y[:0], self.key[:0]
+        z, y, key = (torch.cat(parts) for parts in zip(*self._pending, strict=True))
+        return z, y, key
+
+    def replace_pending(self, z: Tensor, y: Tensor, key: Tensor) -> None:
+        """Put the samples of all processes in place of this process's own."""
+        self._pending, self._pending_rows = [(z, y, key)], len(z)
+
+    def discard_pending(self) -> None:
+        """Forget the samples offered since the last commit."""
+        self._pending, self._pending_rows = [], 0
+
+    def _prune_pending(self) -> None:
+        # No class can keep more than its share among the classes that are known already or offered now.
+        z, y, key = self.pending()
+        present = torch.unique(y).tolist()
+        quota = self.quota(len(set(present) | set(self.classes)))
+        kept = [self._choose(z[y == c], y[y == c], key[y == c], quota) for c in present]
+        z, y, key = (torch.cat(parts) for parts in zip(*kept, strict=True))
+        self.replace_pending(z, y, key)
+        self._prune_at = max(4 * self.capacity, 2 * len(z))
+
+    def _select(self, label: int, z: Tensor, y: Tensor, key: Tensor, quota: int) -> tuple[Tensor, Tensor, Tensor]:
+        stored, offered = self.y == label, y == label
+        if not offered.any():  # already in order of preference
+            rows = stored.nonzero().flatten()[:quota]
+            return self.z[rows], self.y[rows], self.key[rows]
+        own = (self.z[stored].to(z), self.y[stored], self.key[stored]) if len(self.y) else (z[:0], y[:0], key[:0])
+        parts = [torch.cat(pair) for pair in zip(own, (z[offered], y[offered], key[offered]), strict=True)]
+        return self._choose(parts[0], parts[1], parts[2], quota)
+
+    def _choose(self, z: Tensor, y: Tensor, key: Tensor, quota: int) -> tuple[Tensor, Tensor, Tensor]:
+        # Sorted by key first, each key once: the result cannot depend on the order of arrival.
+        unique, first = np.unique(key.cpu().numpy(), return_index=True)
+        rows = torch.from_numpy(first).to(z.device)
+        sorted_key = torch.from_numpy(unique).to(z.device)
+        best = STRATEGIES[self.strategy](z[rows], sorted_key, self.seed, quota)
+        return z[rows][best], y[rows][best], sorted_key[best]

@@ -1,0 +1,18 @@
+"""Lightning callbacks: buffer, task metrics, energy, trajectory, checkpoint, screen."""
+
+from cifnet_pl.callbacks.buffer import BufferUpdate
+from cifnet_pl.callbacks.checkpoint import TaskCheckpoint
+from cifnet_pl.callbacks.energy import EnergyMonitor
+from cifnet_pl.callbacks.screen import RunTable, TaskProgressBar
+from cifnet_pl.callbacks.task_metrics import TaskMetrics
+from cifnet_pl.callbacks.trajectory import TrajectoryPlot
+
+__all__ = [
+    "BufferUpdate",
+    "EnergyMonitor",
+    "RunTable",
+    "TaskCheckpoint",
+    "TaskMetrics",
+    "TaskProgressBar",
+    "TrajectoryPlot",
+]

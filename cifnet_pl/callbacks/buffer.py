@@ -1,0 +1,64 @@
+"""Keeps the calibration buffer: shows it to the new neurons, then takes in the new classes."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.module import CIFNetModule
+
+
+class BufferUpdate(Callback):
+    """UpdateBuffer and OversampleBuffer of the paper's Algorithm 1, around each task's solve."""
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse a task that the capacity cannot hold before its images are embedded."""
+        module = cast(CIFNetModule, pl_module)
+        buffer = _buffer(module)
+        buffer.discard_pending()
+        buffer.quota(len(module.class_names) + len(module.data.task_classes(module.data.task)))
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Offer the batch's embeddings to the buffer."""
+        _buffer(pl_module).add(outputs["z"], outputs["label"], outputs["key"])
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Show the samples of past classes to the new neurons; then select among the new ones.
+
+        Lightning calls this before the module's own hook, which solves the head.
+        """
+        module, buffer = cast(CIFNetModule, pl_module), _buffer(pl_module)
+        module.reduce_statistics()
+        z, y = buffer.items()
+        if len(z):
+            counts = module.head.class_counts()
+            n_max = max(counts[label] for label in module.head.tasks[-1])
+            module.head.observe_past(z, y, buffer.oversampling(n_max))
+        _gather_pending(trainer, buffer)
+        buffer.commit()
+
+
+def _buffer(pl_module: LightningModule) -> CalibrationBuffer:
+    buffer = cast(CIFNetModule, pl_module).buffer
+    assert buffer is not None
+    return buffer
+
+
+def _gather_pending(trainer: Trainer, buffer: CalibrationBuffer) -> None:
+    """Give every process the candidates of all, so that all select the same."""
+    if trainer.world_size == 1:
+        return
+    pending: list[Any] = [None] * trainer.world_size
+    own = tuple(part.cpu() for part in buffer.pending())
+    cast(Any, torch.distributed).all_gather_object(pending, own)
+    device = buffer.y.device
+    parts: list[tuple[Tensor, Tensor, Tensor]] = [p for p in pending if len(p[1])]
+    if parts:
+        z, y, key = (torch.cat(group).to(device) for group in zip(*parts, strict=True))
+        buffer.replace_pending(z, y, key)

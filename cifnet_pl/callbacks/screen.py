@@ -1,0 +1,113 @@
+"""What the user sees: a progress bar that speaks of tasks, and one table at the end."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import RichProgressBar
+from rich.console import Console
+from rich.table import Table
+
+from cifnet_pl.callbacks.task_metrics import TaskMetrics, run_folder
+from cifnet_pl.module import TaskModule
+from cifnet_pl.record import RunRecord
+
+
+class TaskProgressBar(RichProgressBar):
+    """Lightning's Rich bar with "Task k/K" for "Epoch" and the accuracy over all classes seen."""
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        return f"Task {current_epoch + 1}/{self.trainer.max_epochs}"
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """Only A_k of the last task, in percent."""
+        metrics = super().get_metrics(trainer, pl_module)
+        return {"A_k": f"{cast(float, metrics['A_k']):.1f} %"} if "A_k" in metrics else {}
+
+
+def number(value: float | None, digits: int = 1, unit: str = "") -> str:
+    """A number for the screen; a dash where nothing was measured."""
+    return "–" if value is None else f"{value:.{digits}f}{unit}"
+
+
+def small(value: float | None) -> str:
+    """An energy for the screen, with two significant digits."""
+    return "–" if value is None else f"{value:.1e}"
+
+
+def record_table(record: RunRecord, bytes_per_element: int) -> Table:
+    """A row a task, then the run as a whole."""
+    table = Table()
+    names = ("task", "classes", "A_k %", "Ā %", "forgot %", "ECE %", "s", "kWh", "state MB")
+    for name in names:
+        table.add_column(name, justify="right")
+    for row in record.rows:
+        table.add_row(
+            str(row.task),
+            str(row.classes_seen),
+            number(row.A_k),
+            number(row.average),
+            number(row.forgetting),
+            number(row.ece),
+            number(row.train_seconds),
+            small(row.energy_kwh),
+            number(row.state_elements * bytes_per_element / 1e6, 2),
+        )
+    return table
+
+
+class RunTable(Callback):
+    """One line a task where there is no terminal to draw a bar on, and one table at the end."""
+
+    def __init__(self) -> None:
+        self.console = Console()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say how the task went, unless the progress bar does."""
+        evaluation = cast(TaskModule, pl_module).evaluation
+        assert evaluation is not None
+        if not trainer.is_global_zero:
+            return
+        if trainer.state.fn != "fit":
+            self._show_evaluation(cast(TaskModule, pl_module))
+        elif not self.console.is_terminal:
+            ece = number(evaluation.ece, 1, " %")
+            done = f"task {trainer.current_epoch + 1}/{trainer.max_epochs}"
+            self.console.print(f"{done}: A_k {number(evaluation.accuracy, 1, ' %')}, ECE {ece}", highlight=False)
+
+    on_test_end = on_validation_end
+
+    def _show_evaluation(self, module: TaskModule) -> None:
+        evaluation = module.evaluation
+        assert evaluation is not None
+        table = Table()
+        for name in ("task", "classes", "accuracy %"):
+            table.add_column(name, justify="right")
+        for k, (names, accuracy) in enumerate(zip(module.learned_tasks, evaluation.task_accuracy, strict=True)):
+            table.add_row(str(k + 1), str(len(names)), number(accuracy))
+        table.add_section()
+        table.add_row("all", str(len(module.class_names)), number(evaluation.accuracy))
+        self.console.print(table)
+        self.console.print(f"ECE {number(evaluation.ece, 1, ' %')}", highlight=False)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print the table and where everything is."""
+        found = [c for c in cast(Any, trainer).callbacks if isinstance(c, TaskMetrics)]
+        if not trainer.is_global_zero or not found or not found[0].record.rows:
+            return
+        record = found[0].record
+        module = cast(TaskModule, pl_module)
+        size = module.bytes_per_element
+        self.console.print(record_table(record, size))
+        s = record.summary()
+        energy = f"{small(s['energy_kwh'])} kWh" + (f" ({s['energy_source']})" if s["energy_source"] else "")
+        lines = [
+            f"Ā {number(s['A_bar'], 1, ' %')}   A_K {number(s['A_K'], 1, ' %')}   "
+            f"forgetting {number(s['forgetting'])}   ECE {number(s['ece'], 1, ' %')}",
+            f"learning {s['train_seconds']:.1f} s, {energy}; evaluation {s['eval_seconds']:.1f} s",
+            f"state {s['state_elements'] * size / 1e6:.2f} MB ({s['state_elements']:,} numbers)",
+            f"run folder {run_folder(trainer)}",
+        ]
+        for line in lines:
+            self.console.print(line, highlight=False, soft_wrap=True)

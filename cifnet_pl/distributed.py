@@ -1,0 +1,44 @@
+"""Several processes without a gradient wrapper: every process embeds its exact share, and the sums are added."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch.overrides.distributed import _sync_module_states
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+
+from cifnet_pl.errors import UsageError
+
+
+class StatisticsDDPStrategy(DDPStrategy):
+    """Lightning's DDP launcher, process group and reductions, for modules in which nothing has a gradient."""
+
+    strategy_name = "ddp"
+
+    def configure_ddp(self) -> None:
+        """Make all processes start from the same tensors; there are no gradients to synchronise."""
+        assert self.model is not None
+        if any(p.requires_grad for p in self.model.parameters()):
+            super().configure_ddp()
+        else:
+            _sync_module_states(self.model)
+
+
+def register_strategy() -> None:
+    """Put the strategy in the place of "ddp", so that ``strategy: auto`` finds it too."""
+    StrategyRegistry.register(
+        "ddp",
+        StatisticsDDPStrategy,
+        description=StatisticsDDPStrategy.__doc__,
+        override=True,
+        start_method="popen",
+    )
+
+
+def check_strategy(strategy: Any) -> None:
+    """Refuse strategies that start processes by spawning or forking: the parent would never see what they learned."""
+    name = strategy if isinstance(strategy, str) else getattr(strategy, "strategy_name", type(strategy).__name__)
+    if "spawn" in name or "fork" in name or "notebook" in name:
+        raise UsageError(f"strategy '{name}' would lose what the processes learn: use auto or ddp")
+    if any(word in name for word in ("fsdp", "deepspeed", "xla", "model_parallel")):
+        raise UsageError(f"strategy '{name}' shards gradients that do not exist here: use auto or ddp")

@@ -1,0 +1,74 @@
+"""The package's one public family of errors.
+
+Everything that a user can put right is raised as :class:`CifnetError` with one sentence that says what was
+given, what was expected and what to do. The command line prints that sentence and leaves with
+``error.exit_code``; any other exception is a fault of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+import torch
+
+
+class CifnetError(Exception):
+    """Base of all errors that this package raises on purpose (exit code 1: the run could not go on)."""
+
+    exit_code = 1
+
+
+class UsageError(CifnetError):
+    """What was asked for does not make sense: unknown name, impossible option (exit code 2)."""
+
+    exit_code = 2
+
+
+class DataError(CifnetError):
+    """The data on disk is missing, unreadable or unlike what was promised."""
+
+
+class CheckpointError(CifnetError):
+    """A checkpoint is truncated, of another version, or of another backbone, head or buffer."""
+
+
+class UnsupportedError(CifnetError):
+    """This head cannot do what was asked, and the sentence says why."""
+
+
+class NonFiniteError(CifnetError):
+    """Embeddings hold NaN or Inf. ``rows`` names the offending rows of the batch; no statistic was touched."""
+
+    def __init__(self, message: str, rows: list[int]):
+        super().__init__(message)
+        self.rows = rows
+
+
+def unknown_name(kind: str, given: str, known: Iterable[str]) -> UsageError:
+    """An error for an unknown name of a ``kind`` ("head", "backbone", …) that lists the nearest known ones."""
+    names = sorted(known)
+    near = difflib.get_close_matches(given, names, n=3, cutoff=0.5)
+    listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known are: {listed}"
+    return UsageError(f"unknown {kind} '{given}': {hint}")
+
+
+def check_embeddings(z: torch.Tensor, width: int) -> None:
+    """Check at the boundary that ``z`` is a finite floating-point matrix of shape (n, ``width``).
+
+    Raises:
+        CifnetError: wrong number of dimensions, width or dtype.
+        NonFiniteError: NaN or Inf, with the rows that hold them.
+    """
+    if z.ndim != 2 or z.shape[1] != width:
+        raise CifnetError(
+            f"embeddings have shape {tuple(z.shape)}, expected (n, {width}): "
+            "use the backbone that this head was made for"
+        )
+    if not z.is_floating_point():
+        raise CifnetError(f"embeddings have dtype {z.dtype}, expected floating point")
+    finite = torch.isfinite(z)
+    if not finite.all():
+        rows = (~finite.all(dim=1)).nonzero().flatten().tolist()
+        raise NonFiniteError(f"{len(rows)} of {len(z)} embeddings hold NaN or Inf (first row: {rows[0]})", rows)

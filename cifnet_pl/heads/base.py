@@ -1,0 +1,318 @@
+"""What every head has in common: the task protocol, its checks at the boundary, and its state."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from cifnet_pl.errors import CheckpointError, CifnetError, UnsupportedError, UsageError, check_embeddings
+from cifnet_pl.state import GrowingModule
+
+Ridge = float | str
+"""A positive number, or "gcv"."""
+
+
+def check_ridge(ridge: Ridge) -> Ridge:
+    """Return ``ridge`` as a float, or "gcv"; raise UsageError for anything else."""
+    if ridge == "gcv":
+        return ridge
+    try:
+        value = float(ridge)
+    except ValueError:
+        raise UsageError(f"ridge is '{ridge}', expected a positive number or gcv") from None
+    if not 0 < value < float("inf"):
+        raise UsageError(f"ridge is {value:g}, expected a positive number or gcv")
+    return value
+
+
+class Head(GrowingModule, ABC):
+    """A classifier that learns classes task by task from embeddings, without gradients.
+
+    Protocol per task: ``begin_task(classes)``, then ``observe`` for every batch, then ``observe_past`` with
+    samples of earlier classes if the head uses them, then ``solve``. Labels are any integers in any order.
+    Scores are float64. Subclasses implement the methods with a leading underscore.
+
+    Buffers:
+        labels: (C,) int64, the classes in the order they were learned; columns of every score.
+        task_of: (C,) int64, the task (0, 1, …) that introduced each class.
+        solved: () bool, whether everything observed so far is in the weights.
+        temperature: () float64, divides the scores in ``probabilities``; 1 until calibrated.
+    """
+
+    uses_buffer: ClassVar[bool] = False
+    """Whether ``observe_past`` changes this head, so that a calibration buffer is worth its memory."""
+
+    labels: Tensor
+    task_of: Tensor
+    solved: Tensor
+    temperature: Tensor
+
+    def __init__(self, in_features: int, dtype: str = "float64"):
+        super().__init__()
+        if in_features < 1:
+            raise UsageError(f"in_features is {in_features}, expected at least 1")
+        if dtype not in ("float64", "float32"):
+            raise UsageError(f"dtype of the statistics is '{dtype}', expected float64 or float32")
+        self.in_features = in_features
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.register_buffer("labels", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("task_of", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("solved", torch.tensor(True))
+        self.register_buffer("temperature", torch.ones((), dtype=torch.float64))
+
+    # ------------------------------------------------------------------ what is known so far
+
+    @property
+    def classes(self) -> list[int]:
+        """Labels in column order, those of a task that is under way included."""
+        return [int(label) for label in self.labels]
+
+    @property
+    def tasks(self) -> list[list[int]]:
+        """Labels of each task, in the order learned."""
+        count = int(self.task_of.max()) + 1 if len(self.task_of) else 0
+        return [[int(label) for label in self.labels[self.task_of == k]] for k in range(count)]
+
+    # ------------------------------------------------------------------ learning
+
+    def begin_task(self, classes: Sequence[int], counts: Sequence[int] | None = None) -> None:
+        """Open a task that introduces ``classes``; ``counts`` are their numbers of samples where known.
+
+        Raises:
+            UsageError: no class, a class twice, or one that is already learned; counts that do not fit.
+            CifnetError: the task before was never solved.
+        """
+        new = [int(c) for c in classes]
+        if not new:
+            raise UsageError("a task needs at least one class, none was given")
+        if len(set(new)) < len(new):
+            raise UsageError(f"classes {new} of one task hold a label twice")
+        known = sorted(set(new) & set(self.classes))
+        if known:
+            raise UsageError(f"class {known[0]} is already learned: a task introduces new classes only")
+        if counts is not None and (len(counts) != len(new) or min(counts) < 1):
+            raise UsageError(f"counts {list(counts)} do not give one positive number for each of {len(new)} classes")
+        if not self.solved:
+            raise CifnetError("the task before was not finished: call solve() first")
+        task = int(self.task_of.max()) + 1 if len(self.task_of) else 0
+        self.labels = torch.cat([self.labels, self.labels.new_tensor(new)])
+        self.task_of = torch.cat([self.task_of, self.task_of.new_full((len(new),), task)])
+        self.solved.fill_(False)
+        self._begin(len(new), counts)
+
+    @torch.no_grad()
+    def observe(self, z: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
+        """Add samples of the current task to the sums.
+
+        Args:
+            z: (n, d) float embeddings; n may be 0 or 1.
+            y: (n,) int64 labels, all of the task begun last.
+            weight: (n,) positive sample weights, or None for ones.
+        """
+        self._check_batch(z, y, weight)
+        columns = self._columns(y)
+        current = self.task_of == self.task_of.max() if len(self.task_of) else self.task_of.bool()
+        if not current[columns].all():
+            stray = y[~current[columns]][0].item()
+            raise UsageError(f"label {stray} is not a class of the current task {self.tasks[-1]}")
+        if len(z):
+            self.solved.fill_(False)
+            self._observe(z, columns, weight)
+
+    @torch.no_grad()
+    def observe_past(self, z: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
+        """Show samples of earlier classes to this task's neurons only (the calibration buffer).
+
+        Arguments as in :meth:`observe`, with labels of earlier tasks. A no-op where a head has no use for it.
+        """
+        self._check_batch(z, y, weight)
+        columns = self._columns(y)
+        if (self.task_of[columns] == self.task_of.max()).any():
+            raise UsageError("observe_past got labels of the current task; it takes samples of earlier tasks")
+        if len(z) and self.uses_buffer:
+            self.solved.fill_(False)
+            self._observe_past(z, columns, weight)
+
+    @torch.no_grad()
+    def reduce_(self, sum_in_place: Callable[[Tensor], object]) -> None:
+        """Sum what this task observed over processes, once, before ``solve``.
+
+        ``sum_in_place`` must replace a tensor by its sum over all processes. Earlier tasks are common already.
+        """
+        raise self._cannot("be reduced over processes")
+
+    @torch.no_grad()
+    def solve(self) -> None:
+        """Bring the weights up to date with everything observed.
+
+        Raises:
+            CifnetError: no task yet, a class without samples, or a system that is not positive definite.
+        """
+        if not len(self.labels):
+            raise CifnetError("nothing to solve: call begin_task() and observe() first")
+        empty = [label for label, count in self.class_counts().items() if count == 0]
+        if empty:
+            raise CifnetError(f"class {empty[0]} has no samples: observe some, or leave the class out")
+        # Tensors made in inference mode could not be updated in place later on.
+        with torch.inference_mode(False), torch.no_grad():
+            self._solve()
+        self.solved.fill_(True)
+
+    def refresh(self) -> None:
+        """Do now what the first prediction after ``solve`` would do; a no-op unless a head solves lazily."""
+
+    @torch.no_grad()
+    def abort_task(self) -> None:
+        """Forget the current task and all that was observed since it began; nothing once it is solved."""
+        if self.solved:
+            return
+        earlier = (self.task_of < self.task_of.max()).nonzero().flatten()
+        self._discard()
+        self._keep(earlier)
+        self.labels, self.task_of = self.labels[earlier], self.task_of[earlier]
+        self.solved.fill_(True)
+
+    # ------------------------------------------------------------------ prediction
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Scores (n, C) float64 of embeddings (n, d), columns as in ``classes``.
+
+        Raises:
+            CifnetError: nothing learned yet, unsolved samples, or embeddings of another width.
+        """
+        check_embeddings(z, self.in_features)
+        if not len(self.labels) or not self.solved:
+            raise CifnetError("the head is not solved: call solve() after observe()")
+        with torch.autocast(z.device.type, enabled=False):
+            return self._scores(z)
+
+    def probabilities(self, z: Tensor) -> Tensor:
+        """Softmax (n, C) float64 of the scores divided by ``temperature``."""
+        return torch.softmax(self(z) / self.temperature, dim=1)
+
+    def predict(self, z: Tensor) -> Tensor:
+        """Labels (n,) int64 with the largest score."""
+        return self.labels[self(z).argmax(dim=1)]
+
+    # ------------------------------------------------------------------ the life of a model
+
+    @torch.no_grad()
+    def merge_(self, other: Head) -> None:
+        """Add the statistics of ``other``, which saw other samples; call ``solve`` afterwards.
+
+        Raises:
+            UnsupportedError: this head's statistics are not additive over sites.
+            UsageError: ``other`` is of another class or has other settings.
+        """
+        raise self._cannot("merge")
+
+    @torch.no_grad()
+    def subtract_(self, other: Head) -> None:
+        """Take the statistics of ``other`` out again; call ``solve`` afterwards. Raises as :meth:`merge_`."""
+        raise self._cannot("subtract")
+
+    @torch.no_grad()
+    def remove_classes(self, classes: Sequence[int]) -> None:
+        """Take ``classes`` out of the label space; their samples stay in the sums of the others.
+
+        Raises:
+            UsageError: a class that is not known, or all of them.
+        """
+        unknown = sorted(set(classes) - set(self.classes))
+        if unknown:
+            raise UsageError(f"class {unknown[0]} is not known to this head")
+        kept = torch.tensor([i for i, label in enumerate(self.classes) if label not in set(classes)])
+        if not len(kept):
+            raise UsageError("cannot remove all classes: at least one must stay")
+        kept = kept.to(self.labels.device)
+        self._keep(kept)
+        self.labels, self.task_of = self.labels[kept], self.task_of[kept]
+        # A task whose classes are all gone leaves no gap in the numbering.
+        self.task_of = torch.unique(self.task_of, return_inverse=True)[1]
+
+    @abstractmethod
+    def state_elements(self) -> dict[str, int]:
+        """Numbers kept between tasks, by component (as in the paper's tab:memory_breakdown)."""
+
+    @abstractmethod
+    def class_counts(self) -> dict[int, int]:
+        """Distinct samples seen of each class, by label; samples not yet solved included."""
+
+    def settings(self) -> dict[str, Any]:
+        """Constructor arguments that a stored state depends on; plain numbers, strings and booleans."""
+        return {"in_features": self.in_features, "dtype": str(self.dtype).removeprefix("torch.")}
+
+    # ------------------------------------------------------------------ for subclasses
+
+    @abstractmethod
+    def _begin(self, new: int, counts: Sequence[int] | None) -> None:
+        """Make room for ``new`` classes."""
+
+    @abstractmethod
+    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
+        """Add checked samples; ``columns`` are positions in ``labels``."""
+
+    def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
+        """Add checked samples of earlier classes."""
+
+    @abstractmethod
+    def _solve(self) -> None:
+        """Bring the weights up to date."""
+
+    @abstractmethod
+    def _scores(self, z: Tensor) -> Tensor:
+        """Scores of checked embeddings."""
+
+    @abstractmethod
+    def _discard(self) -> None:
+        """Forget what was observed since the last solve."""
+
+    @abstractmethod
+    def _keep(self, columns: Tensor) -> None:
+        """Drop all classes but those at ``columns``, and their weights."""
+
+    def _cannot(self, what: str, why: str = "its state is not a sum over samples") -> UnsupportedError:
+        return UnsupportedError(f"{type(self).__name__} cannot {what}: {why}")
+
+    def _same_kind(self, other: Head) -> None:
+        """Raise UsageError unless ``other`` is a head of the same class and settings."""
+        if type(other) is not type(self):
+            raise UsageError(f"cannot combine {type(self).__name__} with {type(other).__name__}")
+        ours, theirs = self.settings(), other.settings()
+        different = {k: (v, theirs[k]) for k, v in ours.items() if v != theirs[k]}
+        if different:
+            name, (mine, yours) = next(iter(different.items()))
+            raise UsageError(f"cannot combine heads with different {name}: {mine} and {yours}")
+
+    def _columns(self, y: Tensor) -> Tensor:
+        """Positions of the labels ``y`` in ``labels``; UsageError for an unknown one."""
+        if not len(self.labels):
+            raise UsageError("no task has begun: call begin_task() first")
+        order = torch.argsort(self.labels)
+        place = torch.searchsorted(self.labels[order], y).clamp_max(len(order) - 1)
+        columns = order[place]
+        wrong = self.labels[columns] != y
+        if wrong.any():
+            raise UsageError(f"label {y[wrong][0].item()} was not introduced by begin_task()")
+        return columns
+
+    def _check_batch(self, z: Tensor, y: Tensor, weight: Tensor | None) -> None:
+        check_embeddings(z, self.in_features)
+        if y.shape != (len(z),) or y.dtype != torch.int64:
+            raise UsageError(f"labels have shape {tuple(y.shape)} and dtype {y.dtype}, expected ({len(z)},) int64")
+        if weight is not None:
+            if weight.shape != (len(z),):
+                raise UsageError(f"weights have shape {tuple(weight.shape)}, expected ({len(z)},)")
+            if not (torch.isfinite(weight) & (weight > 0)).all():
+                raise UsageError("sample weights must be positive and finite")
+
+    def _before_load(self, own: Mapping[str, Any]) -> None:
+        labels, task_of = own.get("labels"), own.get("task_of")
+        if isinstance(labels, Tensor) and isinstance(task_of, Tensor) and labels.shape != task_of.shape:
+            raise CheckpointError(
+                f"stored head has {labels.numel()} labels but {task_of.numel()} task numbers: the file is damaged"
+            )

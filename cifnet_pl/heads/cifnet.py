@@ -1,0 +1,278 @@
+"""CIFNet's head: regularised recursive least squares with a calibration buffer, one Gram matrix a cohort."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from cifnet_pl.errors import UsageError, unknown_name
+from cifnet_pl.heads.base import Head, Ridge, check_ridge
+from cifnet_pl.heads.ridge import target_limit
+from cifnet_pl.state import GrowingModule
+from cifnet_pl.statistics import Centred, Sums, augment, solve_ridge
+
+
+def squared_slopes(weighting: str, epsilon: float) -> tuple[float, float]:
+    """``f'(t)²`` at the target of a positive and of a negative (Stage 1 of the paper).
+
+    "derivative" is the paper's formula ``f(t)(1 − f(t))``, equal at both targets; "released" is what the
+    authors' released code computes, ``t(1 − t)`` at the logit t.
+    """
+    limit = target_limit(epsilon)
+    if weighting == "derivative":
+        slope = (epsilon * (1 - epsilon)) ** 2
+        return slope, slope
+    if weighting == "released":
+        return (limit * (1 - limit)) ** 2, (limit * (1 + limit)) ** 2
+    raise unknown_name("weighting", weighting, ["derivative", "released"])
+
+
+class Cohort(GrowingModule):
+    """All neurons that one task introduced: they have seen the same samples, so they share one Gram matrix.
+
+    Buffers: ``sums`` over ``x̃`` (unscaled by the slope), ``weights`` (d+1, C_j), ``stale`` () bool, whether
+    the sums have changed since the weights were solved, and ``past`` (), the number of calibration samples
+    in the sums.
+    """
+
+    weights: Tensor
+    stale: Tensor
+    past: Tensor
+
+    def __init__(self, sums: Sums):
+        super().__init__()
+        self.sums = sums
+        self.register_buffer("weights", sums.gram.new_zeros(sums.width, 0))
+        self.register_buffer("stale", torch.tensor(True))
+        self.register_buffer("past", torch.zeros((), dtype=torch.int64))
+        self.to(sums.gram.device)
+
+
+class CIFNetHead(Head):
+    """The paper's classifier (Section "Closed-Form Incremental Classifier"), solved per cohort.
+
+    For every cohort j, ``A_j = w·Σ x̃x̃ᵀ`` over the buffer at task j, its own task and, with ``update_past``,
+    all later tasks; ``m_c = w·L·(2·Σ_{y=c} x̃ − Σ x̃)``; ``W_j = (A_j + λI)⁻¹M_j`` (eq:weights_rrls; the Gram
+    matrix is ``U S² Uᵀ``, so no singular value decomposition is needed). With weighting "released" positives
+    and negatives weigh differently, and every class keeps a Gram matrix of its own positives.
+
+    Args:
+        in_features: width d of the embeddings.
+        ridge: λ added to A with the bias penalised, as in the paper; or "gcv", per cohort, bias free.
+        epsilon: clip of the one-hot targets.
+        update_past: whether neurons of earlier tasks see a new task's samples as negatives; False: locked.
+        weighting: "derivative" (the paper's formula) or "released" (the authors' released code).
+        dtype: of the sums, "float64" or "float32".
+    """
+
+    uses_buffer = True
+
+    def __init__(
+        self,
+        in_features: int,
+        ridge: Ridge = 0.01,
+        epsilon: float = 0.05,
+        update_past: bool = True,
+        weighting: str = "derivative",
+        dtype: str = "float64",
+    ):
+        super().__init__(in_features, dtype)
+        self.ridge = check_ridge(ridge)
+        self.limit = target_limit(epsilon)
+        self.slopes = squared_slopes(weighting, epsilon)
+        self.epsilon, self.update_past, self.weighting = epsilon, update_past, weighting
+        self.cohorts = nn.ModuleList()
+        self.increment: Sums | None = None
+        self.past_increment: Sums | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """Constructor arguments that a stored state depends on."""
+        own = {"ridge": self.ridge, "epsilon": self.epsilon}
+        return super().settings() | own | {"update_past": self.update_past, "weighting": self.weighting}
+
+    # ------------------------------------------------------------------ sums
+
+    def _new_sums(self, classes: int) -> Sums:
+        per_class = self.weighting == "released"
+        return Sums(self.in_features + 1, classes, per_class=per_class, dtype=self.dtype).to(self.labels.device)
+
+    def _begin(self, new: int, counts: Sequence[int] | None) -> None:
+        self.cohorts.append(Cohort(self._new_sums(new)))
+
+    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
+        first = len(self.labels) - len(self._latest.sums.counts)
+        self.increment = self.increment or self._new_sums(len(self._latest.sums.counts))
+        self.increment.add(augment(z), columns - first, weight)
+
+    def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
+        self.past_increment = self.past_increment or self._new_sums(0)
+        self.past_increment.add(augment(z), torch.full_like(columns, -1), weight)
+
+    @property
+    def _parts(self) -> list[Cohort]:
+        return cast("list[Cohort]", list(self.cohorts))
+
+    @property
+    def _latest(self) -> Cohort:
+        return self._parts[-1]
+
+    @torch.no_grad()
+    def reduce_(self, sum_in_place: Callable[[Tensor], object]) -> None:
+        """Sum this task's own samples over processes; calibration samples are common to all already."""
+        self.increment = self.increment or self._new_sums(len(self._latest.sums.counts))
+        self.increment.reduce(sum_in_place)
+
+    def _fold(self) -> None:
+        """Move what the current task observed into the cohorts."""
+        if self.increment is not None:
+            self._latest.sums.merge(self.increment)
+            self._latest.stale.fill_(True)
+            for cohort in self._parts[:-1] if self.update_past else []:
+                cohort.sums.add_gram_of(self.increment)
+                cohort.stale.fill_(True)
+            self.increment = None
+        if self.past_increment is not None:
+            self._latest.sums.add_gram_of(self.past_increment)
+            self._latest.past += self.past_increment.seen
+            self._latest.stale.fill_(True)
+            self.past_increment = None
+
+    # ------------------------------------------------------------------ solve and score
+
+    def _solve(self) -> None:
+        # Only folds: a cohort is solved when a prediction first needs its weights.
+        self._fold()
+
+    def refresh(self) -> None:
+        """Solve the cohorts that are out of date."""
+        self.weights()
+
+    def _solve_cohort(self, cohort: Cohort) -> None:
+        sums, (positive, negative) = cohort.sums, self.slopes
+        total = sums.gram[0]
+        moment = self.limit * (positive * sums.class_sums - negative * (total - sums.class_sums)).T
+        square = self.limit**2 * (positive * sums.class_sums[:, 0] + negative * (total[0] - sums.class_sums[:, 0]))
+        samples = int(sums.seen)
+        if self.weighting == "derivative":
+            cohort.weights = self._solve_system(negative * sums.gram, moment, square.sum(), samples)
+        else:
+            columns = [
+                self._solve_system(
+                    negative * sums.gram + (positive - negative) * own, moment[:, [c]], square[c], samples
+                )
+                for c, own in enumerate(sums.class_grams)
+            ]
+            cohort.weights = torch.cat(columns, dim=1)
+        cohort.stale.fill_(False)
+
+    def _solve_system(self, gram: Tensor, moment: Tensor, square: Tensor, samples: int) -> Tensor:
+        if self.ridge == "gcv":
+            return Centred.from_augmented(gram, moment, square, samples).solve("gcv")[0]
+        return solve_ridge(gram, moment, gram.new_tensor(self.ridge))
+
+    def weights(self) -> Tensor:
+        """(d+1, C) weights of all classes in column order, row 0 the bias; solves cohorts that are out of date."""
+        with torch.inference_mode(False), torch.no_grad():
+            for cohort in self._parts:
+                if cohort.stale:
+                    self._solve_cohort(cohort)
+        return torch.cat([cohort.weights for cohort in self._parts], dim=1)
+
+    def _scores(self, z: Tensor) -> Tensor:
+        return (augment(z.to(self.dtype)) @ self.weights()).double()
+
+    # ------------------------------------------------------------------ the life of a model
+
+    def class_counts(self) -> dict[int, int]:
+        """Distinct samples seen of each class, by label."""
+        counts = torch.cat([self.labels[:0], *(cohort.sums.counts for cohort in self._parts)])
+        if self.increment is not None:
+            counts[-len(self.increment.counts) :] += self.increment.counts
+        return dict(zip(self.classes, counts.tolist(), strict=True))
+
+    @torch.no_grad()
+    def merge_(self, other: Head) -> None:
+        """Add a shard of the same task sequence; exact.
+
+        Shards of the current task merge before ``solve`` if all earlier tasks are common, and so do whole
+        sequences that were learned without calibration samples.
+
+        Raises:
+            UsageError: other tasks, other settings, or earlier tasks that differ and saw calibration samples.
+        """
+        self._same_kind(other)
+        assert isinstance(other, CIFNetHead)
+        if self.tasks != other.tasks:
+            raise UsageError(
+                "CIFNetHead merges shards of the same task sequence only: its oversampling and its negatives "
+                "depend on which classes were learned when"
+            )
+        if self._history_equal(other):
+            if self._past_differs(other):
+                raise UsageError("cannot merge CIFNet shards that saw different calibration samples")
+            if other.increment is not None:
+                self.increment = self.increment or self._new_sums(len(other.increment.counts))
+                self.increment.merge(other.increment)
+        else:
+            self._merge_sequences(other)
+        self.solved.fill_(False)
+
+    def _history_equal(self, other: CIFNetHead) -> bool:
+        """Whether both are within the same task, after the same earlier tasks."""
+        if self.increment is None and other.increment is None:
+            return False
+        pairs = zip(self._parts, other._parts, strict=True)
+        return all(torch.equal(a.sums.gram, b.sums.gram.to(a.sums.gram.device)) for a, b in pairs)
+
+    def _past_differs(self, other: CIFNetHead) -> bool:
+        ours, theirs = self.past_increment, other.past_increment
+        if ours is None or theirs is None:
+            return ours is not theirs
+        return not torch.equal(ours.gram, theirs.gram.to(ours.gram.device))
+
+    def _merge_sequences(self, other: CIFNetHead) -> None:
+        self._fold()
+        other._fold()
+        if any(int(cohort.past) for cohort in [*self._parts, *other._parts]):
+            raise UsageError(
+                "cannot merge CIFNet runs after calibration: the buffer's samples would count twice. "
+                "Merge before solve(), or use RidgeHead, whose statistics are exact sums"
+            )
+        for mine, yours in zip(self._parts, other._parts, strict=True):
+            mine.sums.merge(yours.sums)
+            mine.stale.fill_(True)
+
+    def _discard(self) -> None:
+        self.increment = self.past_increment = None
+
+    def _keep(self, columns: Tensor) -> None:
+        self._fold()
+        kept = nn.ModuleList()
+        start = 0
+        for cohort in self._parts:
+            size = len(cohort.sums.counts)
+            own = columns[(columns >= start) & (columns < start + size)] - start
+            start += size
+            if len(own):
+                if not cohort.stale:
+                    cohort.weights = cohort.weights[:, own]
+                cohort.sums.keep(own)
+                kept.append(cohort)
+        self.cohorts = kept
+
+    def state_elements(self) -> dict[str, int]:
+        """Numbers kept between tasks: K(d+1)² + 2C(d+1), and C(d+1)² more with weighting "released"."""
+        width, classes = self.in_features + 1, len(self.labels)
+        grams = len(self.cohorts) + (classes if self.weighting == "released" else 0)
+        return {"factors": grams * width**2, "moments": classes * width, "weights": classes * width}
+
+    def _before_load(self, own: Mapping[str, Any]) -> None:
+        super()._before_load(own)
+        prefixes = {key.split(".")[1] for key in own if key.startswith("cohorts.")}
+        self.cohorts = nn.ModuleList(Cohort(self._new_sums(0)) for _ in prefixes)
+        parts = {key.split(".")[0] for key in own}
+        self.increment = self._new_sums(0) if "increment" in parts else None
+        self.past_increment = self._new_sums(0) if "past_increment" in parts else None

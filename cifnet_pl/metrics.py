@@ -1,0 +1,82 @@
+"""Metrics of a class-incremental run, as pure functions of the accuracy matrix, and the counts behind it.
+
+``matrix[k][j]`` is the accuracy in percent, after learning task k, on the test images of the classes that task j
+introduced; rows have k+1 entries, and None where task j has no test image.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+Row = Sequence[float | None]
+
+
+class ClassAccuracy(Metric):
+    """Correct and total predictions per class, summed over processes: every accuracy is derived from these.
+
+    Args:
+        classes: number of classes C; predictions and targets are columns 0 … C−1.
+    """
+
+    full_state_update = False
+    correct: Tensor
+    total: Tensor
+
+    def __init__(self, classes: int):
+        super().__init__()
+        self.classes = classes
+        for name in ("correct", "total"):
+            self.add_state(name, torch.zeros(classes, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, predicted: Tensor, target: Tensor) -> None:
+        """Count (n,) predicted columns against (n,) true columns."""
+        self.correct += torch.bincount(target[predicted == target], minlength=self.classes)
+        self.total += torch.bincount(target, minlength=self.classes)
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """(C,) correct and (C,) total."""
+        return self.correct, self.total
+
+
+def percent(correct: int, total: int) -> float | None:
+    """Accuracy in percent, or None where nothing was tested."""
+    return 100.0 * correct / total if total else None
+
+
+def average_accuracy(trajectory: Sequence[float | None]) -> float | None:
+    """Ā: mean of A_k over the tasks learned so far."""
+    known = [a for a in trajectory if a is not None]
+    return sum(known) / len(known) if known else None
+
+
+def forgetting(matrix: Sequence[Row]) -> float | None:
+    """Mean over earlier tasks j < K of (max over k of a_kj, minus a_Kj); None with fewer than two tasks."""
+    drops = []
+    for j in range(len(matrix) - 1):
+        column = [row[j] for row in matrix[j:]]
+        known = [a for a in column if a is not None]
+        if known and column[-1] is not None:
+            drops.append(max(known) - column[-1])
+    return sum(drops) / len(drops) if drops else None
+
+
+def backward_transfer(matrix: Sequence[Row]) -> float | None:
+    """Mean over earlier tasks j < K of (a_Kj − a_jj); None with fewer than two tasks."""
+    changes = []
+    for j in range(len(matrix) - 1):
+        first, last = matrix[j][j], matrix[-1][j]
+        if first is not None and last is not None:
+            changes.append(last - first)
+    return sum(changes) / len(changes) if changes else None
+
+
+def max_drop(trajectory: Sequence[float | None]) -> float | None:
+    """Largest fall A_k − A_{k+1} between two consecutive tasks; negative if accuracy only rose."""
+    pairs = itertools.pairwise(trajectory)
+    drops = [a - b for a, b in pairs if a is not None and b is not None]
+    return max(drops) if drops else None

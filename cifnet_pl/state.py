@@ -1,0 +1,32 @@
+"""Modules whose buffers grow: loading takes over the incoming shape instead of refusing it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from cifnet_pl.errors import CheckpointError
+
+
+class GrowingModule(nn.Module):
+    """An ``nn.Module`` whose ``load_state_dict`` works into a fresh object with smaller (empty) buffers."""
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
+        self._before_load(own)
+        for name, buffer in self._buffers.items():
+            incoming = own.get(name)
+            if buffer is None or not isinstance(incoming, Tensor):
+                continue
+            if incoming.ndim != buffer.ndim or incoming.is_floating_point() != buffer.is_floating_point():
+                raise CheckpointError(
+                    f"stored tensor '{prefix}{name}' has shape {tuple(incoming.shape)} and dtype {incoming.dtype}, "
+                    f"expected {buffer.ndim} dimensions of {buffer.dtype}: the file is of another model or damaged"
+                )
+            self._buffers[name] = buffer.new_zeros(incoming.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def _before_load(self, own: Mapping[str, Any]) -> None:
+        """Create the children that ``own`` (this module's part of the state, without prefix) has tensors for."""

@@ -1,0 +1,217 @@
+"""The sums that everything is learned from: accumulate, merge, subtract, reduce, and solve.
+
+All sums are additive over samples, so any batch order, batch size or split over processes gives the same
+statistics up to rounding. Nothing here knows about tasks, labels or Lightning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cifnet_pl.errors import CifnetError
+from cifnet_pl.state import GrowingModule
+
+GCV_GRID = torch.logspace(-7, 3, 101, dtype=torch.float64)
+"""Candidate ridges of generalised cross-validation, as multiples of the mean eigenvalue."""
+
+
+def augment(z: Tensor) -> Tensor:
+    """Prepend the bias feature: (n, d) → (n, d+1), ``x̃ = [1; z]``."""
+    return torch.cat([z.new_ones(len(z), 1), z], dim=1)
+
+
+class Sums(GrowingModule):
+    """Sufficient statistics of weighted rows ``x`` of width p, some of them belonging to one of C classes.
+
+    Buffers (dtype as given, float64 unless told otherwise):
+        gram: (p, p), ``Σ ω x xᵀ`` over all rows.
+        class_sums: (C, p), ``Σ_{y=c} ω x``. With a leading bias feature its first column is the class's weight.
+        counts: (C,) int64, number of distinct rows of each class.
+        seen: () int64, number of distinct rows in ``gram``, whether or not they belong to one of the classes.
+        class_grams: (C, p, p), ``Σ_{y=c} ω x xᵀ``; empty (0, p, p) unless ``per_class``.
+    """
+
+    gram: Tensor
+    class_sums: Tensor
+    counts: Tensor
+    seen: Tensor
+    class_grams: Tensor
+
+    def __init__(self, width: int, classes: int = 0, *, per_class: bool = False, dtype: torch.dtype = torch.float64):
+        super().__init__()
+        self.per_class = per_class
+        self.register_buffer("gram", torch.zeros(width, width, dtype=dtype))
+        self.register_buffer("class_sums", torch.zeros(classes, width, dtype=dtype))
+        self.register_buffer("counts", torch.zeros(classes, dtype=torch.int64))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("class_grams", torch.zeros(classes if per_class else 0, width, width, dtype=dtype))
+
+    @property
+    def width(self) -> int:
+        """Number of features p, the bias feature included where there is one."""
+        return self.gram.shape[0]
+
+    def grow(self, classes: int) -> None:
+        """Make room for ``classes`` more classes, at the end, with zero sums."""
+        self.class_sums = torch.cat([self.class_sums, self.class_sums.new_zeros(classes, self.width)])
+        self.counts = torch.cat([self.counts, self.counts.new_zeros(classes)])
+        if self.per_class:
+            more = self.class_grams.new_zeros(classes, self.width, self.width)
+            self.class_grams = torch.cat([self.class_grams, more])
+
+    def add(self, x: Tensor, index: Tensor, weight: Tensor | None = None) -> None:
+        """Add rows.
+
+        Args:
+            x: (n, p), any floating dtype; converted to the dtype of the sums before any product.
+            index: (n,) int64, class column of each row, or -1 for a row that belongs to none of the classes.
+            weight: (n,) non-negative, or None for all ones. A weight does not change the distinct counts.
+        """
+        with torch.autocast(x.device.type, enabled=False):
+            x = x.to(self.gram.dtype)
+            weighted = x if weight is None else x * weight.to(x)[:, None]
+            self.gram += weighted.T @ x
+            own = index >= 0
+            self.class_sums.index_add_(0, index[own], weighted[own])
+            self.counts += torch.bincount(index[own], minlength=len(self.counts))
+            self.seen += len(x)
+            if self.per_class:
+                for c in torch.unique(index[own]).tolist():
+                    self.class_grams[c] += weighted[index == c].T @ x[index == c]
+
+    def add_gram_of(self, other: Sums) -> None:
+        """Add the rows of ``other`` as rows that belong to none of these classes."""
+        self.gram += other.gram
+        self.seen += other.seen
+
+    def merge(self, other: Sums, columns: Tensor | None = None, sign: int = 1) -> None:
+        """Add (``sign=1``) or subtract (``-1``) sums whose class c is this object's class ``columns[c]``."""
+        device = self.gram.device
+        if columns is None:
+            columns = torch.arange(len(other.counts), device=device)
+        self.gram += sign * other.gram.to(device)
+        self.class_sums.index_add_(0, columns, sign * other.class_sums.to(device))
+        self.counts.index_add_(0, columns, sign * other.counts.to(device))
+        self.seen += sign * other.seen.to(device)
+        if self.per_class:
+            self.class_grams.index_add_(0, columns, sign * other.class_grams.to(device))
+
+    def keep(self, columns: Tensor) -> None:
+        """Drop all classes but those in ``columns``; their rows stay in ``gram`` as rows of no class."""
+        self.class_sums = self.class_sums[columns]
+        self.counts = self.counts[columns]
+        if self.per_class:
+            self.class_grams = self.class_grams[columns]
+
+    def reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
+        """Sum over processes: call ``sum_in_place`` on every tensor, in a fixed order."""
+        for tensor in (self.gram, self.class_sums, self.counts, self.seen, self.class_grams):
+            sum_in_place(tensor)
+
+
+def solve_ridge(gram: Tensor, moment: Tensor, penalty: Tensor) -> Tensor:
+    """``(gram + diag(penalty))⁻¹ moment`` by one Cholesky factorisation (eq:weights_rrls without the SVD).
+
+    Args:
+        gram: (p, p) symmetric positive semi-definite.
+        moment: (p, C).
+        penalty: (p,) or () ridge added to the diagonal.
+
+    Raises:
+        CifnetError: the sum is not positive definite.
+    """
+    system = gram + torch.diag(penalty.expand(len(gram)))
+    factor, info = torch.linalg.cholesky_ex(system)
+    if info.item() or not torch.isfinite(factor).all():
+        smallest = penalty.min().item() if penalty.ndim else penalty.item()
+        raise CifnetError(
+            f"the Gram matrix plus ridge {smallest:g} is not positive definite: use a larger ridge, or ridge: gcv"
+        )
+    return torch.cholesky_solve(moment, factor)
+
+
+@dataclass(frozen=True)
+class Centred:
+    """Weighted least squares with a free bias, after centring features and targets.
+
+    gram: (d, d) ``Σ ω z zᵀ − n μ μᵀ``; moment: (d, C) ``Σ ω z tᵀ − n μ t̄ᵀ``; mean: (d,) μ; target_mean: (C,) t̄;
+    target_energy: () ``tr(Y_cᵀ Y_c)``; samples: number of distinct samples.
+    """
+
+    gram: Tensor
+    moment: Tensor
+    mean: Tensor
+    target_mean: Tensor
+    target_energy: Tensor
+    samples: int
+
+    @classmethod
+    def from_augmented(cls, gram: Tensor, moment: Tensor, target_square: Tensor, samples: int) -> Centred:
+        """Centre sums over ``x̃ = [1; z]``.
+
+        Args:
+            gram: (d+1, d+1) ``Σ ω x̃x̃ᵀ``.
+            moment: (d+1, C) ``Σ ω x̃ tᵀ``.
+            target_square: () ``Σ ω t²`` over all samples and classes.
+            samples: number of distinct samples.
+        """
+        total = gram[0, 0]
+        mean, target_mean = gram[0, 1:] / total, moment[0] / total
+        return cls(
+            gram=gram[1:, 1:] - total * torch.outer(mean, mean),
+            moment=moment[1:] - total * torch.outer(mean, target_mean),
+            mean=mean,
+            target_mean=target_mean,
+            target_energy=target_square - total * target_mean.square().sum(),
+            samples=samples,
+        )
+
+    def solve(self, ridge: float | str) -> tuple[Tensor, float]:
+        """Weights (d+1, C) with the bias in row 0, and the ridge used.
+
+        ``ridge`` is a number added to the centred Gram matrix, or "gcv" (DESIGN: generalised cross-validation).
+        """
+        if ridge == "gcv":
+            weights, chosen = self._solve_gcv()
+        else:
+            chosen = float(ridge)
+            weights = solve_ridge(self.gram, self.moment, self.gram.new_tensor(chosen))
+        bias = self.target_mean - self.mean @ weights
+        return torch.cat([bias[None], weights]), chosen
+
+    def _solve_gcv(self) -> tuple[Tensor, float]:
+        # One eigendecomposition serves both the choice of the ridge and the solution.
+        eigenvalues, vectors = torch.linalg.eigh(self.gram)
+        eigenvalues = eigenvalues.clamp_min(0)
+        rotated = vectors.T @ self.moment
+        ridge = gcv_ridge(eigenvalues, rotated.square().sum(dim=1), self.target_energy, self.samples)
+        return vectors @ (rotated / (eigenvalues + ridge)[:, None]), ridge
+
+
+def gcv_ridge(eigenvalues: Tensor, energy: Tensor, target_energy: Tensor, samples: int) -> float:
+    """The ridge that minimises generalised cross-validation (Golub, Heath and Wahba, 1979).
+
+    ``GCV(λ) = n·RSS/(n−df)²`` with ``RSS = tr(Y_cᵀY_c) − 2Σ a_i/(e_i+λ) + Σ e_i a_i/(e_i+λ)²`` and
+    ``df = 1 + Σ e_i/(e_i+λ)``, over a log grid around the mean eigenvalue. Candidates with ``df ≥ n`` are out.
+
+    Args:
+        eigenvalues: (d,) e_i ≥ 0 of the centred Gram matrix.
+        energy: (d,) a_i, squared norms of the rotated centred moment.
+        target_energy: () tr(Y_cᵀY_c).
+        samples: n, the number of distinct samples.
+    """
+    mean = eigenvalues.mean().item()
+    if mean == 0.0:  # all embeddings alike: any ridge gives zero weights
+        return 1.0
+    grid = GCV_GRID.to(eigenvalues) * mean
+    shrunk = eigenvalues[None] + grid[:, None]
+    rss = target_energy - (2 * energy / shrunk).sum(1) + (eigenvalues * energy / shrunk.square()).sum(1)
+    freedom = 1 + (eigenvalues / shrunk).sum(1)
+    score = samples * rss.clamp_min(0) / (samples - freedom).square()
+    score[freedom >= samples] = torch.inf
+    # Ties go to the largest ridge: with nothing to fit (one class so far) the simplest solution is right.
+    return grid[len(grid) - 1 - score.flip(0).argmin()].item()

@@ -1,0 +1,60 @@
+"""Atomic writes: a file is there whole or not at all, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from cifnet_pl.errors import CifnetError
+
+
+def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write through ``write(file)`` to a temporary file beside ``path``, flush it to the disk, and rename it.
+
+    Raises:
+        CifnetError: the disk is full or not writable; an old file at ``path`` is left as it was.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise CifnetError(f"cannot write {path}: {error.strerror or error}; nothing was changed") from error
+    finally:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` as UTF-8, atomically; undecodable file names keep their bytes."""
+    write_atomic(path, lambda file: file.write(text.encode("utf-8", "surrogateescape")))
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write strict JSON (null instead of NaN), atomically."""
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
