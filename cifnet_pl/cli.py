@@ -29,7 +29,7 @@ from cifnet_pl.callbacks.checkpoint import AtomicCheckpointIO
 from cifnet_pl.data import CIFNetDataModule
 from cifnet_pl.distributed import check_strategy, register_strategy
 from cifnet_pl.errors import CheckpointError, UsageError, unknown_name
-from cifnet_pl.module import TaskModule
+from cifnet_pl.learner import TaskModule
 from cifnet_pl.storage import write_text
 
 LOG_FOLDER = "lightning_logs"

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cifnet_pl.callbacks.task_metrics import TaskMetrics, run_folder
-from cifnet_pl.module import TaskModule
+from cifnet_pl.learner import TaskModule
 from cifnet_pl.record import RunRecord
 
 

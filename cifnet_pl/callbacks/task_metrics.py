@@ -13,8 +13,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cifnet_pl.callbacks.energy import EnergyMonitor
+from cifnet_pl.learner import TaskModule
 from cifnet_pl.metrics import average_accuracy, forgetting
-from cifnet_pl.module import TaskModule
 from cifnet_pl.record import RunRecord, TaskRow
 
 
