@@ -8,11 +8,17 @@ from collections.abc import Sequence
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code (0 done, 1 the run failed, 2 wrong usage)."""
-    from cifnet_pl.cli import run
+    from cifnet_pl.commands import COMMANDS, run_command
     from cifnet_pl.errors import CifnetError
 
+    words = list(sys.argv[1:] if args is None else args)
     try:
-        run(list(sys.argv[1:] if args is None else args))
+        if words and words[0] in COMMANDS:
+            run_command(words[0], words[1:])
+        else:
+            from cifnet_pl.cli import run  # Lightning takes seconds to import
+
+            run(words)
     except CifnetError as error:
         print(f"cifnet: error: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,13 +1,14 @@
 """Frozen backbones by name: each brings its own preprocessing and feature width.
 
 Names: ``pixels`` (no network), ``embedded:efficientnet_lite0`` (weights inside an installed package),
-``torchvision:<weights>``, ``timm:<model>`` and ``file:<checkpoint>`` with an architecture of torchvision.
+``torchvision:<weights>``, ``timm:<model>`` and ``file:<checkpoint>`` with an architecture of
+torchvision, or ``resnet32_cifar``.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +16,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from cifnet_pl.data.images import first_line
 from cifnet_pl.errors import CheckpointError, CifnetError, UsageError, unknown_name
+from cifnet_pl.resnet32 import CIFAR100_MEAN, CIFAR100_STD, FEATURES, ResNet32
+from cifnet_pl.weights import fill, read_tensors
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -33,7 +37,8 @@ class Preprocessing:
 class Backbone(nn.Module):
     """A frozen network ``z = F(x)``: uint8 images (n, 3, h, w) → float32 embeddings (n, ``features``).
 
-    Always in evaluation mode, without gradients; normalisation happens here, on the images' device.
+    Always in evaluation mode, without gradients; normalisation happens here, on the images' device. ``name`` and
+    ``architecture`` are what :func:`build_backbone` made it from.
     """
 
     scale: Tensor
@@ -42,6 +47,7 @@ class Backbone(nn.Module):
     def __init__(self, name: str, network: nn.Module, features: int, preprocessing: Preprocessing):
         super().__init__()
         self.name, self.features, self.preprocessing = name, features, preprocessing
+        self.architecture: str | None = None
         self.network = network.requires_grad_(False).to(memory_format=torch.channels_last)
         std = torch.tensor(preprocessing.std)
         self.register_buffer("scale", (1 / (255 * std))[:, None, None], persistent=False)
@@ -55,7 +61,11 @@ class Backbone(nn.Module):
 
     @torch.inference_mode()
     def forward(self, images: Tensor) -> Tensor:
-        """Embed uint8 images (n, 3, h, w) as float32 (n, ``features``); n may be 0."""
+        """Embed uint8 images (n, 3, h, w) as float32 (n, ``features``); n may be 0.
+
+        Raises:
+            CifnetError: other shapes or dtypes; a side that the network cannot take.
+        """
         if images.ndim != 4 or images.shape[1] != 3 or images.dtype != torch.uint8:
             raise CifnetError(
                 f"images have shape {tuple(images.shape)} and dtype {images.dtype}, expected (n, 3, h, w) uint8"
@@ -63,7 +73,24 @@ class Backbone(nn.Module):
         if not len(images):
             return torch.zeros(0, self.features, device=images.device)
         x = torch.addcmul(self.shift, images.contiguous(memory_format=torch.channels_last), self.scale)
-        return self.network(x).float()  # type: ignore[no-any-return]
+        try:
+            z: Tensor = self.network(x).float()
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except (AssertionError, RuntimeError) as error:  # how torchvision, timm and torch refuse a side
+            if min(images.shape[2:]) == max(images.shape[2:]) == self.preprocessing.image_size:
+                raise
+            raise self._wrong_side(images, _one_line(error)) from error
+        if z.shape != (len(images), self.features):
+            raise self._wrong_side(images, f"it gives embeddings of shape {tuple(z.shape)}")
+        return z
+
+    def _wrong_side(self, images: Tensor, reason: str) -> CifnetError:
+        height, width = images.shape[2:]
+        return CifnetError(
+            f"backbone {self.name} cannot embed images of {height}x{width} pixels ({reason}): "
+            f"set --data.image_size to {self.preprocessing.image_size}, or to null"
+        )
 
     @property
     def sha256(self) -> str:
@@ -75,6 +102,10 @@ class Backbone(nn.Module):
                 digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
             self._sha256 = digest.hexdigest()
         return self._sha256
+
+    def describe(self) -> dict[str, str | None]:
+        """What a stored model needs to find this backbone again."""
+        return {"name": self.name, "architecture": self.architecture, "sha256": self.sha256}
 
     @property
     def parameters_count(self) -> int:
@@ -94,7 +125,7 @@ class _Pool(nn.Module):
 
 
 def _pixels(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
-    size = int(rest) if rest.isdigit() and int(rest) > 0 else 8 if not rest else 0
+    size = int(rest) if rest.isdecimal() and int(rest) > 0 else 8 if not rest else 0
     if not size:
         raise UsageError(f"backbone 'pixels:{rest}': expected pixels or pixels:<side>, e.g. pixels:8")
     shape = Preprocessing(size, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
@@ -122,21 +153,33 @@ def _embedded(rest: str, architecture: str | None, download: bool) -> tuple[nn.M
 
 def _torchvision(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
     from torchvision.models import get_model_builder, get_model_weights, get_weight, list_models
+    from torchvision.transforms._presets import ImageClassification
 
     try:
         weights = get_weight(rest)
     except (ValueError, AttributeError, KeyError):
+        weights = None
+    if weights is None or not type(weights).__name__.endswith("_Weights"):  # quantised ones run on the CPU only
         known = [str(w) for m in list_models() if "." not in m for w in get_model_weights(m)]
-        raise unknown_name("torchvision weights", rest, [k for k in known if "_Weights." in k]) from None
+        raise unknown_name("torchvision weights", rest, [k for k in known if "_Weights." in k])
+    transform = weights.transforms()
+    if not isinstance(transform, ImageClassification):
+        raise UsageError(f"torchvision's {rest} are not of an image classifier: choose weights of one")
     file = Path(torch.hub.get_dir(), "checkpoints", Path(weights.url).name)
-    if not file.is_file() and not download:
+    if file.is_file():
+        read_tensors(file)  # torchvision would unpickle whatever is in it
+    elif not download:
         raise CifnetError(
             f"the weights {rest} are not on this machine (looked for {file}): put the file there, "
-            "or allow the download with --model.download true"
+            "or allow the download with --model.download true (Python: download=True)"
         )
     builder = get_model_builder(type(weights).__name__.removesuffix("_Weights").lower())
-    network, features = headless(builder(weights=weights))
-    transform = weights.transforms()
+    try:
+        network, features = headless(builder(weights=weights))
+    except OSError as error:
+        raise CifnetError(f"cannot fetch the weights {rest} from {weights.url}: {first_line(error)}") from error
+    except RuntimeError as error:
+        raise CheckpointError(f"{file} does not hold the weights {rest}: {_one_line(error)}") from error
     shape = Preprocessing(
         transform.crop_size[0],
         transform.crop_size[0] / transform.resize_size[0],
@@ -165,67 +208,48 @@ def _timm(rest: str, architecture: str | None, download: bool) -> tuple[nn.Modul
         import timm
     except ImportError:
         raise UsageError("backbone timm:… needs the timm package: pip install 'cifnet_pl[timm]'") from None
-    base = rest.split(".")[0]
+    base, _, tag = rest.partition(".")
     if not timm.is_model(base):
         raise unknown_name("timm model", base, timm.list_models())
-    network = timm.create_model(rest, pretrained=download, num_classes=0)
-    if not download:
-        network.load_state_dict(_timm_cached(network, rest), strict=True)
+    tags = timm.list_pretrained(f"{base}.*")
+    if tag and rest not in tags:
+        raise unknown_name("timm weights", rest, tags)
+    overlay = {"state_dict": _timm_tensors(timm.get_pretrained_cfg(rest), rest, download)}
+    try:
+        # With its classifier: without one, timm leaves tensors that the file lacks at random values.
+        network: Any = timm.create_model(rest, pretrained=True, pretrained_cfg_overlay=overlay)
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights of timm:{rest} do not fill the network: {_one_line(error)}") from error
+    network.reset_classifier(0)
     config = cast(Any, timm.data).resolve_model_data_config(network)
     shape = Preprocessing(config["input_size"][-1], config["crop_pct"], tuple(config["mean"]), tuple(config["std"]))
-    return network, int(cast(Any, network).num_features), shape
+    # Some networks have a layer between the pooled features and the classifier that was cut off.
+    return network, int(getattr(network, "head_hidden_size", network.num_features)), shape
 
 
-def _timm_cached(network: Any, name: str) -> dict[str, Tensor]:
-    """The network's pretrained weights from the local hub cache, without its classifier; never the network."""
-    from huggingface_hub import try_to_load_from_cache
-    from safetensors.torch import load_file
+def _timm_tensors(config: Any, name: str, download: bool) -> dict[str, Tensor]:
+    """The published weights, from the local hub cache where they are there."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
-    repository = network.pretrained_cfg.get("hf_hub_id")
-    cached = try_to_load_from_cache(repository, "model.safetensors") if repository else None
-    if not isinstance(cached, str):
-        raise CifnetError(
-            f"the weights of timm:{name} are not on this machine: allow the download with --model.download true"
-        )
-    own = network.state_dict()
-    return {key: value for key, value in load_file(cached).items() if key in own}
-
-
-PREFIXES = ("module.", "encoder_q.", "encoder.", "backbone.", "base_encoder.", "model.", "network.", "net.")
-"""Prefixes that training frameworks put before a network's names, stripped repeatedly."""
-
-
-def strip_prefixes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names without any of ``PREFIXES``, e.g. ``module.encoder_q.conv1.weight`` → ``conv1.weight``."""
-
-    def strip(key: str) -> str:
-        while True:
-            prefix = next((p for p in PREFIXES if key.startswith(p)), None)
-            if prefix is None:
-                return key
-            key = key[len(prefix) :]
-
-    return {strip(key): value for key, value in state.items()}
+    if config is None or not config.hf_hub_id:
+        raise UsageError(f"timm publishes no weights of {name}: choose a model of timm.list_pretrained()")
+    repository, wanted = config.hf_hub_id, config.hf_hub_filename or "model.safetensors"
+    file = try_to_load_from_cache(repository, wanted)
+    if not isinstance(file, str):
+        if not download:
+            raise CifnetError(
+                f"the weights of timm:{name} are not on this machine (looked for {wanted} of {repository} in the "
+                "Hugging Face cache): allow the download with --model.download true (Python: download=True)"
+            )
+        try:
+            file = hf_hub_download(repository, wanted)
+        except Exception as error:  # the client has its own kinds of error besides those of the network
+            raise CifnetError(f"cannot fetch the weights of timm:{name}: {first_line(error)}") from error
+    return read_tensors(Path(file))
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a checkpoint, whether it is a state dict or holds one; never executes code from it."""
-    if not path.is_file():
-        raise UsageError(f"checkpoint {path} does not exist")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # any parser may fail in its own way on a damaged or hostile file
-        raise CheckpointError(f"cannot read {path}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
-    for key in ("state_dict", "model", "model_state_dict", "teacher"):
-        if isinstance(content, dict) and isinstance(content.get(key), dict):
-            content = content[key]
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, expected a dictionary of tensors")
-    return {k: v for k, v in content.items() if isinstance(v, Tensor)}
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def _file(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
@@ -233,20 +257,14 @@ def _file(rest: str, architecture: str | None, download: bool) -> tuple[nn.Modul
 
     if architecture is None:
         raise UsageError("backbone file:… needs an architecture, e.g. --model.architecture resnet18")
+    if architecture == "resnet32_cifar":
+        small = ResNet32()
+        fill(small, read_tensors(Path(rest)), rest)
+        return small, FEATURES, Preprocessing(32, mean=CIFAR100_MEAN, std=CIFAR100_STD)
     if architecture not in list_models():
-        raise unknown_name("architecture", architecture, list_models())
+        raise unknown_name("architecture", architecture, ["resnet32_cifar", *list_models()])
     network, features = headless(get_model_builder(architecture)(weights=None))
-    stored, own = strip_prefixes(read_tensors(Path(rest))), network.state_dict()
-    counters = {k for k in own if k.endswith("num_batches_tracked")}  # unused in evaluation mode
-    missing = sorted(k for k in own.keys() - counters if k not in stored)
-    unlike = sorted(k for k in own if k in stored and stored[k].shape != own[k].shape)
-    if missing or unlike:
-        listed = ", ".join((missing + unlike)[:10]) + (", …" if len(missing + unlike) > 10 else "")
-        raise CheckpointError(
-            f"{rest} does not fill {architecture}: {len(missing)} tensors missing and {len(unlike)} of another shape, "
-            f"of {len(own)} ({listed})"
-        )
-    network.load_state_dict({k: stored.get(k, v) for k, v in own.items()})
+    fill(network, read_tensors(Path(rest)), rest)
     return network, features, Preprocessing(224, 0.875)
 
 
@@ -266,7 +284,7 @@ def build_backbone(name: str, architecture: str | None = None, download: bool = 
 
     Args:
         name: family, a colon, and what the family understands.
-        architecture: torchvision model name, for ``file:``.
+        architecture: torchvision model name or resnet32_cifar, for ``file:``.
         download: whether weights that are not on this machine may be fetched.
 
     Raises:
@@ -278,4 +296,6 @@ def build_backbone(name: str, architecture: str | None = None, download: bool = 
     if family not in BACKBONES:
         raise unknown_name("backbone", name, BACKBONES)
     network, features, preprocessing = BACKBONES[family](rest, architecture, download)
-    return Backbone(name, network, features, preprocessing)
+    backbone = Backbone(name, network, features, preprocessing)
+    backbone.architecture = architecture
+    return backbone

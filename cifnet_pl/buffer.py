@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cifnet_pl.errors import UsageError, unknown_name
+from cifnet_pl.selection import select_centroid, select_herding, select_kmeans
 from cifnet_pl.state import GrowingModule
+
+if TYPE_CHECKING:
+    from cifnet_pl.heads import Head
 
 
 def mix_keys(keys: Tensor, seed: int) -> Tensor:
@@ -32,7 +37,12 @@ def select_random(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
 
 
 Strategy = Callable[[Tensor, Tensor, int, int], Tensor]
-STRATEGIES: dict[str, Strategy] = {"random": select_random}
+STRATEGIES: dict[str, Strategy] = {
+    "random": select_random,
+    "herding": select_herding,
+    "kmeans": select_kmeans,
+    "centroid": select_centroid,
+}
 """Name → function (z, keys, seed, quota) → rows to keep, best first, of one class sorted by key."""
 
 STREAMING = {"random"}
@@ -83,6 +93,11 @@ class CalibrationBuffer(GrowingModule):
         self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
         self._pending_rows = 0
         self._prune_at = 4 * capacity
+
+    def _before_load(self, own: Mapping[str, Any]) -> None:
+        z = own.get("z")
+        if isinstance(z, Tensor) and z.is_floating_point():  # embeddings keep the dtype that they came in
+            self.z = self.z.to(z.dtype)
 
     @property
     def classes(self) -> list[int]:
@@ -146,6 +161,16 @@ class CalibrationBuffer(GrowingModule):
             return torch.ones(len(self.y), dtype=torch.float64, device=self.y.device)
         _, inverse, counts = torch.unique(self.y, return_inverse=True, return_counts=True)
         return torch.div(n_max, counts, rounding_mode="floor").clamp_min(1).double()[inverse]
+
+    def show_to(self, head: Head) -> None:
+        """Show the stored samples to the neurons of ``head``'s current task, oversampled (OversampleBuffer).
+
+        ``n_max`` is the largest class of that task. Call it when the task's own samples are all in ``head``.
+        """
+        if len(self.z):
+            counts = head.class_counts()
+            n_max = max(counts[label] for label in head.tasks[-1])
+            head.observe_past(self.z, self.y, self.oversampling(n_max))
 
     @torch.no_grad()
     def remove_classes(self, labels: list[int]) -> None:

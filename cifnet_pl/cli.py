@@ -1,24 +1,27 @@
-"""The command line: everything this package knows about LightningCLI and jsonargparse is in this file."""
+"""The command line of runs: everything this package knows about LightningCLI is in this file."""
 
 from __future__ import annotations
 
+import errno
 import logging
-import os
-import sys
+import signal
 import warnings
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
 from jsonargparse import Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
-from cifnet_pl import heads
+from cifnet_pl import runs
 from cifnet_pl.callbacks import (
     EnergyMonitor,
+    PredictionTable,
     RunTable,
     TaskCheckpoint,
     TaskMetrics,
@@ -26,36 +29,68 @@ from cifnet_pl.callbacks import (
     TrajectoryPlot,
 )
 from cifnet_pl.callbacks.checkpoint import AtomicCheckpointIO
+from cifnet_pl.commands import COMMANDS
 from cifnet_pl.data import CIFNetDataModule
+from cifnet_pl.data.images import first_line
 from cifnet_pl.distributed import check_strategy, register_strategy
-from cifnet_pl.errors import CheckpointError, UsageError, unknown_name
-from cifnet_pl.learner import TaskModule
+from cifnet_pl.errors import CifnetError, UsageError, unknown_name
+from cifnet_pl.parsing import DEFAULT_HEAD, OneSentence, buried_error, with_clean_heads
 from cifnet_pl.storage import write_text
 
 LOG_FOLDER = "lightning_logs"
+DEFAULT_MODEL = {
+    "class_path": "cifnet_pl.CIFNetModule",
+    "init_args": {"head": {"class_path": f"cifnet_pl.heads.{DEFAULT_HEAD}"}},
+}
 TRAINER_DEFAULTS: dict[str, Any] = {
     "num_sanity_val_steps": 0,
     "reload_dataloaders_every_n_epochs": 1,
     "use_distributed_sampler": False,
     "log_every_n_steps": 1,
     "enable_model_summary": False,
+    "logger": False,
     "callbacks": None,
 }
+PRECISIONS = ("32-true", "32", "bf16-mixed", "bf16", "16-mixed", "16")
+"""Of the backbone; the statistics keep their own."""
+SUMMARIES = {
+    "fit": "Learn all tasks of a data source, one after the other, and evaluate after each.",
+    "validate": "Evaluate a checkpoint on the held-out images of all classes that it has learned.",
+    "test": "The same as validate: a class-incremental run has one held-out set.",
+    "predict": "Predict the held-out images of all classes learned, into predictions.csv of the run's folder.",
+}
+
+
+class CLIParser(OneSentence, LightningArgumentParser):
+    """Lightning's parser with short errors."""
 
 
 class SaveConfig(SaveConfigCallback):
     """Writes ``config.yaml`` atomically, without the checkpoint that the run started from: it re-runs as it is."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write the configuration when a run starts to learn."""
-        if stage == "fit" and trainer.is_global_zero and trainer.log_dir:
+        """Nothing yet: whether the run can begin at all is not known before its checkpoint is read."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the configuration when a run begins to learn; that makes its folder a run's folder."""
+        folder = trainer.log_dir  # asks all processes
+        if trainer.is_global_zero and folder:
             config = self.config.clone()
-            config.pop("ckpt_path", None)
-            write_text(Path(trainer.log_dir) / "config.yaml", self.parser.dump(config, skip_none=False))
+            for key in ("ckpt_path", "weights_only"):
+                config.pop(key, None)
+            write_text(Path(folder) / "config.yaml", self.parser.dump(config, skip_none=False))
 
 
 class CIFNetCLI(LightningCLI):
     """``fit``, ``validate``, ``test`` and ``predict`` from YAML files and options."""
+
+    def setup_parser(
+        self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]
+    ) -> None:
+        """Describe the sub-commands in this package's words."""
+        super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
+        for choice in cast(Any, self.parser)._subcommands_action._choices_actions:
+            choice.help = SUMMARIES[choice.dest]
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the experiment's name, the energy options, and derive what need not be said twice."""
@@ -64,7 +99,7 @@ class CIFNetCLI(LightningCLI):
         parser.add_lightning_class_args(EnergyMonitor, "energy")
         parser.add_lightning_class_args(TaskCheckpoint, "checkpoint")
         parser.link_arguments("data", "trainer.max_epochs", lambda data: data.n_tasks, apply_on="instantiate")
-        parser.set_defaults({"trainer.logger": False, "model": {"class_path": "cifnet_pl.CIFNetModule"}})
+        parser.set_defaults({"model": DEFAULT_MODEL})
 
     def _parse_ckpt_path(self) -> None:
         """Never let a checkpoint override the given settings: the module compares both and says what differs."""
@@ -79,143 +114,74 @@ class CIFNetCLI(LightningCLI):
                 if options is not None and "seed" in options:
                     options["seed"] = seed
         check_strategy(config.trainer.strategy)
-        if str(config.trainer.precision) in ("bf16-true", "16-true", "transformer-engine"):
+        if config.trainer.precision is not None and str(config.trainer.precision) not in PRECISIONS:
             raise UsageError(
-                f"precision {config.trainer.precision} would cast the statistics: use bf16-mixed or 16-mixed"
+                f"precision {config.trainer.precision} would cast the statistics: use {', '.join(PRECISIONS)}"
             )
-        self.run_folder = self._place_run(config)
+        self.place = self._place_run(config)
+        config["ckpt_path"] = str(self.place.checkpoint) if self.place.checkpoint else None
+        if self.place.news:
+            print(self.place.news, flush=True)
 
     @property
     def _own(self) -> Namespace:
         return cast(Namespace, self.config[self.subcommand] if self.subcommand else self.config)
 
-    def _place_run(self, config: Namespace) -> Path:
-        """A fresh ``version_N``, or the newest one for ``--ckpt_path last``, whose checkpoint is then named."""
-        base = Path(str(config.logs)) / str(config.experiment)
-        if Path(config.experiment).name != config.experiment:
-            raise UsageError(f"experiment '{config.experiment}' is not a plain name")
-        versions = sorted(_versions(base))
-        if config.get("ckpt_path") != "last":
-            if config.get("ckpt_path") and not Path(config.ckpt_path).is_file():
-                raise CheckpointError(f"no checkpoint at {config.ckpt_path}")
-            return _folder_of_rank_zero(base, versions)
-        checkpoints = [base / f"version_{v}" / "checkpoints" / "last.ckpt" for v in versions]
-        if self.subcommand != "fit":
-            present = [path for path in checkpoints if path.is_file()]
-            if not present:
-                raise CheckpointError(f"no run of experiment '{config.experiment}' with a checkpoint in {base}")
-            self._set_checkpoint(present[-1])
-            return present[-1].parent.parent
-        if not versions:
-            print(
-                f"no run of experiment '{config.experiment}' in {config.logs}: starting with task 1",
-                flush=True,
-            )
-            self._set_checkpoint(None)
-            return _folder_of_rank_zero(base, versions)
-        if not checkpoints[-1].is_file():
-            print(f"{checkpoints[-1].parent.parent} has no checkpoint yet: starting with task 1", flush=True)
-        self._set_checkpoint(checkpoints[-1] if checkpoints[-1].is_file() else None)
-        return checkpoints[-1].parent.parent
+    def _place_run(self, config: Namespace) -> runs.Place:
+        base = runs.experiment_folder(str(config.logs), str(config.experiment))
+        if self.subcommand == "fit":
+            return runs.place_fit(base, config.get("ckpt_path"))
+        configs = [Path(str(path)) for path in config.get("config") or []]
+        return runs.place_evaluation(base, config.get("ckpt_path"), configs)
 
-    def _set_checkpoint(self, path: Path | None) -> None:
-        self._own["ckpt_path"] = str(path) if path else None
+    def before_fit(self) -> None:
+        """Refuse a place that cannot be written to before anything is computed."""
+        runs.require_writable(self.place.folder.parent)
+
+    def instantiate_classes(self) -> None:
+        """Build everything; an error of this package reaches the user as it is, not as jsonargparse reports it."""
+        try:
+            super().instantiate_classes()
+        except (ValueError, TypeError) as error:
+            raise buried_error(error) or error from None
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Add the logger and the atomic checkpoint writer."""
-        folder = self.run_folder
-        logger = TensorBoardLogger(
-            folder.parent.parent, name=folder.parent.name, version=folder.name, default_hp_metric=False
-        )
-        plugins = self._get(self.config_init, "trainer").get("plugins") or []
-        plugins = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
-        return super().instantiate_trainer(**{"logger": logger, "plugins": plugins, **kwargs})
+        """Add the loggers, the table of predictions and the atomic checkpoint writer."""
+        folder, options = self.place.folder, self._get(self.config_init, "trainer")
+        bar = options.get("enable_progress_bar")
+        kwargs["enable_progress_bar"] = bar = Console().is_terminal if bar is None else bar
+        self.trainer_defaults["callbacks"] = [TaskMetrics(), TrajectoryPlot(), *[TaskProgressBar()] * bar, RunTable()]
+        if self.subcommand == "fit":
+            board = TensorBoardLogger(
+                folder.parent.parent, name=folder.parent.name, version=folder.name, default_hp_metric=False
+            )
+            kwargs["logger"] = [board, *_as_list(options.get("logger"))]
+        elif self.subcommand == "predict":
+            self.trainer_defaults["callbacks"].append(PredictionTable(folder))
+        if options.get("default_root_dir") is None:
+            kwargs["default_root_dir"] = str(folder.parent)  # where Lightning puts checkpoints that SLURM asks for
+        kwargs["plugins"] = [*_as_list(options.get("plugins")), AtomicCheckpointIO()]
+        try:
+            trainer = super().instantiate_trainer(**kwargs)
+        except (ValueError, TypeError, MisconfigurationException) as error:
+            raise UsageError(f"the options of trainer do not fit: {first_line(error)}") from error
+        # The user's callbacks see a task's measurements, and what they save has them; checkpoints stay last.
+        given, callbacks = _as_list(options.get("callbacks")), cast(Any, trainer).callbacks
+        callbacks.sort(key=lambda callback: (isinstance(callback, Checkpoint), callback in given))
+        return trainer
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         # Linked values live in the instantiated configuration, the checkpoint was placed in the parsed one.
         found = super()._prepare_subcommand_kwargs(subcommand)
         found["ckpt_path"] = self._own.get("ckpt_path")
-        if "weights_only" in found:
-            found["weights_only"] = True
+        found["weights_only"] = True
+        if "return_predictions" in found:
+            found["return_predictions"] = False
         return found
 
-    def predict(self, model: LightningModule, datamodule: CIFNetDataModule, **kwargs: Any) -> None:
-        """Predict the test images of all classes seen, into ``predictions.csv`` of the run's folder."""
-        from cifnet_pl.record import to_csv
 
-        kwargs.pop("return_predictions", None)
-        results = self.trainer.predict(model, datamodule=datamodule, return_predictions=True, **kwargs)
-        assert isinstance(model, TaskModule)
-        images = datamodule.source.val
-        rows = [
-            (images.names[int(row)], datamodule.source.class_names[int(images.labels[int(row)])],
-             model.class_names[int(label)], f"{float(p):.6f}")
-            for batch in results or [] for row, label, p in zip(*batch, strict=True)
-        ]  # fmt: skip
-        target = self.run_folder / "predictions.csv"
-        write_text(target, to_csv(["file", "true_class", "class", "probability"], sorted(rows)))
-        print(f"{len(rows)} predictions in {target}")
-
-
-def _versions(base: Path) -> list[int]:
-    if not base.is_dir():
-        return []
-    names = [entry.name.removeprefix("version_") for entry in base.iterdir() if entry.name.startswith("version_")]
-    return [int(name) for name in names if name.isdigit()]
-
-
-FOLDER_VARIABLE = "CIFNET_RUN_FOLDER"
-
-
-def _folder_of_rank_zero(base: Path, versions: list[int]) -> Path:
-    """A fresh version folder; processes that Lightning starts later inherit the first one's choice."""
-    if "LOCAL_RANK" in os.environ and FOLDER_VARIABLE in os.environ:
-        return Path(os.environ[FOLDER_VARIABLE])
-    folder = base / f"version_{max(versions, default=-1) + 1}"
-    os.environ[FOLDER_VARIABLE] = str(folder)
-    return folder
-
-
-# ---------------------------------------------------------------------- checks before parsing
-
-
-def check_names(args: list[str]) -> None:
-    """Check the names of heads in options and YAML files first: jsonargparse would answer with a wall of text.
-
-    Raises:
-        UsageError: an unknown head, with the nearest names; a configuration file that is missing or not YAML.
-    """
-    for i, arg in enumerate(args):
-        key, _, value = arg.partition("=")
-        value = value or (args[i + 1] if i + 1 < len(args) else "")
-        if key in ("--config", "-c"):
-            _check_head(_head_of(_read_yaml(Path(value))))
-        elif key in ("--model.head", "--model.init_args.head"):
-            _check_head(value)
-
-
-def _read_yaml(path: Path) -> Any:
-    if not path.is_file():
-        raise UsageError(f"configuration file {path} does not exist")
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"configuration file {path} is not YAML: {' '.join(str(error).split())}") from error
-
-
-def _head_of(config: Any) -> Any:
-    for key in ("model", "init_args", "head"):
-        inner = config.get(key) if isinstance(config, dict) else None
-        if key == "init_args" and inner is None:
-            continue
-        config = inner
-    return config.get("class_path") if isinstance(config, dict) else config
-
-
-def _check_head(name: Any) -> None:
-    known = [n for n in heads.__all__ if n != "Head"]
-    if isinstance(name, str) and "." not in name and not name.startswith(("{", "-")) and name not in known:
-        raise unknown_name("head", name, known)
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value in (None, False, True) else [value]
 
 
 def run(args: list[str]) -> None:
@@ -224,46 +190,83 @@ def run(args: list[str]) -> None:
     Raises:
         CifnetError: bad input; any other exception is a fault of the package.
     """
-    from cifnet_pl.commands import COMMANDS, run_command
-
-    if args and args[0] in COMMANDS:
-        run_command(args[0], args[1:])
-        return
-    check_names(args)
+    if args and not args[0].startswith("-") and args[0] not in SUMMARIES:
+        raise unknown_name("sub-command", args[0], [*SUMMARIES, *COMMANDS])
     _quieten()
     register_strategy()
-    bar: list[Any] = [TaskProgressBar()] if Console().is_terminal else []
+    try:
+        _run_lightning(with_clean_heads(args), [*COMMANDS])
+    except SIGTERMException as error:  # Lightning lets it pass for success
+        raise SystemExit(128 + signal.SIGTERM) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+            raise
+        raise CifnetError(
+            f"cannot write {error.filename or 'into the folder of the run'}: {error.strerror}; "
+            "make room, then the same command with --ckpt_path last goes on"
+        ) from error
+
+
+def _run_lightning(args: list[str], others: list[str]) -> None:
     CIFNetCLI(
         LightningModule,
         CIFNetDataModule,
         save_config_callback=SaveConfig,
         subclass_mode_model=True,
         seed_everything_default=1,
-        trainer_defaults={
-            **TRAINER_DEFAULTS,
-            "enable_progress_bar": bool(bar),
-            "callbacks": [TaskMetrics(), TrajectoryPlot(), RunTable(), *bar],
+        trainer_defaults=dict(TRAINER_DEFAULTS),
+        parser_class=CLIParser,
+        parser_kwargs={
+            "prog": "cifnet",
+            "description": "Class-incremental learning without training: a frozen backbone and a closed-form head.",
+            "epilog": f"Other commands, each with --help: {', '.join(others)}." if others else None,
+            **{name: {"description": text} for name, text in SUMMARIES.items()},
         },
         auto_configure_optimizers=False,
-        args=None if args == sys.argv[1:] else args,
+        args=args,
     )
 
 
+QUIET_WARNINGS = (
+    r".*does not have many workers.*",
+    r".*in eval mode at the start of training.*",
+    r".*configure_optimizers.*returned.*None.*",
+    r".*GPU available but not used.*",
+    r".*isinstance\(treespec, LeafSpec\).*",
+    r".*smaller than the logging interval.*",
+    r".*LightningCLI's args parameter.*",
+    r".*Couldn't infer the batch indices.*",
+    r".*Total length of .* across ranks is zero.*",
+)
+QUIET_NEWS = (
+    "`Trainer.fit` stopped",
+    "💡 Tip",
+    "TPU available",
+    "HPU available",
+    "GPU available",
+    "Seed set to",
+    "Restoring states from",
+    "Restored all states",
+    "Loaded model weights",
+    "Initializing distributed",
+    "distributed_backend=",
+)
+RANK_ZERO_LOGGERS = (
+    "lightning.pytorch.utilities.rank_zero",
+    "lightning.fabric.utilities.rank_zero",
+    "lightning.fabric.utilities.seed",
+    "lightning.fabric.utilities.distributed",
+)
+
+
 def _quieten() -> None:
-    """Silence advice that is wrong for a run without gradients."""
-    for message in (
-        r".*does not have many workers.*",
-        r".*in eval mode at the start of training.*",
-        r".*configure_optimizers.*returned.*None.*",
-        r".*GPU available but not used.*",
-        r".*isinstance\(treespec, LeafSpec\).*",
-        r".*smaller than the logging interval.*",
-        r".*LightningCLI's args parameter.*",
-    ):
+    """Silence advice that is wrong for a run without gradients, and news that the run's own lines tell better."""
+    for message in QUIET_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_news)
+    for name in RANK_ZERO_LOGGERS:
+        logging.getLogger(name).addFilter(_is_news)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
     text = record.getMessage()
-    return not any(part in text for part in ("`Trainer.fit` stopped", "💡 Tip", "TPU available", "HPU available"))
+    return not any(part in text for part in QUIET_NEWS)

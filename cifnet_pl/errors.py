@@ -48,7 +48,8 @@ class NonFiniteError(CifnetError):
 def unknown_name(kind: str, given: str, known: Iterable[str]) -> UsageError:
     """An error for an unknown name of a ``kind`` ("head", "backbone", …) that lists the nearest known ones."""
     names = sorted(known)
-    near = difflib.get_close_matches(given, names, n=3, cutoff=0.5)
+    near = sorted((name for name in names if given and given.lower() in name.lower()), key=len)[:3]
+    near = near or difflib.get_close_matches(given, names, n=3, cutoff=0.5)
     listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are: {listed}"
     return UsageError(f"unknown {kind} '{given}': {hint}")

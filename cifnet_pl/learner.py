@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torchmetrics.classification import MulticlassCalibrationError
 
-from cifnet_pl.backbones import Preprocessing
+from cifnet_pl.backbones import Backbone
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.errors import CheckpointError, CifnetError, UsageError
@@ -39,12 +39,14 @@ class TaskModule(LightningModule):
     Attributes:
         class_names: name of each label 0, 1, …; append-only, so that a class added later never shifts another.
         learned_tasks: class names of each task begun, in order.
+        backbone: set by subclasses; says how the data module must prepare images.
         evaluation: result of the last evaluation.
         solve_seconds: time that ``finish_task`` took for the last task.
     """
 
     class_names: list[str]
     learned_tasks: list[list[str]]
+    backbone: Backbone
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,14 +57,9 @@ class TaskModule(LightningModule):
         self._accuracy: ClassAccuracy | None = None
         self._calibration: MulticlassCalibrationError | None = None
         self._evaluation_start = 0.0
-        self._under_way = False
+        self._under_way = self._closing = False
 
     # ------------------------------------------------------------------ for subclasses
-
-    @property
-    def preprocessing(self) -> Preprocessing:
-        """What the data module must prepare images for."""
-        raise CifnetError(f"{type(self).__name__} does not say how its images are prepared")
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Make room for the classes of a new task."""
@@ -101,6 +98,11 @@ class TaskModule(LightningModule):
         """The data module that feeds this module."""
         return cast(CIFNetDataModule, cast(Any, self.trainer).datamodule)
 
+    @property
+    def tasks_finished(self) -> int:
+        """Number of tasks learned to their end."""
+        return len(self.learned_tasks) - self._under_way
+
     def configure_optimizers(self) -> list[Any]:
         """No optimizer: nothing here is trained by gradients."""
         return []
@@ -119,17 +121,22 @@ class TaskModule(LightningModule):
         start = len(self.class_names)
         self.class_names += names
         self.learned_tasks.append(names)
-        self._under_way = True
+        self._under_way, self._closing = True, False
         self.begin_task(names, list(range(start, len(self.class_names))))
 
     def on_train_epoch_end(self) -> None:
         """Finish the task, count it as one optimizer step, evaluate."""
         start = time.perf_counter()
+        self.close_task()
         self.finish_task()
         self.solve_seconds = time.perf_counter() - start
-        self._under_way = False
+        self._under_way = self._closing = False
         self._count_step()
         self._evaluate()
+
+    def close_task(self) -> None:
+        """From here until the task is finished its state is neither old nor new; no run can go on from there."""
+        self._closing = True
 
     def _count_step(self) -> None:
         # Without an optimizer global_step stays 0, and Lightning's ModelCheckpoint silently saves nothing.
@@ -143,6 +150,7 @@ class TaskModule(LightningModule):
         trainer.validating = True
         trainer.fit_loop.epoch_loop.val_loop.run()
         trainer.training = True
+        self.data.share_collected()
 
     # ------------------------------------------------------------------ evaluation
 
@@ -170,7 +178,8 @@ class TaskModule(LightningModule):
         """Turn the counts of all processes into A_k, per-task accuracies and ECE."""
         assert self._accuracy is not None
         assert self._calibration is not None
-        correct, total = (counts.tolist() for counts in self._accuracy.compute())
+        # torchmetrics makes a scalar of the single count of a first task with one class.
+        correct, total = (counts.reshape(-1).tolist() for counts in self._accuracy.compute())
         tasks, start = [], 0
         for names in self.learned_tasks:
             part = slice(start, start + len(names))
@@ -181,7 +190,7 @@ class TaskModule(LightningModule):
         seconds = time.perf_counter() - self._evaluation_start
         self.evaluation = Evaluation(accuracy, tasks, ece, seconds)
         if accuracy is not None:
-            self.log("A_k", accuracy, prog_bar=True, logger=False)
+            self.log("A_k", accuracy, prog_bar=True, logger=False, sync_dist=True)  # the same on all processes
 
     on_test_epoch_start = on_validation_epoch_start
     test_step = validation_step
@@ -199,6 +208,7 @@ class TaskModule(LightningModule):
         checkpoint["cifnet"] = {
             "format": FORMAT,
             "under_way": self._under_way,
+            "closing": self._closing,
             "class_names": list(self.class_names),
             "task_sizes": [len(names) for names in self.learned_tasks],
             "settings": self.settings(),
@@ -208,28 +218,24 @@ class TaskModule(LightningModule):
         """Check that the checkpoint belongs to this module, and take over its class map.
 
         Raises:
-            CheckpointError: another format, module, backbone, head or buffer than this run's.
+            CheckpointError: another format, module, backbone, head or buffer than this run's; a damaged one; one
+                that holds weights only, or was written while a task was being solved, where a run is to go on.
         """
-        stored = checkpoint.get("cifnet")
-        if not isinstance(stored, dict) or stored.get("format") != FORMAT:
-            raise CheckpointError(
-                f"the checkpoint is not one of this version of cifnet_pl (format {FORMAT}): "
-                f"found {stored.get('format') if isinstance(stored, dict) else 'a plain Lightning checkpoint'}"
-            )
-        own, other = _flat(self.settings()), _flat(stored["settings"])
-        different = [key for key in own if own[key] != other.get(key)]
-        if different:
-            key = different[0]
-            raise CheckpointError(
-                f"the checkpoint was made with {key} = {other.get(key)}, this run has {own[key]}: "
-                "use the same settings, or start a new experiment"
-            )
+        stored = _read_stored(checkpoint)
+        require_same(self.settings(), stored["settings"])
         self.class_names = list(stored["class_names"])
         names = iter(self.class_names)
         self.learned_tasks = [[next(names) for _ in range(size)] for size in stored["task_sizes"]]
         self._under_way = stored["under_way"]
-        if self._under_way and "loops" in checkpoint:
-            _rewind_loops(checkpoint["loops"]["fit_loop"])
+        goes_on = self._trainer is not None and self.trainer.state.fn == "fit"
+        if stored["closing"] or (self._under_way and not goes_on):
+            what = "while it was being solved" if stored["closing"] else "in its middle: fit can go on from it, else"
+            raise CheckpointError(
+                f"the checkpoint does not hold task {len(self.learned_tasks)}, it was written {what}; "
+                "use another one, such as last.ckpt of the run's folder"
+            )
+        if goes_on:
+            _set_loops(checkpoint, self.tasks_finished)
 
     def _rewind_task(self) -> None:
         """Take back a task that a mid-epoch checkpoint (a signal, a SLURM requeue) caught under way."""
@@ -241,25 +247,66 @@ class TaskModule(LightningModule):
             self._under_way = False
 
 
-def _rewind_loops(fit_loop: dict[str, Any]) -> None:
-    """Put Lightning's counters back to the start of the epoch; resumed as they are, they would skip its hooks."""
-    epochs = fit_loop["epoch_progress"]
-    for count in (epochs["current"], epochs["total"]):
-        count["ready"] = count["started"] = count["completed"] = count["processed"]
-    for name, progress in fit_loop.items():
-        if name.startswith("epoch_loop.") and name.endswith("batch_progress"):
-            done = dict(progress["current"])
-            for key in progress["current"]:
-                progress["total"][key] -= done[key]
-                progress["current"][key] = 0
-            progress["is_last_batch"] = False
+def _read_stored(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """What :meth:`TaskModule.on_save_checkpoint` added, checked; CheckpointError if it is not as written there."""
+    stored = checkpoint.get("cifnet")
+    if not isinstance(stored, dict) or stored.get("format") != FORMAT:
+        raise CheckpointError(
+            f"the checkpoint is not one of this version of cifnet_pl (format {FORMAT}): "
+            f"found {stored.get('format') if isinstance(stored, dict) else 'a plain Lightning checkpoint'}"
+        )
+    names, sizes = stored.get("class_names"), stored.get("task_sizes")
+    whole = (
+        isinstance(stored.get("settings"), dict)
+        and all(isinstance(stored.get(flag), bool) for flag in ("under_way", "closing"))
+        and isinstance(names, list)
+        and all(isinstance(name, str) for name in names)
+        and len(set(names)) == len(names)
+        and isinstance(sizes, list)
+        and all(type(size) is int and size > 0 for size in sizes)
+        and sum(sizes) == len(names)
+        and (bool(sizes) or not stored["under_way"])
+    )
+    if not whole:
+        raise CheckpointError("the checkpoint is damaged: its list of classes and tasks does not make sense")
+    return stored
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _set_loops(checkpoint: Mapping[str, Any], tasks: int) -> None:
+    """Set Lightning's counters to ``tasks`` finished epochs, whichever hook the checkpoint was written in.
+
+    Resumed as they are, counters of a task that was under way would skip its hooks and its first batches.
+    """
+    try:
+        fit_loop = checkpoint["loops"]["fit_loop"]
+        for counts in (fit_loop["epoch_progress"]["current"], fit_loop["epoch_progress"]["total"]):
+            counts.update(dict.fromkeys(("ready", "started", "processed", "completed"), tasks))
+        batches = fit_loop["epoch_loop.batch_progress"]
+        batches["current"].update(dict.fromkeys(batches["current"], 0))
+        batches["is_last_batch"] = False
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            "the checkpoint holds weights only, or is damaged: a run can be evaluated with it, but not go on"
+        ) from error
+
+
+def require_same(own: Mapping[str, Any], stored: Any) -> None:
+    """Raise CheckpointError, naming the first difference, unless all of ``own`` is ``stored`` in a checkpoint too."""
+    ours, other = flat_settings(own), flat_settings(stored) if isinstance(stored, Mapping) else {}
+    for key, value in ours.items():
+        if value != other.get(key):
+            raise CheckpointError(
+                f"the checkpoint was made with {key} = {other.get(key)}, this run has {value}: "
+                "use the same settings, or start a new experiment"
+            )
+
+
+def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one level, ``{"head": {"ridge": 1}}`` → ``{"head.ridge": 1}``."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
+            flat |= flat_settings(value, f"{prefix}{key}.")
         else:
             flat[prefix + key] = value
     return flat

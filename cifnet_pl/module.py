@@ -7,12 +7,13 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from cifnet_pl.backbones import Backbone, Preprocessing, build_backbone
+from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.data.loading import Batch, EmbeddingBatch, ImageBatch
-from cifnet_pl.errors import CheckpointError, NonFiniteError
+from cifnet_pl.data.images import first_line
+from cifnet_pl.data.loading import Batch, EmbeddingBatch
+from cifnet_pl.errors import CheckpointError, DataError, NonFiniteError, check_embeddings
 from cifnet_pl.heads import CIFNetHead, Head
-from cifnet_pl.learner import TaskModule
+from cifnet_pl.learner import TaskModule, require_same
 
 
 class CIFNetModule(TaskModule):
@@ -23,30 +24,26 @@ class CIFNetModule(TaskModule):
 
     Args:
         backbone: name of the frozen network, see :mod:`cifnet_pl.backbones`.
-        head: makes the head from the width of the embeddings; on the command line, a class of ``cifnet_pl.heads``.
+        head: makes the head from the width of the embeddings; on the command line, a class of ``cifnet_pl.heads``;
+            null for CIFNetHead.
         buffer: the calibration buffer, or null for none; left empty by heads that have no use for it.
-        architecture: torchvision model name, for backbone ``file:…``.
+        architecture: torchvision model name or resnet32_cifar, for backbone ``file:…``.
         download: whether weights that are not on this machine may be fetched.
     """
 
     def __init__(
         self,
         backbone: str = "embedded:efficientnet_lite0",
-        head: Callable[[int], Head] = CIFNetHead,
+        head: Callable[[int], Head] | None = None,
         buffer: CalibrationBuffer | None = None,
         architecture: str | None = None,
         download: bool = False,
     ):
         super().__init__()
-        self.backbone: Backbone = build_backbone(backbone, architecture, download)
-        self.head: Head = head(self.backbone.features)
+        self.backbone = build_backbone(backbone, architecture, download)
+        self.head: Head = (head or CIFNetHead)(self.backbone.features)
         self.buffer: CalibrationBuffer | None = buffer if self.head.uses_buffer else None
         self._reduced = False
-
-    @property
-    def preprocessing(self) -> Preprocessing:
-        """Of the backbone."""
-        return self.backbone.preprocessing
 
     def settings(self) -> dict[str, Any]:
         """Backbone, head and buffer, by everything that their tensors depend on."""
@@ -70,11 +67,7 @@ class CIFNetModule(TaskModule):
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Embed the batch and add it to the sums. Returns what the buffer's callback may keep."""
         z = self.embed(batch)
-        try:
-            self.head.observe(z, batch.label)
-        except NonFiniteError as error:
-            name = self.data.source.train.names[int(batch.row[error.rows[0]])]
-            raise NonFiniteError(f"batch {batch_idx}, image {name}: {error}", error.rows) from error
+        self.head.observe(z, batch.label)
         return {"z": z, "label": batch.label, "key": batch.key}
 
     def abort_task(self, labels: list[int]) -> None:
@@ -82,10 +75,23 @@ class CIFNetModule(TaskModule):
         self.head.abort_task()
 
     def embed(self, batch: Batch) -> Tensor:
-        """(n, d) float32 embeddings of a batch of images, or those that it brings."""
+        """(n, d) float32 embeddings of a batch: those that it brings, or of its images, offered to the cache.
+
+        Raises:
+            NonFiniteError: an embedding holds NaN or Inf; names the batch of a task, counted from 0, and the image.
+        """
         if isinstance(batch, EmbeddingBatch):
             return batch.embedding
-        return cast(Tensor, self.backbone(batch.image))
+        z = cast(Tensor, self.backbone(batch.image))
+        try:
+            check_embeddings(z, self.backbone.features)
+        except NonFiniteError as error:
+            learning, source = self.trainer.training, self.data.source
+            name = (source.train if learning else source.val).names[int(batch.row[error.rows[0]])]
+            where = f"batch {self.trainer.fit_loop.batch_idx}, " if learning else "evaluation, "
+            raise NonFiniteError(f"{where}image {name}: {error}", error.rows) from error
+        self.data.remember(batch.row, z)
+        return z
 
     def reduce_statistics(self) -> None:
         """Add this task's sums over all processes, once."""
@@ -94,8 +100,17 @@ class CIFNetModule(TaskModule):
         self._reduced = True
 
     def finish_task(self) -> None:
-        """Solve the head on the sums of all processes."""
+        """Solve the head on the sums of all processes.
+
+        Raises:
+            DataError: a class of which no image could be learned.
+        """
         self.reduce_statistics()
+        empty = [self.class_names[label] for label, count in self.head.class_counts().items() if not count]
+        if empty:
+            raise DataError(
+                f"no image of class '{empty[0]}' was learned: none could be read, or trainer options limit the batches"
+            )
         self.head.solve()
         self.head.refresh()  # evaluation follows at once; what it needs belongs to learning's time and energy
 
@@ -106,11 +121,8 @@ class CIFNetModule(TaskModule):
         return self.head.probabilities(self.backbone(images))
 
     def probabilities(self, batch: Batch) -> Tensor:
-        """Probabilities of an evaluation batch; its embeddings are kept for the tasks to come."""
-        z = self.embed(batch)
-        if isinstance(batch, ImageBatch):
-            self.data.remember(batch.row, z)
-        return self.head.probabilities(z)
+        """Probabilities of an evaluation batch."""
+        return self.head.probabilities(self.embed(batch))
 
     def state_elements(self) -> dict[str, int]:
         """Numbers kept between tasks, by component; the head's own, and the buffer's."""
@@ -134,17 +146,45 @@ class CIFNetModule(TaskModule):
 
     # ------------------------------------------------------------------ checkpoints
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what the model needs to live on without this run: how it embeds a photo."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["cifnet"] |= {
+            "backbone": self.backbone.describe(),
+            "images": self.data.describe_images(self.backbone.preprocessing),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Check besides that the run embeds a photo as the checkpoint's run did."""
+        super().on_load_checkpoint(checkpoint)
+        if self._trainer is not None:
+            images = self.data.describe_images(self.backbone.preprocessing)
+            shape = {key: images[key] for key in ("image_size", "crop_ratio")}
+            require_same(shape, checkpoint["cifnet"].get("images"))
+
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Everything but the backbone, which never changes: its hash is stored instead."""
         state = super().state_dict(*args, **kwargs)
         return {key: value for key, value in state.items() if not key.startswith("backbone.")}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load everything but the backbone."""
-        result = super().load_state_dict(state_dict, strict=False, assign=assign)
+        """Load everything but the backbone.
+
+        Raises:
+            CheckpointError: tensors are missing, of another shape, or do not fit each other.
+        """
+        try:
+            result = super().load_state_dict(state_dict, strict=False, assign=assign)
+        except (RuntimeError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"the checkpoint does not fit the head: {first_line(error)}") from error
         missing = [key for key in result.missing_keys if not key.startswith("backbone.")]
         if strict and (missing or result.unexpected_keys):
             raise CheckpointError(
                 f"the checkpoint does not fit the head: missing {missing[:3]}, unexpected {result.unexpected_keys[:3]}"
+            )
+        if self.class_names and sorted(self.head.classes) != list(range(len(self.class_names))):
+            raise CheckpointError(
+                f"the checkpoint is damaged: it names {len(self.class_names)} classes, "
+                f"but its head has learned {len(self.head.classes)}"
             )
         return result

@@ -106,10 +106,11 @@ class RunRecord:
 
 def to_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """CSV text; None is an empty cell, short rows are filled with empty cells."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    for row in rows:
+    lines = []
+    for row in (header, *rows):
         cells = ["" if value is None else value for value in row]
-        writer.writerow(cells + [""] * (len(header) - len(cells)))
-    return text.getvalue()
+        line = io.StringIO()
+        # Before Python 3.13 only characters of the line's own end are quoted, and a file name may hold either.
+        csv.writer(line, lineterminator="\r\n").writerow(cells + [""] * (len(header) - len(cells)))
+        lines.append(line.getvalue().removesuffix("\r\n") + "\n")
+    return "".join(lines)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -11,7 +11,18 @@ from cifnet_pl.errors import CheckpointError
 
 
 class GrowingModule(nn.Module):
-    """An ``nn.Module`` whose ``load_state_dict`` works into a fresh object with smaller (empty) buffers."""
+    """An ``nn.Module`` whose ``load_state_dict`` works into a fresh object with smaller (empty) buffers.
+
+    ``.to(device, dtype)`` moves it but never changes a dtype: the dtype of sums is chosen when they are made, and a
+    sum that was rounded once stays wrong.
+    """
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        def keep_dtype(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+
+        return cast(Any, super())._apply(keep_dtype, recurse)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}

@@ -6,13 +6,14 @@ statistics up to rounding. Nothing here knows about tasks, labels or Lightning.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from cifnet_pl.errors import CifnetError
+from cifnet_pl.errors import CheckpointError, CifnetError
 from cifnet_pl.state import GrowingModule
 
 GCV_GRID = torch.logspace(-7, 3, 101, dtype=torch.float64)
@@ -32,6 +33,7 @@ class Sums(GrowingModule):
         class_sums: (C, p), ``Σ_{y=c} ω x``. With a leading bias feature its first column is the class's weight.
         counts: (C,) int64, number of distinct rows of each class.
         seen: () int64, number of distinct rows in ``gram``, whether or not they belong to one of the classes.
+        mass: () ``Σ ω`` over all rows.
         class_grams: (C, p, p), ``Σ_{y=c} ω x xᵀ``; empty (0, p, p) unless ``per_class``.
     """
 
@@ -39,6 +41,7 @@ class Sums(GrowingModule):
     class_sums: Tensor
     counts: Tensor
     seen: Tensor
+    mass: Tensor
     class_grams: Tensor
 
     def __init__(self, width: int, classes: int = 0, *, per_class: bool = False, dtype: torch.dtype = torch.float64):
@@ -48,7 +51,16 @@ class Sums(GrowingModule):
         self.register_buffer("class_sums", torch.zeros(classes, width, dtype=dtype))
         self.register_buffer("counts", torch.zeros(classes, dtype=torch.int64))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mass", torch.zeros((), dtype=dtype))
         self.register_buffer("class_grams", torch.zeros(classes if per_class else 0, width, width, dtype=dtype))
+
+    def _before_load(self, own: Mapping[str, Any]) -> None:
+        gram = own.get("gram")
+        if isinstance(gram, Tensor) and gram.shape != self.gram.shape:
+            raise CheckpointError(
+                f"stored sums have a Gram matrix of shape {tuple(gram.shape)}, expected {tuple(self.gram.shape)}: "
+                "they are of embeddings of another width"
+            )
 
     @property
     def width(self) -> int:
@@ -74,11 +86,12 @@ class Sums(GrowingModule):
         with torch.autocast(x.device.type, enabled=False):
             x = x.to(self.gram.dtype)
             weighted = x if weight is None else x * weight.to(x)[:, None]
-            self.gram += weighted.T @ x
+            self.gram.addmm_(weighted.T, x)  # in place: a Gram matrix may be most of the memory
             own = index >= 0
             self.class_sums.index_add_(0, index[own], weighted[own])
             self.counts += torch.bincount(index[own], minlength=len(self.counts))
             self.seen += len(x)
+            self.mass += len(x) if weight is None else weight.to(x).sum()
             if self.per_class:
                 for c in torch.unique(index[own]).tolist():
                     self.class_grams[c] += weighted[index == c].T @ x[index == c]
@@ -87,16 +100,18 @@ class Sums(GrowingModule):
         """Add the rows of ``other`` as rows that belong to none of these classes."""
         self.gram += other.gram
         self.seen += other.seen
+        self.mass += other.mass
 
     def merge(self, other: Sums, columns: Tensor | None = None, sign: int = 1) -> None:
         """Add (``sign=1``) or subtract (``-1``) sums whose class c is this object's class ``columns[c]``."""
         device = self.gram.device
         if columns is None:
             columns = torch.arange(len(other.counts), device=device)
-        self.gram += sign * other.gram.to(device)
+        self.gram.add_(other.gram.to(device), alpha=sign)
         self.class_sums.index_add_(0, columns, sign * other.class_sums.to(device))
         self.counts.index_add_(0, columns, sign * other.counts.to(device))
         self.seen += sign * other.seen.to(device)
+        self.mass += sign * other.mass.to(device)
         if self.per_class:
             self.class_grams.index_add_(0, columns, sign * other.class_grams.to(device))
 
@@ -109,7 +124,7 @@ class Sums(GrowingModule):
 
     def reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
         """Sum over processes: call ``sum_in_place`` on every tensor, in a fixed order."""
-        for tensor in (self.gram, self.class_sums, self.counts, self.seen, self.class_grams):
+        for tensor in (self.gram, self.class_sums, self.counts, self.seen, self.mass, self.class_grams):
             sum_in_place(tensor)
 
 
@@ -124,14 +139,57 @@ def solve_ridge(gram: Tensor, moment: Tensor, penalty: Tensor) -> Tensor:
     Raises:
         CifnetError: the sum is not positive definite.
     """
-    system = gram + torch.diag(penalty.expand(len(gram)))
+    return torch.cholesky_solve(moment, factorise(gram, penalty))
+
+
+def factorise(gram: Tensor, penalty: Tensor) -> Tensor:
+    """Lower Cholesky factor (p, p) of ``gram + diag(penalty)``; arguments and error as for :func:`solve_ridge`."""
+    system = gram.clone()
+    system.diagonal().add_(penalty)
+    factor: Tensor
     factor, info = torch.linalg.cholesky_ex(system)
-    if info.item() or not torch.isfinite(factor).all():
+    # A number that is not finite anywhere in a row of the factor makes that row's diagonal element so too.
+    if info.item() or not torch.isfinite(factor.diagonal()).all():
         smallest = penalty.min().item() if penalty.ndim else penalty.item()
         raise CifnetError(
             f"the Gram matrix plus ridge {smallest:g} is not positive definite: use a larger ridge, or ridge: gcv"
         )
-    return torch.cholesky_solve(moment, factor)
+    return factor
+
+
+def solve_gcv(gram: Tensor, moment: Tensor, target_energy: Tensor, samples: int, free: int = 0) -> tuple[Tensor, float]:
+    """``(gram + λI)⁻¹ moment`` and the λ that :func:`gcv_ridge` chooses, from one eigendecomposition.
+
+    Args:
+        gram: (p, p) symmetric positive semi-definite.
+        moment: (p, C).
+        target_energy: () sum of the squared targets.
+        samples: number of distinct samples.
+        free: parameters of each class that are fitted without penalty, and are already out of the sums.
+
+    Raises:
+        CifnetError: the sums overflowed.
+    """
+    eigenvalues, vectors = spectrum(gram, samples - free)
+    rotated = torch.where(eigenvalues[:, None] > 0, vectors.T @ moment, 0)
+    ridge = gcv_ridge(eigenvalues, rotated.square().sum(dim=1), target_energy, samples, free)
+    return vectors @ (rotated / (eigenvalues + ridge)[:, None]), ridge
+
+
+def spectrum(gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (p,), ascending, and eigenvectors (p, p) in columns of a Gram matrix of rank at most ``rank``.
+
+    Eigenvalues beyond that rank, and those below the precision, hold only rounding: they are zero here.
+
+    Raises:
+        CifnetError: the sums overflowed.
+    """
+    if not torch.isfinite(gram.trace()):
+        raise CifnetError(f"the Gram matrix overflowed {gram.dtype}: scale the embeddings down, or use dtype: float64")
+    eigenvalues, vectors = torch.linalg.eigh(gram)
+    eigenvalues[: len(gram) - min(len(gram), rank)] = 0
+    eigenvalues[eigenvalues <= torch.finfo(gram.dtype).eps * eigenvalues[-1]] = 0
+    return eigenvalues, vectors
 
 
 @dataclass(frozen=True)
@@ -173,45 +231,44 @@ class Centred:
     def solve(self, ridge: float | str) -> tuple[Tensor, float]:
         """Weights (d+1, C) with the bias in row 0, and the ridge used.
 
-        ``ridge`` is a number added to the centred Gram matrix, or "gcv" (DESIGN: generalised cross-validation).
+        ``ridge`` is a number added to the centred Gram matrix, or "gcv" for generalised cross-validation.
         """
         if ridge == "gcv":
-            weights, chosen = self._solve_gcv()
+            weights, chosen = solve_gcv(self.gram, self.moment, self.target_energy, self.samples, free=1)
         else:
             chosen = float(ridge)
             weights = solve_ridge(self.gram, self.moment, self.gram.new_tensor(chosen))
         bias = self.target_mean - self.mean @ weights
         return torch.cat([bias[None], weights]), chosen
 
-    def _solve_gcv(self) -> tuple[Tensor, float]:
-        # One eigendecomposition serves both the choice of the ridge and the solution.
-        eigenvalues, vectors = torch.linalg.eigh(self.gram)
-        eigenvalues = eigenvalues.clamp_min(0)
-        rotated = vectors.T @ self.moment
-        ridge = gcv_ridge(eigenvalues, rotated.square().sum(dim=1), self.target_energy, self.samples)
-        return vectors @ (rotated / (eigenvalues + ridge)[:, None]), ridge
 
-
-def gcv_ridge(eigenvalues: Tensor, energy: Tensor, target_energy: Tensor, samples: int) -> float:
+def gcv_ridge(eigenvalues: Tensor, energy: Tensor, target_energy: Tensor, samples: int, free: int = 1) -> float:
     """The ridge that minimises generalised cross-validation (Golub, Heath and Wahba, 1979).
 
     ``GCV(λ) = n·RSS/(n−df)²`` with ``RSS = tr(Y_cᵀY_c) − 2Σ a_i/(e_i+λ) + Σ e_i a_i/(e_i+λ)²`` and
-    ``df = 1 + Σ e_i/(e_i+λ)``, over a log grid around the mean eigenvalue. Candidates with ``df ≥ n`` are out.
+    ``df = free + Σ e_i/(e_i+λ)``, over a log grid around the mean eigenvalue. Candidates with ``df ≥ n`` are out.
+    RSS is what no λ can fit, ``tr(Y_cᵀY_c) − Σ a_i/e_i``, plus ``Σ (a_i/e_i)·(λ/(e_i+λ))²``: with no more samples than
+    features both RSS and n − df fall to zero with λ, and the first form would leave only rounding of their ratio.
 
     Args:
-        eigenvalues: (d,) e_i ≥ 0 of the centred Gram matrix.
-        energy: (d,) a_i, squared norms of the rotated centred moment.
-        target_energy: () tr(Y_cᵀY_c).
+        eigenvalues: (d,) e_i ≥ 0 of the Gram matrix, centred where the bias is free; exactly zero beyond its rank.
+        energy: (d,) a_i, squared norms of the rotated moment, centred likewise.
+        target_energy: () tr(Y_cᵀY_c), likewise.
         samples: n, the number of distinct samples.
+        free: parameters of each class that are fitted without penalty: 1 for a free bias.
     """
     mean = eigenvalues.mean().item()
     if mean == 0.0:  # all embeddings alike: any ridge gives zero weights
         return 1.0
+    used = eigenvalues > 0
+    eigenvalues, explained = eigenvalues[used], energy[used] / eigenvalues[used]
+    spare = samples - free - len(eigenvalues)
+    unexplained = (target_energy - explained.sum()).clamp_min(0) if spare > 0 else torch.zeros_like(target_energy)
     grid = GCV_GRID.to(eigenvalues) * mean
-    shrunk = eigenvalues[None] + grid[:, None]
-    rss = target_energy - (2 * energy / shrunk).sum(1) + (eigenvalues * energy / shrunk.square()).sum(1)
-    freedom = 1 + (eigenvalues / shrunk).sum(1)
-    score = samples * rss.clamp_min(0) / (samples - freedom).square()
-    score[freedom >= samples] = torch.inf
+    left = grid[:, None] / (eigenvalues + grid[:, None])
+    rss = unexplained + (explained * left.square()).sum(1)
+    freedom = spare + left.sum(1)  # n − df
+    score = samples * rss / freedom.square()
+    score[freedom <= 0] = torch.inf
     # Ties go to the largest ridge: with nothing to fit (one class so far) the simplest solution is right.
     return grid[len(grid) - 1 - score.flip(0).argmin()].item()

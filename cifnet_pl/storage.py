@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from cifnet_pl.errors import CifnetError
+from cifnet_pl.errors import CifnetError, UsageError
 
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -44,6 +46,43 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Write strict JSON (null instead of NaN), atomically."""
     write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+@contextmanager
+def exclusive(output: Path) -> Iterator[None]:
+    """Hold the right to write ``output``, a file or a folder; the system takes it back from a killed process.
+
+    Raises:
+        UsageError: another process is writing it.
+        CifnetError: the folder that holds it cannot be written.
+    """
+    lock = output.parent / f".{output.name}.lock"
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = _take(lock)
+    except BlockingIOError:
+        raise UsageError(f"another process is writing {output}: wait for it, or choose another output") from None
+    except OSError as error:
+        raise CifnetError(f"cannot write {output}: {error.strerror or error}; nothing was changed") from error
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _take(lock: Path) -> int:
+    """Descriptor of the locked file ``lock``; BlockingIOError if another process holds it."""
+    while True:
+        descriptor = os.open(lock, os.O_CREAT | os.O_RDWR, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if lock.exists() and os.path.samestat(os.fstat(descriptor), lock.stat()):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # a writer that has just finished removed the file while we were opening it
 
 
 def _umask() -> int:

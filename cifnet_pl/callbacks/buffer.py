@@ -15,12 +15,14 @@ from cifnet_pl.module import CIFNetModule
 class BufferUpdate(Callback):
     """UpdateBuffer and OversampleBuffer of the paper's Algorithm 1, around each task's solve."""
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse a task that the capacity cannot hold before its images are embedded."""
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse a run whose classes the capacity cannot hold before any image is embedded."""
         module = cast(CIFNetModule, pl_module)
-        buffer = _buffer(module)
-        buffer.discard_pending()
-        buffer.quota(len(module.class_names) + len(module.data.task_classes(module.data.task)))
+        _buffer(module).quota(len(module.data.stream(module.learned_tasks).classes()))
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the task with no candidates."""
+        _buffer(pl_module).discard_pending()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -34,12 +36,9 @@ class BufferUpdate(Callback):
         Lightning calls this before the module's own hook, which solves the head.
         """
         module, buffer = cast(CIFNetModule, pl_module), _buffer(pl_module)
+        module.close_task()
         module.reduce_statistics()
-        z, y = buffer.items()
-        if len(z):
-            counts = module.head.class_counts()
-            n_max = max(counts[label] for label in module.head.tasks[-1])
-            module.head.observe_past(z, y, buffer.oversampling(n_max))
+        buffer.show_to(module.head)
         _gather_pending(trainer, buffer)
         buffer.commit()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from cifnet_pl.callbacks.task_metrics import run_folder
 from cifnet_pl.data.images import first_line
-from cifnet_pl.errors import CheckpointError
 from cifnet_pl.storage import write_atomic
+from cifnet_pl.stored import read_checkpoint
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -21,7 +21,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write a checkpoint atomically."""
-        write_atomic(Path(path), lambda file: torch.save(checkpoint, file))
+        write_atomic(Path(path), lambda file: _save(checkpoint, file))
 
     def load_checkpoint(
         self, path: Any, map_location: Any = lambda storage, loc: storage, weights_only: bool | None = True
@@ -34,19 +34,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return read_checkpoint(Path(path), map_location)
 
 
-def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
-    """Read a checkpoint file with ``weights_only``; raises CheckpointError for anything but a whole one."""
-    if not path.is_file():
-        raise CheckpointError(f"no checkpoint at {path}: look in a run's folder for checkpoints/last.ckpt")
+def _save(checkpoint: dict[str, Any], file: IO[bytes]) -> None:
     try:
-        content = torch.load(path, map_location=map_location, weights_only=True)
-    except Exception as error:  # the unpickler fails in many ways on damaged or hostile files
-        raise CheckpointError(
-            f"cannot read checkpoint {path}, it is damaged or not a checkpoint: {first_line(error)[:200]}"
-        ) from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, expected a checkpoint")
-    return content
+        torch.save(checkpoint, file)
+    except RuntimeError as error:  # torch hides what the file system said
+        said: BaseException | None = error
+        while said is not None and not isinstance(said, OSError):
+            said = said.__context__
+        raise said or OSError(first_line(error)) from error
 
 
 class TaskCheckpoint(Checkpoint):
@@ -58,6 +53,13 @@ class TaskCheckpoint(Checkpoint):
 
     def __init__(self, every_task: bool = False):
         self.every_task = every_task
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remove what a killed process left half-written."""
+        folder = run_folder(trainer)
+        if trainer.is_global_zero and folder is not None:
+            for leftover in (folder / "checkpoints").glob(".*.ckpt.*.tmp"):
+                leftover.unlink(missing_ok=True)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save; Lightning calls this after the module's own hook, because this is a Checkpoint."""

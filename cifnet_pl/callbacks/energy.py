@@ -80,7 +80,7 @@ class EnergyMonitor(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluation is over; with several nodes, add up what their trackers read."""
         self.evaluation = self._lap()
-        if trainer.num_nodes > 1:
+        if self.enabled and trainer.num_nodes > 1:
             self.learning = _over_nodes(trainer, self.learning)
             self.evaluation = _over_nodes(trainer, self.evaluation)
 

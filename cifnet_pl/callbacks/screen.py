@@ -13,9 +13,16 @@ from cifnet_pl.callbacks.task_metrics import TaskMetrics, run_folder
 from cifnet_pl.learner import TaskModule
 from cifnet_pl.record import RunRecord
 
+LOG_WIDTH = 120
+"""Columns where there is no terminal, so that a table in a log is whole."""
+
 
 class TaskProgressBar(RichProgressBar):
     """Lightning's Rich bar with "Task k/K" for "Epoch" and the accuracy over all classes seen."""
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take the bar off the screen before the table is printed."""
+        self._stop_progress()
 
     def _get_train_description(self, current_epoch: int) -> str:
         return f"Task {current_epoch + 1}/{self.trainer.max_epochs}"
@@ -39,7 +46,7 @@ def small(value: float | None) -> str:
 def record_table(record: RunRecord, bytes_per_element: int) -> Table:
     """A row a task, then the run as a whole."""
     table = Table()
-    names = ("task", "classes", "A_k %", "Ā %", "forgot %", "ECE %", "s", "kWh", "state MB")
+    names = ("task", "classes", "A_k %", "Ā %", "forgetting %", "ECE %", "learning s", "kWh", "state MB")
     for name in names:
         table.add_column(name, justify="right")
     for row in record.rows:
@@ -61,7 +68,8 @@ class RunTable(Callback):
     """One line a task where there is no terminal to draw a bar on, and one table at the end."""
 
     def __init__(self) -> None:
-        self.console = Console()
+        console = Console()
+        self.console = console if console.is_terminal else Console(width=LOG_WIDTH)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say how the task went, unless the progress bar does."""
@@ -74,9 +82,26 @@ class RunTable(Callback):
         elif not self.console.is_terminal:
             ece = number(evaluation.ece, 1, " %")
             done = f"task {trainer.current_epoch + 1}/{trainer.max_epochs}"
-            self.console.print(f"{done}: A_k {number(evaluation.accuracy, 1, ' %')}, ECE {ece}", highlight=False)
+            self._say(f"{done}: A_k {number(evaluation.accuracy, 1, ' %')}, ECE {ece}")
 
     on_test_end = on_validation_end
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say what is going to be learned, and where its results will be."""
+        module, folder = cast(TaskModule, pl_module), run_folder(trainer)
+        if not trainer.is_global_zero:
+            return
+        stream, done = module.data.stream(module.learned_tasks), module.tasks_finished
+        what = f"{len(stream.classes())} classes in {len(stream)} tasks"
+        where = f"{trainer.world_size} x {module.device.type}" if trainer.world_size > 1 else module.device.type
+        if done == len(stream):
+            self._say(f"{what}: all are learned already, nothing is left to do")
+            return
+        start = f", going on after task {done}" if trainer.ckpt_path else ""
+        self._say(f"{what} on {where}{start}" + (f"; run folder {folder}" if folder else ""))
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, highlight=False, soft_wrap=True)
 
     def _show_evaluation(self, module: TaskModule) -> None:
         evaluation = module.evaluation
@@ -89,10 +114,21 @@ class RunTable(Callback):
         table.add_section()
         table.add_row("all", str(len(module.class_names)), number(evaluation.accuracy))
         self.console.print(table)
-        self.console.print(f"ECE {number(evaluation.ece, 1, ' %')}", highlight=False)
+        self._say(f"ECE {number(evaluation.ece, 1, ' %')}")
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Tell who interrupts a run how it goes on."""
+        done = cast(TaskModule, pl_module).tasks_finished
+        if (
+            trainer.state.fn == "fit"
+            and trainer.is_global_zero
+            and isinstance(exception, KeyboardInterrupt | SystemExit)
+        ):
+            self._say(f"stopped after task {done}: the same command with --ckpt_path last goes on from there")
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the table and where everything is."""
+        folder = run_folder(trainer)  # asks all processes
         found = [c for c in cast(Any, trainer).callbacks if isinstance(c, TaskMetrics)]
         if not trainer.is_global_zero or not found or not found[0].record.rows:
             return
@@ -107,7 +143,7 @@ class RunTable(Callback):
             f"forgetting {number(s['forgetting'])}   ECE {number(s['ece'], 1, ' %')}",
             f"learning {s['train_seconds']:.1f} s, {energy}; evaluation {s['eval_seconds']:.1f} s",
             f"state {s['state_elements'] * size / 1e6:.2f} MB ({s['state_elements']:,} numbers)",
-            f"run folder {run_folder(trainer)}",
+            f"run folder {folder}",
         ]
         for line in lines:
-            self.console.print(line, highlight=False, soft_wrap=True)
+            self._say(line)

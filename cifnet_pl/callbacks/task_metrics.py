@@ -11,9 +11,11 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
 
 from cifnet_pl.callbacks.energy import EnergyMonitor
-from cifnet_pl.learner import TaskModule
+from cifnet_pl.errors import CheckpointError
+from cifnet_pl.learner import TaskModule, flat_settings
 from cifnet_pl.metrics import average_accuracy, forgetting
 from cifnet_pl.record import RunRecord, TaskRow
 
@@ -30,15 +32,23 @@ class TaskMetrics(Callback):
         self._train_seconds = 0.0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A run that goes on with more tasks is not whole any more."""
-        folder = run_folder(trainer)
-        stale = folder / "summary.json" if folder else None
-        unfinished = len(self.record.rows) < (trainer.max_epochs or 0)
-        if trainer.is_global_zero and stale is not None and unfinished:
-            stale.unlink(missing_ok=True)
+        """Check that the checkpoint that the run starts from has measured all that it has learned.
+
+        Raises:
+            CheckpointError: it has not.
+        """
+        learned, measured = cast(TaskModule, pl_module).tasks_finished, len(self.record.rows)
+        if learned != measured:
+            raise CheckpointError(
+                f"the checkpoint has learned {learned} tasks but holds measurements of {measured}: "
+                "go on from another one, such as last.ckpt of the run's folder"
+            )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A task begins."""
+        """A task begins; a run that goes on with more tasks is not whole any more."""
+        folder = run_folder(trainer)
+        if trainer.is_global_zero and folder is not None:
+            (folder / "summary.json").unlink(missing_ok=True)
         self._start = time.perf_counter()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -63,14 +73,27 @@ class TaskMetrics(Callback):
         whole = len(self.record.rows) == trainer.max_epochs
         if trainer.is_global_zero and folder is not None and whole and self.record.rows:
             self.record.write_summary(folder, **about(cast(TaskModule, pl_module)))
+            self._log_hyperparameters(trainer, cast(TaskModule, pl_module))
+
+    def _log_hyperparameters(self, trainer: Trainer, module: TaskModule) -> None:
+        """TensorBoard's table of runs: settings beside the final metrics."""
+        summary = self.record.summary()
+        names = ("A_K", "A_bar", "forgetting", "state_elements")
+        metrics = {f"final/{name}": summary[name] for name in names if summary[name] is not None}
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.log_hyperparams(flat_settings(module.settings()), metrics)
 
     def state_dict(self) -> dict[str, Any]:
         """The record, for the checkpoint."""
         return self.record.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the record of the checkpoint."""
-        self.record = RunRecord.from_state_dict(state_dict)
+        """Take over the record of the checkpoint; CheckpointError if it is damaged."""
+        try:
+            self.record = RunRecord.from_state_dict(state_dict)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError("the checkpoint is damaged: its measurements cannot be read") from error
 
     def _add_row(self, module: TaskModule, monitor: EnergyMonitor | None) -> None:
         evaluation, record = module.evaluation, self.record
@@ -112,6 +135,8 @@ def about(module: TaskModule) -> dict[str, Any]:
     seed = os.environ.get("PL_GLOBAL_SEED")
     return {
         **module.describe(),
+        "state_components": module.state_elements(),
+        "image_size": module.data.image_shape(module.backbone.preprocessing)[0],
         "seed": int(seed) if seed else None,
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
         "device": torch.cuda.get_device_name() if module.device.type == "cuda" else platform.machine(),

@@ -1,6 +1,21 @@
 """Where images come from, and in which order their classes are learned."""
 
-from cifnet_pl.data.datamodule import CIFNetDataModule
-from cifnet_pl.data.tasks import TaskStream
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cifnet_pl.data.datamodule import CIFNetDataModule
+    from cifnet_pl.data.tasks import TaskStream
 
 __all__ = ["CIFNetDataModule", "TaskStream"]
+
+_HOME = {"CIFNetDataModule": "cifnet_pl.data.datamodule", "TaskStream": "cifnet_pl.data.tasks"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: reading images needs no Lightning."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

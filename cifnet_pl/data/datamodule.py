@@ -14,17 +14,20 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from cifnet_pl.backbones import Preprocessing
+from cifnet_pl.backbones import Backbone, Preprocessing
+from cifnet_pl.data.cache import EmbeddingCache, pipeline_key
+from cifnet_pl.data.image_sets import ImageSet, SourceOptions
 from cifnet_pl.data.loading import (
     Batch,
-    EvaluationLoader,
     EvaluationMemory,
     ImageBatch,
     ImageLoader,
     SquareDataset,
+    Store,
+    StoredLoader,
     shard_batches,
 )
-from cifnet_pl.data.sources import ImageSet, SourceOptions, build_source
+from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.tasks import ClassOrder, TaskStream
 from cifnet_pl.errors import DataError, UsageError
 
@@ -36,14 +39,15 @@ class TaskLearner(Protocol):
 
     class_names: list[str]
     learned_tasks: list[list[str]]
-    preprocessing: Preprocessing
+    backbone: Backbone
 
 
 class CIFNetDataModule(LightningDataModule):
     """Feeds task k in epoch k; evaluates on the test images of all classes seen so far.
 
     Args:
-        source: ``digits``, ``folder``, ``cifar100`` or ``torchvision:<data set>``.
+        source: ``digits``, ``folder``, ``cifar100``, ``imagenet100``, ``tinyimagenet``, ``core50`` or
+            ``torchvision:<data set>``.
         root: folder of the data.
         classes_per_task: number of new classes of each task, or a list with one number a task.
         initial_classes: number of classes of a larger first task, or null.
@@ -57,6 +61,9 @@ class CIFNetDataModule(LightningDataModule):
         download: whether a torchvision set may be fetched.
         on_corrupt: "error" to stop at an unreadable image, "skip" to leave it out and count it.
         memory_mb: bound in megabytes on evaluation embeddings kept between tasks.
+        cache: whether to keep all embeddings on disk, so that a later run never embeds the same image again.
+        cache_folder: where.
+        options: of one source alone: ``stride`` and ``test_sessions`` of core50, ``class_list`` of imagenet100.
     """
 
     def __init__(
@@ -75,6 +82,9 @@ class CIFNetDataModule(LightningDataModule):
         download: bool = False,
         on_corrupt: str = "error",
         memory_mb: float = 1024.0,
+        cache: bool = False,
+        cache_folder: str = "~/.cache/cifnet_pl",
+        options: dict[str, Any] | None = None,
     ):
         super().__init__()
         if on_corrupt not in ("error", "skip"):
@@ -83,14 +93,18 @@ class CIFNetDataModule(LightningDataModule):
             raise UsageError(f"batch_size is {batch_size}, max_tasks {max_tasks}: expected at least 1")
         if image_size is not None and image_size < 1:
             raise UsageError(f"image_size is {image_size}, expected at least 1 pixel, or null")
-        options = SourceOptions(Path(root) if root else None, val_fraction, split_seed, download)
+        if (num_workers is not None and num_workers < 0) or memory_mb < 0:
+            raise UsageError(f"num_workers is {num_workers}, memory_mb {memory_mb:g}: expected at least 0")
+        own = SourceOptions(Path(root) if root else None, val_fraction, split_seed, download, options or {})
         self.source_name = source
-        self.source = build_source(source, options)
+        self.source = build_source(source, own)
+        self._held_back = [val_fraction, split_seed]
         self.class_order: ClassOrder = class_order
         self.classes_per_task, self.initial_classes = classes_per_task, initial_classes
         self.max_tasks, self.image_size, self.batch_size = max_tasks, image_size, batch_size
         self.num_workers = min(len(os.sched_getaffinity(0)), 16) if num_workers is None else num_workers
         self.on_corrupt, self.memory_mb = on_corrupt, memory_mb
+        self.cache_folder = Path(cache_folder).expanduser() if cache else None
         self.skipped: list[str] = []
         self._labels = torch.zeros(0, dtype=torch.int64)
         self._planned: tuple[int, TaskStream] | None = None
@@ -119,11 +133,12 @@ class CIFNetDataModule(LightningDataModule):
         return int(self.trainer.current_epoch)
 
     def task_classes(self, task: int) -> list[str]:
-        """Class names that ``task`` introduces."""
+        """Class names that ``task`` introduces; none after the last."""
         learned = self.learner.learned_tasks
         if self._planned is None or self._planned[0] != min(len(learned), task):
             self._planned = (min(len(learned), task), self.stream(learned[:task]))
-        return list(self._planned[1].tasks[task])
+        tasks = self._planned[1].tasks
+        return list(tasks[task]) if task < len(tasks) else []  # Lightning asks once more after the last
 
     def class_counts(self, names: Iterable[str]) -> list[int]:
         """Number of training images of each class, unreadable ones included."""
@@ -140,44 +155,80 @@ class CIFNetDataModule(LightningDataModule):
 
     # ------------------------------------------------------------------ loaders
 
-    def train_dataloader(self) -> ImageLoader:
-        """Images of the current task, this process's exact share."""
+    def train_dataloader(self) -> StoredLoader:
+        """Images of the current task, this process's exact share; cached embeddings in the same batches."""
         rows = self._rows(self.source.train, self.task_classes(self.task))
-        return self._train_images.set_batches(self._shards(rows))
+        cache = self._train_cache
+        plan = [(batch, cache if cache and cache.known(batch).all() else None) for batch in self._shards(rows)]
+        return StoredLoader(self.source.train, self.source.class_names, plan, self._train_images)
 
-    def val_dataloader(self) -> EvaluationLoader:
-        """Test images of all classes learned so far; those embedded before come from memory."""
+    def val_dataloader(self) -> StoredLoader:
+        """Test images of all classes learned so far; those embedded before come from memory or the cache."""
         names = [name for task in self.learner.learned_tasks for name in task]
         gone = [name for name in names if name not in self._position]
         if gone:
             raise DataError(f"class '{gone[0]}' was learned, but the data does not have it")
-        images = self.source.val
+        images, stores = self.source.val, [s for s in (self._memory, self._val_cache) if s is not None]
         rank, world = self._rank_and_world()
         # Dealt out class by class, so that an image stays with one process over all tasks.
-        own = np.concatenate([self._rows(images, [name])[rank::world] for name in names])
-        known = self._memory.known(own)
-        remembered = [own[known][i : i + EMBEDDED_BATCH] for i in range(0, known.sum(), EMBEDDED_BATCH)]
+        left = np.concatenate([self._rows(images, [name])[rank::world] for name in names])
+        plan: list[tuple[np.ndarray, Store | None]] = []
+        for store in stores:
+            known = store.known(left)
+            plan += [(batch, store) for batch in _pieces(left[known], EMBEDDED_BATCH)]
+            left = left[~known]
+        plan += [(batch, None) for batch in _pieces(left, self.batch_size)]
         # At least one batch, empty if need be: Lightning skips a loop without any, and its hooks with it.
-        count = max(1 - len(remembered), -(-int((~known).sum()) // self.batch_size))
-        fresh = [own[~known][i * self.batch_size : (i + 1) * self.batch_size] for i in range(count)]
-        loader = self._val_images.set_batches(fresh)
-        return EvaluationLoader(images, self.source.class_names, self._memory, remembered, loader)
+        return StoredLoader(images, self.source.class_names, plan or [(left, None)], self._val_images)
 
-    def test_dataloader(self) -> EvaluationLoader:
+    def test_dataloader(self) -> StoredLoader:
         """As :meth:`val_dataloader`: a class-incremental run has one held-out set."""
         return self.val_dataloader()
 
-    def predict_dataloader(self) -> EvaluationLoader:
+    def predict_dataloader(self) -> StoredLoader:
         """As :meth:`val_dataloader`."""
         return self.val_dataloader()
 
     def remember(self, rows: Tensor, z: Tensor) -> None:
-        """Keep evaluation embeddings (n, d) of images ``rows`` for the tasks to come."""
-        self._memory.add(rows, z)
+        """Keep embeddings (n, d) of images ``rows`` of the set that is being fed, as far as that is wanted."""
+        assert self.trainer is not None
+        training = self.trainer.training
+        cache = self._train_cache if training else self._val_cache
+        if cache is not None:
+            cache.collect(rows, z)
+        if not training:
+            self._memory.add(rows, z)
+
+    def share_collected(self) -> None:
+        """Write the classes of which every process has embedded a part; call on all processes."""
+        rank, world = self._rank_and_world()
+        for cache in (self._train_cache, self._val_cache):
+            if cache is None or world == 1:
+                continue
+            parts: list[Any] = [None] * world
+            cast(Any, torch.distributed).all_gather_object(parts, cache.collected())
+            for rows, z in [piece for part in parts for piece in part] if rank == 0 else []:
+                cache.collect(torch.tensor(rows), z)
 
     @cached_property
     def _memory(self) -> EvaluationMemory:
         return EvaluationMemory(len(self.source.val), self.memory_mb)
+
+    @cached_property
+    def _train_cache(self) -> EmbeddingCache | None:
+        return self._open_cache(self.source.train, "train")
+
+    @cached_property
+    def _val_cache(self) -> EmbeddingCache | None:
+        return self._open_cache(self.source.val, "val")
+
+    def _open_cache(self, images: ImageSet, part: str) -> EmbeddingCache | None:
+        if self.cache_folder is None:
+            return None
+        assert self.trainer is not None
+        backbone = self.learner.backbone
+        key = pipeline_key(backbone, *self.image_shape(backbone.preprocessing), str(self.trainer.precision))
+        return EmbeddingCache(images, self.source.class_names, self.cache_folder / key / part)
 
     @cached_property
     def _train_images(self) -> ImageLoader:
@@ -188,7 +239,7 @@ class CIFNetDataModule(LightningDataModule):
         return self._image_loader(self.source.val)
 
     def _image_loader(self, images: ImageSet) -> ImageLoader:
-        size, crop_ratio = self.image_shape(self.learner.preprocessing)
+        size, crop_ratio = self.image_shape(self.learner.backbone.preprocessing)
         dataset = SquareDataset(images, self.source.class_names, size, crop_ratio)
         assert self.trainer is not None
         pin = self.trainer.strategy.root_device.type == "cuda"
@@ -199,6 +250,11 @@ class CIFNetDataModule(LightningDataModule):
         if self.image_size is not None:
             return self.image_size, 1.0
         return preprocessing.image_size, preprocessing.crop_ratio
+
+    def describe_images(self, preprocessing: Preprocessing) -> dict[str, Any]:
+        """How photos became squares, and which were held back: for a model that lives on without this data module."""
+        size, crop_ratio = self.image_shape(preprocessing)
+        return {"image_size": size, "crop_ratio": crop_ratio, "held_back": self._held_back}
 
     def _rank_and_world(self) -> tuple[int, int]:
         assert self.trainer is not None
@@ -230,8 +286,14 @@ class CIFNetDataModule(LightningDataModule):
         return self._labels
 
     def teardown(self, stage: str) -> None:
-        """Report images that were left out; stop the decoding processes."""
+        """Report images that were left out; stop the decoding processes; forget what belonged to this learner."""
         if self.skipped:
-            rank_zero_info(f"left out {len(self.skipped)} unreadable images, the first: {self.skipped[0]}")
-        for name in ("_train_images", "_val_images"):
+            rank_zero_info(f"unreadable images left out: {len(self.skipped)}, the first: {self.skipped[0]}")
+        self.skipped, self._planned = [], None
+        self._labels = torch.zeros(0, dtype=torch.int64)
+        for name in ("_train_images", "_val_images", "_memory", "_train_cache", "_val_cache"):
             self.__dict__.pop(name, None)
+
+
+def _pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
+    return [rows[i : i + size] for i in range(0, len(rows), size)]

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, UnidentifiedImageError
 
-EXTENSIONS = {
-    ".jpg",
-    ".jpeg",
-    ".jpe",
-    ".png",
-    ".bmp",
-    ".gif",
-    ".webp",
-    ".tif",
-    ".tiff",
-    ".ppm",
-    ".pgm",
-    ".jp2",
-}
-"""File names that count as images; everything else in a folder is passed over."""
+from cifnet_pl.errors import DataError
 
-UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError, EOFError, MemoryError)
-"""What Pillow raises for files that are corrupt, truncated, of no known format, or larger than its limits."""
+EXTENSIONS = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".dib", ".tif", ".tiff", ".tga"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".jpx", ".avif", ".heic", ".heif"),
+)
+"""File names that count as images; everything else in a folder is passed over.
+
+A format that this machine's Pillow cannot decode (HEIC as a rule) is listed on purpose: its images are then reported
+as unreadable, not left out in silence.
+"""
+
+
+class UnreadableImage(DataError):
+    """An image that is corrupt, truncated, of no known format, or larger than Pillow's limits."""
+
+
+@contextmanager
+def decoding() -> Iterator[None]:
+    """Raise UnreadableImage, with the reason in one line and without the file's name, for whatever a decoder raises."""
+    try:
+        yield
+    except UnidentifiedImageError as error:
+        raise UnreadableImage("no image of a known format") from error
+    except Exception as error:  # on damaged files every decoder of Pillow fails in its own way
+        raise UnreadableImage(getattr(error, "strerror", None) or first_line(error)) from error
 
 
 def is_image(path: Path) -> bool:
@@ -33,63 +42,104 @@ def is_image(path: Path) -> bool:
     return path.suffix.lower() in EXTENSIONS and not path.name.startswith(".")
 
 
+ORIENTATION_TAG = 0x0112
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""EXIF orientation (CIPA DC-008, table 6) → what turns the stored image upright."""
+
+
+def upright_turn(image: Image.Image) -> Image.Transpose | None:
+    """What turns a loaded image as its EXIF orientation wants it shown.
+
+    Only the orientation is read: Pillow's own ``exif_transpose`` writes all tags anew, and fails where a camera
+    stored any of them with another type than the standard's.
+    """
+    return UPRIGHT.get(image.getexif().get(ORIENTATION_TAG, 1))
+
+
+def white_level(mode: str, grey: np.ndarray) -> float:
+    """The value that is white in a grey image of more than 8 bits.
+
+    65535 for 16 bits. 32-bit integers and floats do not say: the smallest of 1 (floats only), 255 and 65535 that no
+    pixel exceeds, and 65535 past that.
+    """
+    if mode.startswith("I;16"):
+        return 65535.0
+    levels = (1.0, 255.0) if mode == "F" else (255.0,)
+    return next((level for level in levels if grey.max(initial=0) <= level), 65535.0)
+
+
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any Pillow mode as RGB: 16-bit grey scaled to 8 bits, transparency on white, EXIF orientation applied."""
-    image = ImageOps.exif_transpose(image)
+    """Any Pillow mode as RGB: deep grey scaled to 8 bits, transparency on white."""
+    mode = "I;16" if image.mode == "I" and image.format == "PNG" else image.mode  # 16-bit PNG before Pillow 11
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
-        grey = np.asarray(image, dtype=np.float32)
-        top = (
-            1.0 if image.mode == "F" and grey.max(initial=0) <= 1 else 255.0 if grey.max(initial=0) <= 255 else 65535.0
-        )
-        return Image.fromarray((grey * (255 / top)).clip(0, 255).astype(np.uint8)).convert("RGB")
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        grey = np.nan_to_num(np.asarray(image, dtype=np.float32), posinf=0, neginf=0)
+        grey = grey * (255 / white_level(mode, grey))
+        return Image.fromarray(grey.clip(0, 255).round().astype(np.uint8)).convert("RGB")
+    if image.mode == "La":
+        image = image.convert("LA")
+    if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
     return image.convert("RGB")
 
 
-def square(image: Image.Image, size: int, crop_ratio: float = 1.0) -> np.ndarray:
-    """Resize and centre-crop to (``size``, ``size``, 3) uint8.
+def square(
+    image: Image.Image, size: int, crop_ratio: float = 1.0, extent: tuple[float, float] | None = None
+) -> np.ndarray:
+    """Resize and centre-crop to (``size``, ``size``, 3) uint8, EXIF orientation applied.
 
     Equals resizing the short side to ``size / crop_ratio`` (bicubic, antialiased) and cropping the centre, in one
-    step on the cropped region: the memory needed does not depend on how elongated the image is.
+    step on the cropped region: the memory needed does not depend on how elongated the image is. A centred square
+    stays one when it is turned, so the small result is turned instead of the image.
+
+    Args:
+        image: of any mode.
+        size: side of the result in pixels.
+        crop_ratio: share of the short side that is kept.
+        extent: width and height of the picture within the image, from its upper left corner; the whole by default.
+
+    Raises:
+        UnreadableImage: the image's pixels cannot be decoded.
     """
-    image = to_rgb(image)
-    width, height = image.size
+    with decoding():
+        image.load()
+        turn = upright_turn(image)
+        rgb = to_rgb(image)
+    width, height = rgb.size if extent is None else extent
     side = min(width, height) * crop_ratio
     left, top = (width - side) / 2, (height - side) / 2
-    box = (left, top, left + side, top + side)
-    return np.asarray(image.resize((size, size), Image.Resampling.BICUBIC, box=box))
+    small = rgb.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side))
+    return np.asarray(small if turn is None else small.transpose(turn))
 
 
 def read_square(path: Path, size: int, crop_ratio: float = 1.0) -> np.ndarray:
-    """Decode a file as :func:`square`; raises one of ``UNREADABLE`` where Pillow cannot."""
-    with Image.open(path) as image:
-        # JPEG only: decode at a half, quarter or eighth where twice the wanted resolution is still there.
-        wanted = int(2 * size / crop_ratio)
-        image.draft("RGB" if image.mode == "YCbCr" else image.mode, (wanted, wanted))
-        return square(image, size, crop_ratio)
+    """Decode a file as :func:`square`.
+
+    Raises:
+        UnreadableImage: the file cannot be opened or decoded.
+    """
+    with decoding():
+        image = Image.open(path)
+    with image:
+        with decoding():
+            # JPEG only: decode at a half, quarter or eighth where twice the wanted resolution is still there.
+            wanted = int(2 * size / crop_ratio)
+            drafted = image.draft(image.mode, (wanted, wanted))
+        # Sides that the fraction does not divide are decoded to the next whole pixel: the picture ends before it.
+        return square(image, size, crop_ratio, drafted[1][2:] if drafted else None)
 
 
-def image_files(folder: Path) -> list[Path]:
-    """All images below ``folder``, sorted, links followed but no folder entered twice."""
-    found: list[Path] = []
-    visited: set[Path] = set()
-    stack: list[Path] = [folder]
-    while stack:
-        current = stack.pop()
-        real = current.resolve()
-        if real in visited:
-            continue
-        visited.add(real)
-        for entry in sorted(current.iterdir()):
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                stack.append(entry)
-            elif is_image(entry):
-                found.append(entry)
-    return sorted(found)
+def printable(text: str) -> str:
+    """``text`` on one line: line breaks, control characters and undecodable bytes of file names as escapes."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def first_line(error: BaseException) -> str:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from cifnet_pl.data.images import UNREADABLE, first_line
-from cifnet_pl.data.sources import ImageSet
+from cifnet_pl.data.image_sets import ImageSet
+from cifnet_pl.data.images import UnreadableImage
 
 
 class ImageBatch(NamedTuple):
-    """Decoded images. ``unreadable`` lists "name: reason" of files that could not be decoded and are left out."""
+    """Decoded images. ``unreadable`` lists "place: reason" of those that could not be decoded and are left out."""
 
     image: Tensor  # (n, 3, s, s) uint8, channels last in memory
     label: Tensor  # (n,) int64
@@ -65,8 +65,8 @@ class SquareDataset(Dataset[tuple[Any, ...]]):
         key = sample_key(self.class_names[label], name)
         try:
             return self.images.square(index, self.size, self.crop_ratio), label, key, index, ""
-        except UNREADABLE as error:
-            return None, label, key, index, f"{name}: {first_line(error)}"
+        except UnreadableImage as error:
+            return None, label, key, index, f"{self.images.place(index)}: {error}"
 
     def collate(self, samples: Sequence[tuple[Any, ...]]) -> ImageBatch:
         """Stack what could be read; n may be 0."""
@@ -160,26 +160,43 @@ class EvaluationMemory:
         return self._store[self._slot[rows]]
 
 
-class EvaluationLoader:
-    """What is in memory first, as large embedding batches; then the images that are not."""
+class Store(Protocol):
+    """Where embeddings of images can be had without the backbone."""
+
+    def get(self, rows: np.ndarray) -> Tensor:
+        """(n, d) float32 embeddings of images ``rows``."""
+
+
+class StoredLoader:
+    """Batches in a given order, each from a store of embeddings or, where there is none, from decoded images.
+
+    Args:
+        images: the set that the rows are of.
+        class_names: name of each label of the set.
+        plan: rows of each batch, and the store that has them or None.
+        loader: decodes the batches that no store has.
+    """
 
     def __init__(
         self,
         images: ImageSet,
         class_names: Sequence[str],
-        memory: EvaluationMemory,
-        known: Sequence[np.ndarray],
+        plan: Sequence[tuple[np.ndarray, Store | None]],
         loader: ImageLoader,
     ):
-        self._images, self._class_names = images, class_names
-        self._memory, self._known, self._loader = memory, known, loader
+        self._images, self._class_names, self._plan, self._loader = images, class_names, plan, loader
 
     def __len__(self) -> int:
-        return len(self._known) + len(self._loader)
+        return len(self._plan)
 
     def __iter__(self) -> Iterator[Batch]:
-        for rows in self._known:
-            labels = torch.from_numpy(self._images.labels[rows])
-            index = torch.from_numpy(rows)
-            yield EmbeddingBatch(self._memory.get(rows), labels, torch.zeros_like(labels), index)
-        yield from self._loader
+        decoded = iter(self._loader.set_batches([rows for rows, store in self._plan if store is None]))
+        for rows, store in self._plan:
+            yield next(decoded) if store is None else self._stored(rows, store)
+
+    def _stored(self, rows: np.ndarray, store: Store) -> EmbeddingBatch:
+        labels = self._images.labels[rows]
+        keys = [sample_key(self._class_names[c], self._images.names[i]) for c, i in zip(labels, rows, strict=True)]
+        return EmbeddingBatch(
+            store.get(rows), torch.from_numpy(labels), torch.tensor(keys, dtype=torch.int64), torch.from_numpy(rows)
+        )

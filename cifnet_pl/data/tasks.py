@@ -18,19 +18,24 @@ def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
 
     Args:
         names: classes as the source gives them.
-        order: a seed for ``numpy.random.default_rng(seed).permutation``; a permutation of positions; a list of
-            names (a subset selects classes); or None.
+        order: a seed for ``numpy.random.default_rng(seed).permutation``; a list of positions or of names (a subset
+            selects classes); or None.
+
+    Raises:
+        UsageError: a negative seed; a class named twice; a position or name that the source does not have.
     """
     if order is None:
         return list(names)
     if isinstance(order, int):
+        if order < 0:
+            raise UsageError(f"class_order is {order}, expected a seed of at least 0, a list, or null")
         return [names[i] for i in np.random.default_rng(order).permutation(len(names))]
     if len(set(order)) < len(order):
         raise UsageError("class_order names a class twice")
     if all(isinstance(item, int) for item in order):
         wrong = [i for i in order if not 0 <= int(i) < len(names)]
         if wrong:
-            raise UsageError(f"class_order holds position {wrong[0]}, but there are {len(names)} classes (0 … )")
+            raise UsageError(f"class_order holds position {wrong[0]}, expected 0 to {len(names) - 1}")
         return [names[int(i)] for i in order]
     chosen = [str(item) for item in order]
     missing = [name for name in chosen if name not in set(names)]
@@ -45,18 +50,17 @@ def task_sizes(classes: int, per_task: int | list[int], initial: int | None = No
     Raises:
         UsageError: sizes below one, or more classes asked for than there are.
     """
+    first = [] if initial is None else [initial]
+    listed = per_task if isinstance(per_task, list) else [per_task]
+    if not listed or min(first + listed) < 1:
+        given = "" if initial is None else f", initial_classes {initial}"
+        raise UsageError(f"classes_per_task is {per_task}{given}: every task needs at least one class")
     if isinstance(per_task, list):
-        sizes = ([initial] if initial else []) + per_task
-        if not sizes or min(sizes) < 1:
-            raise UsageError(f"classes_per_task is {per_task}: every task needs at least one class")
-        if sum(sizes) > classes:
-            raise UsageError(f"classes_per_task asks for {sum(sizes)} classes, the data has {classes}")
-        return sizes
-    if per_task < 1 or (initial is not None and initial < 1):
-        raise UsageError(f"classes_per_task is {per_task}, initial_classes {initial}: expected at least 1")
-    first = [initial] if initial else []
-    if classes < sum(first) or (classes < per_task and not first):
-        wanted = initial or per_task
+        if sum(first + per_task) > classes:
+            raise UsageError(f"the tasks ask for {sum(first + per_task)} classes, the data has {classes}")
+        return first + per_task
+    wanted = (first + listed)[0]
+    if classes < wanted:
         raise UsageError(f"the first task asks for {wanted} classes, the data has {classes}")
     full, rest = divmod(classes - sum(first), per_task)
     return first + [per_task] * full + ([rest] if rest else [])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +16,25 @@ from cifnet_pl.state import GrowingModule
 
 Ridge = float | str
 """A positive number, or "gcv"."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+H = TypeVar("H", bound="Head")
+
+
+def exact(method: Callable[Concatenate[H, P], R]) -> Callable[Concatenate[H, P], R]:
+    """Decorate a method that changes statistics, so that what surrounds the call cannot change what is stored.
+
+    No autograd graph; no autocast, which would round products to bfloat16; no inference mode, whose tensors could
+    never be updated in place again.
+    """
+
+    @functools.wraps(method)
+    def wrapped(self: H, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.labels.device.type, enabled=False):
+            return method(self, *args, **kwargs)
+
+    return wrapped
 
 
 def check_ridge(ridge: Ridge) -> Ridge:
@@ -40,6 +61,7 @@ class Head(GrowingModule, ABC):
         labels: (C,) int64, the classes in the order they were learned; columns of every score.
         task_of: (C,) int64, the task (0, 1, …) that introduced each class.
         solved: () bool, whether everything observed so far is in the weights.
+        under_way: () bool, whether the task begun last is not yet part of the statistics, so that it can be aborted.
         temperature: () float64, divides the scores in ``probabilities``; 1 until calibrated.
     """
 
@@ -49,6 +71,7 @@ class Head(GrowingModule, ABC):
     labels: Tensor
     task_of: Tensor
     solved: Tensor
+    under_way: Tensor
     temperature: Tensor
 
     def __init__(self, in_features: int, dtype: str = "float64"):
@@ -62,6 +85,7 @@ class Head(GrowingModule, ABC):
         self.register_buffer("labels", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("task_of", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("solved", torch.tensor(True))
+        self.register_buffer("under_way", torch.tensor(False))
         self.register_buffer("temperature", torch.ones((), dtype=torch.float64))
 
     # ------------------------------------------------------------------ what is known so far
@@ -79,6 +103,7 @@ class Head(GrowingModule, ABC):
 
     # ------------------------------------------------------------------ learning
 
+    @exact
     def begin_task(self, classes: Sequence[int], counts: Sequence[int] | None = None) -> None:
         """Open a task that introduces ``classes``; ``counts`` are their numbers of samples where known.
 
@@ -86,7 +111,7 @@ class Head(GrowingModule, ABC):
             UsageError: no class, a class twice, or one that is already learned; counts that do not fit.
             CifnetError: the task before was never solved.
         """
-        new = [int(c) for c in classes]
+        new = [operator.index(c) for c in classes]
         if not new:
             raise UsageError("a task needs at least one class, none was given")
         if len(set(new)) < len(new):
@@ -102,9 +127,10 @@ class Head(GrowingModule, ABC):
         self.labels = torch.cat([self.labels, self.labels.new_tensor(new)])
         self.task_of = torch.cat([self.task_of, self.task_of.new_full((len(new),), task)])
         self.solved.fill_(False)
+        self.under_way.fill_(True)
         self._begin(len(new), counts)
 
-    @torch.no_grad()
+    @exact
     def observe(self, z: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
         """Add samples of the current task to the sums.
 
@@ -123,7 +149,7 @@ class Head(GrowingModule, ABC):
             self.solved.fill_(False)
             self._observe(z, columns, weight)
 
-    @torch.no_grad()
+    @exact
     def observe_past(self, z: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
         """Show samples of earlier classes to this task's neurons only (the calibration buffer).
 
@@ -137,7 +163,7 @@ class Head(GrowingModule, ABC):
             self.solved.fill_(False)
             self._observe_past(z, columns, weight)
 
-    @torch.no_grad()
+    @exact
     def reduce_(self, sum_in_place: Callable[[Tensor], object]) -> None:
         """Sum what this task observed over processes, once, before ``solve``.
 
@@ -145,7 +171,7 @@ class Head(GrowingModule, ABC):
         """
         raise self._cannot("be reduced over processes")
 
-    @torch.no_grad()
+    @exact
     def solve(self) -> None:
         """Bring the weights up to date with everything observed.
 
@@ -157,24 +183,30 @@ class Head(GrowingModule, ABC):
         empty = [label for label, count in self.class_counts().items() if count == 0]
         if empty:
             raise CifnetError(f"class {empty[0]} has no samples: observe some, or leave the class out")
-        # Tensors made in inference mode could not be updated in place later on.
-        with torch.inference_mode(False), torch.no_grad():
-            self._solve()
+        self._solve()
         self.solved.fill_(True)
+        self.under_way.fill_(False)
 
     def refresh(self) -> None:
         """Do now what the first prediction after ``solve`` would do; a no-op unless a head solves lazily."""
 
-    @torch.no_grad()
+    @exact
     def abort_task(self) -> None:
-        """Forget the current task and all that was observed since it began; nothing once it is solved."""
+        """Forget the current task and all that was observed since it began; nothing once it is solved.
+
+        Of a task that was solved or merged before, only what was observed since is forgotten.
+        """
         if self.solved:
             return
-        earlier = (self.task_of < self.task_of.max()).nonzero().flatten()
         self._discard()
+        if not self.under_way:
+            self.solve()
+            return
+        earlier = (self.task_of < self.task_of.max()).nonzero().flatten()
         self._keep(earlier)
         self.labels, self.task_of = self.labels[earlier], self.task_of[earlier]
         self.solved.fill_(True)
+        self.under_way.fill_(False)
 
     # ------------------------------------------------------------------ prediction
 
@@ -200,7 +232,7 @@ class Head(GrowingModule, ABC):
 
     # ------------------------------------------------------------------ the life of a model
 
-    @torch.no_grad()
+    @exact
     def merge_(self, other: Head) -> None:
         """Add the statistics of ``other``, which saw other samples; call ``solve`` afterwards.
 
@@ -210,12 +242,12 @@ class Head(GrowingModule, ABC):
         """
         raise self._cannot("merge")
 
-    @torch.no_grad()
+    @exact
     def subtract_(self, other: Head) -> None:
         """Take the statistics of ``other`` out again; call ``solve`` afterwards. Raises as :meth:`merge_`."""
         raise self._cannot("subtract")
 
-    @torch.no_grad()
+    @exact
     def remove_classes(self, classes: Sequence[int]) -> None:
         """Take ``classes`` out of the label space; their samples stay in the sums of the others.
 
@@ -230,6 +262,7 @@ class Head(GrowingModule, ABC):
             raise UsageError("cannot remove all classes: at least one must stay")
         kept = kept.to(self.labels.device)
         self._keep(kept)
+        self.under_way.fill_(False)
         self.labels, self.task_of = self.labels[kept], self.task_of[kept]
         # A task whose classes are all gone leaves no gap in the numbering.
         self.task_of = torch.unique(self.task_of, return_inverse=True)[1]
@@ -245,6 +278,15 @@ class Head(GrowingModule, ABC):
     def settings(self) -> dict[str, Any]:
         """Constructor arguments that a stored state depends on; plain numbers, strings and booleans."""
         return {"in_features": self.in_features, "dtype": str(self.dtype).removeprefix("torch.")}
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Head:
+        """An empty head, such as a state with these ``settings()`` can be loaded into."""
+        return cls(**settings)
+
+    def fresh(self) -> Head:
+        """An empty head that merges with this one, on the same device."""
+        return type(self).from_settings(self.settings()).to(self.labels.device)
 
     # ------------------------------------------------------------------ for subclasses
 
@@ -266,6 +308,13 @@ class Head(GrowingModule, ABC):
     @abstractmethod
     def _scores(self, z: Tensor) -> Tensor:
         """Scores of checked embeddings."""
+
+    def scoring(self) -> Callable[[Tensor], Tensor]:
+        """The scores of a solved head as a function of (n, d) embeddings whose steps do not depend on their values.
+
+        Unchecked: for graphs (ONNX). A head whose ``_scores`` looks at tensors to decide what to do overrides this.
+        """
+        return self._scores
 
     @abstractmethod
     def _discard(self) -> None:
@@ -293,7 +342,7 @@ class Head(GrowingModule, ABC):
         if not len(self.labels):
             raise UsageError("no task has begun: call begin_task() first")
         order = torch.argsort(self.labels)
-        place = torch.searchsorted(self.labels[order], y).clamp_max(len(order) - 1)
+        place = torch.searchsorted(self.labels[order], y.contiguous()).clamp_max(len(order) - 1)
         columns = order[place]
         wrong = self.labels[columns] != y
         if wrong.any():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.errors import UsageError, unknown_name
-from cifnet_pl.heads.base import Head, Ridge, check_ridge
+from cifnet_pl.heads.base import Head, Ridge, check_ridge, exact
 from cifnet_pl.heads.ridge import target_limit
 from cifnet_pl.state import GrowingModule
 from cifnet_pl.statistics import Centred, Sums, augment, solve_ridge
@@ -119,14 +119,15 @@ class CIFNetHead(Head):
     def _latest(self) -> Cohort:
         return self._parts[-1]
 
-    @torch.no_grad()
+    @exact
     def reduce_(self, sum_in_place: Callable[[Tensor], object]) -> None:
         """Sum this task's own samples over processes; calibration samples are common to all already."""
         self.increment = self.increment or self._new_sums(len(self._latest.sums.counts))
         self.increment.reduce(sum_in_place)
 
     def _fold(self) -> None:
-        """Move what the current task observed into the cohorts."""
+        """Move what the current task observed into the cohorts, from where it cannot be taken back."""
+        self.under_way.fill_(False)
         if self.increment is not None:
             self._latest.sums.merge(self.increment)
             self._latest.stale.fill_(True)
@@ -173,16 +174,22 @@ class CIFNetHead(Head):
             return Centred.from_augmented(gram, moment, square, samples).solve("gcv")[0]
         return solve_ridge(gram, moment, gram.new_tensor(self.ridge))
 
+    @exact
     def weights(self) -> Tensor:
         """(d+1, C) weights of all classes in column order, row 0 the bias; solves cohorts that are out of date."""
-        with torch.inference_mode(False), torch.no_grad():
-            for cohort in self._parts:
-                if cohort.stale:
-                    self._solve_cohort(cohort)
-        return torch.cat([cohort.weights for cohort in self._parts], dim=1)
+        for cohort in self._parts:
+            if cohort.stale:
+                self._solve_cohort(cohort)
+        none = torch.zeros(self.in_features + 1, 0, dtype=self.dtype, device=self.labels.device)
+        return torch.cat([none, *(cohort.weights for cohort in self._parts)], dim=1)
 
     def _scores(self, z: Tensor) -> Tensor:
-        return (augment(z.to(self.dtype)) @ self.weights()).double()
+        return self.scoring()(z)
+
+    def scoring(self) -> Callable[[Tensor], Tensor]:
+        """The scores as a function (see :meth:`Head.scoring`); cohorts that are out of date are solved first."""
+        weights = self.weights()
+        return lambda z: (augment(z.to(self.dtype)) @ weights).double()
 
     # ------------------------------------------------------------------ the life of a model
 
@@ -193,7 +200,7 @@ class CIFNetHead(Head):
             counts[-len(self.increment.counts) :] += self.increment.counts
         return dict(zip(self.classes, counts.tolist(), strict=True))
 
-    @torch.no_grad()
+    @exact
     def merge_(self, other: Head) -> None:
         """Add a shard of the same task sequence; exact.
 

@@ -3,98 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from cifnet_pl.errors import UsageError, unknown_name
-from cifnet_pl.heads.base import Head, Ridge, check_ridge
-from cifnet_pl.statistics import Centred, Sums, augment
-
-TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda z: z,
-    "sqrt_l2": lambda z: torch.nn.functional.normalize(z.sign() * z.abs().sqrt(), dim=1),
-}
-"""Feature maps applied to an embedding before the sums; "sqrt_l2" is the signed square root, L2-normalised."""
+from cifnet_pl.heads.base import Head, Ridge, check_ridge, exact
+from cifnet_pl.heads.shared import SharedSumsHead
+from cifnet_pl.statistics import Centred, augment
 
 
-class SharedSumsHead(Head):
-    """A head whose statistics are one set of sums shared by all classes: what a task adds, and all before."""
+def sqrt_l2(z: Tensor) -> Tensor:
+    """Signed square root of (n, d) embeddings, L2-normalised."""
+    return torch.nn.functional.normalize(z.sign() * z.abs().sqrt(), dim=1)
 
-    def __init__(self, in_features: int, width: int, dtype: str = "float64"):
-        super().__init__(in_features, dtype)
-        self.sums = Sums(width, dtype=self.dtype)
-        self.increment: Sums | None = None
 
-    def _begin(self, new: int, counts: Sequence[int] | None) -> None:
-        self.sums.grow(new)
+def joined(z: Tensor) -> Tensor:
+    """L2-normalised (n, d) embeddings beside their :func:`sqrt_l2`: (n, 2d)."""
+    return torch.cat([torch.nn.functional.normalize(z, dim=1), sqrt_l2(z)], dim=1)
 
-    def _open_increment(self) -> Sums:
-        if self.increment is None:
-            sums = Sums(self.sums.width, len(self.labels), dtype=self.dtype)
-            self.increment = sums.to(self.labels.device)
-        return self.increment
 
-    def _fold(self) -> None:
-        """Move what the current task observed into the common sums."""
-        if self.increment is not None:
-            self.sums.merge(self.increment)
-            self.increment = None
-
-    @torch.no_grad()
-    def reduce_(self, sum_in_place: Callable[[Tensor], object]) -> None:
-        """Sum what this task observed over processes (see :meth:`Head.reduce_`)."""
-        self._open_increment().reduce(sum_in_place)
-
-    def class_counts(self) -> dict[int, int]:
-        """Distinct samples seen of each class, by label."""
-        counts = self.sums.counts.clone()
-        if self.increment is not None:
-            counts += self.increment.counts
-        return dict(zip(self.classes, counts.tolist(), strict=True))
-
-    @torch.no_grad()
-    def merge_(self, other: Head) -> None:
-        """Add the sums of ``other``; classes are matched by label, new ones are appended. Exact."""
-        self._same_kind(other)
-        assert isinstance(other, SharedSumsHead)
-        self._fold()
-        other._fold()
-        for task in other.tasks:
-            new = [label for label in task if label not in self.classes]
-            if new:
-                self.solved.fill_(True)
-                self.begin_task(new)
-        self.sums.merge(other.sums, self._columns(other.labels.to(self.labels.device)))
-        self.solved.fill_(False)
-
-    @torch.no_grad()
-    def subtract_(self, other: Head) -> None:
-        """Take the sums of ``other`` out: as if its samples had never been observed. Exact to rounding."""
-        self._same_kind(other)
-        assert isinstance(other, SharedSumsHead)
-        self._fold()
-        other._fold()
-        columns = self._columns(other.labels.to(self.labels.device))
-        if (self.sums.counts[columns] < other.sums.counts.to(columns.device)).any():
-            raise UsageError("cannot subtract more samples of a class than were observed")
-        self.sums.merge(other.sums, columns, sign=-1)
-        self.solved.fill_(False)
-
-    def _discard(self) -> None:
-        self.increment = None
-
-    def _keep(self, columns: Tensor) -> None:
-        self._fold()
-        self.sums.keep(columns)
-
-    def _before_load(self, own: Mapping[str, Any]) -> None:
-        super()._before_load(own)
-        self.increment = None
-        if any(key.startswith("increment.") for key in own):
-            self._open_increment()
+TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda z: z, "sqrt_l2": sqrt_l2, "joined": joined}
+"""Feature maps applied to an embedding before the sums."""
 
 
 class RidgeHead(SharedSumsHead):
@@ -108,7 +40,8 @@ class RidgeHead(SharedSumsHead):
         in_features: width d of the embeddings.
         ridge: λ added to the unweighted centred Gram matrix, or "gcv" (chosen anew at every solve).
         epsilon: clip of the one-hot targets; scales all scores alike.
-        transform: "none", or "sqrt_l2" for the signed square root followed by L2 normalisation.
+        transform: "none"; "sqrt_l2", the signed square root followed by L2 normalisation; or "joined", both the
+            normalised embedding and that, at twice the width.
         balanced: weigh each sample by (mean class count) / (count of its class). Needs ``counts`` in
             ``begin_task``, and refuses ``merge_`` and ``subtract_``: a class's count must be final.
         dtype: of the sums, "float64" or "float32".
@@ -127,13 +60,14 @@ class RidgeHead(SharedSumsHead):
         balanced: bool = False,
         dtype: str = "float64",
     ):
-        super().__init__(in_features, in_features + 1, dtype)
         if transform not in TRANSFORMS:
             raise unknown_name("transform", transform, TRANSFORMS)
+        width = 1 + TRANSFORMS[transform](torch.zeros(1, max(in_features, 1))).shape[1]
+        super().__init__(in_features, width, dtype)
         self.ridge = check_ridge(ridge)
         self.limit = target_limit(epsilon)
         self.epsilon, self.transform, self.balanced = epsilon, transform, balanced
-        self.register_buffer("weights", torch.zeros(in_features + 1, 0, dtype=self.dtype))
+        self.register_buffer("weights", torch.zeros(width, 0, dtype=self.dtype))
         self.register_buffer("class_weight", torch.zeros(0, dtype=self.dtype))
         self.register_buffer("ridge_used", torch.zeros((), dtype=torch.float64))
 
@@ -142,11 +76,15 @@ class RidgeHead(SharedSumsHead):
         own = {"ridge": self.ridge, "epsilon": self.epsilon}
         return super().settings() | own | {"transform": self.transform, "balanced": self.balanced}
 
+    def begin_task(self, classes: Sequence[int], counts: Sequence[int] | None = None) -> None:
+        """Open a task (see :meth:`Head.begin_task`); with ``balanced``, ``counts`` must be given."""
+        if self.balanced and counts is None:
+            raise UsageError("balanced=True needs the class counts before the samples: begin_task(classes, counts)")
+        super().begin_task(classes, counts)
+
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         super()._begin(new, counts)
         if self.balanced:
-            if counts is None:
-                raise UsageError("balanced=True needs the class counts before the samples: begin_task(classes, counts)")
             weight = 1 / self.class_weight.new_tensor(counts)
             self.class_weight = torch.cat([self.class_weight, weight])
 
@@ -173,13 +111,13 @@ class RidgeHead(SharedSumsHead):
     def _scores(self, z: Tensor) -> Tensor:
         return (augment(self._features(z)) @ self.weights).double()
 
-    @torch.no_grad()
+    @exact
     def merge_(self, other: Head) -> None:
         """Add the sums of ``other``: equal to one head that saw both sites' samples."""
         self._refuse_balanced("merge")
         super().merge_(other)
 
-    @torch.no_grad()
+    @exact
     def subtract_(self, other: Head) -> None:
         """Take the sums of ``other`` out: equal to never having seen its samples."""
         self._refuse_balanced("subtract")
@@ -191,13 +129,12 @@ class RidgeHead(SharedSumsHead):
 
     def _keep(self, columns: Tensor) -> None:
         super()._keep(columns)
-        if self.weights.shape[1]:  # else not solved yet
-            self.weights = self.weights[:, columns]
+        self.weights = self.weights[:, columns[columns < self.weights.shape[1]]]  # newer classes are not solved yet
         if self.balanced:
             self.class_weight = self.class_weight[columns]
 
     def state_elements(self) -> dict[str, int]:
-        """Numbers kept between tasks: (d+1)² + 2C(d+1)."""
+        """Numbers kept between tasks: (d+1)² + 2C(d+1), d being the width after the transform."""
         return {
             "factors": self.sums.gram.numel(),
             "moments": self.sums.class_sums.numel(),

@@ -1,0 +1,140 @@
+"""Embeddings on disk: a second run over the same images never runs the backbone again.
+
+One safetensors file a class and set, below a folder named by everything that an embedding depends on apart from
+the image: backbone weights and preprocessing, image size, crop, precision and decoder. A file is a hit only if the
+images are those that it was made from: the same names with, for every file, the same size, inode and change times
+— or, where those differ (a copied folder), the same contents. So a stale hit is impossible.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+
+import numpy as np
+import PIL
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from cifnet_pl.backbones import Backbone
+from cifnet_pl.data.image_sets import ImageSet
+from cifnet_pl.storage import write_atomic
+
+log = logging.getLogger(__name__)
+
+
+def pipeline_key(backbone: Backbone, image_size: int, crop_ratio: float, precision: str) -> str:
+    """Hash of everything but the image that an embedding depends on."""
+    parts = (backbone.sha256, image_size, crop_ratio, precision, PIL.__version__)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+class EmbeddingCache:
+    """The embeddings of one image set, class by class.
+
+    Args:
+        images: the set.
+        class_names: name of each label of the set.
+        folder: where the files of this set and pipeline are.
+    """
+
+    def __init__(self, images: ImageSet, class_names: list[str], folder: Path):
+        self.images, self.class_names, self.folder = images, class_names, folder
+        self._found: dict[int, Tensor | None] = {}
+        self._place = np.full(len(images), -1, dtype=np.int64)
+        for rows in images.rows_of.values():
+            self._place[rows] = np.arange(len(rows))
+        self._collected: dict[int, dict[int, Tensor]] = {}
+
+    # ------------------------------------------------------------------ reading
+
+    def known(self, rows: np.ndarray) -> np.ndarray:
+        """(n,) bool: which images have a stored embedding."""
+        labels = self.images.labels[rows]
+        hit = {int(c): self._load(int(c)) is not None for c in np.unique(labels)}
+        return np.array([hit[int(c)] for c in labels], dtype=bool)
+
+    def get(self, rows: np.ndarray) -> Tensor:
+        """(n, d) float32 embeddings of images that are known; files are memory-mapped."""
+        parts = []
+        labels = self.images.labels[rows]
+        for c in dict.fromkeys(labels.tolist()):
+            stored = self._load(c)
+            assert stored is not None
+            parts.append(stored[torch.from_numpy(self._place[rows[labels == c]])])
+        order = np.concatenate([np.flatnonzero(labels == c) for c in dict.fromkeys(labels.tolist())])
+        return torch.cat(parts)[torch.from_numpy(np.argsort(order))]
+
+    def _load(self, label: int) -> Tensor | None:
+        if label not in self._found:
+            self._found[label] = self._read(label)
+        return self._found[label]
+
+    def _read(self, label: int) -> Tensor | None:
+        path = self._path(label)
+        if not path.is_file():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                about = file.metadata() or {}
+                z: Tensor = file.get_tensor("z")
+        except (SafetensorError, OSError) as error:
+            log.warning("rebuilding damaged cache file %s (%s)", path, error)
+            return None
+        if z.ndim != 2 or len(z) != len(self.images.rows_of[label]) or about.get("sha256") != _digest(z):
+            log.warning("rebuilding damaged cache file %s (its checksum is wrong)", path)
+            return None
+        if about.get("stat") != self._stat(label) and about.get("content") != self._content(label):
+            return None
+        return z
+
+    # ------------------------------------------------------------------ writing
+
+    def collect(self, rows: Tensor, z: Tensor) -> None:
+        """Take in embeddings (n, d) of images ``rows``; a class is written as soon as it is complete."""
+        z = z.float().cpu()
+        for row, embedding in zip(rows.tolist(), z, strict=True):
+            label = int(self.images.labels[row])
+            self._collected.setdefault(label, {})[row] = embedding
+        for label in {int(c) for c in self.images.labels[rows.cpu().numpy()]}:
+            if len(self._collected[label]) == len(self.images.rows_of[label]):
+                self._write(label)
+
+    def collected(self) -> list[tuple[list[int], Tensor]]:
+        """Embeddings of classes that this process has only a part of, taken out: rows and (n, d) tensors."""
+        parts = [(list(own), torch.stack(list(own.values()))) for own in self._collected.values() if own]
+        self._collected = {}
+        return parts
+
+    def _write(self, label: int) -> None:
+        own = self._collected.pop(label)
+        z = torch.stack([own[row] for row in self.images.rows_of[label].tolist()])
+        about = {"stat": self._stat(label), "content": self._content(label), "sha256": _digest(z)}
+        write_atomic(self._path(label), lambda file: file.write(save({"z": z}, metadata=about)))
+        self._found.pop(label, None)
+
+    # ------------------------------------------------------------------ identity
+
+    def _path(self, label: int) -> Path:
+        digest = hashlib.sha256(self.class_names[label].encode("utf-8", "surrogateescape"))
+        for row in self.images.rows_of[label]:
+            digest.update(b"\0" + self.images.names[row].encode("utf-8", "surrogateescape"))
+        return self.folder / f"{digest.hexdigest()[:32]}.safetensors"
+
+    def _stat(self, label: int) -> str:
+        """Hash of the files' sizes, inodes and change times; of the contents where there are no files."""
+        marks = [self.images.stat(row) for row in self.images.rows_of[label].tolist()]
+        return hashlib.sha256(repr(marks).encode()).hexdigest()
+
+    def _content(self, label: int) -> str:
+        digest = hashlib.sha256()
+        for row in self.images.rows_of[label].tolist():
+            digest.update(hashlib.sha256(self.images.content(row)).digest())
+        return digest.hexdigest()
+
+
+def _digest(z: Tensor) -> str:
+    return hashlib.sha256(z.contiguous().numpy().data).hexdigest()

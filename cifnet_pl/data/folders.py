@@ -1,0 +1,145 @@
+"""Class folders as a data source: what is a class, what is an image, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from cifnet_pl.data.image_sets import FileSet, Source, SourceOptions, expanded, place, split_by_seed
+from cifnet_pl.data.images import EXTENSIONS, is_image, printable
+from cifnet_pl.errors import DataError, UsageError
+
+
+def image_files(folder: Path) -> list[Path]:
+    """All images below ``folder``, sorted.
+
+    Links are followed, but no folder is entered twice, and a link to a folder that holds the link itself is not
+    followed: it would bring in the images of other classes.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    found: list[Path] = []
+    visited: set[Path] = set()
+    stack: list[Path] = [] if _links_upwards(folder) else [folder]
+    while stack:
+        current = stack.pop()
+        real = current.resolve()
+        if real in visited:
+            continue
+        visited.add(real)
+        for entry in sorted(current.iterdir()):
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                if not _links_upwards(entry):
+                    stack.append(entry)
+            elif is_image(entry):
+                found.append(entry)
+    return sorted(found)
+
+
+def _links_upwards(folder: Path) -> bool:
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
+
+
+def class_folders(root: Path) -> list[Path]:
+    """Sub-folders of ``root`` (links included), sorted by name; hidden ones are passed over.
+
+    Raises:
+        DataError: a link leads nowhere, so that a class may be missing.
+    """
+    entries = sorted(entry for entry in root.iterdir() if not entry.name.startswith((".", "__MACOSX")))
+    broken = [entry for entry in entries if entry.is_symlink() and not os.path.exists(entry)]
+    if broken:
+        raise DataError(f"the link {place(broken[0])} leads nowhere: repair or remove it")
+    return [entry for entry in entries if entry.is_dir()]
+
+
+PART_NAMES = frozenset({"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval"})
+"""Folder names that mean a part of a data set, not a class."""
+
+
+def folder(options: SourceOptions) -> Source:
+    """Class folders: ``root/train/<class>/…`` with ``root/val/<class>/…``, or ``root/<class>/…`` split by seed."""
+    with listing():
+        root = existing(options, "a folder with one sub-folder of images per class")
+        if (root / "train").is_dir() and (root / "val").is_dir():
+            return _train_and_val(root)
+        names = [path.name for path in class_folders(root)]
+        require_classes(names, root)
+        if {name.lower() for name in names} <= PART_NAMES and "train" in names:
+            raise DataError(
+                f"{place(root)} has {', '.join(names)}, expected train and val: call the held-out folder val, "
+                f"or set --data.root to {place(root / 'train')} to have a part of it held out"
+            )
+        return split_by_seed(names, file_set(root, names), options)
+
+
+def _train_and_val(root: Path) -> Source:
+    names = [path.name for path in class_folders(root / "train")]
+    require_classes(names, root / "train")
+    stray = [path.name for path in class_folders(root / "val") if path.name not in set(names)]
+    if stray:
+        raise DataError(
+            f"class '{printable(stray[0])}' is in {place(root / 'val')} but not in {place(root / 'train')}: "
+            "add its training images, or take it out"
+        )
+    return Source(names, file_set(root / "train", names), file_set(root / "val", names, may_be_empty=True))
+
+
+@contextmanager
+def listing() -> Iterator[None]:
+    """Raise DataError, with the folder's name, where the file system refuses to list one."""
+    try:
+        yield
+    except OSError as error:
+        where = printable(str(error.filename))
+        raise DataError(f"cannot read {where}: {error.strerror}; give this account access to it") from error
+
+
+def file_set(root: Path, class_names: list[str], may_be_empty: bool = False) -> FileSet:
+    """All images of the class folders ``class_names`` below ``root``, named by their paths from there.
+
+    Raises:
+        DataError: two names for one folder, or a folder without an image unless it ``may_be_empty``.
+    """
+    names: list[str] = []
+    labels: list[int] = []
+    owner: dict[Path, str] = {}
+    for label, class_name in enumerate(class_names):
+        home = root / class_name
+        if not home.is_dir():
+            continue
+        other = owner.setdefault(home.resolve(), class_name)
+        if other != class_name:
+            raise DataError(
+                f"class folders '{printable(other)}' and '{printable(class_name)}' in {place(root)} are the same "
+                "folder: remove one of the links"
+            )
+        files = image_files(home)
+        names += [path.relative_to(root).as_posix() for path in files]
+        labels += [label] * len(files)
+    empty = sorted(set(range(len(class_names))) - set(labels))
+    if empty and not may_be_empty:
+        home, known = root / class_names[empty[0]], " ".join(sorted(EXTENSIONS))
+        raise DataError(f"class folder {place(home)} holds no image ({known}): add images or remove the folder")
+    return FileSet(root, names, labels)
+
+
+def require_classes(names: Sequence[str], root: Path) -> None:
+    """Raise DataError where a folder has no class folders."""
+    if not names:
+        raise DataError(f"{place(root)} has no sub-folders: expected one folder of images per class")
+
+
+def existing(options: SourceOptions, what: str) -> Path:
+    """The root folder, or an error that says what was looked for, where, and the remedy."""
+    if options.root is None:
+        raise UsageError(f"no data folder was given: set --data.root to {what}")
+    root = expanded(options.root)
+    if not root.is_dir():
+        raise DataError(f"no folder {place(root)}: set --data.root to {what}")
+    return root

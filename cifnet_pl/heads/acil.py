@@ -1,0 +1,180 @@
+"""ACIL: ridge regression on a random projection of the embedding (Zhuang et al., NeurIPS 2022)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cifnet_pl.errors import CheckpointError, UsageError
+from cifnet_pl.heads.base import Head, Ridge, check_ridge, exact
+from cifnet_pl.heads.shared import SharedSumsHead
+from cifnet_pl.statistics import Sums, solve_gcv, solve_ridge
+
+
+class ACILHead(SharedSumsHead):
+    """Ridge regression of one-hot targets on ``h = ReLU(P z)``, without bias, over all data ever seen.
+
+    ``W = (G + γI)⁻¹ Q`` with ``G = Σ h hᵀ`` and ``Q[:, c] = Σ_{y=c} h``: the joint solution that ACIL's recursion
+    over inverse Gram matrices reaches step by step, here from sums and one Cholesky factorisation a task. The sums
+    are exact under ``merge_`` and ``subtract_``, where the recursion could only add. At most three matrices of B²
+    numbers are alive at a time, four with "gcv".
+
+    Args:
+        in_features: width d of the embeddings.
+        width: number B of random features; that of ``projection`` where one is given.
+        ridge: γ added to the unweighted Gram matrix of the random features, or "gcv" (chosen anew at every solve).
+        projection: (B, d) matrix P, which is then part of the state; None to draw it from the seed, uniform in
+            ±1/√d (the default of a linear layer), in which case the state holds only its fingerprint.
+        seed: of the projection.
+        dtype: of the sums and the projection, "float64" or "float32".
+    """
+
+    projection: Tensor
+    fingerprint: Tensor
+    weights: Tensor
+    ridge_used: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        width: int = 8192,
+        ridge: Ridge = 0.1,
+        projection: Tensor | None = None,
+        seed: int = 0,
+        dtype: str = "float64",
+    ):
+        if projection is not None:
+            if projection.ndim != 2 or projection.shape[1] != in_features:
+                raise UsageError(f"projection has shape {tuple(projection.shape)}, expected (width, {in_features})")
+            width = len(projection)
+        if width < 1:
+            raise UsageError(f"width is {width}, expected at least 1")
+        super().__init__(in_features, width, dtype)
+        self.width, self.ridge, self.seed = width, check_ridge(ridge), seed
+        self.given = projection is not None
+        matrix = (draw_projection(width, in_features, seed) if projection is None else projection).double()
+        self.register_buffer("projection", matrix.to(self.dtype, copy=True), persistent=self.given)
+        self.register_buffer("fingerprint", torch.tensor(fingerprint(matrix)))
+        self.register_buffer("weights", torch.zeros(width, 0, dtype=self.dtype))
+        self.register_buffer("ridge_used", torch.zeros((), dtype=torch.float64))
+
+    def settings(self) -> dict[str, Any]:
+        """Constructor arguments that a stored state depends on."""
+        own = {"width": self.width, "ridge": self.ridge, "projection": "given" if self.given else f"seed {self.seed}"}
+        return super().settings() | own
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> ACILHead:
+        """An empty head (see :meth:`Head.from_settings`); a projection that was given is zero until it is loaded."""
+        own = dict(settings)
+        kind, _, seed = str(own.pop("projection")).partition(" ")
+        if kind == "given":
+            return cls(**own, projection=torch.zeros(int(own["width"]), int(own["in_features"]), dtype=torch.float64))
+        return cls(**own, seed=int(seed))
+
+    def fresh(self) -> Head:
+        """An empty head with the same projection."""
+        own = super().fresh()
+        assert isinstance(own, ACILHead)
+        own.projection.copy_(self.projection)
+        own.fingerprint.copy_(self.fingerprint)
+        return own
+
+    def _projected(self, z: Tensor) -> Tensor:
+        return z.to(self.dtype) @ self.projection.T
+
+    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
+        self._open_increment().add(self._projected(z).relu_(), columns, weight)
+
+    def _solve(self) -> None:
+        self._fold()
+        self.weights, ridge = solve_stream(self.sums, self.sums.mass, self.ridge)
+        self.ridge_used.fill_(ridge)
+
+    def _scores(self, z: Tensor) -> Tensor:
+        return (self._projected(z).relu_() @ self.weights).double()
+
+    @exact
+    def merge_(self, other: Head) -> None:
+        """Add the sums of ``other``: equal to one head that saw both sites' samples."""
+        self._same_projection(other)
+        super().merge_(other)
+
+    @exact
+    def subtract_(self, other: Head) -> None:
+        """Take the sums of ``other`` out: equal to never having seen its samples."""
+        self._same_projection(other)
+        super().subtract_(other)
+
+    def _same_projection(self, other: Head) -> None:
+        self._same_kind(other)
+        assert isinstance(other, ACILHead)
+        if int(self.fingerprint) != int(other.fingerprint):
+            raise UsageError("cannot combine heads with different projections: use the same seed or matrix")
+
+    def _keep(self, columns: Tensor) -> None:
+        super()._keep(columns)
+        self.weights = self.weights[:, columns[columns < self.weights.shape[1]]]  # newer classes are not solved yet
+
+    def state_elements(self) -> dict[str, int]:
+        """Numbers kept between tasks: B² + 2CB, and Bd for a projection that was given."""
+        return {
+            "projection": self.projection.numel() if self.given else 0,
+            "factors": self.sums.gram.numel(),
+            "moments": self.sums.class_sums.numel(),
+            "weights": self.weights.numel(),
+        }
+
+    def _before_load(self, own: Mapping[str, Any]) -> None:
+        super()._before_load(own)
+        stored = own.get("fingerprint")
+        if isinstance(stored, Tensor) and not self.given and int(stored) != int(self.fingerprint):
+            raise CheckpointError(
+                f"the stored head used another projection than width {self.width} and seed {self.seed} give "
+                f"for embeddings of width {self.in_features}: use the arguments that it was made with"
+            )
+        matrix = own.get("projection")
+        if isinstance(matrix, Tensor) and matrix.shape != self.projection.shape:
+            raise CheckpointError(
+                f"stored projection has shape {tuple(matrix.shape)}, expected {tuple(self.projection.shape)}"
+            )
+
+
+def solve_stream(sums: Sums, target_energy: Tensor, ridge: Ridge) -> tuple[Tensor, float]:
+    """Weights (p, C) of ridge regression without bias on sums whose ``class_sums`` are the moments, and the ridge.
+
+    Args:
+        sums: over the features of one stream.
+        target_energy: () sum of the squared targets; with one-hot targets, of the sample weights.
+        ridge: a number, or "gcv".
+    """
+    moment = sums.class_sums.T
+    if ridge == "gcv":
+        weights, chosen = solve_gcv(sums.gram, moment, target_energy, int(sums.seen))
+    else:
+        weights, chosen = solve_ridge(sums.gram, moment, sums.gram.new_tensor(ridge)), float(ridge)
+    # Row-major, as after loading: products round differently with the solver's column-major result.
+    return weights.contiguous(), chosen
+
+
+def draw_projection(width: int, in_features: int, seed: int) -> Tensor:
+    """(width, in_features) float64, uniform in ±1/√d.
+
+    Only raw output of the bit generator is used, which NumPy keeps the same for ever: a state that does not hold its
+    projection can be loaded under any later release.
+    """
+    raw = np.random.PCG64(seed).random_raw((width, in_features)) >> np.uint64(11)  # the 53 bits of a double
+    uniform: Tensor = torch.from_numpy(raw.astype(np.float64) * 2.0**-52 - 1)
+    return uniform / math.sqrt(in_features)
+
+
+def fingerprint(matrix: Tensor) -> int:
+    """63 bits of the SHA-256 of a float64 matrix and its shape."""
+    content = str(tuple(matrix.shape)).encode() + matrix.detach().cpu().contiguous().numpy().tobytes()
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1

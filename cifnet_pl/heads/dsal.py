@@ -1,0 +1,162 @@
+"""DS-AL: ACIL with a second stream that fits what the first one leaves over (Zhuang et al., AAAI 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cifnet_pl.errors import UsageError
+from cifnet_pl.heads.acil import ACILHead, solve_stream
+from cifnet_pl.heads.base import Head, Ridge, exact
+from cifnet_pl.statistics import Sums
+
+
+class DSALHead(ACILHead):
+    """Two ridge regressions on one random projection: ReLU main stream, tanh compensation stream.
+
+    The main stream is ACIL's. After task k the compensation stream is taught, on ``φ = tanh(P z)``, the residual
+    ``y − W_kᵀh`` of the main stream for the classes of task k; the residual of earlier classes is set to zero
+    (previous label cleansing). ``score = Wᵀh + C·Vᵀφ`` with C the compensation ratio.
+
+    In sums: ``Φ = Σ φφᵀ`` over all data; the moment of a class of task k is ``Σ_k φ y − (Σ_k φ hᵀ) W_k`` over the
+    samples of task k alone, since its target is zero in every other task; ``V = (Φ + γI)⁻¹`` times the moments.
+    The cross product ``Σ_k φ hᵀ`` is needed during task k only. All samples of a task are taken together, as one
+    batch of the authors' recursion, so batch size and order do not matter. The residual targets depend on the
+    weights at their time, so the statistics cannot be merged over sites.
+    At most six matrices of B² numbers are alive at a time, seven with "gcv".
+
+    Args:
+        compensation_ratio: C.
+        ridge: γ of both streams; with "gcv" each stream's is chosen on its own.
+        in_features, width, projection, seed, dtype: as for :class:`ACILHead`.
+    """
+
+    cross: Tensor
+    compensation_weights: Tensor
+    compensation_ridge: Tensor
+    residual_energy: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        width: int = 8192,
+        ridge: Ridge = 0.1,
+        projection: Tensor | None = None,
+        seed: int = 0,
+        compensation_ratio: float = 0.6,
+        dtype: str = "float64",
+    ):
+        super().__init__(in_features, width, ridge, projection, seed, dtype)
+        if not 0 <= compensation_ratio < float("inf"):
+            raise UsageError(f"compensation_ratio is {compensation_ratio:g}, expected a number of at least 0")
+        self.compensation_ratio = compensation_ratio
+        # Its class_sums are the moments of the residual targets.
+        self.compensation = Sums(self.width, dtype=self.dtype)
+        self.compensation_increment: Sums | None = None
+        self.register_buffer("cross", torch.zeros(0, 0, dtype=self.dtype))
+        self.register_buffer("compensation_weights", torch.zeros(self.width, 0, dtype=self.dtype))
+        self.register_buffer("compensation_ridge", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("residual_energy", torch.zeros((), dtype=self.dtype))
+
+    def settings(self) -> dict[str, Any]:
+        """Constructor arguments that a stored state depends on."""
+        return super().settings() | {"compensation_ratio": self.compensation_ratio}
+
+    def _begin(self, new: int, counts: Sequence[int] | None) -> None:
+        super()._begin(new, counts)
+        self.compensation.grow(new)
+
+    def _open_increment(self) -> Sums:
+        if self.compensation_increment is None:
+            sums = Sums(self.width, len(self.labels), dtype=self.dtype)
+            self.compensation_increment = sums.to(self.labels.device)
+            self.cross = self.sums.gram.new_zeros(self.width, self.width)
+        return super()._open_increment()
+
+    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
+        main = self._open_increment()
+        assert self.compensation_increment is not None
+        projected = self._projected(z)
+        h, phi = projected.relu(), projected.tanh_()
+        main.add(h, columns, weight)
+        self.compensation_increment.add(phi, columns, weight)
+        weighted = phi if weight is None else phi * weight.to(phi)[:, None]
+        self.cross.addmm_(weighted.T, h)
+
+    @exact
+    def reduce_(self, sum_in_place: Callable[[Tensor], object]) -> None:
+        """Sum what this task observed over processes (see :meth:`Head.reduce_`)."""
+        super().reduce_(sum_in_place)
+        assert self.compensation_increment is not None
+        self.compensation_increment.reduce(sum_in_place)
+        sum_in_place(self.cross)
+
+    def _solve(self) -> None:
+        observed = self.increment
+        if self.compensation_increment is not None:
+            self.compensation.merge(self.compensation_increment)
+            self.compensation_increment = None
+        super()._solve()  # folds what was observed into the main stream, and solves that
+        if observed is not None:
+            self._teach(observed)
+            self.cross = self.cross.new_zeros(0, 0)
+            del observed  # at full width every matrix counts
+        weights, ridge = solve_stream(self.compensation, self.residual_energy, self.ridge)
+        self.compensation_weights = weights
+        self.compensation_ridge.fill_(ridge)
+
+    def _teach(self, observed: Sums) -> None:
+        """Turn the compensation moments of the classes just learned into those of their residual targets."""
+        seen = observed.counts > 0
+        if not seen.any():  # all classes of the task were removed again
+            return
+        current = self.task_of == self.task_of[seen].max()
+        weights = self.weights[:, current]
+        self.compensation.class_sums[current] -= (self.cross @ weights).T
+        fitted = (weights * (observed.gram @ weights - 2 * observed.class_sums[current].T)).sum()
+        self.residual_energy += observed.mass + fitted
+
+    def _scores(self, z: Tensor) -> Tensor:
+        projected = self._projected(z)
+        main = projected.relu() @ self.weights
+        return (main + self.compensation_ratio * (projected.tanh_() @ self.compensation_weights)).double()
+
+    @exact
+    def merge_(self, other: Head) -> None:
+        """Refused: the residual targets of a task depend on the main stream's weights at that time."""
+        raise self._cannot("merge", "its residual targets were fixed by the weights that each site had at the time")
+
+    @exact
+    def subtract_(self, other: Head) -> None:
+        """Refused, as :meth:`merge_`."""
+        raise self._cannot("subtract", "its residual targets were fixed by the weights at the time")
+
+    def _discard(self) -> None:
+        super()._discard()
+        self.compensation_increment = None
+        self.cross = self.cross.new_zeros(0, 0)
+
+    def _keep(self, columns: Tensor) -> None:
+        # Nothing is folded: the residual targets of a task that is under way are still to be made.
+        sums = [self.sums, self.compensation, self.increment, self.compensation_increment]
+        for part in sums:
+            if part is not None:
+                part.keep(columns)
+        known = columns[columns < self.weights.shape[1]]
+        self.weights, self.compensation_weights = self.weights[:, known], self.compensation_weights[:, known]
+
+    def state_elements(self) -> dict[str, int]:
+        """Numbers kept between tasks: 2B² + 4CB, and Bd for a projection that was given."""
+        return {
+            "projection": self.projection.numel() if self.given else 0,
+            "factors": self.sums.gram.numel() + self.compensation.gram.numel(),
+            "moments": self.sums.class_sums.numel() + self.compensation.class_sums.numel(),
+            "weights": self.weights.numel() + self.compensation_weights.numel(),
+        }
+
+    def _before_load(self, own: Mapping[str, Any]) -> None:
+        self.compensation_increment = None
+        super()._before_load(own)

@@ -1,0 +1,117 @@
+"""k nearest neighbours among all embeddings ever seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cifnet_pl.errors import UsageError, unknown_name
+from cifnet_pl.heads.base import Head, exact
+from cifnet_pl.heads.prototypes import METRICS
+from cifnet_pl.heads.samples import Samples
+
+QUERIES = 1024
+"""Queries compared with all stored embeddings at a time; bounds the memory of a prediction."""
+
+
+class KNNHead(Head):
+    """k nearest neighbours, each voting with its sample weight divided by its distance.
+
+    Keeps every embedding: N·d numbers that grow with the data and not with the classes (``state_elements`` says how
+    many), and N·d products for every prediction. Distances are ``1 − cos`` or Euclidean. With V_c the votes for class
+    c, V their sum and k neighbours, ``score_c = log((k·V_c/V + 1/C)/(k + 1))``: one vote more is spread over all
+    classes, so that the softmax of the scores is the share of votes and never zero.
+
+    Args:
+        in_features: width d of the embeddings.
+        neighbours: k; all stored embeddings where they are fewer.
+        metric: "cosine" or "euclidean".
+        dtype: in which embeddings are kept and compared, "float32" (as a backbone gives them) or "float64".
+    """
+
+    def __init__(self, in_features: int, neighbours: int = 5, metric: str = "cosine", dtype: str = "float32"):
+        super().__init__(in_features, dtype)
+        if neighbours < 1:
+            raise UsageError(f"neighbours is {neighbours}, expected at least 1")
+        if metric not in METRICS:
+            raise unknown_name("metric", metric, METRICS)
+        self.neighbours, self.metric = neighbours, metric
+        self.samples = Samples(in_features, self.dtype)
+        self.pending = Samples(in_features, self.dtype)
+
+    def settings(self) -> dict[str, Any]:
+        """Constructor arguments that a stored state depends on."""
+        return super().settings() | {"neighbours": self.neighbours, "metric": self.metric}
+
+    def _begin(self, new: int, counts: Sequence[int] | None) -> None:
+        """Nothing to make room for."""
+
+    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
+        self.pending.add(z, self.labels[columns], weight)
+
+    def _solve(self) -> None:
+        if len(self.pending):
+            self.samples.take(self.pending)
+            self.pending.clear()
+            self.samples.sort()
+
+    def _scores(self, z: Tensor) -> Tensor:
+        z, stored = z.to(self.dtype), self.samples.z
+        column = self._columns(self.samples.y)
+        if self.metric == "cosine":
+            z, stored = (torch.nn.functional.normalize(x, dim=1) for x in (z, stored))
+        parts = [self._vote(queries, stored, column) for queries in torch.split(z, QUERIES)]
+        return torch.cat(parts).double()
+
+    def _vote(self, z: Tensor, stored: Tensor, column: Tensor) -> Tensor:
+        """Scores (n, C) of queries z (n, d), both sides normalised already for the cosine."""
+        # Distances that are nothing but rounding are set to the largest that rounding gives.
+        rounding = 16 * torch.finfo(self.dtype).eps
+        if self.metric == "cosine":
+            distance = (1 - z @ stored.T).clamp_min(rounding)
+        else:
+            squares = z.square().sum(dim=1)[:, None] + stored.square().sum(dim=1)
+            distance = torch.maximum(squares - 2 * z @ stored.T, rounding * squares).sqrt()
+        k = min(self.neighbours, len(stored))
+        nearest = distance.topk(k, dim=1, largest=False)
+        vote = self.samples.weight[nearest.indices] / nearest.values.double()
+        votes = vote.new_zeros(len(z), len(self.labels)).scatter_add_(1, column[nearest.indices], vote)
+        share = votes / votes.sum(dim=1, keepdim=True)
+        return torch.log((k * share + 1 / len(self.labels)) / (k + 1))
+
+    # ------------------------------------------------------------------ the life of a model
+
+    @exact
+    def merge_(self, other: Head) -> None:
+        """Take over the embeddings of ``other``; classes are matched by label, new ones are appended."""
+        self._same_kind(other)
+        assert isinstance(other, KNNHead)
+        for task in other.tasks:
+            new = [label for label in task if label not in self.classes]
+            if new:
+                self.solved.fill_(True)
+                self.begin_task(new)
+        for part in (other.samples, other.pending):
+            self.pending.take(part)
+        self._solve()
+        self.solved.fill_(False)
+        self.under_way.fill_(False)
+
+    def class_counts(self) -> dict[int, int]:
+        """Samples kept of each class, by label."""
+        counts = self.samples.counts(self.labels) + self.pending.counts(self.labels)
+        return dict(zip(self.classes, counts.tolist(), strict=True))
+
+    def _discard(self) -> None:
+        self.pending.clear()
+
+    def _keep(self, columns: Tensor) -> None:
+        for part in (self.samples, self.pending):
+            part.keep_labels(self.labels[columns])
+
+    def state_elements(self) -> dict[str, int]:
+        """Numbers kept between tasks: N·d, with N the number of all samples seen."""
+        return {"embeddings": self.samples.z.numel()}

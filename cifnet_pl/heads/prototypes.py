@@ -1,0 +1,208 @@
+"""Heads around class means: nearest class mean, and linear discriminant analysis with one shared covariance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cifnet_pl.errors import CheckpointError, UsageError, unknown_name
+from cifnet_pl.heads.shared import SharedSumsHead
+from cifnet_pl.statistics import Centred, Sums, augment, gcv_ridge, solve_ridge, spectrum
+
+METRICS = ("cosine", "euclidean")
+
+
+class ClassSums(Sums):
+    """The sums of each class without a Gram matrix: ``gram`` stays empty (0, 0)."""
+
+    def __init__(self, width: int, classes: int = 0, *, dtype: torch.dtype = torch.float64):
+        super().__init__(0, classes, dtype=dtype)
+        self.class_sums = torch.zeros(classes, width, dtype=dtype)
+
+    @property
+    def width(self) -> int:
+        """Number of features p."""
+        return self.class_sums.shape[1]
+
+    def add(self, x: Tensor, index: Tensor, weight: Tensor | None = None) -> None:
+        """Add rows (n, p) of the classes ``index`` (n,); see :meth:`Sums.add`."""
+        x = x.to(self.class_sums.dtype)
+        self.class_sums.index_add_(0, index, x if weight is None else x * weight.to(x)[:, None])
+        self.counts += torch.bincount(index, minlength=len(self.counts))
+        self.seen += len(x)
+        self.mass += len(x) if weight is None else weight.to(x).sum()
+
+    def _before_load(self, own: Mapping[str, Any]) -> None:
+        stored = own.get("class_sums")
+        if isinstance(stored, Tensor) and stored.shape[1:] != (self.width,):
+            raise CheckpointError(
+                f"stored class sums have shape {tuple(stored.shape)}, expected (classes, {self.width}): "
+                "they are of embeddings of another width"
+            )
+
+
+class NCMHead(SharedSumsHead):
+    """Nearest class mean: one mean ``μ_c = Σ_{y=c} z / n_c`` for each class (Mensink et al., 2013).
+
+    Scores: "cosine" gives the cosine between z and μ_c, "euclidean" gives ``−‖z − μ_c‖²``.
+
+    Args:
+        in_features: width d of the embeddings.
+        metric: "cosine" or "euclidean".
+        dtype: of the sums, "float64" or "float32".
+    """
+
+    sums_type = ClassSums
+
+    def __init__(self, in_features: int, metric: str = "cosine", dtype: str = "float64"):
+        super().__init__(in_features, in_features + 1, dtype)
+        if metric not in METRICS:
+            raise unknown_name("metric", metric, METRICS)
+        self.metric = metric
+
+    def settings(self) -> dict[str, Any]:
+        """Constructor arguments that a stored state depends on."""
+        return super().settings() | {"metric": self.metric}
+
+    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
+        self._open_increment().add(augment(z.to(self.dtype)), columns, weight)
+
+    def _solve(self) -> None:
+        self._fold()
+
+    @property
+    def means(self) -> Tensor:
+        """(C, d) means of the classes, in column order."""
+        return class_means(self.sums)
+
+    def _scores(self, z: Tensor) -> Tensor:
+        z = z.to(self.dtype)
+        if self.metric == "cosine":
+            unit = torch.nn.functional.normalize(z, dim=1)
+            return (unit @ torch.nn.functional.normalize(self.means, dim=1).T).double()
+        means = self.means
+        squares = z.square().sum(dim=1)[:, None] + means.square().sum(dim=1)
+        return (2 * z @ means.T - squares).double()
+
+    def state_elements(self) -> dict[str, int]:
+        """Numbers kept between tasks: C(d+1), sums and weights of the classes."""
+        return {"moments": self.sums.class_sums.numel()}
+
+
+class SLDAHead(SharedSumsHead):
+    """Linear discriminant analysis with one covariance for all classes (streaming LDA, Hayes and Kanan, 2020).
+
+    ``score_c = zᵀΛμ_c − ½ μ_cᵀΛμ_c`` with ``Λ = ((1−α)S + α·s·I)⁻¹``, S the covariance within classes and
+    ``s = tr(S)/d``; equal priors, so the softmax of the scores is the model's posterior. The paper's streaming update
+    of S depends on the order of the samples; S from sums over all data, ``Σ zzᵀ − Σ_c n_c μ_c μ_cᵀ``, does not.
+
+    Args:
+        in_features: width d of the embeddings.
+        shrinkage: α in (0, 1], or chosen at every solve from the sums alone: "gcv" takes the ridge λ that generalised
+            cross-validation chooses for regression on class indicators, which spans the same directions as the LDA
+            with ``α/(1−α) = λ/(n·s)``; "oas" is the oracle approximating shrinkage of Chen et al. (2010).
+        dtype: of the sums, "float64" or "float32".
+    """
+
+    weights: Tensor
+    shrinkage_used: Tensor
+
+    def __init__(self, in_features: int, shrinkage: float | str = "gcv", dtype: str = "float64"):
+        super().__init__(in_features, in_features + 1, dtype)
+        self.shrinkage = check_shrinkage(shrinkage)
+        self.register_buffer("weights", torch.zeros(in_features + 1, 0, dtype=self.dtype))
+        self.register_buffer("shrinkage_used", torch.zeros((), dtype=torch.float64))
+
+    def settings(self) -> dict[str, Any]:
+        """Constructor arguments that a stored state depends on."""
+        return super().settings() | {"shrinkage": self.shrinkage}
+
+    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
+        self._open_increment().add(augment(z.to(self.dtype)), columns, weight)
+
+    def _solve(self) -> None:
+        self._fold()
+        means, within = class_means(self.sums), self.within_scatter() / self.sums.mass
+        scale = within.diagonal().mean()
+        if scale <= 0:  # every class is a single point: nothing is known about directions
+            within, scale = torch.zeros_like(within), torch.ones_like(scale)
+        alpha = self._choose_shrinkage(within, scale.item())
+        inverse_means = solve_ridge((1 - alpha) * within, means.T, alpha * scale)
+        bias = -0.5 * (means.T * inverse_means).sum(dim=0)
+        self.weights = torch.cat([bias[None], inverse_means])
+        self.shrinkage_used.fill_(alpha)
+
+    def within_scatter(self) -> Tensor:
+        """(d, d) ``Σ ω zzᵀ − Σ_c n_c μ_c μ_cᵀ`` over all samples, those of removed classes included."""
+        weight, sums = self.sums.class_sums[:, :1], self.sums.class_sums[:, 1:]
+        return self.sums.gram[1:, 1:] - sums.T @ (sums / weight)
+
+    def _choose_shrinkage(self, within: Tensor, scale: float) -> float:
+        if isinstance(self.shrinkage, float):
+            return self.shrinkage
+        if self.shrinkage == "oas":
+            return oas_shrinkage(within, int(self.sums.seen))
+        moment = self.sums.class_sums.T
+        centred = Centred.from_augmented(self.sums.gram, moment, self.sums.mass, int(self.sums.seen))
+        eigenvalues, vectors = spectrum(centred.gram, centred.samples - 1)
+        energy = (vectors.T @ centred.moment).square().sum(dim=1)
+        ridge = gcv_ridge(eigenvalues, energy, centred.target_energy, centred.samples)
+        return ridge / (ridge + self.sums.mass.item() * scale)
+
+    def _scores(self, z: Tensor) -> Tensor:
+        return (augment(z.to(self.dtype)) @ self.weights).double()
+
+    def _keep(self, columns: Tensor) -> None:
+        self._fold()
+        # Of a removed class the scatter around its mean stays, not the mean itself.
+        gone = self.sums.counts > 0
+        gone[columns] = False
+        sums = self.sums.class_sums[gone]
+        self.sums.gram -= sums.T @ (sums / sums[:, :1])
+        super()._keep(columns)
+        self.weights = self.weights[:, columns[columns < self.weights.shape[1]]]  # newer classes are not solved yet
+
+    def state_elements(self) -> dict[str, int]:
+        """Numbers kept between tasks: (d+1)² + 2C(d+1)."""
+        return {
+            "factors": self.sums.gram.numel(),
+            "moments": self.sums.class_sums.numel(),
+            "weights": self.weights.numel(),
+        }
+
+
+def class_means(sums: Sums) -> Tensor:
+    """(C, p−1) weighted means of the classes, from sums over ``[1; z]``."""
+    return sums.class_sums[:, 1:] / sums.class_sums[:, :1]
+
+
+def check_shrinkage(shrinkage: float | str) -> float | str:
+    """Return ``shrinkage`` as a float, "gcv" or "oas"; raise UsageError for anything else."""
+    if shrinkage in ("gcv", "oas"):
+        return shrinkage
+    try:
+        value = float(shrinkage)
+    except ValueError:
+        raise UsageError(f"shrinkage is '{shrinkage}', expected a number in (0, 1], gcv or oas") from None
+    if not 0 < value <= 1:
+        raise UsageError(f"shrinkage is {value:g}, expected a number in (0, 1], gcv or oas")
+    return value
+
+
+def oas_shrinkage(covariance: Tensor, samples: int) -> float:
+    """Oracle approximating shrinkage towards the scaled identity (Chen, Wiesel, Eldar and Hero, 2010, eq. 23).
+
+    Args:
+        covariance: (p, p) maximum-likelihood estimate.
+        samples: number of samples that it was estimated from.
+    """
+    p = len(covariance)
+    square = covariance.square().sum().item()  # tr(S²)
+    trace = covariance.trace().item() ** 2
+    spread = (samples + 1 - 2 / p) * (square - trace / p)
+    if spread <= 0:  # already a multiple of the identity
+        return 1.0
+    return min(1.0, ((1 - 2 / p) * square + trace) / spread)

@@ -1,0 +1,117 @@
+"""Reports on finished runs: ``python -m cifnet_pl report RUNS… --output DIR``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+
+from cifnet_pl.errors import DataError
+from cifnet_pl.report.costs import buffer_bars, energy_bars, memory_bars, time_bubbles
+from cifnet_pl.report.curves import ablation_bars, calibration_maps, sampling_bars, trajectories, value_curves
+from cifnet_pl.report.elsewhere import read_external
+from cifnet_pl.report.groups import group_order, group_runs
+from cifnet_pl.report.markup import Table, to_csv_table, to_latex, to_markdown
+from cifnet_pl.report.page import to_page
+from cifnet_pl.report.runs import read_runs
+from cifnet_pl.report.study import Study
+from cifnet_pl.report.style import SETTINGS, Picture, render
+from cifnet_pl.report.tables import all_tables
+from cifnet_pl.storage import write_atomic, write_text
+
+__all__ = ["Study", "read_study", "report"]
+
+TITLE = "Class-incremental learning: results"
+
+
+def report(runs: list[str], output: str = "report", external: str | None = None) -> None:
+    """Tables and figures of finished runs, mean and deviation over seeds, with the paper's numbers beside them.
+
+    Args:
+        runs: run folders, or folders that hold them at any depth.
+        output: folder for report.html, report.md, tables/ and figures/.
+        external: CSV file of methods run elsewhere (method, seed, task, A_k, seconds, kWh; cells may be empty).
+    """
+    study = read_study(runs, external)
+    for sentence in study.left_out:
+        print(f"left out: {sentence}")
+    write_report(study, Path(output))
+    used = sum(len(group.outcomes) for group in study.groups if group.kind == "measured")
+    configurations = sum(group.kind == "measured" for group in study.groups)
+    print(f"{used} runs of {configurations} configurations: {Path(output) / 'report.html'}")
+
+
+def read_study(runs: Sequence[str | Path], external: str | Path | None = None) -> Study:
+    """Read runs and external results, and group them by configuration.
+
+    Raises:
+        UsageError: a path that does not exist, or external results that belong to no setting.
+        DataError: not one whole run.
+    """
+    whole, left_out = read_runs(runs)
+    if not whole:
+        reason = f" ({left_out[0]})" if left_out else ""
+        raise DataError(f"no finished run in {', '.join(map(str, runs))}{reason}")
+    groups, replaced = group_runs(whole)
+    study = Study(groups, left_out + replaced)
+    if external is not None:
+        groups = sorted(groups + read_external(Path(external), study.settings), key=group_order)
+    return Study(groups, left_out + replaced)
+
+
+def write_report(study: Study, folder: Path) -> None:
+    """Write everything; each file is there whole or not at all, and the same study gives the same bytes."""
+    tables = all_tables(study)
+    drawn: dict[str, list[tuple[Picture, bytes]]] = {}
+    for section, pictures in all_pictures(study).items():
+        for picture in pictures:
+            png, svg = render(picture)
+            _write(folder / "figures" / f"{picture.name}.png", png)
+            _write(folder / "figures" / f"{picture.name}.svg", svg)
+            drawn.setdefault(section, []).append((picture, svg))
+    for table in (table for section in tables.values() for table in section):
+        write_text(folder / "tables" / f"{table.name}.csv", to_csv_table(table))
+        write_text(folder / "tables" / f"{table.name}.tex", to_latex(table))
+        write_text(folder / "tables" / f"{table.name}.md", to_markdown(table))
+    warnings = [*study.notes, *(f"Left out: {sentence}" for sentence in study.left_out)]
+    plain = {section: [picture for picture, _ in pairs] for section, pairs in drawn.items()}
+    write_text(folder / "report.md", _markdown(study, warnings, tables, plain))
+    write_text(folder / "report.html", to_page(TITLE, _lead(study), warnings, tables, drawn))
+
+
+def all_pictures(study: Study) -> dict[str, list[Picture]]:
+    """Section of the report → its figures."""
+    with matplotlib.rc_context(SETTINGS):
+        settings = study.settings
+        return {
+            "Accuracy": [p for s in settings for p in trajectories(study, s)],
+            "Efficiency": [p for s in settings for p in [*time_bubbles(study, s), *energy_bars(study, s)]],
+            "Memory": [*(p for s in settings for p in memory_bars(study, s)), *buffer_bars(study)],
+            "Ablation": [*ablation_bars(study), *calibration_maps(study)],
+            "Buffer": [*value_curves(study), *sampling_bars(study)],
+        }
+
+
+def _write(path: Path, content: bytes) -> None:
+    write_atomic(path, lambda file: file.write(content))
+
+
+def _lead(study: Study) -> str:
+    runs = sum(len(group.outcomes) for group in study.groups if group.kind == "measured")
+    settings = "; ".join(setting.title for setting in study.settings)
+    return f"{runs} runs. {settings}."
+
+
+def _markdown(
+    study: Study,
+    warnings: Sequence[str],
+    tables: Mapping[str, Sequence[Table]],
+    pictures: Mapping[str, Sequence[Picture]],
+) -> str:
+    lines = [f"# {TITLE}", "", _lead(study), "", *(f"> {text}\n" for text in warnings)]
+    for section in dict.fromkeys([*tables, *pictures]):
+        lines += [f"## {section}", ""]
+        lines += [to_markdown(table) for table in tables.get(section, ())]
+        lines += [f"![{p.caption}](figures/{p.name}.png)\n\n{p.caption}\n" for p in pictures.get(section, ())]
+    return "\n".join(lines)

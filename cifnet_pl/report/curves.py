@@ -1,0 +1,236 @@
+"""Figures of accuracy: trajectories, ablations, buffer size and strategy, other settings, activations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from cifnet_pl.report.groups import Group, Stat
+from cifnet_pl.report.markup import Column, cell_text
+from cifnet_pl.report.settings import Setting
+from cifnet_pl.report.study import ABLATIONS, ANALYTIC, CLASSIFIERS, Study, strategy_name, variant_name
+from cifnet_pl.report.style import Look, Picture, figure, fill, legend_below, legend_of_bars, looks, wrapped
+
+LONG = 40
+"""Tasks from which on a sequence counts as a long horizon (fig:long_tail has 50)."""
+
+BAND = "Bands and bars: ± one standard deviation over seeds."
+
+
+def trajectories(study: Study, setting: Setting) -> list[Picture]:
+    """A_k over classes seen: of the methods (fig:curves), of the classifiers, of the variants."""
+    slug, name = study.slug(setting), study.names[setting]
+    every = study.compared(setting)
+    methods = [group for group in every if group.name not in CLASSIFIERS]
+    classifiers = [group for group in every if group.name in CLASSIFIERS]
+    long = setting.n_tasks >= LONG
+    found = []
+    if _drawable(methods):
+        kind = "long_horizon" if long else "trajectory"
+        title = "Long horizon" if long else "Accuracy over all classes seen"
+        caption = f"{title}: A_k after each task, {name}. {BAND}"
+        found.append(Picture(f"{kind}_{slug}", caption, _lines(methods, name)))
+    if classifiers and _drawable(classifiers):
+        beside = [group for group in methods if group.name in ANALYTIC]
+        caption = f"Classifiers on the same frozen backbone: A_k after each task, {name}. {BAND}"
+        found.append(Picture(f"heads_{slug}", caption, _lines(beside + classifiers, name)))
+    for reference in study.references(setting):
+        family = study.variants(reference, *ABLATIONS)
+        if _drawable(family):
+            caption = f"{reference.name} without one of its parts: A_k after each task, {name}. {BAND}"
+            figure_name = f"ablation_curves_{slug}_{_plain(reference.name)}"
+            found.append(Picture(figure_name, caption, _lines(family, f"{reference.name}: {name}", variants=True)))
+    return found
+
+
+def _plain(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name.lower())
+
+
+def _drawable(groups: Sequence[Group]) -> bool:
+    return any(sum(stat is not None for stat in group.curve()) > 1 for group in groups)
+
+
+def _lines(groups: Sequence[Group], title: str, variants: bool = False) -> Figure:
+    drawn = [group for group in groups if group.curve()]
+    chart = figure(6.4, 4.2 + 0.2 * (len(drawn) // 3))
+    axes = chart.subplots()
+    names = [variant_name(group) if variants else group.label for group in drawn]
+    styles = looks(names)
+    seen = next((group.classes_seen for group in drawn if group.classes_seen), ())
+    for name, group in zip(names, drawn, strict=True):
+        _line(axes, group, seen, styles[name], f"{name} (external)" if group.kind == "external" else name)
+    axes.set(xlabel="classes seen", ylabel="accuracy $A_k$ (%)", title=wrapped(title, 80))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    legend_below(chart, axes, 3)
+    return chart
+
+
+def _line(axes: Axes, group: Group, seen: Sequence[int], look: Look, label: str) -> None:
+    stats = group.curve()
+    x = list(group.classes_seen or seen)[: len(stats)]
+    known = [(a, s) for a, s in zip(x, stats, strict=True) if s is not None]
+    places, means = [a for a, _ in known], np.array([s.mean for _, s in known])
+    spread = np.array([s.sd or 0.0 for _, s in known])
+    # At most about twelve markers a line, so that they stay apart in a long sequence.
+    every = max(1, len(places) // 12)
+    axes.plot(places, means, linestyle=look.line, marker=look.marker, markevery=every, color=look.colour, label=label)
+    if spread.any():
+        axes.fill_between(places, means - spread, means + spread, color=look.colour, alpha=0.15, linewidth=0)
+
+
+# ---------------------------------------------------------------------- bars and sizes
+
+
+def ablation_bars(study: Study) -> list[Picture]:
+    """Ā and A_K of the method and of its variants, one panel a setting (tab:ablation)."""
+    families = study.varied(*ABLATIONS)
+    found = []
+    for family in families:
+        setting, name = family[0].setting, family[0].name
+        bars = [(variant_name(group), group.stat("A_bar"), group.stat("A_K")) for group in family]
+        averages = study.published_of("tab:ablation", setting, "A_bar") if name == "CIFNet" else {}
+        finals = study.published_of("tab:ablation", setting, "A_K") if name == "CIFNet" else {}
+        bars += [(f"{v or 'full method'} (published)", averages.get(v), finals.get(v)) for v in sorted(finals)]
+        caption = f"{name} without one of its parts, {study.names[setting]}. {BAND}"
+        title = f"{name}: {study.names[setting]}"
+        found.append(Picture(f"ablation_{study.slug(setting)}_{_plain(name)}", caption, pair_bars(bars, title)))
+    return found
+
+
+def sampling_bars(study: Study) -> list[Picture]:
+    """Ā and A_K for each way to select the buffer (tab:sampling)."""
+    found = []
+    for family in study.varied("buffer.strategy"):
+        setting = family[0].setting
+        bars = [(strategy_name(g.config["buffer.strategy"]), g.stat("A_bar"), g.stat("A_K")) for g in family]
+        values = study.published_of("tab:sampling", setting, "A_K")
+        bars += [(f"{strategy_name(strategy)} (published)", None, value) for strategy, value in values.items()]
+        caption = f"Selection of the buffer, {study.names[setting]}. {BAND}"
+        title = f"{family[0].name}: {study.names[setting]}"
+        found.append(
+            Picture(f"sampling_{study.slug(setting)}_{_plain(family[0].name)}", caption, pair_bars(bars, title))
+        )
+    return found
+
+
+def pair_bars(bars: Sequence[tuple[str, Stat | None, Stat | None]], title: str) -> Figure:
+    """Two horizontal bars for each label: Ā hatched, A_K full; the numbers at their ends."""
+    chart = figure(6.4, 1.2 + 0.52 * len(bars))
+    axes = chart.subplots()
+    top = 0.0
+    places = range(len(bars) - 1, -1, -1)
+    for part, offset in enumerate((0.19, -0.19)):
+        stats = [(average, final)[part] for _, average, final in bars]
+        known = [(place + offset, stat) for place, stat in zip(places, stats, strict=True) if stat is not None]
+        for place, stat in known:
+            axes.barh(place, stat.mean, 0.36, xerr=stat.sd, ecolor="#888888", capsize=2, **fill(1 - part))
+            end = stat.mean + (stat.sd or 0.0)
+            text = cell_text(stat, Column("", 1))
+            axes.annotate(text, (end, place), (4, 0), textcoords="offset points", va="center", fontsize=7.5)
+            top = max(top, end)
+    axes.set_yticks(places, [wrapped(bar[0], 28) for bar in bars])
+    axes.set(xlabel="accuracy (%)", xlim=(0, 1.22 * top), ylim=(-0.6, len(bars) - 0.4), title=wrapped(title, 70))
+    axes.grid(visible=False, axis="y")
+    shown = [part for part in (0, 1) if any(bar[1 + part] for bar in bars)]
+    names = (r"average accuracy $\bar{A}$", "final accuracy $A_K$")
+    legend_of_bars(chart, [names[part] for part in shown], [1 - part for part in shown], "lower center", 2)
+    return chart
+
+
+def value_curves(study: Study) -> list[Picture]:
+    """A_K against the size of the buffer (fig:buffer_ablation), and against every other number that varies alone."""
+    found = []
+    for key in ["buffer.capacity", *study.other_keys()]:
+        families = [[g for g in f if _is_number(g.config.get(key))] for f in study.varied(key)]
+        families = [family for family in families if len(family) > 1]
+        if families:
+            name = "buffer_size" if key == "buffer.capacity" else f"by_{_plain(key)}"
+            words = "size of the buffer (embeddings)" if key == "buffer.capacity" else key
+            caption = f"Final accuracy by {words}. {BAND}"
+            found.append(Picture(name, caption, _values(study, families, key, words)))
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _values(study: Study, families: Sequence[Sequence[Group]], key: str, words: str) -> Figure:
+    chart = figure(6.0, 3.8 + 0.18 * len(families))
+    axes = chart.subplots()
+    names = [f"{study.names[family[0].setting]}: {family[0].name}" for family in families]
+    ticks: set[float] = set()
+    for family, (name, look) in zip(families, looks(names).items(), strict=True):
+        points = sorted((g.config[key], stat) for g in family if (stat := g.stat("A_K")) is not None)
+        axes.errorbar(
+            [x for x, _ in points], [s.mean for _, s in points], [s.sd or 0.0 for _, s in points], capsize=3,
+            linestyle=look.line, marker=look.marker, color=look.colour, label=name,
+        )  # fmt: skip
+        ticks.update(x for x, _ in points)
+    axes.set_xscale("log")
+    # Only the values that were run, and of those that would touch each other only the first.
+    shown = [x for i, x in enumerate(sorted(ticks)) if i == 0 or x / sorted(ticks)[i - 1] > 1.15]
+    axes.set_xticks(shown, [f"{x:g}" for x in shown])
+    axes.set_xticks([], minor=True)
+    axes.set(xlabel=words, ylabel="final accuracy $A_K$ (%)")
+    legend_below(chart, axes, 1)
+    return chart
+
+
+# ---------------------------------------------------------------------- activations
+
+
+def calibration_maps(study: Study) -> list[Picture]:
+    """How strongly later neurons fire on earlier classes, without and with calibration (fig:buffer_overlapping)."""
+    found = []
+    for family in study.varied("buffer"):
+        shown = [(group, matrix) for group in reversed(family) if (matrix := mean_activations(group)) is not None]
+        if len(shown) == 2:
+            name = study.names[family[0].setting]
+            caption = (
+                f"Effect of calibration, {name}: largest activation among the neurons of one task (columns), averaged "
+                "over the test images of another (rows), after the last task. Above the diagonal stand neurons that "
+                "were added after the images' classes were learned: without calibration they fire on them."
+            )
+            figure_name = f"calibration_{study.slug(family[0].setting)}_{_plain(family[0].name)}"
+            found.append(Picture(figure_name, caption, _maps(shown)))
+    return found
+
+
+def mean_activations(group: Group) -> np.ndarray | None:
+    """(K, K) float: mean over seeds of the recorded activations; None where no run recorded them."""
+    recorded = [o.run.activations for o in group.outcomes if o.run is not None and o.run.activations is not None]
+    shapes = {len(matrix) for matrix in recorded}
+    if len(shapes) != 1:
+        return None
+    whole: np.ndarray = np.array(recorded, dtype=float).mean(axis=0)
+    return whole
+
+
+def _maps(shown: Sequence[tuple[Group, np.ndarray]]) -> Figure:
+    size = len(shown[0][1])
+    chart = figure(8.4, 4.4)
+    panels = chart.subplots(1, 2, sharey=True)
+    for axes, (group, matrix) in zip(panels, shown, strict=True):
+        image = axes.imshow(matrix, cmap="Greys", vmin=0, vmax=1, extent=(0.5, size + 0.5, size + 0.5, 0.5))
+        later = matrix[np.triu_indices(size, 1)]
+        mean = f"\nlater neurons on earlier classes: {np.nanmean(later):.2f}" if len(later) else ""
+        axes.set_title(
+            ("without calibration" if group.changes.get("buffer", "yes") is None else "with calibration") + mean
+        )
+        axes.set_xlabel("neurons of task")
+        axes.grid(visible=False)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        for i, j in np.ndindex(size, size) if size <= 10 else ():
+            if not np.isnan(matrix[i, j]):
+                colour = "white" if matrix[i, j] > 0.5 else "black"
+                axes.text(j + 1, i + 1, f"{matrix[i, j]:.2f}", ha="center", va="center", color=colour, fontsize=6.5)
+    panels[0].set_ylabel("test images of task")
+    chart.colorbar(image, ax=list(panels), label="mean activation", shrink=0.85)
+    return chart

@@ -1,0 +1,166 @@
+"""What a run's configuration says: the setting (data, protocol, backbone) and everything else that makes a method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from cifnet_pl import heads
+from cifnet_pl.report.runs import Run
+
+DATASETS = {
+    "cifar100": "CIFAR-100",
+    "torchvision:CIFAR100": "CIFAR-100",
+    "CIFAR100": "CIFAR-100",
+    "imagenet100": "ImageNet-100",
+    "core50": "CORe50",
+    "tinyimagenet": "Tiny-ImageNet",
+}
+"""Data source → name of the data set, as in the paper's tables. Other sources keep their own name."""
+
+NOT_SETTINGS = (
+    "seed_everything",
+    "data.class_order",
+    "experiment",
+    "logs",
+    "ckpt_path",
+    "weights_only",
+    "trainer.enable_progress_bar",
+    "data.cache_folder",
+)
+"""Keys of ``config.yaml`` that do not make another configuration: seeds, names, and whether there was a terminal."""
+
+OF_SETTING = (
+    "data.source",
+    "data.root",
+    "data.classes_per_task",
+    "data.initial_classes",
+    "data.max_tasks",
+    "data.image_size",
+    "backbone",
+    "architecture",
+)
+"""Keys that belong to the setting; the others belong to the method."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What methods must share to be compared: data set, task protocol and backbone.
+
+    Attributes:
+        dataset: its name, as in the paper where it is one of the paper's.
+        protocol: classes of each task, e.g. "10", or "50 + 10" with a larger first task.
+        n_tasks, n_classes: numbers of tasks and of classes learned.
+        image_size: side in pixels as given, or None for the weights' own.
+        backbone: name of the frozen network, with its architecture where one was given.
+        root: folder of the data, which tells apart data sets of one name.
+    """
+
+    dataset: str
+    protocol: str
+    n_tasks: int
+    n_classes: int
+    image_size: int | None
+    backbone: str
+    root: str
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Sort key: by data set, then few tasks before many."""
+        return (self.dataset, self.n_tasks, self.n_classes, self.backbone, self.image_size or 0, self.root)
+
+    @property
+    def short(self) -> str:
+        """Data set and protocol, for a column of a table."""
+        return f"{self.dataset}, {self.protocol} cls/task"
+
+    @property
+    def title(self) -> str:
+        """Data set, protocol, images and backbone in words."""
+        size = f", {self.image_size} px" if self.image_size else ""
+        tasks = f"{self.n_tasks} tasks" if self.n_tasks > 1 else "1 task"
+        return f"{self.short} ({tasks}, {self.n_classes} classes), {self.backbone}{size}"
+
+    @property
+    def note(self) -> str | None:
+        """What a reader must know about the backbone's training."""
+        if self.backbone.startswith(("embedded:", "torchvision:")):
+            return (
+                f"Backbone {self.backbone} was trained on ImageNet labels, which the paper avoids: it uses "
+                "self-supervised backbones, so that no label of a later class was ever seen."
+            )
+        if self.backbone.startswith("timm:"):
+            return f"Backbone {self.backbone}: see its model card for the labels that it was trained on."
+        return None
+
+
+def configuration(run: Run) -> dict[str, Any]:
+    """The run's settings by dotted name, without seeds and names of folders.
+
+    ``model.init_args.head.init_args.ridge`` becomes ``head.ridge``, and so on for the buffer. A buffer that the
+    head had no use for is left out.
+    """
+    config = {key: value for key, value in run.config.items() if key not in ("model", "lightning.pytorch")}
+    flat = flatten(config)
+    flat.update(_model(run))
+    callbacks = flat.get("trainer.callbacks")
+    if isinstance(callbacks, list):
+        flat["trainer.callbacks"] = [c for c in callbacks if "ActivationTable" not in str(c)] or None
+    if not isinstance(run.config["data"].get("class_order"), int) and "class_order" in run.config["data"]:
+        flat["data.order"] = run.config["data"]["class_order"]
+    return {key: value for key, value in flat.items() if key not in NOT_SETTINGS and not key.endswith(".seed")}
+
+
+def _model(run: Run) -> dict[str, Any]:
+    model = run.config.get("model")
+    model = model if isinstance(model, Mapping) else {}
+    arguments = dict(model.get("init_args") or {})
+    head, buffer = arguments.pop("head", None), arguments.pop("buffer", None)
+    flat = {"module": model.get("class_path"), **flatten(arguments), "head": run.summary["head"]}
+    known = dict(run.summary.get("head_settings") or {})
+    known.pop("in_features", None)
+    given = head.get("init_args") if isinstance(head, Mapping) else None
+    flat.update(flatten({**known, **(given or {})}, "head."))
+    if isinstance(buffer, Mapping) and run.summary.get("buffer_settings") is not None:
+        flat["buffer"] = "yes"
+        flat.update(flatten(buffer.get("init_args") or {}, "buffer."))
+    elif getattr(getattr(heads, run.summary["head"], None), "uses_buffer", False):
+        flat["buffer"] = None
+    return flat
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, keys joined by dots; an empty mapping is None."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{key}.") if value else {f"{prefix}{key}": None})
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def setting_of(run: Run) -> Setting:
+    """The setting of a run."""
+    flat = configuration(run)
+    source, root = str(flat.get("data.source", "")), str(flat.get("data.root") or "")
+    name = PurePath(root).name if source == "folder" else source.removeprefix("torchvision:")
+    backbone = str(flat.get("backbone") or run.summary.get("backbone") or "no backbone")
+    architecture = flat.get("architecture")
+    return Setting(
+        dataset=DATASETS.get(source, name or source),
+        protocol=protocol_name(flat.get("data.classes_per_task"), flat.get("data.initial_classes")),
+        n_tasks=run.summary["n_tasks"],
+        n_classes=run.summary["n_classes"],
+        image_size=flat.get("data.image_size"),
+        backbone=f"{backbone} ({architecture})" if architecture else backbone,
+        root=root,
+    )
+
+
+def protocol_name(per_task: Any, initial: Any = None) -> str:
+    """Classes of each task in words: "10", "50 + 10" or "4, 3, 3"."""
+    text = ", ".join(map(str, per_task)) if isinstance(per_task, list) else str(per_task)
+    return f"{initial} + {text}" if initial else text

@@ -1,0 +1,109 @@
+"""How every figure looks: colours that differ in grey too, a marker and a line of its own for each method."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#7A5C00", "#8B8B8B", "#A50026", "#E69F00")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d")
+LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2, 1, 2)))
+FILLS = (
+    ("#222222", ""), ("#FFFFFF", "///"), ("#999999", ""), ("#D9D9D9", "..."), ("#FFFFFF", "xxx"),
+    ("#666666", "\\\\\\"), ("#D9D9D9", ""), ("#FFFFFF", "---"), ("#BBBBBB", "+++"), ("#FFFFFF", "ooo"),
+)  # fmt: skip
+"""Colour and hatch of the bars of a figure: they differ on paper without colours."""
+
+SETTINGS: Any = {
+    "font.size": 9.0,
+    "axes.titlesize": 10.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 5.0,
+    "legend.frameon": False,
+    "hatch.linewidth": 0.6,
+    "svg.hashsalt": "cifnet",  # else identifiers in the file are random, and two reports never the same
+    "svg.fonttype": "path",  # the same letters on every machine
+}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure with the name of its files and its caption."""
+
+    name: str
+    caption: str
+    figure: Figure
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one method is drawn."""
+
+    colour: str
+    marker: str
+    line: Any
+
+
+def looks(labels: Sequence[str]) -> dict[str, Look]:
+    """A look for each label; the lists have different lengths, so that no two labels of a figure look the same."""
+    return {
+        label: Look(COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)], LINES[i % len(LINES)])
+        for i, label in enumerate(labels)
+    }
+
+
+def figure(width: float, height: float) -> Figure:
+    """An empty figure in inches whose parts never overlap."""
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")
+
+
+def fill(index: int) -> dict[str, Any]:
+    """How bars of the kind ``index`` are drawn."""
+    colour, hatch = FILLS[index % len(FILLS)]
+    return {"facecolor": colour, "hatch": hatch, "edgecolor": "black", "linewidth": 0.7}
+
+
+def legend_of_bars(target: Figure, names: Sequence[str], kinds: Sequence[int], place: str, columns: int = 1) -> None:
+    """A legend outside the axes that says what the bars of each kind are."""
+    patches = [Patch(label=name, **fill(kind)) for name, kind in zip(names, kinds, strict=True)]
+    target.legend(handles=patches, loc=cast(Any, f"outside {place}"), ncols=columns)
+
+
+def legend_below(target: Figure, axes: Axes, columns: int, title: str | None = None) -> None:
+    """A legend outside, below the axes: it can hide no data."""
+    handles, labels = axes.get_legend_handles_labels()
+    target.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=len(labels) if len(labels) == 4 else max(1, min(columns, len(labels))),
+        title=title,
+    )
+
+
+def wrapped(text: str, width: int) -> str:
+    """``text`` in lines of at most ``width`` characters, long words broken."""
+    return "\n".join(textwrap.wrap(text, width))
+
+
+def render(picture: Picture) -> tuple[bytes, bytes]:
+    """(PNG, SVG) of a figure; the same figure gives the same bytes."""
+    png, svg = io.BytesIO(), io.BytesIO()
+    with matplotlib.rc_context(SETTINGS):
+        picture.figure.savefig(png, format="png", metadata={"Software": None})
+        picture.figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+    return png.getvalue(), svg.getvalue()

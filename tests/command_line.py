@@ -1,0 +1,78 @@
+"""Runs of the command line in this process and in another one, with data that takes no time."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from cifnet_pl.__main__ import main
+
+FAST = ["--model.backbone", "pixels:8", "--data.source", "digits", "--data.image_size", "8", "--data.num_workers", "0"]
+FAST += ["--data.classes_per_task", "2", "--energy.enabled", "false"]
+BUFFER = ["--model.buffer", "CalibrationBuffer", "--model.buffer.capacity", "300"]
+
+
+def fit(logs: Path, *options: str) -> int:
+    """Learn digits from their pixels: experiment "default" in ``logs``, unless ``options`` say otherwise."""
+    return main(["fit", *FAST, "--logs", str(logs), *options])
+
+
+def learned(logs: Path, *options: str, version: int = 0) -> Path:
+    """The folder of a run that went well."""
+    assert fit(logs, *options) == 0
+    return logs / "default" / f"version_{version}"
+
+
+def command(*args: str) -> list[str]:
+    """A command line in a process of its own."""
+    return [sys.executable, "-m", "cifnet_pl", *args]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Of that process: one thread, and nothing that a run in this process left behind."""
+    inherited = {
+        k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_PORT")
+    }
+    return {**inherited, "OMP_NUM_THREADS": "1", "COLUMNS": "100", **more}
+
+
+def call(*args: str, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line in a process of its own, to its end."""
+    return subprocess.run(command(*args), env=environment(**more), capture_output=True, text=True, timeout=timeout)
+
+
+def checkpoint(run: Path) -> dict:
+    """The content of a run's last checkpoint."""
+    return torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+
+
+def assert_same_model(run: Path, other: Path) -> None:
+    """Both runs ended with bit-identical weights, sums and buffer, and the same classes."""
+    ours, theirs = checkpoint(run), checkpoint(other)
+    assert ours["cifnet"] == theirs["cifnet"]
+    assert ours["state_dict"].keys() == theirs["state_dict"].keys()
+    for key, tensor in ours["state_dict"].items():
+        assert torch.equal(tensor, theirs["state_dict"][key]), key
+
+
+def measurements(run: Path) -> list[list[str]]:
+    """The rows of ``tasks.csv`` without the columns of time and energy."""
+    lines = [line.split(",") for line in (run / "tasks.csv").read_text().splitlines()]
+    kept = [i for i, name in enumerate(lines[0]) if "seconds" not in name and "energy" not in name]
+    return [[line[i] for i in kept] for line in lines]
+
+
+def make_photos(root: Path, classes: list[str], per_class: int = 10) -> Path:
+    """Class folders of small PNG files: noise around a colour that the class's name decides."""
+    for name in classes:
+        draw = np.random.default_rng([*name.encode()])
+        colour = draw.integers(0, 256, 3)
+        (root / name).mkdir(parents=True)
+        for i in range(per_class):
+            noisy = np.clip(colour + draw.normal(0, 30, (12, 10, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(noisy).save(root / name / f"{i}.png")
+    return root

@@ -1,0 +1,58 @@
+"""Class folders and images that tests write, and the quick run over them through the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from cifnet_pl.__main__ import main
+
+COLOURS = {"red": (220, 30, 40), "green": (30, 200, 60), "blue": (40, 50, 230), "grey": (120, 120, 120)}
+"""Classes that even raw pixels tell apart, and their mean colours."""
+
+
+def photo(colour: Sequence[int], seed: int = 0, size: tuple[int, int] = (24, 16)) -> Image.Image:
+    """A noisy image (width, height) around one colour; another seed gives another image."""
+    noise = np.random.default_rng(seed).integers(-25, 26, (size[1], size[0], 3))
+    return Image.fromarray((np.asarray(colour) + noise).clip(0, 255).astype(np.uint8))
+
+
+def fill(folder: Path, colour: Sequence[int], count: int, first: int = 0) -> None:
+    """``count`` images of one class as ``0.png``, ``1.png``, …"""
+    folder.mkdir(parents=True, exist_ok=True)
+    for i in range(first, first + count):
+        photo(colour, seed=i).save(folder / f"{i}.png")
+
+
+def class_tree(root: Path, count: int = 5, classes: Sequence[str] = ("blue", "green", "red")) -> Path:
+    """``root/<class>/<i>.png``, ``count`` images a class."""
+    for name in classes:
+        fill(root / name, COLOURS[name], count)
+    return root
+
+
+def run(root: Path, logs: Path, *options: str, command: str = "fit") -> int:
+    """One quick run of the command line over class folders; returns the exit code."""
+    quick = {
+        "--model.backbone": "pixels",
+        "--model.head.ridge": "0.1",
+        "--data.source": "folder",
+        "--data.root": str(root),
+        "--data.image_size": "8",
+        "--data.classes_per_task": "1",
+        "--data.num_workers": "0",
+        "--energy.enabled": "false",
+        "--logs": str(logs),
+    }
+    return main([command, *(part for pair in quick.items() for part in pair), *options])
+
+
+def summary(logs: Path) -> dict[str, Any]:
+    """``summary.json`` of the newest run."""
+    found = sorted(logs.glob("default/version_*/summary.json"))
+    return dict(json.loads(found[-1].read_text(encoding="utf-8")))

@@ -1,0 +1,212 @@
+"""What the shared head suite tests: the list of heads, and the streams that they learn.
+
+To add a head, add one line to ``HEADS``.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cifnet_pl.heads import (
+    ACILHead,
+    CIFNetHead,
+    DSALHead,
+    Head,
+    KNNHead,
+    LogisticHead,
+    NCMHead,
+    RidgeHead,
+    SGDHead,
+    SLDAHead,
+)
+from cifnet_pl.heads.acil import draw_projection
+
+WIDTH = 6
+"""Width of the embeddings in the suite."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A head under test, and what it promises beyond the common protocol.
+
+    Attributes:
+        make: builds the head from the width of the embeddings.
+        merge: "pooled" if ``merge_`` equals one head that saw all samples of both; "shards" if it merges parts of
+            the same task only; None if it must refuse.
+        subtract: whether ``subtract_`` undoes ``merge_``; else it must refuse.
+        reduce: whether ``reduce_`` sums what several processes observed; else it must refuse.
+        remove: whether ``remove_classes`` works; else it must refuse.
+        locked: whether neurons of earlier tasks never see later samples; then only classes of the same task are
+            told apart.
+        tolerance: relative difference of scores that another order of the same additions may cause.
+    """
+
+    make: Callable[[int], Head]
+    merge: str | None = "pooled"
+    subtract: bool = True
+    reduce: bool = True
+    remove: bool = True
+    locked: bool = False
+    tolerance: float = 1e-9
+
+
+def head(name: str, make: Callable[[int], Head], **abilities: Any) -> Any:
+    """One entry of ``HEADS``."""
+    return pytest.param(Case(make, **abilities), id=name)
+
+
+SHARDS: dict[str, Any] = {"merge": "shards", "subtract": False}
+LOCKED: dict[str, Any] = {**SHARDS, "locked": True}
+REFITTED: dict[str, Any] = {"merge": None, "subtract": False, "reduce": False}
+HEADS = [
+    head("cifnet", lambda d: CIFNetHead(d), **SHARDS),
+    head("cifnet-locked", lambda d: CIFNetHead(d, update_past=False), **LOCKED),
+    head("cifnet-gcv", lambda d: CIFNetHead(d, ridge="gcv"), **SHARDS),
+    head("cifnet-gcv-locked", lambda d: CIFNetHead(d, ridge="gcv", update_past=False), **LOCKED),
+    head("cifnet-released", lambda d: CIFNetHead(d, weighting="released"), **SHARDS),
+    head("cifnet-released-gcv", lambda d: CIFNetHead(d, weighting="released", ridge="gcv"), **SHARDS),
+    head("cifnet-released-locked", lambda d: CIFNetHead(d, weighting="released", update_past=False), **LOCKED),
+    head("cifnet-float32", lambda d: CIFNetHead(d, ridge=1.0, dtype="float32"), tolerance=1e-4, **SHARDS),
+    head("ridge-gcv", lambda d: RidgeHead(d)),
+    head("ridge", lambda d: RidgeHead(d, ridge=1.0)),
+    head("ridge-joined", lambda d: RidgeHead(d, transform="joined")),
+    head("ridge-sqrt-l2", lambda d: RidgeHead(d, ridge=0.1, transform="sqrt_l2")),
+    head("ridge-balanced", lambda d: RidgeHead(d, balanced=True), merge=None, subtract=False),
+    head("ridge-float32", lambda d: RidgeHead(d, ridge=1.0, dtype="float32"), tolerance=1e-4),
+    head("acil", lambda d: ACILHead(d, width=40)),
+    head("acil-gcv", lambda d: ACILHead(d, width=40, ridge="gcv")),
+    head("acil-given", lambda d: ACILHead(d, projection=draw_projection(40, d, seed=7))),
+    head("acil-float32", lambda d: ACILHead(d, width=40, ridge=1.0, dtype="float32"), tolerance=1e-4),
+    head("dsal", lambda d: DSALHead(d, width=40), merge=None, subtract=False),
+    head("dsal-gcv", lambda d: DSALHead(d, width=40, ridge="gcv"), merge=None, subtract=False),
+    head("ncm", lambda d: NCMHead(d)),
+    head("ncm-euclidean", lambda d: NCMHead(d, metric="euclidean")),
+    head("slda", lambda d: SLDAHead(d)),
+    head("slda-oas", lambda d: SLDAHead(d, shrinkage="oas")),
+    head("slda-fixed", lambda d: SLDAHead(d, shrinkage=0.1)),
+    head("knn", lambda d: KNNHead(d), subtract=False, reduce=False, tolerance=1e-4),
+    head("knn-euclidean", lambda d: KNNHead(d, metric="euclidean", dtype="float64"), subtract=False, reduce=False),
+    head("logistic", lambda d: LogisticHead(d), **REFITTED),
+    head("sgd", lambda d: SGDHead(d), **REFITTED),
+]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Samples of one task: classes, (n, d) float64 embeddings, (n,) int64 labels."""
+
+    classes: list[int]
+    z: Tensor
+    y: Tensor
+
+    @property
+    def counts(self) -> list[int]:
+        """Number of samples of each class."""
+        return [int((self.y == label).sum()) for label in self.classes]
+
+    def part(self, rows: Tensor) -> Task:
+        """The same task with some of its samples, in the order of ``rows``."""
+        return Task(self.classes, self.z[rows], self.y[rows])
+
+
+LABELS = [[7], [-3, 2**62], [1_000_003, 0, -(2**62)]]
+"""One class first, then uneven tasks; negative, huge and not contiguous."""
+
+
+def stream(labels: Sequence[Sequence[int]] = LABELS, seed: int = 0, width: int = WIDTH) -> list[Task]:
+    """Tasks of well separated classes with 5 to 16 samples each, all of a task shuffled together."""
+    generator = torch.Generator().manual_seed(seed)
+    tasks = []
+    for classes in labels:
+        z, y = [], []
+        for label in classes:
+            count = int(torch.randint(5, 17, (), generator=generator))
+            centre = 4 * torch.randn(width, generator=generator, dtype=torch.float64)
+            z.append(centre + 0.5 * torch.randn(count, width, generator=generator, dtype=torch.float64))
+            y.append(torch.full((count,), label))
+        order = torch.randperm(sum(map(len, y)), generator=generator)
+        tasks.append(Task(list(classes), torch.cat(z)[order], torch.cat(y)[order]))
+    return tasks
+
+
+def queries(tasks: Sequence[Task]) -> Tensor:
+    """All embeddings of a stream, and a few that are like none of them."""
+    far = torch.randn(5, tasks[0].z.shape[1], generator=torch.Generator().manual_seed(99), dtype=torch.float64)
+    return torch.cat([*(task.z for task in tasks), 3 * far])
+
+
+def memory(tasks: Sequence[Task]) -> tuple[Tensor, Tensor, Tensor]:
+    """A calibration buffer: the first three samples of every class, and a weight for each."""
+    z, y = [], []
+    for task in tasks:
+        for label in task.classes:
+            z.append(task.z[task.y == label][:3])
+            y.append(task.y[task.y == label][:3])
+    labels = torch.cat(y)
+    return torch.cat(z), labels, torch.full((len(labels),), 2.0, dtype=torch.float64)
+
+
+def show_past(learner: Head, earlier: Sequence[Task]) -> None:
+    """Show the buffer of earlier tasks to the current task's neurons."""
+    if earlier:
+        learner.observe_past(*memory(earlier))
+
+
+def learn(learner: Head, tasks: Sequence[Task], batch: int | None = None, earlier: Sequence[Task] = ()) -> Head:
+    """Learn ``tasks`` after ``earlier`` ones, in batches of ``batch`` samples (None: a task at once)."""
+    for k, task in enumerate(tasks):
+        learner.begin_task(task.classes, task.counts)
+        for rows in torch.arange(len(task.y)).split(batch or len(task.y)):
+            learner.observe(task.z[rows], task.y[rows])
+        show_past(learner, [*earlier, *tasks[:k]])
+        learner.solve()
+    return learner
+
+
+def shuffled(tasks: Sequence[Task], seed: int) -> list[Task]:
+    """The same tasks with their samples in another order."""
+    generator = torch.Generator().manual_seed(seed)
+    return [task.part(torch.randperm(len(task.y), generator=generator)) for task in tasks]
+
+
+def halves(task: Task) -> tuple[Task, Task]:
+    """Even and odd samples of each class, so that both parts hold every class."""
+    order = torch.argsort(task.y, stable=True)
+    return task.part(order[::2]), task.part(order[1::2])
+
+
+def snapshot(learner: Head) -> dict[str, Tensor]:
+    """A copy of everything that the head persists."""
+    return copy.deepcopy(learner.state_dict())
+
+
+def assert_same_state(learner: Head, before: dict[str, Tensor]) -> None:
+    """Every stored tensor is bitwise what it was."""
+    after = learner.state_dict()
+    assert after.keys() == before.keys()
+    for key, value in before.items():
+        assert torch.equal(after[key], value), key
+
+
+def reloaded(learner: Head, case: Case) -> Head:
+    """A fresh head of the same arguments with the state of ``learner``, through a file."""
+    file = io.BytesIO()
+    torch.save(learner.state_dict(), file)
+    file.seek(0)
+    fresh = case.make(WIDTH)
+    fresh.load_state_dict(torch.load(file, weights_only=True))
+    return fresh
+
+
+def difference(scores: Tensor, expected: Tensor) -> float:
+    """Largest difference, relative to the largest score."""
+    assert scores.shape == expected.shape
+    return ((scores - expected).abs().max() / expected.abs().max()).item()

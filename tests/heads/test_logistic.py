@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+from cifnet_pl.errors import UsageError
+from cifnet_pl.heads import Head, LogisticHead, SGDHead
+from cifnet_pl.heads.logistic import ABSENT
+
+_images, _targets = load_digits(return_X_y=True)
+Z, Y = torch.from_numpy(_images[:1000] / 16), torch.from_numpy(_targets[:1000]).long()
+REST, TRUE = torch.from_numpy(_images[1000:] / 16), torch.from_numpy(_targets[1000:]).long()
+HEADS = pytest.mark.parametrize("make", [LogisticHead, SGDHead])
+
+
+def buffer(labels: list[int], per_class: int = 10) -> tuple[Tensor, Tensor]:
+    rows = torch.cat([(Y == c).nonzero().flatten()[:per_class] for c in labels])
+    return Z[rows], Y[rows]
+
+
+def learned(head: Head, tasks: int = 5, per_class: int = 10) -> Head:
+    for k in range(tasks):
+        rows = Y // 2 == k
+        head.begin_task([2 * k, 2 * k + 1])
+        head.observe(Z[rows], Y[rows])
+        if k and per_class:
+            z, y = buffer(list(range(2 * k)), per_class)
+            head.observe_past(z, y, torch.full((len(y),), 7.0, dtype=torch.float64))
+        head.solve()
+    return head
+
+
+def accuracy(head: Head) -> float:
+    return 100 * (head.predict(REST) == TRUE).double().mean().item()
+
+
+def test_logistic_is_that_of_scikit_learn_on_task_and_buffer() -> None:
+    task = Y // 2 == 4
+    z, y = buffer(list(range(8)))
+    x, labels = torch.cat([Z[task], z]).numpy(), torch.cat([Y[task], y]).numpy()
+    weight = torch.cat([torch.ones(int(task.sum())), torch.full((len(y),), 7.0)]).double().numpy()
+    model = LogisticRegression(C=0.3, max_iter=1000, tol=1e-10).fit(x, labels, weight)
+    head = learned(LogisticHead(64, inverse_penalty=0.3))
+    probabilities = torch.from_numpy(model.predict_proba(REST.numpy()))
+    assert torch.allclose(head.probabilities(REST), probabilities, atol=5e-3)
+    assert (head.predict(REST) == probabilities.argmax(dim=1)).double().mean() > 0.99
+
+
+def test_two_classes_have_the_probabilities_of_the_binary_model() -> None:
+    head = learned(LogisticHead(64), tasks=1)
+    rows = Y < 2
+    model = LogisticRegression(max_iter=1000).fit(Z[rows].numpy(), Y[rows].numpy())
+    expected = torch.from_numpy(model.predict_proba(REST.numpy()))
+    assert torch.allclose(head.probabilities(REST), expected, atol=1e-3)
+    assert torch.allclose(head.weights.sum(dim=1), torch.zeros(65, dtype=torch.float64), atol=1e-12)
+
+
+def test_logistic_never_predicts_a_class_that_the_fit_did_not_see() -> None:
+    head = learned(LogisticHead(64), per_class=0)
+    scores = head(REST)
+    assert (scores[:, :8] == ABSENT).all()
+    assert set(head.predict(REST).tolist()) == {8, 9}
+    probabilities = head.probabilities(REST)
+    assert torch.isfinite(probabilities).all()
+    assert (probabilities[:, :8] == 0).all()
+
+
+def test_sgd_forgets_without_a_buffer_and_less_with_one() -> None:
+    without, with_buffer = learned(SGDHead(64), per_class=0), learned(SGDHead(64))
+    assert accuracy(with_buffer) > 80
+    assert accuracy(without) < 40
+
+
+def test_sgd_approaches_the_minimum_of_the_cross_entropy() -> None:
+    head = SGDHead(64, epochs=300)
+    head.begin_task(range(10))
+    weight = 1 + (Y % 3).double()
+    head.observe(Z, Y, weight)
+    head.solve()
+    model = LogisticRegression(C=1e3, max_iter=5000).fit(Z.numpy(), Y.numpy(), weight.numpy())
+    least = torch.from_numpy(model.predict_log_proba(Z.numpy()))
+
+    def loss(log: Tensor) -> float:
+        return -(weight * log[torch.arange(len(Y)), Y]).sum().item() / weight.sum().item()
+
+    assert loss(torch.log_softmax(head(Z), dim=1)) < loss(least) + 0.02
+    assert accuracy(head) > 90
+
+
+def test_sgd_goes_on_from_the_weights_it_had() -> None:
+    head = learned(SGDHead(64, epochs=1, learning_rate=1e-9), tasks=1)
+    before = head.weights.clone()
+    head.begin_task([2])
+    head.observe(Z[Y == 2], Y[Y == 2])
+    head.solve()
+    assert torch.allclose(head.weights[:, :2], before, atol=1e-6)
+    assert head.weights[:, 2].abs().max() < 1e-6
+
+
+@HEADS
+def test_twice_the_same_and_any_order_of_the_same(make: type[Head]) -> None:
+    one, two = learned(make(64)), learned(make(64))
+    assert torch.equal(one(REST), two(REST))
+    mixed = make(64)
+    order = torch.randperm(len(Y), generator=torch.Generator().manual_seed(0))
+    for k in range(5):
+        mixed.begin_task([2 * k, 2 * k + 1])
+        if k:
+            z, y = buffer(list(range(2 * k)))
+            for part in torch.split(torch.arange(len(y)).flip(0), 3):
+                mixed.observe_past(z[part], y[part], torch.full((len(part),), 7.0, dtype=torch.float64))
+        for part in torch.split(order[Y[order] // 2 == k], 9):
+            mixed.observe(Z[part], Y[part])
+        mixed.solve()
+    assert torch.equal(mixed(REST), one(REST))
+
+
+def test_the_seed_changes_the_order_of_the_steps() -> None:
+    one, two = learned(SGDHead(64), tasks=1), learned(SGDHead(64, seed=1), tasks=1)
+    assert not torch.equal(one(REST), two(REST))
+    assert torch.allclose(one(REST), two(REST), atol=1.0)
+
+
+@HEADS
+def test_samples_are_forgotten_and_only_weights_are_kept(make: type[Head]) -> None:
+    head = learned(make(64))
+    assert head.state_elements() == {"weights": 10 * 65}
+    assert sum(v.numel() for k, v in head.state_dict().items() if k.endswith(".z")) == 0
+    assert not any(value.requires_grad for value in head.state_dict().values())
+
+
+@HEADS
+def test_a_past_without_news_changes_nothing(make: type[Head]) -> None:
+    head = learned(make(64), tasks=2)
+    before = copy.deepcopy(head.state_dict())
+    head.observe_past(*buffer([0, 1]))
+    head.solve()
+    assert all(torch.equal(value, before[key]) for key, value in head.state_dict().items())
+
+
+def test_global_random_numbers_do_not_matter() -> None:
+    torch.manual_seed(0)
+    one = learned(SGDHead(64), tasks=1)
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    two = learned(SGDHead(64), tasks=1)
+    assert torch.equal(one(REST), two(REST))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_no_warning_from_a_plain_fit() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        learned(LogisticHead(64), tasks=2)
+
+
+@pytest.mark.parametrize("wrong", [{"inverse_penalty": 0}, {"inverse_penalty": float("inf")}, {"max_iter": 0}])
+def test_impossible_arguments_of_logistic_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        LogisticHead(4, **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"learning_rate": 0}, {"learning_rate": float("nan")}, {"momentum": 1}, {"epochs": 0}, {"batch_size": 0}]
+)
+def test_impossible_arguments_of_sgd_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        SGDHead(4, **wrong)  # type: ignore[arg-type]

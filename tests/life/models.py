@@ -1,0 +1,117 @@
+"""Small learned models in plain torch, and bundles that an attacker has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from cifnet_pl.backbones import build_backbone
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.bundle import CONFIG
+from cifnet_pl.classifier import Classifier, Event
+from cifnet_pl.heads import (
+    ACILHead,
+    CIFNetHead,
+    DSALHead,
+    Head,
+    KNNHead,
+    LogisticHead,
+    NCMHead,
+    RidgeHead,
+    SGDHead,
+    SLDAHead,
+)
+from cifnet_pl.heads.acil import draw_projection
+
+SIDE = 2
+WIDTH = 3 * SIDE**2
+
+MAKERS: dict[str, Callable[[], Head]] = {
+    "cifnet": lambda: CIFNetHead(WIDTH, ridge=0.1),
+    "cifnet-gcv": lambda: CIFNetHead(WIDTH, ridge="gcv"),
+    "cifnet-released": lambda: CIFNetHead(WIDTH, weighting="released"),
+    "cifnet-float32": lambda: CIFNetHead(WIDTH, ridge=1.0, dtype="float32"),
+    "ridge": lambda: RidgeHead(WIDTH),
+    "ridge-joined": lambda: RidgeHead(WIDTH, transform="joined"),
+    "ridge-balanced": lambda: RidgeHead(WIDTH, balanced=True),
+    "acil": lambda: ACILHead(WIDTH, width=30),
+    "acil-given": lambda: ACILHead(WIDTH, projection=draw_projection(30, WIDTH, seed=7)),
+    "dsal": lambda: DSALHead(WIDTH, width=30),
+    "ncm": lambda: NCMHead(WIDTH),
+    "slda": lambda: SLDAHead(WIDTH),
+    "knn": lambda: KNNHead(WIDTH),
+    "logistic": lambda: LogisticHead(WIDTH),
+    "sgd": lambda: SGDHead(WIDTH),
+}
+"""Every head, and every setting that changes which tensors it keeps."""
+
+TASKS = [["ant", "bee"], ["cat"], ["dog", "elk", "fox"]]
+
+
+def samples(names: Sequence[str], count: int = 7, seed: int = 0) -> tuple[Tensor, list[str], Tensor]:
+    """(n, d) embeddings of well separated classes, their names, and a key each."""
+    z, own, keys = [], [], []
+    for name in names:
+        draw = torch.Generator().manual_seed(seed + int.from_bytes(name.encode(), "big") % 2**31)
+        centre = 3 * torch.randn(WIDTH, generator=draw)
+        z.append(centre + 0.5 * torch.randn(count, WIDTH, generator=draw))
+        own += [name] * count
+        keys += torch.randint(0, 2**62, (count,), generator=draw).tolist()
+    return torch.cat(z), own, torch.tensor(keys)
+
+
+def empty(head: str = "cifnet", capacity: int = 12) -> Classifier:
+    """A model that knows nothing, on pixels of images of 2 × 2."""
+    made = MAKERS[head]()
+    buffer = CalibrationBuffer(capacity) if made.uses_buffer else None
+    return Classifier(build_backbone(f"pixels:{SIDE}"), made, buffer, [], SIDE, 1.0, (0.2, 0))
+
+
+def teach(model: Classifier, names: Sequence[str], count: int = 7) -> Classifier:
+    """One more task."""
+    z, own, keys = samples(names, count)
+    model.begin_task(names, [count] * len(names))
+    model.observe(z, torch.tensor(model.labels(own)), keys)
+    model.finish_task()
+    model.history.append(Event("task", len(model.class_names), None, 90.0, seconds=0.1))
+    return model
+
+
+def learned(head: str = "cifnet", tasks: Sequence[Sequence[str]] = TASKS) -> Classifier:
+    """A model that has learned a few classes."""
+    model = empty(head)
+    for names in tasks:
+        teach(model, names)
+    return model
+
+
+def config_of(bundle: Path) -> dict[str, Any]:
+    """The content of ``config.json``."""
+    return json.loads((bundle / CONFIG).read_text())
+
+
+def tensors_of(bundle: Path) -> dict[str, Tensor]:
+    """The tensors of a bundle."""
+    (path,) = bundle.glob("tensors-*.safetensors")
+    return load(path.read_bytes())
+
+
+def forge(bundle: Path, config: dict[str, Any], tensors: dict[str, Tensor] | bytes | None = None) -> None:
+    """Put other content into a bundle, with checksums that are right: what an attacker can do."""
+    if tensors is not None:
+        for old in bundle.glob("tensors-*.safetensors"):
+            old.unlink()
+        content = tensors if isinstance(tensors, bytes) else save({k: v.contiguous() for k, v in tensors.items()})
+        digest = hashlib.sha256(content).hexdigest()
+        (bundle / f"tensors-{digest[:16]}.safetensors").write_bytes(content)
+        config = {**config, "tensors": {"sha256": digest, "bytes": len(content)}}
+    unsigned = {key: value for key, value in config.items() if key != "sha256"}
+    digest = hashlib.sha256(json.dumps(unsigned, sort_keys=True).encode()).hexdigest()
+    (bundle / CONFIG).write_text(json.dumps({**unsigned, "sha256": digest}))

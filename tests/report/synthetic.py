@@ -1,0 +1,112 @@
+"""Run folders in the exact format of a run, with numbers chosen by the test instead of measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from cifnet_pl.metrics import average_accuracy, forgetting
+from cifnet_pl.record import RunRecord, TaskRow, to_csv
+from cifnet_pl.storage import write_text
+
+SOURCE = "cpu estimated (cpu_load), ram estimated"
+HEADS: dict[str, dict[str, Any]] = {
+    "CIFNetHead": {"ridge": 0.01, "epsilon": 0.05, "update_past": True, "weighting": "derivative", "dtype": "float64"},
+    "RidgeHead": {"ridge": "gcv", "epsilon": 0.05, "transform": "none", "balanced": False, "dtype": "float64"},
+    "ACILHead": {"width": 8192, "ridge": 0.1, "seed": 1, "dtype": "float64"},
+    "DSALHead": {"width": 8192, "ridge": 0.1, "compensation_ratio": 0.6, "seed": 1, "dtype": "float64"},
+    "NCMHead": {"dtype": "float64"},
+    "KNNHead": {"neighbours": 5, "dtype": "float64"},
+    "LogisticHead": {"dtype": "float64"},
+    "SGDHead": {"dtype": "float64"},
+}
+BUFFER = {"capacity": 2000, "per_class": None, "strategy": "random", "seed": 1, "oversample": True}
+
+
+def write_run(
+    folder: Path,
+    *,
+    head: str = "CIFNetHead",
+    head_options: dict[str, Any] | None = None,
+    buffer: dict[str, Any] | str | None = "default",
+    data: dict[str, Any] | None = None,
+    seed: int = 1,
+    final: float = 59.6,
+    first: float = 90.0,
+    tasks: int = 10,
+    classes: int = 10,
+    minutes: float = 1.5,
+    kwh: float | None = 0.06,
+    features: int = 512,
+    activations: bool = False,
+    backbone: str = "file:resnet18.pth",
+) -> Path:
+    """Write ``config.yaml``, ``tasks.csv``, ``accuracy_matrix.csv`` and ``summary.json`` of one whole run."""
+    draw = np.random.default_rng(seed)
+    own = {**HEADS[head], **(head_options or {})}
+    kept = {**BUFFER, **(buffer if isinstance(buffer, dict) else {})} if buffer is not None else None
+    used = kept is not None and head == "CIFNetHead"
+    components = state_components(head, own, features, tasks, tasks * classes)
+    components["buffer"] = kept["capacity"] * features if used and kept is not None else 0
+    record = RunRecord()
+    for k in range(tasks):
+        share = k / max(1, tasks - 1)
+        accuracy = float(first + (final - first) * share**0.7 + (draw.normal(0, 0.3) if k < tasks - 1 else 0.0))
+        record.matrix.append([accuracy + 2 * float(draw.normal()) for _ in range(k + 1)])
+        record.rows.append(
+            TaskRow(
+                task=k + 1, classes_seen=(k + 1) * classes, A_k=accuracy,
+                average=average_accuracy([*record.trajectory, accuracy]), forgetting=forgetting(record.matrix),
+                ece=30.0, train_seconds=60 * minutes / tasks, solve_seconds=0.1, eval_seconds=1.0,
+                energy_kwh=None if kwh is None else kwh / tasks, energy_source=None if kwh is None else SOURCE,
+                state_elements=sum(components.values()), buffer_elements=components["buffer"], eval_energy_kwh=None,
+            )
+        )  # fmt: skip
+    config = {
+        "seed_everything": seed,
+        "trainer": {"accelerator": "auto", "precision": None, "callbacks": None, "enable_progress_bar": False},
+        "model": {
+            "class_path": "cifnet_pl.CIFNetModule",
+            "init_args": {
+                "backbone": backbone,
+                "head": {"class_path": f"cifnet_pl.heads.{head}", "init_args": own},
+                "buffer": None if kept is None else {"class_path": "cifnet_pl.CalibrationBuffer", "init_args": kept},
+                "architecture": "resnet18" if backbone.startswith("file:") else None,
+                "download": False,
+            },
+        },
+        "data": {
+            "source": "cifar100", "root": "data", "classes_per_task": classes, "initial_classes": None,
+            "class_order": seed, "max_tasks": None, "image_size": 224, "batch_size": 64, **(data or {}),
+        },
+        "experiment": folder.parent.name, "logs": str(folder.parent.parent),
+        "energy": {"enabled": True, "country_iso_code": "USA"}, "checkpoint": {"every_task": False},
+    }  # fmt: skip
+    write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+    record.write_tables(folder)
+    record.write_summary(
+        folder, head=head, head_settings={"in_features": features, **own}, buffer_settings=kept if used else None,
+        backbone=backbone, backbone_params=11_170_000, seed=seed, versions={}, device="x86_64",
+        state_components=components, image_size=config["data"]["image_size"],
+    )  # fmt: skip
+    if activations:
+        strong = 0.1 if kept is not None else 0.7
+        body = [[i + 1, *(0.9 if i == j else strong if j > i else 0.15 for j in range(tasks))] for i in range(tasks)]
+        write_text(
+            folder / "activations.csv", to_csv(["image_task", *(f"neurons_{j + 1}" for j in range(tasks))], body)
+        )
+    return folder
+
+
+def state_components(head: str, options: dict[str, Any], d: int, tasks: int, classes: int) -> dict[str, int]:
+    """Numbers kept by a head, as its ``state_elements`` counts them."""
+    if head in ("ACILHead", "DSALHead"):
+        width, streams = options["width"], 1 if head == "ACILHead" else 2
+        return {"projection": width * d, "covariance": streams * width**2, "classifier": streams * classes * width}
+    if head in ("CIFNetHead", "RidgeHead"):
+        grams = tasks if head == "CIFNetHead" else 1
+        return {"factors": grams * (d + 1) ** 2, "moments": classes * (d + 1), "weights": classes * (d + 1)}
+    return {"prototypes": classes * d}

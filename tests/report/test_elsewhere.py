@@ -1,0 +1,115 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from cifnet_pl.errors import CifnetError
+from cifnet_pl.report.elsewhere import published_groups, published_numbers, read_external
+from cifnet_pl.report.settings import Setting
+
+CIFAR = Setting("CIFAR-100", "10", 10, 100, 32, "file:x", "data")
+FIVE = Setting("CIFAR-100", "5", 20, 100, 32, "file:x", "data")
+PHOTOS = Setting("photos", "10", 10, 100, 128, "file:x", "p")
+
+
+def test_the_papers_numbers() -> None:
+    numbers = {(n.table, n.dataset, n.classes_per_task, n.method, n.variant, n.quantity): n.value
+               for n in published_numbers()}  # fmt: skip
+    assert len(numbers) == len(published_numbers())
+    assert numbers["tab:accuracy-results", "CORe50", "5", "CIFNet", "", "A_bar"] == 77.18
+    assert numbers["tab:accuracy-results", "ImageNet-100", "10", "DS-AL", "", "A_K"] == 88.82
+    assert numbers["tab:sampling", "CIFAR-100", "5", "CIFNet", "kmeans", "A_K"] == 58.25
+    assert numbers["tab:ablation", "CIFAR-100", "10", "CIFNet", "no buffer", "A_K"] == 24.74
+    accuracy = [key for key in numbers if key[0] == "tab:accuracy-results"]
+    assert len(accuracy) == 12 * 3 * 2 * 2
+
+
+def test_published_efficiency_is_consistent() -> None:
+    """A_K per kWh of the paper's tables is A_K / kWh, up to the paper's own rounding."""
+    for group in published_groups([CIFAR]):
+        ratio, accuracy, energy = (group.stat(k) for k in ("A_K_per_kwh", "A_K", "energy_kwh"))
+        if ratio and accuracy and energy:
+            assert ratio.mean == pytest.approx(accuracy.mean / energy.mean, rel=0.02)
+            assert "published" in group.energy_source
+
+
+def test_published_rows_belong_to_their_data_and_protocol_only() -> None:
+    assert {g.setting for g in published_groups([CIFAR, FIVE, PHOTOS])} == {CIFAR, FIVE}
+    assert published_groups([PHOTOS]) == []
+    part = Setting("CIFAR-100", "10", 5, 50, 32, "file:x", "data")  # half of the classes
+    assert published_groups([part]) == []
+    names = [g.name for g in published_groups([CIFAR])]
+    assert names[0] == "Finetune"
+    assert len(names) == 12
+    five = {g.name: g.stat("energy_kwh") for g in published_groups([FIVE])}
+    assert five["CIFNet"] is None  # the paper's energies are of ten classes a task
+
+
+def write(folder: Path, *lines: str) -> Path:
+    path = folder / "external.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+HEADER = "method,seed,task,A_k,seconds,kWh"
+
+
+def test_external_runs_with_missing_cells(tmp_path: Path) -> None:
+    lines = [f"DER,{seed},{k + 1},{90 - 3 * k - seed},60,0.03" for seed in (1, 2) for k in range(10)]
+    lines += [f"PODNet,1,{k + 1},{'' if k == 3 else 80 - k},{'' if k == 5 else 60}," for k in range(10)]
+    lines += ["WA,,,51.9,600,0.3"]
+    groups = read_external(write(tmp_path, HEADER, *lines), [CIFAR])
+    der, pod, wa = groups
+    assert [g.kind for g in groups] == ["external"] * 3
+    final, energy, seconds = (der.stat(key) for key in ("A_K", "energy_kwh", "train_seconds"))
+    assert final is not None
+    assert (final.mean, final.n) == (pytest.approx(61.5), 2)
+    assert energy is not None
+    assert energy.mean == pytest.approx(0.3)
+    assert seconds is not None
+    assert seconds.mean == pytest.approx(600)
+    ratio = der.stat("A_K_per_kwh")
+    assert ratio is not None
+    assert ratio.mean == pytest.approx(61.5 / 0.3)
+    # A mean over some of the tasks would not compare with others: it is not given.
+    assert pod.stat("A_bar") is None
+    assert pod.stat("train_seconds") is None
+    assert pod.stat("energy_kwh") is None
+    last = pod.stat("A_K")
+    assert last is not None
+    assert last.mean == 71
+    assert pod.curve()[3] is None
+    whole = wa.stat("A_K")
+    assert whole is not None
+    assert whole.mean == 51.9
+    assert wa.curve() == []
+
+
+def test_external_methods_find_their_setting(tmp_path: Path) -> None:
+    path = write(tmp_path, HEADER, *(f"DER,1,{k + 1},50,," for k in range(20)))
+    assert read_external(path, [CIFAR, FIVE, PHOTOS])[0].setting == FIVE
+    ten = [f"DER,1,{k + 1},50,,,photos,10" for k in range(10)]
+    path = write(tmp_path, HEADER + ",dataset,classes_per_task", *ten)
+    assert read_external(path, [CIFAR, FIVE, PHOTOS])[0].setting == PHOTOS
+
+
+@pytest.mark.parametrize(
+    ("lines", "part"),
+    [
+        (["method,seed,task,A_k,seconds", "a,1,1,2,3"], "has no column kWh"),
+        ([HEADER, "a,1,1,high,,"], "line 2: A_k is 'high', expected a number"),
+        ([HEADER, "a,1,1,101,,"], "A_k is 101, expected a percentage"),
+        ([HEADER, "a,1,1,50,-1,"], "seconds is -1, expected a number that is not negative"),
+        ([HEADER, "a,1,1,nan,,"], "A_k is nan"),
+        ([HEADER, "a,1,0.5,50,,"], "task is '0.5'"),
+        ([HEADER, ",1,1,50,,"], "the method has no name"),
+        ([HEADER, "a,1,1,50,,", "a,1,1,51,,"], "two lines for task 1"),
+        ([HEADER, "a,1,,50,,"], "fits 3 of the settings"),
+        ([HEADER, *(f"a,1,{k + 1},50,," for k in range(30))], "fits none of the settings"),
+    ],
+)
+def test_bad_external_files_are_named(tmp_path: Path, lines: list[str], part: str) -> None:
+    with pytest.raises(CifnetError, match=re.escape(part)):
+        read_external(write(tmp_path, *lines), [CIFAR, FIVE, PHOTOS])
+    with pytest.raises(CifnetError, match="no file"):
+        read_external(tmp_path / "none.csv", [CIFAR])

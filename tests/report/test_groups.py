@@ -1,0 +1,147 @@
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cifnet_pl.report.groups import Group, group_runs, stat_of
+from cifnet_pl.report.runs import read_runs
+from cifnet_pl.report.settings import configuration, flatten, protocol_name
+from cifnet_pl.report.study import Study, variant_name
+from tests.report.synthetic import write_run
+
+
+def groups_of(folder: Path, *runs: dict[str, Any]) -> list[Group]:
+    for i, options in enumerate(runs):
+        write_run(folder / f"e{i:02}" / "version_0", **{"tasks": 3, **options})
+    return group_runs(read_runs([folder])[0])[0]
+
+
+def test_seeds_are_averaged_and_nothing_else(tmp_path: Path) -> None:
+    groups = groups_of(
+        tmp_path,
+        *({"seed": s, "final": f} for s, f in ((1, 50.0), (2, 52.0), (3, 57.0))),
+        {"seed": 1, "head_options": {"ridge": 1.0}, "final": 60.0},
+    )
+    three, one = sorted(groups, key=lambda g: -len(g.outcomes))
+    stat = three.stat("A_K")
+    assert stat is not None
+    assert (stat.mean, stat.n) == (pytest.approx(53.0), 3)
+    assert stat.sd == pytest.approx(statistics.stdev([50, 52, 57]))
+    assert [o.seed for o in three.outcomes] == [1, 2, 3]
+    single = one.stat("A_K")
+    assert single is not None
+    assert single.sd is None
+
+
+def test_names_of_folders_and_terminals_do_not_split_a_group(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        folder = write_run(tmp_path / f"x{seed}" / "version_0", seed=seed, tasks=3)
+        text = (folder / "config.yaml").read_text()
+        (folder / "config.yaml").write_text(
+            text.replace("enable_progress_bar: false", f"enable_progress_bar: {'true' if seed == 2 else 'false'}")
+        )
+    assert len(group_runs(read_runs([tmp_path])[0])[0]) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"data": {"batch_size": 32}},
+        {"data": {"image_size": 128}},
+        {"data": {"class_order": ["a", "b"]}},
+        {"buffer": {"capacity": 500}},
+        {"buffer": None},
+        {"head_options": {"dtype": "float32"}},
+        {"backbone": "pixels"},
+    ],
+)
+def test_every_other_setting_makes_a_group_of_its_own(tmp_path: Path, other: dict[str, Any]) -> None:
+    assert len(groups_of(tmp_path, {"seed": 1}, {"seed": 2, **other})) == 2
+
+
+def test_the_same_seed_twice_counts_once(tmp_path: Path) -> None:
+    write_run(tmp_path / "e" / "version_0", tasks=3, final=40.0)
+    write_run(tmp_path / "e" / "version_1", tasks=3, final=50.0)
+    groups, replaced = group_runs(read_runs([tmp_path])[0])
+    stat = groups[0].stat("A_K")
+    assert stat is not None
+    assert (stat.mean, stat.n) == (pytest.approx(50.0), 1)
+    assert len(replaced) == 1
+    assert "version_0: the same configuration and seed" in replaced[0]
+
+
+def test_variants_are_named_by_what_they_change(tmp_path: Path) -> None:
+    groups = groups_of(
+        tmp_path,
+        {},
+        {"buffer": None},
+        {"buffer": {"oversample": False}},
+        {"head_options": {"update_past": False}},
+        {"head_options": {"weighting": "released"}},
+        {"buffer": {"capacity": 500}},
+        {"buffer": {"strategy": "herding"}},
+        {"head_options": {"ridge": "gcv"}},
+        {"head_options": {"ridge": 10.0}, "buffer": {"capacity": 200}},
+        {"head": "RidgeHead", "buffer": {"capacity": 500}},
+        {"head": "RidgeHead", "buffer": None, "seed": 2},
+    )
+    assert [g.label for g in groups] == [
+        "CIFNet",
+        "CIFNet, no buffer",
+        "CIFNet, buffer 500",
+        "CIFNet, no oversampling",
+        "CIFNet, herding buffer",
+        "CIFNet, λ by GCV",
+        "CIFNet, locked old neurons",
+        "CIFNet, released weighting",
+        "CIFNet, buffer 200, λ 10",
+        "Exact ridge",  # a buffer that a head has no use for makes no difference
+    ]
+    assert len(groups[-1].outcomes) == 2
+    study = Study(groups)
+    (family,) = study.varied("buffer", "buffer.oversample", "head.update_past", "head.weighting")
+    names = [variant_name(g) for g in family]
+    assert names == ["full method", "no buffer", "no oversampling", "locked old neurons", "released weighting"]
+    assert [len(f) for f in study.varied("buffer.capacity")] == [2]
+    assert study.other_keys() == ["head.ridge"]
+
+
+def test_a_method_without_a_part_says_so_even_alone(tmp_path: Path) -> None:
+    (group,) = groups_of(tmp_path, {"buffer": None})
+    assert group.label == "CIFNet, no buffer"
+
+
+def test_the_default_is_the_reference_of_a_pure_sweep(tmp_path: Path) -> None:
+    groups = groups_of(tmp_path, *({"buffer": {"capacity": c}} for c in (200, 2000, 4000)))
+    assert [g.label for g in groups] == ["CIFNet", "CIFNet, buffer 200", "CIFNet, buffer 4000"]
+
+
+def test_settings_with_one_name_are_told_apart(tmp_path: Path) -> None:
+    groups = groups_of(tmp_path, {}, {"backbone": "pixels"}, {"classes": 5, "tasks": 2})
+    names = sorted(Study(groups).names.values())
+    assert names == ["CIFAR-100, 10 cls/task, file:resnet18.pth (resnet18)", "CIFAR-100, 10 cls/task, pixels",
+                     "CIFAR-100, 5 cls/task"]  # fmt: skip
+
+
+def test_flattening_and_names() -> None:
+    assert flatten({"a": {"b": 1, "c": {}}, "d": [1]}) == {"a.b": 1, "a.c": None, "d": [1]}
+    assert protocol_name(10) == "10"
+    assert protocol_name(10, 50) == "50 + 10"
+    assert protocol_name([4, 3, 3]) == "4, 3, 3"
+
+
+def test_seeds_are_no_part_of_a_configuration(tmp_path: Path) -> None:
+    write_run(tmp_path / "e" / "version_0", tasks=2)
+    config = configuration(read_runs([tmp_path])[0][0])
+    assert not [key for key in config if key.endswith("seed") and key != "data.split_seed"]
+    assert config["head.ridge"] == 0.01
+    assert config["buffer.capacity"] == 2000
+
+
+def test_statistics_of_what_is_known() -> None:
+    assert stat_of([None, None]) is None
+    stat = stat_of([1.0, None, 3.0])
+    assert stat is not None
+    assert (stat.mean, stat.n) == (2.0, 2)
+    assert stat.sd == pytest.approx(2**0.5)

@@ -1,0 +1,222 @@
+"""The whole report on synthetic runs: what is in it, that it is the same each time, that its figures are legible."""
+
+import csv
+import itertools
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+from PIL import Image
+
+from cifnet_pl.__main__ import main
+from cifnet_pl.report import Study, all_pictures, read_study, write_report
+from cifnet_pl.report.style import SETTINGS
+from tests.report.synthetic import write_run
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "full": {"final": 60.0, "activations": True},
+    "no_buffer": {"final": 25.0, "buffer": None, "activations": True},
+    "no_oversampling": {"final": 38.0, "buffer": {"oversample": False}},
+    "locked": {"final": 35.0, "head_options": {"update_past": False}},
+    "small": {"final": 50.0, "buffer": {"capacity": 200}},
+    "herding": {"final": 58.0, "buffer": {"strategy": "herding"}},
+    "ridge": {"final": 61.0, "head_options": {"ridge": 1.0}},
+    "acil": {"final": 67.0, "head": "ACILHead", "minutes": 2.5, "kwh": 0.09},
+    "exact": {"final": 64.0, "head": "RidgeHead", "minutes": 1.1, "kwh": 0.04},
+    "ncm": {"final": 57.0, "head": "NCMHead"},
+    "sgd": {"final": 12.0, "head": "SGDHead", "kwh": None},
+}
+PHOTOS = {"source": "folder", "root": "some/photos", "image_size": 128}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    for name, options in VARIANTS.items():
+        for seed in (1, 2):
+            write_run(root / f"{name}{seed}" / "version_0", seed=seed, **options)
+    for strategy in ("random", "kmeans"):
+        buffer = {"strategy": strategy}
+        write_run(root / f"five_{strategy}" / "version_0", tasks=20, classes=5, buffer=buffer, final=58.0)
+    for head in ("CIFNetHead", "ACILHead"):
+        write_run(root / f"long_{head}" / "version_0", tasks=50, classes=2, head=head)
+    embedded = {"backbone": "embedded:efficientnet_lite0", "data": PHOTOS, "features": 1280}
+    write_run(root / "photos" / "version_0", seed=1, **embedded)
+    (root / "half" / "version_0" / "checkpoints").mkdir(parents=True)
+    lines = ["method,seed,task,A_k,seconds,kWh,dataset,classes_per_task"]
+    lines += [f"DER,{s},{k + 1},{90 - 3 * k},800,0.03,CIFAR-100,10" for s in (1, 2) for k in range(10)]
+    (root / "external.csv").write_text("\n".join(lines))
+    return root
+
+
+@pytest.fixture(scope="module")
+def study(runs: Path) -> Study:
+    return read_study([runs], runs / "external.csv")
+
+
+@pytest.fixture(scope="module")
+def written(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("report") / "out"
+    assert main(["report", str(runs), "--output", str(output), "--external", str(runs / "external.csv")]) == 0
+    return output
+
+
+def cells(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+FIGURES = {
+    "trajectory_cifar_100_10_cls_task", "heads_cifar_100_10_cls_task", "ablation_curves_cifar_100_10_cls_task_cifnet",
+    "long_horizon_cifar_100_2_cls_task", "time_cifar_100_10_cls_task", "energy_cifar_100_10_cls_task",
+    "memory_cifar_100_10_cls_task", "buffer_bytes", "ablation_cifar_100_10_cls_task_cifnet",
+    "calibration_cifar_100_10_cls_task_cifnet", "buffer_size", "by_head_ridge", "sampling_cifar_100_5_cls_task_cifnet",
+}  # fmt: skip
+
+
+def test_every_figure_of_the_paper_is_drawn(written: Path) -> None:
+    for suffix in ("png", "svg"):
+        names = {path.stem for path in (written / "figures").glob(f"*.{suffix}")}
+        assert names >= FIGURES
+    for path in (written / "figures").glob("*.png"):
+        with Image.open(path) as image:
+            assert image.convert("L").getextrema() == (0, 255)
+
+
+def test_accuracies_are_means_over_seeds_beside_published_ones(written: Path) -> None:
+    rows = cells(written / "tables" / "accuracy.csv")
+    found = {(row["method"], row["numbers"]): row for row in rows}
+    name = "CIFAR-100, 10 cls/task: A_K"
+    assert float(found["CIFNet", "measured"][name]) == pytest.approx(60.0)
+    assert found["CIFNet", "measured"][f"{name} n"] == "2"
+    assert float(found["CIFNet", "published"][name]) == 59.57
+    assert float(found["DER", "external"][name]) == 63
+    assert float(found["DER", "published"][name]) == 59.03
+    photos = [key for key in rows[0] if key.startswith("photos")]
+    assert not any(row[key] for row in rows for key in photos if row["numbers"] != "measured")
+
+
+def test_tables_of_the_ablations(written: Path) -> None:
+    ablation = {(row["variant"], row["numbers"]): row for row in cells(written / "tables" / "ablation.csv")}
+    name = "CIFAR-100, 10 cls/task: A_K"
+    assert float(ablation["CIFNet, no buffer", "measured"][name]) == pytest.approx(25.0)
+    assert float(ablation["CIFNet, no buffer", "published"][name]) == 24.74
+    assert ("CIFNet, locked old neurons", "measured") in ablation
+    sizes = {row["capacity"]: row for row in cells(written / "tables" / "buffer_size.csv")}
+    assert [float(sizes[size]["CIFAR-100, 10 cls/task: CIFNet"]) for size in ("200", "2000")] == [50.0, 60.0]
+    sampling = cells(written / "tables" / "sampling.csv")
+    assert [row["strategy"] for row in sampling] == ["herding", "k-means", "random"]
+    five = {row["strategy"]: row["CIFAR-100, 5 cls/task: CIFNet (published)"] for row in sampling}
+    assert five == {"random": "59.26", "k-means": "58.25", "herding": "58.07"}
+
+
+def test_memory_and_buffer_as_in_the_paper(written: Path) -> None:
+    rows = {(r["method"], r["numbers"]): r for r in cells(written / "tables" / "memory_cifar_100_10_cls_task.csv")}
+    # tab:memory_breakdown: ACIL keeps 72.1 M numbers, 288.5 MB at four bytes.
+    for kind in ("measured", "published"):
+        assert float(rows["ACIL", kind]["total (M)"]) == pytest.approx(72.1, abs=0.05)
+        assert float(rows["ACIL", kind]["total (MB)"]) == pytest.approx(288.5, abs=0.3)
+    sizes = cells(written / "tables" / "buffer_bytes.csv")
+    assert float(sizes[0]["embeddings (MB)"]) == pytest.approx(4.1, abs=0.01)
+    assert float(sizes[0]["images, float32 (MB)"]) == pytest.approx(1206, rel=0.002)
+
+
+def test_energies_carry_their_source(written: Path) -> None:
+    for row in cells(written / "tables" / "efficiency_cifar_100_10_cls_task.csv"):
+        assert bool(row["energy (kWh)"]) == bool(row["energy measured by"])
+        if row["numbers"] == "measured" and row["energy (kWh)"]:
+            assert row["energy measured by"] == "cpu estimated (cpu_load), ram estimated"
+    text = (written / "report.md").read_text()
+    assert "Energy: cpu estimated (cpu_load), ram estimated; external file; published (CodeCarbon)." in text
+
+
+def test_the_page_is_self_contained_and_says_what_is_missing(written: Path) -> None:
+    page = (written / "report.html").read_text()
+    sources = re.findall(r'(?:src|href)\s*=\s*"([^"]{0,30})', page)
+    assert sources
+    assert all(source.startswith(("data:image/svg+xml;base64,", "#")) for source in sources)
+    assert not re.search(r"<script|<link|@import|url\(|https?:", page)
+    assert "half/version_0: no summary.json" in page
+    assert "was trained on ImageNet labels, which the paper avoids" in page
+    assert page.count("<table>") == page.count("</table>") > 5
+    assert set(re.findall(r'href="#([^"]+)"', page)) == set(re.findall(r'<h2 id="([^"]+)"', page))
+
+
+def test_two_reports_are_the_same_bytes(runs: Path, written: Path, tmp_path: Path) -> None:
+    write_report(read_study([runs], runs / "external.csv"), tmp_path)
+    first = {p.relative_to(written): p.read_bytes() for p in written.rglob("*") if p.is_file()}
+    second = {p.relative_to(tmp_path): p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert first.keys() == second.keys()
+    assert [str(name) for name in first if first[name] != second[name]] == []
+
+
+def test_no_labels_overlap(study: Study) -> None:
+    pictures = [picture for section in all_pictures(study).values() for picture in section]
+    assert {picture.name for picture in pictures} >= FIGURES
+    for picture in pictures:
+        boxes = text_boxes(picture.figure)
+        for (a, one), (b, other) in itertools.combinations(boxes, 2):
+            meet = Bbox.intersection(one, other)
+            assert meet is None or min(meet.width, meet.height) < 1.5, f"{picture.name}: '{a}' and '{b}' overlap"
+        width, height = picture.figure.canvas.get_width_height()
+        for text, box in boxes:
+            assert -1 <= box.x0 <= box.x1 <= width + 1, f"{picture.name}: '{text}' is cut off"
+            assert -1 <= box.y0 <= box.y1 <= height + 1, f"{picture.name}: '{text}' is cut off"
+
+
+def text_boxes(figure: Figure) -> list[tuple[str, Bbox]]:
+    """Every visible text of a drawn figure with its box in pixels."""
+    canvas = FigureCanvasAgg(figure)
+    with matplotlib.rc_context(SETTINGS):
+        canvas.draw()
+    hidden = [label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in beyond(axis)]
+    found = []
+    for artist in figure.findobj(Text):
+        assert isinstance(artist, Text)
+        if artist.get_visible() and artist.get_text().strip() and not any(artist is label for label in hidden):
+            found.append((artist.get_text(), artist.get_window_extent(canvas.get_renderer())))
+    return found
+
+
+def beyond(axis: Axis) -> list[Text]:
+    """Labels of ticks outside the limits of an axis: they exist, but are not drawn."""
+    low, high = sorted(axis.get_view_interval())
+    ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+    return [
+        label for tick in ticks for label in (tick.label1, tick.label2)
+        if not low - 1e-9 <= tick.get_loc() <= high + 1e-9 or not label.get_visible()
+    ]  # fmt: skip
+
+
+def test_methods_differ_without_colours(study: Study) -> None:
+    (setting,) = [s for s in study.settings if s.protocol == "10" and s.dataset == "CIFAR-100"]
+    pictures = [p for p in all_pictures(study)["Accuracy"] if p.name.endswith(study.slug(setting))]
+    assert pictures
+    for picture in pictures:
+        lines = picture.figure.axes[0].get_lines()
+        styles = [(line.get_marker(), str(line.get_linestyle()), line._dash_pattern) for line in lines]  # type: ignore[attr-defined]
+        assert len({marker for marker, _, _ in styles}) == len(lines)
+
+
+def test_nothing_to_report(tmp_path: Path, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(runs / "half", tmp_path / "half")
+    assert main(["report", str(tmp_path), "--output", str(tmp_path / "out")]) == 1
+    assert "no finished run in" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_single_run_without_energy_makes_a_report(tmp_path: Path) -> None:
+    write_run(tmp_path / "e" / "version_0", tasks=1, kwh=None, data={"source": "digits", "root": None})
+    assert main(["report", str(tmp_path / "e"), "--output", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "digits, 10 cls/task" in page
+    assert "kWh" not in page

@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chi2
+from torch import Tensor
+
+from cifnet_pl.buffer import CalibrationBuffer, mix_keys
+from cifnet_pl.errors import CifnetError, UsageError
+
+Samples = tuple[Tensor, Tensor, Tensor]
+
+
+def samples(counts: dict[int, int], seed: int = 0) -> Samples:
+    """Embeddings, labels and distinct keys of ``counts[label]`` samples of each class, shuffled."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.repeat_interleave(torch.tensor(list(counts)), torch.tensor(list(counts.values())))
+    y = y[torch.randperm(len(y), generator=generator)]
+    key = torch.randint(-(2**62), 2**62, (len(y),), generator=generator)
+    return torch.randn(len(y), 3, generator=generator), y, key
+
+
+def offer(buffer: CalibrationBuffer, data: Samples, batches: Sequence[Tensor] | None = None) -> None:
+    for rows in [torch.arange(len(data[1]))] if batches is None else batches:
+        buffer.add(*(part[rows] for part in data))
+
+
+def content(buffer: CalibrationBuffer) -> list[list[float]]:
+    """Everything stored, in its order."""
+    return torch.cat([buffer.z.double(), buffer.y[:, None], buffer.key[:, None]], dim=1).tolist()
+
+
+def sizes(buffer: CalibrationBuffer) -> dict[int, int]:
+    return {label: int((buffer.y == label).sum()) for label in buffer.classes}
+
+
+TASKS = [samples({7: 30, -2: 9}, 0), samples({10**12: 25}, 1), samples({0: 2, 3: 40, 5: 11}, 2)]
+
+
+# ---------------------------------------------------------------------- sizes
+
+
+def test_every_class_has_its_share_of_the_capacity_and_early_ones_shrink() -> None:
+    buffer = CalibrationBuffer(capacity=26)
+    expected = [{7: 13, -2: 9}, {7: 8, -2: 8, 10**12: 8}, {7: 4, -2: 4, 10**12: 4, 0: 2, 3: 4, 5: 4}]
+    for task, after in zip(TASKS, expected, strict=True):
+        offer(buffer, task)
+        buffer.commit()
+        assert sizes(buffer) == after
+        assert len(buffer.y) <= 26
+
+
+def test_a_capacity_per_class_never_shrinks() -> None:
+    buffer = CalibrationBuffer(capacity=1, per_class=10)
+    for task in TASKS:
+        offer(buffer, task)
+        buffer.commit()
+    assert sizes(buffer) == {7: 10, -2: 9, 10**12: 10, 0: 2, 3: 10, 5: 10}
+
+
+def test_what_shrinks_keeps_what_a_smaller_quota_would_have_chosen() -> None:
+    large, small = CalibrationBuffer(per_class=20), CalibrationBuffer(per_class=5)
+    for buffer in (large, small):
+        offer(buffer, TASKS[0])
+        buffer.commit()
+    best = [large.key[large.y == label][:5] for label in large.classes]
+    assert torch.equal(torch.cat(best), small.key)
+
+
+@pytest.mark.parametrize("few", [4, 25])
+def test_a_capacity_below_the_number_of_classes_is_refused(few: int) -> None:
+    buffer = CalibrationBuffer(capacity=2)
+    offer(buffer, TASKS[0])
+    buffer.commit()
+    before = content(buffer)
+
+    def learn_more() -> None:  # many samples are refused when they are offered, few at the end of the task
+        buffer.add(*(part[:few] for part in TASKS[1]))
+        buffer.commit()
+
+    with pytest.raises(UsageError, match="a buffer of 2 cannot hold 3 classes: use a capacity of at least 3"):
+        learn_more()
+    assert content(buffer) == before
+    with pytest.raises(UsageError, match="cannot hold"):
+        buffer.quota(3)
+
+
+@pytest.mark.parametrize("capacity", [0, -1])
+def test_a_capacity_below_one_is_refused(capacity: int) -> None:
+    with pytest.raises(UsageError, match="at least 1"):
+        CalibrationBuffer(capacity=capacity)
+    with pytest.raises(UsageError, match="at least 1"):
+        CalibrationBuffer(per_class=capacity)
+
+
+def test_unknown_strategy_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="did you mean random"):
+        CalibrationBuffer(strategy="randon")
+
+
+def test_items_are_those_of_past_tasks_until_commit() -> None:
+    buffer = CalibrationBuffer(capacity=100)
+    offer(buffer, TASKS[0])
+    assert buffer.items()[0].shape[0] == buffer.items()[1].shape[0] == buffer.state_elements() == 0
+    buffer.commit()
+    z, y = buffer.items()
+    offer(buffer, TASKS[1])
+    assert torch.equal(buffer.items()[0], z)
+    assert torch.equal(buffer.items()[1], y)
+    assert buffer.state_elements() == 39 * 3
+    buffer.discard_pending()
+    buffer.commit()
+    assert sizes(buffer) == {7: 30, -2: 9}
+
+
+def test_stored_embeddings_are_those_that_came_in() -> None:
+    buffer = CalibrationBuffer(capacity=12)
+    for task in TASKS:
+        offer(buffer, task)
+        buffer.commit()
+    known = {int(k): (z, int(y)) for task in TASKS for z, y, k in zip(*task, strict=True)}
+    for z, y, key in zip(buffer.z, buffer.y, buffer.key, strict=True):
+        assert torch.equal(known[int(key)][0], z)
+        assert known[int(key)][1] == int(y)
+
+
+def test_an_offered_batch_may_be_overwritten_by_its_owner() -> None:
+    buffer, expected = CalibrationBuffer(capacity=20), CalibrationBuffer(capacity=20)
+    offer(expected, TASKS[0])
+    batch = tuple(part.clone() for part in TASKS[0])
+    buffer.add(*batch)
+    for part in batch:
+        part.zero_()
+    for each in (buffer, expected):
+        each.commit()
+    assert content(buffer) == content(expected)
+
+
+def test_batches_that_do_not_fit_together_are_refused() -> None:
+    z, y, key = TASKS[0]
+    with pytest.raises(UsageError, match="39 embeddings, 38 labels and 39 keys"):
+        CalibrationBuffer().add(z, y[1:], key)
+
+
+# ---------------------------------------------------------------------- order, duplicates, pruning
+
+
+@given(seed=st.integers(0, 999), cuts=st.lists(st.integers(0, 53), max_size=6), capacity=st.integers(3, 40))
+def test_order_and_size_of_batches_do_not_matter(seed: int, cuts: list[int], capacity: int) -> None:
+    rng = np.random.default_rng(seed)
+    whole, split = CalibrationBuffer(capacity=capacity, seed=3), CalibrationBuffer(capacity=capacity, seed=3)
+    for data in (TASKS[0], TASKS[1]):
+        offer(whole, data)
+        whole.commit()
+        order = torch.from_numpy(rng.permutation(len(data[1])))
+        offer(split, data, [order[rows] for rows in torch.tensor_split(torch.arange(len(order)), sorted(cuts))])
+        split.commit()
+    assert content(split) == content(whole)
+
+
+@given(seed=st.integers(0, 999), quota=st.integers(1, 30))
+def test_the_sample_of_a_union_is_the_sample_of_the_samples(seed: int, quota: int) -> None:
+    data = TASKS[2]
+    here = torch.from_numpy(np.random.default_rng(seed).random(len(data[1])) < 0.5)
+    whole, parts = CalibrationBuffer(per_class=quota), [CalibrationBuffer(per_class=quota) for _ in range(2)]
+    offer(whole, data)
+    whole.commit()
+    for part, rows in zip(parts, (here, ~here), strict=True):
+        part.add(*(tensor[rows] for tensor in data))
+        part.commit()
+    union = CalibrationBuffer(per_class=quota)
+    for part in parts:
+        union.add(part.z, part.y, part.key)
+    union.commit()
+    assert content(union) == content(whole)
+
+
+def test_pruning_while_a_task_is_under_way_does_not_change_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = samples({4: 700, 9: 30, 6: 300}, 5)
+    earlier = samples({1: 50}, 6)
+    buffers = []
+    for streaming in ({"random"}, set()):
+        monkeypatch.setattr("cifnet_pl.buffer.STREAMING", streaming)
+        buffer = CalibrationBuffer(capacity=20)
+        offer(buffer, earlier)
+        buffer.commit()
+        offer(buffer, data, torch.arange(len(data[1])).split(7))
+        # Pruned, a task's candidates stay within a few times the capacity; else all of them wait.
+        assert len(buffer.pending()[1]) <= 100 if streaming else len(buffer.pending()[1]) == 1030
+        buffer.commit()
+        buffers.append(content(buffer))
+    assert buffers[0] == buffers[1]
+
+
+def test_a_key_that_comes_again_is_kept_once() -> None:
+    once, twice = CalibrationBuffer(capacity=18), CalibrationBuffer(capacity=18)
+    offer(once, TASKS[0])
+    offer(twice, TASKS[0])
+    offer(twice, TASKS[0])
+    for buffer in (once, twice):
+        buffer.commit()
+    assert content(once) == content(twice)
+    # The same samples in a later epoch, too.
+    offer(twice, TASKS[0])
+    twice.commit()
+    assert content(once) == content(twice)
+
+
+def test_more_samples_of_a_stored_class_join_its_sample() -> None:
+    z, y, key = TASKS[0]
+    whole, parts = CalibrationBuffer(per_class=6), CalibrationBuffer(per_class=6)
+    offer(whole, TASKS[0])
+    whole.commit()
+    for rows in (slice(0, 20), slice(20, None)):
+        parts.add(z[rows], y[rows], key[rows])
+        parts.commit()
+    for label in whole.classes:
+        assert torch.equal(whole.key[whole.y == label], parts.key[parts.y == label])
+
+
+# ---------------------------------------------------------------------- randomness
+
+
+def test_seeds_give_different_samples_and_the_same_seed_the_same() -> None:
+    kept = []
+    for seed in (0, 1, 2, 0):
+        buffer = CalibrationBuffer(capacity=20, seed=seed)
+        offer(buffer, TASKS[0])
+        buffer.commit()
+        kept.append(set(buffer.key.tolist()))
+    assert kept[0] == kept[3]
+    assert len({frozenset(k) for k in kept}) == 3
+
+
+@pytest.mark.parametrize("keys", [torch.arange(50), torch.arange(0, 50 * 2**32, 2**32), -torch.arange(50)])
+def test_every_sample_is_as_likely_as_every_other(keys: Tensor) -> None:
+    """Chi-square tests, at a false alarm rate of 1e-4 each, of single samples and of neighbours kept together."""
+    n, quota, trials = len(keys), 10, 3000
+    ranks = torch.stack([mix_keys(keys, seed).argsort() for seed in range(trials)])[:, :quota]
+    kept = torch.zeros(trials, n, dtype=torch.float64).scatter_(1, ranks, 1)
+    # Drawn without replacement the counts are negatively correlated, hence the factor.
+    share = quota / n
+    statistic = (kept.sum(0) - trials * share).square().sum() / (trials * share * (1 - share)) * (n - 1) / n
+    assert statistic < chi2.ppf(1 - 1e-4, n - 1)
+    assert statistic > chi2.ppf(1e-4, n - 1)
+    together = (kept[:, ::2] * kept[:, 1::2]).sum().item()
+    expected = trials * n / 2 * quota * (quota - 1) / (n * (n - 1))
+    assert abs(together - expected) < 4 * expected**0.5
+    in_seeds = (kept[:-1] * kept[1:]).sum().item()  # sets of neighbouring seeds overlap by chance only
+    assert abs(in_seeds - (trials - 1) * n * share**2) < 4 * ((trials - 1) * n * share**2) ** 0.5
+
+
+def test_hashes_of_distinct_keys_are_distinct_and_fixed() -> None:
+    keys = torch.arange(-10_000, 10_000)
+    assert len(torch.unique(mix_keys(keys, 0))) == len(keys)
+    # SplitMix64 with state 0 gives this first number: the kept set must not change between versions.
+    assert mix_keys(torch.tensor([0]), 0).item() == 0xE220A8397B1DCDAF - 2**64
+
+
+# ---------------------------------------------------------------------- oversampling
+
+
+def filled(oversample: bool = True) -> CalibrationBuffer:
+    buffer = CalibrationBuffer(per_class=12, oversample=oversample)
+    offer(buffer, samples({8: 12, -1: 5, 3: 1}))
+    buffer.commit()
+    return buffer
+
+
+@pytest.mark.parametrize("n_max", [1, 4, 5, 11, 12, 13, 24, 100])
+def test_oversampling_brings_every_class_to_the_largest_new_one(n_max: int) -> None:
+    buffer = filled()
+    weight = buffer.oversampling(n_max)
+    assert weight.dtype == torch.float64
+    for label, stored in ((8, 12), (-1, 5), (3, 1)):
+        assert (weight[buffer.y == label] == max(1, n_max // stored)).all()
+
+
+def test_oversampling_can_be_switched_off() -> None:
+    buffer = filled(oversample=False)
+    assert torch.equal(buffer.oversampling(100), torch.ones(18, dtype=torch.float64))
+
+
+def test_oversampling_of_nothing() -> None:
+    assert CalibrationBuffer().oversampling(10).shape == (0,)
+    assert CalibrationBuffer(oversample=False).oversampling(10).shape == (0,)
+
+
+# ---------------------------------------------------------------------- state
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_state_survives_a_file_and_learning_goes_on(dtype: torch.dtype) -> None:
+    buffer, again = CalibrationBuffer(capacity=26, seed=4), CalibrationBuffer(capacity=26, seed=4)
+    for z, y, key in TASKS[:2]:
+        buffer.add(z.to(dtype), y, key)
+        buffer.commit()
+    file = io.BytesIO()
+    torch.save(buffer.state_dict(), file)
+    file.seek(0)
+    again.load_state_dict(torch.load(file, weights_only=True))
+    assert again.z.dtype == dtype
+    for each in (buffer, again):
+        z, y, key = TASKS[2]
+        each.add(z.to(dtype), y, key)
+        each.commit()
+    assert torch.equal(again.z, buffer.z)
+    assert content(again) == content(buffer)
+    assert again.classes == buffer.classes
+
+
+def test_an_empty_state_survives_too() -> None:
+    buffer = CalibrationBuffer()
+    buffer.load_state_dict(CalibrationBuffer().state_dict())
+    assert buffer.classes == []
+    assert all(isinstance(v, (int, str, bool, type(None))) for v in buffer.settings().values())
+
+
+def test_a_damaged_state_is_refused() -> None:
+    state = filled().state_dict()
+    with pytest.raises(CifnetError):
+        CalibrationBuffer().load_state_dict({**state, "z": state["z"][0]})
+
+
+def test_a_cast_does_not_round_embeddings() -> None:
+    buffer = filled()
+    z = buffer.z.clone()
+    buffer.half()
+    assert torch.equal(buffer.z, z)
+
+
+def test_removed_classes_are_gone_and_may_come_back() -> None:
+    buffer = CalibrationBuffer(capacity=26)
+    for task in TASKS[:2]:
+        offer(buffer, task)
+        buffer.commit()
+    rest = [row for row in content(buffer) if row[3] != 7]
+    buffer.remove_classes([7, 99])
+    assert content(buffer) == rest
+    offer(buffer, TASKS[0])
+    buffer.commit()
+    assert buffer.classes == [-2, 10**12, 7]
+    buffer.remove_classes(buffer.classes)
+    assert buffer.items()[0].shape[0] == 0
+    offer(buffer, TASKS[0])
+    buffer.commit()
+    assert sizes(buffer) == {-2: 9, 7: 13}

@@ -1,0 +1,239 @@
+"""The run's folder, the evaluating sub-commands, and what the screen says."""
+
+import csv
+import json
+import math
+import shutil
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from cifnet_pl.__main__ import main
+from tests.command_line import BUFFER, FAST, assert_same_model, checkpoint, fit, learned, make_photos
+
+COLUMNS = """task,classes_seen,A_k,average,forgetting,ece,train_seconds,solve_seconds,eval_seconds,energy_kwh,
+energy_source,state_elements,buffer_elements""".replace("\n", "").split(",")
+SUMMARY = {"A_K", "A_bar", "A_k", "forgetting", "bwt", "max_drop", "ece", "train_seconds", "A_K_per_kwh", "co2_kg"}
+SUMMARY |= {"energy_kwh", "energy_source", "energy_cpu_kwh", "energy_gpu_kwh", "energy_ram_kwh", "backbone_params"}
+SUMMARY |= {"state_elements", "buffer_elements", "n_tasks", "n_classes", "head", "backbone", "seed", "versions"}
+TAGS = ["acc/seen", "acc/average", "forgetting", "ece", "memory/state_elements"]
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="module")
+def run(logs):
+    """A run of five tasks with a buffer; the tests of this file only read it, or work on a copy."""
+    return learned(logs, *BUFFER, "--seed_everything", "3")
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+class TestFolder:
+    def test_holds_these_files(self, run):
+        names = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
+        events = {name for name in names if name.startswith("events.out.tfevents")}
+        assert len(events) == 1
+        expected = {"config.yaml", "checkpoints/last.ckpt", "tasks.csv", "accuracy_matrix.csv", "summary.json"}
+        assert names - events == expected | {"trajectory.png", "hparams.yaml"}
+
+    def test_tasks(self, run):
+        table = rows(run / "tasks.csv")
+        assert list(table[0])[: len(COLUMNS)] == COLUMNS
+        assert [int(row["task"]) for row in table] == [1, 2, 3, 4, 5]
+        assert [int(row["classes_seen"]) for row in table] == [2, 4, 6, 8, 10]
+        assert all(50 < float(row["A_k"]) <= 100 for row in table)
+        # The first task cannot be forgotten yet, and nothing measured energy: empty, not nan or 0.
+        assert table[0]["forgetting"] == ""
+        assert float(table[1]["forgetting"]) >= 0
+        assert {row["energy_kwh"] for row in table} == {row["energy_source"] for row in table} == {""}
+        mean = 0.0
+        for k, row in enumerate(table):
+            mean += (float(row["A_k"]) - mean) / (k + 1)
+            assert float(row["average"]) == pytest.approx(mean)
+            assert float(row["solve_seconds"]) <= float(row["train_seconds"])
+        assert all(int(row["buffer_elements"]) <= 300 * 192 for row in table)
+
+    def test_accuracy_matrix(self, run):
+        with (run / "accuracy_matrix.csv").open(newline="") as file:
+            header, *body = csv.reader(file)
+        assert header == ["task", "task_1", "task_2", "task_3", "task_4", "task_5"]
+        for k, row in enumerate(body):
+            assert int(row[0]) == k + 1
+            assert all(0 <= float(cell) <= 100 for cell in row[1 : k + 2])
+            assert set(row[k + 2 :]) <= {""}
+
+    def test_summary(self, run):
+        summary = json.loads((run / "summary.json").read_text(), parse_constant=pytest.fail)
+        table = rows(run / "tasks.csv")
+        assert summary.keys() >= SUMMARY
+        assert summary["A_k"] == [float(row["A_k"]) for row in table]
+        assert summary["A_K"] == summary["A_k"][-1]
+        assert summary["A_bar"] == pytest.approx(sum(summary["A_k"]) / 5)
+        assert summary["max_drop"] == max(a - b for a, b in zip(summary["A_k"], summary["A_k"][1:], strict=False))
+        assert summary["train_seconds"] == pytest.approx(sum(float(row["train_seconds"]) for row in table))
+        assert (summary["n_tasks"], summary["n_classes"], summary["seed"]) == (5, 10, 3)
+        assert (summary["head"], summary["backbone"], summary["backbone_params"]) == ("CIFNetHead", "pixels:8", 0)
+        for key in ("energy_kwh", "energy_source", "energy_cpu_kwh", "energy_gpu_kwh", "co2_kg", "A_K_per_kwh"):
+            assert summary[key] is None
+        assert {"cifnet_pl", "torch", "lightning", "python"} <= summary["versions"].keys()
+
+    def test_metrics_agree_with_the_matrix(self, run):
+        with (run / "accuracy_matrix.csv").open(newline="") as file:
+            matrix = [[float(cell) for cell in row[1:] if cell] for row in list(csv.reader(file))[1:]]
+        summary, last = json.loads((run / "summary.json").read_text()), len(matrix) - 1
+        forgotten = [max(row[j] for row in matrix[j:]) - matrix[last][j] for j in range(last)]
+        transfer = [matrix[last][j] - matrix[j][j] for j in range(last)]
+        assert summary["forgetting"] == pytest.approx(sum(forgotten) / last)
+        assert summary["bwt"] == pytest.approx(sum(transfer) / last)
+
+    def test_tensorboard(self, run):
+        events = EventAccumulator(str(run))
+        events.Reload()
+        table = rows(run / "tasks.csv")
+        for tag, column in zip(TAGS, ["A_k", "average", "forgetting", "ece", "state_elements"], strict=True):
+            points = [(event.step, event.value) for event in events.Scalars(tag)]
+            measured = [(int(row["task"]), float(row[column])) for row in table if row[column]]
+            assert [step for step, _ in points] == [step for step, _ in measured], tag
+            assert [value for _, value in points] == pytest.approx([value for _, value in measured], rel=1e-6), tag
+        assert "energy/kwh" not in events.Tags()["scalars"]  # it was not measured
+        assert events.Tags()["images"] == ["trajectory"]
+
+    def test_trajectory_is_a_picture(self, run):
+        with Image.open(run / "trajectory.png") as image:
+            image.load()
+            assert min(image.size) > 400
+
+    def test_checkpoint_holds_plain_content_and_no_backbone(self, run):
+        content = checkpoint(run)
+        assert not [key for key in content["state_dict"] if key.startswith("backbone")]
+        assert len(content["cifnet"]["settings"]["backbone"]) == 64
+        assert content["global_step"] == 5
+
+
+class TestConfig:
+    def test_runs_again_as_it_is(self, run, logs):
+        assert main(["fit", "--config", str(run / "config.yaml")]) == 0
+        again = run.parent / "version_1"
+        assert_same_model(run, again)
+        assert (again / "config.yaml").read_text() == (run / "config.yaml").read_text()
+        shutil.rmtree(again)
+
+    def test_holds_no_checkpoint_after_a_resume(self, run, tmp_path):
+        copy = tmp_path / "default" / "version_0"
+        shutil.copytree(run, copy)
+        assert fit(tmp_path, *BUFFER, "--seed_everything", "3", "--data.max_tasks", "3") == 0
+        assert fit(tmp_path, *BUFFER, "--seed_everything", "3", "--ckpt_path", "last") == 0
+        saved = yaml.safe_load((tmp_path / "default" / "version_1" / "config.yaml").read_text())
+        assert "ckpt_path" not in saved
+        assert saved["data"]["max_tasks"] is None  # as of the resume
+
+    def test_seed_of_the_run_is_that_of_the_buffer(self, run, tmp_path):
+        saved = yaml.safe_load((run / "config.yaml").read_text())
+        assert saved["model"]["init_args"]["buffer"]["init_args"]["seed"] == saved["seed_everything"] == 3
+        other = learned(tmp_path, *BUFFER, "--seed_everything", "4")
+        keys = [checkpoint(folder)["state_dict"]["buffer.key"] for folder in (run, other)]
+        assert not torch.equal(*keys)
+
+
+class TestEvaluation:
+    @pytest.mark.parametrize("command", ["validate", "test"])
+    @pytest.mark.parametrize("named", ["last", "file"])
+    def test_gives_the_accuracy_of_the_run(self, run, command, named, capsys):
+        path = "last" if named == "last" else str(run / "checkpoints" / "last.ckpt")
+        assert main([command, "--config", str(run / "config.yaml"), "--ckpt_path", path]) == 0
+        total = json.loads((run / "summary.json").read_text())["A_K"]
+        shown = [line.split("│") for line in capsys.readouterr().out.splitlines() if "all" in line]
+        assert [cell.strip() for cell in shown[0][1:4]] == ["all", "10", f"{total:.1f}"]
+        assert [path.name for path in run.parent.iterdir()] == ["version_0"]  # nothing new
+
+    def test_predictions(self, run, capsys):
+        assert main(["predict", "--config", str(run / "config.yaml"), "--ckpt_path", "last"]) == 0
+        table = rows(run / "predictions.csv")
+        assert list(table[0]) == ["file", "true_class", "class", "probability"]
+        right = [row["true_class"] == row["class"] for row in table]
+        assert 100 * sum(right) / len(right) == pytest.approx(json.loads((run / "summary.json").read_text())["A_K"])
+        assert len({row["file"] for row in table}) == len(table)
+        assert all(0.1 <= float(row["probability"]) <= 1 for row in table)
+        assert capsys.readouterr().out.strip().endswith(f"{len(table)} predictions in {run / 'predictions.csv'}")
+
+    def test_last_is_the_run_of_the_config_else_the_newest(self, logs, run, tmp_path, capsys):
+        shutil.copytree(run, tmp_path / "default" / "version_0")
+        newer = learned(tmp_path, "--data.max_tasks", "1", *BUFFER, "--seed_everything", "3", version=1)
+        for config, classes in ((tmp_path / "default" / "version_0", "10"), (newer, "2")):
+            assert main(["test", "--config", str(config / "config.yaml"), "--ckpt_path", "last"]) == 0
+            assert f"│  all │ {classes:>7} │" in capsys.readouterr().out
+        options = [*FAST, *BUFFER, "--seed_everything", "3", "--logs", str(tmp_path)]
+        assert main(["test", *options, "--ckpt_path", "last"]) == 0
+        assert "│  all │       2 │" in capsys.readouterr().out
+
+    def test_of_photos_names_their_files(self, tmp_path):
+        photos = make_photos(tmp_path / "photos", ["bee", "Käfer", "ant"])
+        options = ["--data.source", "folder", "--data.root", str(photos), "--data.classes_per_task", "1"]
+        folder = learned(tmp_path, *options)
+        assert main(["predict", "--config", str(folder / "config.yaml"), "--ckpt_path", "last"]) == 0
+        table = rows(folder / "predictions.csv")
+        assert len(table) == 3 * 2  # a fifth of ten photos of each class
+        assert all((photos / row["file"]).is_file() and row["file"].split("/")[0] == row["true_class"] for row in table)
+
+
+class TestScreen:
+    def test_of_a_run(self, tmp_path, capsys):
+        folder = learned(tmp_path, *BUFFER, "--data.max_tasks", "2")
+        lines = capsys.readouterr()
+        assert lines.err == ""
+        shown = lines.out.splitlines()
+        assert shown[0] == f"4 classes in 2 tasks on cpu; run folder {folder}"
+        assert [line[:13] for line in shown[1:3]] == ["task 1/2: A_k", "task 2/2: A_k"]
+        header = [cell.strip() for cell in shown[4].strip("┃").split("┃")]
+        assert header == ["task", "classes", "A_k %", "Ā %", "forgetting %", "ECE %", "learning s", "kWh", "state MB"]
+        summary = json.loads((folder / "summary.json").read_text())
+        assert f"Ā {summary['A_bar']:.1f} %   A_K {summary['A_K']:.1f} %" in lines.out
+        assert f"state {summary['state_elements'] * 8 / 1e6:.2f} MB" in lines.out
+        assert shown[-1] == f"run folder {folder}"
+
+    def test_of_a_picked_up_run(self, tmp_path, capsys):
+        folder = learned(tmp_path, "--data.max_tasks", "2")
+        capsys.readouterr()
+        learned(tmp_path, "--data.max_tasks", "3", "--ckpt_path", "last")
+        first = capsys.readouterr().out.splitlines()[0]
+        assert first == f"6 classes in 3 tasks on cpu, going on after task 2; run folder {folder}"
+
+
+def test_every_task_keeps_its_checkpoint_on_request(tmp_path):
+    folder = learned(tmp_path, "--data.max_tasks", "2", "--checkpoint.every_task", "true")
+    names = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    assert names == ["last.ckpt", "task_1.ckpt", "task_2.ckpt"]
+    first = torch.load(folder / "checkpoints" / "task_1.ckpt", weights_only=True)
+    assert first["cifnet"]["task_sizes"] == [2]
+
+
+def test_further_loggers_are_kept(tmp_path):
+    options = [
+        "--data.max_tasks",
+        "2",
+        "--trainer.logger",
+        "CSVLogger",
+        "--trainer.logger.save_dir",
+        str(tmp_path / "csv"),
+    ]
+    learned(tmp_path, *options)
+    (metrics,) = (tmp_path / "csv").rglob("metrics.csv")
+    assert [float(row["acc/seen"]) for row in rows(metrics) if row["acc/seen"]]
+
+
+def test_mixed_precision_leaves_the_statistics_alone(tmp_path):
+    plain = checkpoint(learned(tmp_path, "--data.max_tasks", "1"))["state_dict"]
+    mixed = checkpoint(learned(tmp_path, "--data.max_tasks", "1", "--trainer.precision", "bf16-mixed", version=1))
+    for key, tensor in mixed["state_dict"].items():  # the pixels are exact in any precision
+        assert torch.equal(tensor, plain[key]), key
+    assert math.isfinite(float(plain["head.cohorts.0.weights"].sum()))

@@ -1,0 +1,479 @@
+"""A run that was stopped at any moment goes on and ends as if nothing had happened."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+import cifnet_pl.cli
+import cifnet_pl.storage
+from cifnet_pl.__main__ import main
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.callbacks import TaskCheckpoint, TrajectoryPlot
+from cifnet_pl.heads.cifnet import CIFNetHead
+from cifnet_pl.module import CIFNetModule
+from cifnet_pl.record import RunRecord
+from tests.command_line import (
+    BUFFER,
+    FAST,
+    assert_same_model,
+    checkpoint,
+    command,
+    environment,
+    fit,
+    learned,
+    make_photos,
+    measurements,
+)
+from tests.killing import Act, Killed, at_call, forked, kill_self
+
+OPTIONS = [*BUFFER, "--data.batch_size", "16", "--seed_everything", "5"]
+LAST = ["--ckpt_path", "last"]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory) -> Path:
+    """A run that nobody stopped."""
+    return learned(tmp_path_factory.mktemp("reference"), *OPTIONS)
+
+
+def assert_same_run(run: Path, reference: Path) -> None:
+    assert_same_model(run, reference)
+    assert measurements(run) == measurements(reference)
+    assert (run / "accuracy_matrix.csv").read_text() == (reference / "accuracy_matrix.csv").read_text()
+    ours, theirs = (json.loads((folder / "summary.json").read_text()) for folder in (run, reference))
+    assert ours["A_k"] == theirs["A_k"]
+    assert (run / "trajectory.png").is_file()
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["last.ckpt"]
+
+
+MOMENTS = {
+    "configuration being written": (cifnet_pl.cli, "write_text", 1),
+    "first batch": (CIFNetModule, "training_step", 1),
+    "first solve": (CIFNetHead, "_solve", 1),
+    "in the middle of a task": (CIFNetModule, "training_step", 30),
+    "buffer": (CalibrationBuffer, "commit", 3),
+    "before the solve": (CIFNetModule, "finish_task", 3),
+    "in the solve": (CIFNetHead, "_solve", 3),
+    "evaluation": (CIFNetModule, "probabilities", 8),
+    "tables": (RunRecord, "write_tables", 2),
+    "checkpoint": (TaskCheckpoint, "on_train_epoch_end", 2),
+    "first checkpoint being written": (torch, "save", 1),
+    "checkpoint being written": (torch, "save", 4),
+    "checkpoint being moved": (cifnet_pl.storage, "_sync_folder", 9),
+    "summary": (RunRecord, "write_summary", 1),
+    "picture": (TrajectoryPlot, "on_fit_end", 1),
+}
+
+
+class TestKill:
+    @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+    @pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
+    def test_at_any_moment(self, moment, after, reference, tmp_path, monkeypatch):
+        """In this process; what the dying process would have done is left undone by an exception nobody catches."""
+        owner, name, number = moment
+
+        def die() -> None:
+            raise Killed
+
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, at_call(number, getattr(owner, name), die, after))
+            with pytest.raises(Killed):
+                fit(tmp_path, *OPTIONS)
+        assert fit(tmp_path, *OPTIONS, *LAST) == 0
+        newest = max((tmp_path / "default").iterdir(), key=lambda path: path.stat().st_mtime)
+        assert_same_run(newest, reference)
+
+    @pytest.mark.parametrize("moment", ["in the middle of a task", "checkpoint being written", "tables"])
+    def test_by_the_system(self, moment, reference, tmp_path, monkeypatch):
+        """In another process, with SIGKILL."""
+        owner, name, number = MOMENTS[moment]
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, at_call(number, getattr(owner, name), kill_self, after=True))
+            assert forked(lambda: fit(tmp_path, *OPTIONS), tmp_path / "output") == -signal.SIGKILL
+        assert fit(tmp_path, *OPTIONS, *LAST) == 0
+        assert_same_run(tmp_path / "default" / "version_0", reference)
+
+    @pytest.mark.parametrize("seen", ["run folder", "task 2/5"])
+    def test_from_outside(self, seen, reference, tmp_path):
+        process = subprocess.Popen(
+            command("fit", *FAST, "--logs", str(tmp_path), *OPTIONS),
+            env=environment(PYTHONUNBUFFERED="1"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout is not None
+        shown = []
+        for line in process.stdout:
+            shown.append(line)
+            if seen in line:
+                break
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL, "".join(shown)
+        assert not (tmp_path / "default" / "version_0" / "summary.json").exists()
+        assert fit(tmp_path, *OPTIONS, *LAST) == 0
+        newest = max((tmp_path / "default").iterdir(), key=lambda path: path.stat().st_mtime)
+        assert_same_run(newest, reference)
+
+    def test_half_written_checkpoint_is_never_read(self, reference, tmp_path, monkeypatch):
+        """A kill in the middle of the bytes leaves the checkpoint before as it was, and no litter in the end."""
+
+        def half(content, file):
+            file.write(b"half a checkpoint")
+            file.flush()
+            kill_self()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(torch, "save", at_call(3, torch.save, lambda: patched.setattr(torch, "save", half), True))
+            assert forked(lambda: fit(tmp_path, *OPTIONS), tmp_path / "output") == -signal.SIGKILL
+        folder = tmp_path / "default" / "version_0" / "checkpoints"
+        assert len(list(folder.iterdir())) == 2
+        assert torch.load(folder / "last.ckpt", weights_only=True)["cifnet"]["task_sizes"] == [2, 2, 2]
+        assert fit(tmp_path, *OPTIONS, *LAST) == 0
+        assert_same_run(folder.parent, reference)
+
+    def test_several_times(self, reference, tmp_path, monkeypatch):
+        def die() -> None:
+            raise Killed
+
+        for number in (40, 3, 20):
+            with monkeypatch.context() as patched:
+                patched.setattr(CIFNetModule, "training_step", at_call(number, CIFNetModule.training_step, die))
+                with pytest.raises(Killed):
+                    fit(tmp_path, *OPTIONS, *LAST)
+        assert fit(tmp_path, *OPTIONS, *LAST) == 0
+        assert_same_run(tmp_path / "default" / "version_0", reference)
+
+    def test_by_request(self, reference, tmp_path, monkeypatch, capfd):
+        """SIGTERM: the exit code says so, and the screen how to go on."""
+        with_callbacks(monkeypatch, Act("on_train_batch_end", 2, lambda _: os.kill(os.getpid(), signal.SIGTERM), 3))
+        assert forked(lambda: fit(tmp_path, *OPTIONS), tmp_path / "output") == 128 + signal.SIGTERM
+        shown = (tmp_path / "output").read_text()
+        assert "stopped after task 2: the same command with --ckpt_path last goes on from there" in shown
+        assert "Traceback" not in shown
+        monkeypatch.undo()
+        assert fit(tmp_path, *OPTIONS, *LAST) == 0
+        assert_same_run(tmp_path / "default" / "version_0", reference)
+
+
+def with_callbacks(monkeypatch, *callbacks: Callback) -> None:
+    """Let the next runs have ``callbacks`` of a user, as ``trainer.callbacks`` gives them."""
+    real = cifnet_pl.cli.CIFNetCLI._instantiate_trainer
+
+    def instantiate(self, config, own):
+        config["callbacks"] = [*callbacks]
+        return real(self, config, own)
+
+    monkeypatch.setattr(cifnet_pl.cli.CIFNetCLI, "_instantiate_trainer", instantiate)
+
+
+class TestOtherCheckpoints:
+    """Checkpoints that something else than the end of a task wrote."""
+
+    @pytest.mark.parametrize(
+        ("hook", "batches"),
+        [
+            ("on_train_batch_start", 0),
+            ("on_train_batch_end", 0),
+            ("on_train_batch_end", 7),
+            ("on_train_batch_end", 17),  # the last one of the task
+            ("on_train_epoch_start", 0),
+            ("on_train_epoch_end", 0),
+            ("on_validation_end", 0),
+        ],
+    )
+    def test_go_on_with_the_task_started_again_clean(self, hook, batches, reference, tmp_path, monkeypatch):
+        path = tmp_path / "mine.ckpt"
+        with monkeypatch.context() as patched:
+            with_callbacks(patched, Act(hook, 2, lambda trainer: trainer.save_checkpoint(path), batches))
+            learned(tmp_path, *OPTIONS)
+        assert path.is_file()
+        assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 0
+        assert_same_run(tmp_path / "default" / "version_1", reference)
+
+    def test_of_the_first_task(self, reference, tmp_path, monkeypatch):
+        path = tmp_path / "mine.ckpt"
+        with monkeypatch.context() as patched:
+            with_callbacks(patched, Act("on_train_batch_end", 0, lambda trainer: trainer.save_checkpoint(path), 4))
+            learned(tmp_path, *OPTIONS)
+        assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 0
+        assert_same_run(tmp_path / "default" / "version_1", reference)
+
+    @pytest.mark.parametrize("head", ["RidgeHead"])
+    def test_of_other_heads(self, head, tmp_path, monkeypatch):
+        path, options = tmp_path / "mine.ckpt", [*OPTIONS, "--model.head", head]
+        with monkeypatch.context() as patched:
+            with_callbacks(patched, Act("on_train_batch_end", 2, lambda trainer: trainer.save_checkpoint(path), 4))
+            learned(tmp_path, *options)
+        assert fit(tmp_path, *options, "--ckpt_path", str(path)) == 0
+        assert_same_run(tmp_path / "default" / "version_1", tmp_path / "default" / "version_0")
+
+    @pytest.mark.parametrize("name", ["mine.ckpt"])
+    def test_that_cannot_be_gone_on_from(self, name, tmp_path, monkeypatch, capsys):
+        """Written while a task was being solved (a signal): neither the old state nor the new one."""
+        path = tmp_path / name
+        trainers = []
+        with monkeypatch.context() as patched:
+            with_callbacks(patched, Act("on_train_start", 0, trainers.append))
+            save = at_call(3, CIFNetHead._solve, lambda: trainers[0].save_checkpoint(path), after=True)
+            patched.setattr(CIFNetHead, "_solve", save)
+            learned(tmp_path, *OPTIONS)
+        capsys.readouterr()
+        assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 1
+        assert "it was written while it was being solved" in capsys.readouterr().err
+
+    def test_evaluation_of_half_a_task_is_refused(self, tmp_path, monkeypatch, capsys):
+        path = tmp_path / "mine.ckpt"
+        with monkeypatch.context() as patched:
+            with_callbacks(patched, Act("on_train_batch_end", 1, lambda trainer: trainer.save_checkpoint(path), 4))
+            learned(tmp_path, *OPTIONS)
+        capsys.readouterr()
+        assert main(["validate", *FAST, *OPTIONS, "--logs", str(tmp_path), "--ckpt_path", str(path)]) == 1
+        assert "does not hold task 2, it was written in its middle" in capsys.readouterr().err
+
+    def test_weights_alone_are_for_evaluation(self, tmp_path, monkeypatch, capsys):
+        path = tmp_path / "mine.ckpt"
+        with monkeypatch.context() as patched:
+            save = Act("on_validation_end", 2, lambda trainer: trainer.save_checkpoint(path, weights_only=True))
+            with_callbacks(patched, save)
+            learned(tmp_path, *OPTIONS)
+        assert main(["validate", *FAST, *OPTIONS, "--logs", str(tmp_path), "--ckpt_path", str(path)]) == 0
+        capsys.readouterr()
+        assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 1
+        assert "can be evaluated with it, but not go on" in capsys.readouterr().err
+
+    def test_of_slurm(self, reference, tmp_path, monkeypatch):
+        """SIGUSR1 before the time limit: Lightning saves and queues the job again, which picks it up by itself."""
+        for name, value in {
+            "NTASKS": 1,
+            "JOB_NAME": "job",
+            "JOB_ID": 7,
+            "PROCID": 0,
+            "LOCALID": 0,
+            "NODEID": 0,
+        }.items():
+            monkeypatch.setenv(f"SLURM_{name}", str(value))
+        monkeypatch.setenv("PATH", "")  # no scontrol here
+        with monkeypatch.context() as patched:
+            usr1 = Act("on_train_batch_end", 2, lambda _: os.kill(os.getpid(), signal.SIGUSR1), 3)
+            with_callbacks(patched, usr1, Act("on_train_batch_end", 2, lambda _: kill_self(), 5))
+            assert forked(lambda: fit(tmp_path, *OPTIONS), tmp_path / "output") == -signal.SIGKILL
+        assert (tmp_path / "default" / "hpc_ckpt_1.ckpt").is_file(), (tmp_path / "output").read_text()
+        assert forked(lambda: fit(tmp_path, *OPTIONS), tmp_path / "again") == 0, (tmp_path / "again").read_text()
+        assert "going on after task 2" in (tmp_path / "again").read_text()
+        assert_same_run(tmp_path / "default" / "version_1", reference)
+
+
+class TestMore:
+    """More tasks and more classes, later."""
+
+    def test_nothing_is_left_to_do(self, reference, tmp_path, capsys):
+        shutil.copytree(reference, tmp_path / "default" / "version_0")
+        before = (tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt").stat().st_mtime_ns
+        capsys.readouterr()
+        assert fit(tmp_path, *OPTIONS, *LAST) == 0
+        shown = capsys.readouterr()
+        assert shown.err == ""
+        assert "all are learned already, nothing is left to do" in shown.out
+        assert shown.out.count("│") > 5 * 8  # the table
+        assert_same_run(tmp_path / "default" / "version_0", reference)
+        assert (tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt").stat().st_mtime_ns == before
+
+    def test_tasks(self, reference, tmp_path):
+        folder = learned(tmp_path, *OPTIONS, "--data.max_tasks", "3")
+        summary = json.loads((folder / "summary.json").read_text())
+        assert summary["n_tasks"] == 3
+        assert fit(tmp_path, *OPTIONS, "--data.max_tasks", "5", *LAST) == 0
+        assert_same_run(folder, reference)
+
+    def test_fewer_tasks_than_learned(self, reference, tmp_path):
+        shutil.copytree(reference, tmp_path / "default" / "version_0")
+        assert fit(tmp_path, *OPTIONS, "--data.max_tasks", "2", *LAST) == 0
+        assert_same_run(tmp_path / "default" / "version_0", reference)
+
+    @pytest.mark.parametrize("order", [[], ["--data.class_order", "7"]], ids=["as given", "by seed"])
+    def test_classes_that_sort_first(self, order, tmp_path):
+        photos = make_photos(tmp_path / "photos", ["m", "n", "o", "p", "q"])
+        options = [*BUFFER, "--data.source", "folder", "--data.root", str(photos), *order]
+        folder = learned(tmp_path, *options)
+        first = checkpoint(folder)
+        sizes = first["cifnet"]["task_sizes"]
+        assert sizes == [2, 2, 1]
+        make_photos(photos, ["a", "b", "z"])
+        assert fit(tmp_path, *options, *LAST) == 0
+        then = checkpoint(folder)
+        names = then["cifnet"]["class_names"]
+        assert names[:5] == first["cifnet"]["class_names"]
+        assert sorted(names[5:]) == ["a", "b", "z"]
+        assert then["cifnet"]["task_sizes"] == [2, 2, 1, 2, 1]
+        assert then["state_dict"]["head.labels"].tolist() == list(range(8))
+        assert len(measurements(folder)) == 1 + 5
+        assert json.loads((folder / "summary.json").read_text())["n_classes"] == 8
+        # The colours are easy to tell apart, so a shifted label would be seen.
+        assert json.loads((folder / "summary.json").read_text())["A_K"] > 80
+        # Sums of the first tasks' own samples are as they were: the new classes are only negatives for them.
+        counts = [state["state_dict"]["head.cohorts.0.sums.counts"] for state in (first, then)]
+        assert torch.equal(*counts)
+
+    def test_summary_is_gone_while_more_is_learned(self, tmp_path, monkeypatch):
+        photos = make_photos(tmp_path / "photos", ["m", "n", "o"])
+        options = ["--data.source", "folder", "--data.root", str(photos)]
+        folder = learned(tmp_path, *options)
+        make_photos(photos, ["a"])
+        with monkeypatch.context() as patched:
+            patched.setattr(CIFNetModule, "training_step", at_call(1, CIFNetModule.training_step, kill_self))
+            assert forked(lambda: fit(tmp_path, *options, *LAST), tmp_path / "output") == -signal.SIGKILL
+        assert not (folder / "summary.json").exists()
+
+    def test_class_that_is_gone(self, tmp_path, capsys):
+        photos = make_photos(tmp_path / "photos", ["m", "n", "o"])
+        options = ["--data.source", "folder", "--data.root", str(photos)]
+        learned(tmp_path, *options)
+        shutil.rmtree(photos / "n")
+        capsys.readouterr()
+        assert fit(tmp_path, *options, *LAST) == 1
+        assert "class 'n'" in capsys.readouterr().err
+
+    def test_last_without_a_run(self, reference, tmp_path, capsys):
+        assert fit(tmp_path, *OPTIONS, *LAST) == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith(f"no run of experiment 'default' in {tmp_path} yet: starting with task 1")
+        assert_same_run(tmp_path / "default" / "version_0", reference)
+
+    def test_last_before_the_first_checkpoint(self, reference, tmp_path, capsys):
+        (tmp_path / "default" / "version_0").mkdir(parents=True)
+        (tmp_path / "default" / "version_0" / "config.yaml").write_text("")
+        assert fit(tmp_path, *OPTIONS, *LAST) == 0
+        assert "version_0 has no checkpoint yet: starting with task 1" in capsys.readouterr().out
+        assert_same_run(tmp_path / "default" / "version_0", reference)
+
+    def test_a_run_that_never_began_is_not_the_last_one(self, reference, tmp_path, capsys):
+        shutil.copytree(reference, tmp_path / "default" / "version_0")
+        assert fit(tmp_path, *OPTIONS, "--model.buffer.capacity", "3") == 2
+        capsys.readouterr()
+        assert fit(tmp_path, *OPTIONS, *LAST) == 0
+        assert f"run folder {tmp_path / 'default' / 'version_0'}" in capsys.readouterr().out
+
+
+OTHER = {
+    "backbone": (["--model.backbone", "pixels:4", "--data.image_size", "4"], ["backbone"]),
+    "head": (["--model.head", "RidgeHead"], ["head.class = CIFNetHead", "RidgeHead"]),
+    "ridge": (["--model.head.ridge", "0.5"], ["head.ridge = 0.01", "0.5"]),
+    "epsilon": (["--model.head.epsilon", "0.1"], ["head.epsilon = 0.05", "0.1"]),
+    "locked": (["--model.head.update_past", "false"], ["head.update_past = True", "False"]),
+    "no buffer": (["--model.buffer", "null"], ["buffer.capacity = 300", "0"]),
+    "buffer": (["--model.buffer.capacity", "200"], ["buffer.capacity = 300", "200"]),
+    "seed": (["--seed_everything", "6"], ["buffer.seed = 5", "6"]),
+    "image size": (["--model.backbone", "pixels:8", "--data.image_size", "9"], ["image_size = 8", "9"]),
+}
+
+
+class TestRefused:
+    @pytest.mark.parametrize(("options", "fragments"), OTHER.values(), ids=OTHER)
+    def test_of_other_settings(self, options, fragments, reference, tmp_path, capsys):
+        path = reference / "checkpoints" / "last.ckpt"
+        assert fit(tmp_path, *OPTIONS, *options, "--ckpt_path", str(path)) == 1
+        shown = capsys.readouterr().err
+        assert shown.count("\n") == 1
+        assert "Traceback" not in shown
+        assert [fragment for fragment in fragments if fragment not in shown] == [], shown
+
+    @pytest.mark.parametrize("size", [0, 1, 100, 4000, -1], ids=lambda size: f"{size} bytes")
+    @pytest.mark.parametrize("sub_command", ["fit", "validate"])
+    def test_truncated(self, size, sub_command, reference, tmp_path, capsys):
+        whole = (reference / "checkpoints" / "last.ckpt").read_bytes()
+        path = tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(whole[:size])
+        (path.parent.parent / "config.yaml").write_text("")
+        assert main([sub_command, *FAST, *OPTIONS, "--logs", str(tmp_path), *LAST]) == 1
+        shown = capsys.readouterr().err
+        assert shown.count("\n") == 1
+        assert f"cannot read checkpoint {path}" in shown
+
+    def test_pickle_is_not_executed(self, reference, tmp_path, capsys):
+        class Payload:
+            def __reduce__(self):
+                return os.system, (f"touch {tmp_path / 'executed'}",)
+
+        content = checkpoint(reference)
+        content["cifnet"]["extra"] = Payload()
+        path = tmp_path / "hostile.ckpt"
+        torch.save(content, path)
+        assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 1
+        assert "cannot read checkpoint" in capsys.readouterr().err
+        time.sleep(0.2)
+        assert not (tmp_path / "executed").exists()
+
+
+def _without(key):
+    return lambda content: content["cifnet"].pop(key)
+
+
+def _with(key, value):
+    return lambda content: content["cifnet"].update({key: value})
+
+
+def _state(key, value):
+    return lambda content: content["state_dict"].update({key: value})
+
+
+HOSTILE = {
+    **{
+        f"no {key}": _without(key)
+        for key in ("format", "class_names", "task_sizes", "settings", "under_way", "closing")
+    },
+    "format": _with("format", 99),
+    "format is a list": _with("format", [1]),
+    "names are a text": _with("class_names", "0123456789"),
+    "names are numbers": _with("class_names", list(range(10))),
+    "a name twice": _with("class_names", ["0"] * 10),
+    "fewer names": _with("class_names", ["0", "1"]),
+    "more tasks than names": _with("task_sizes", [2] * 9),
+    "sizes are texts": _with("task_sizes", ["2"] * 5),
+    "negative size": _with("task_sizes", [12, -2]),
+    "sizes are None": _with("task_sizes", None),
+    "settings are a list": _with("settings", [1, 2]),
+    "under way is a text": _with("under_way", "no"),
+    "under way before any task": lambda c: c["cifnet"].update(under_way=True, class_names=[], task_sizes=[]),
+    "nothing learned": lambda c: c["cifnet"].update(class_names=[], task_sizes=[]),
+    "metadata is a text": lambda c: c.update(cifnet="hello"),
+    "metadata is gone": lambda c: c.pop("cifnet"),
+    "state is gone": lambda c: c.pop("state_dict"),
+    "state is a list": lambda c: c.update(state_dict=[1]),
+    "loops are gone": lambda c: c.pop("loops"),
+    "loops are a text": lambda c: c.update(loops="hello"),
+    "record is a text": lambda c: c["callbacks"].update(TaskMetrics="hello"),
+    "record is empty": lambda c: c["callbacks"].update(TaskMetrics={}),
+    "rows are gone": lambda c: c["callbacks"]["TaskMetrics"].update(rows=[]),
+    "rows are texts": lambda c: c["callbacks"]["TaskMetrics"].update(rows=["a"] * 5),
+    "label of no class": _state("head.labels", torch.arange(5, 15)),
+    "fewer labels": _state("head.labels", torch.arange(4)),
+    "labels are floats": _state("head.labels", torch.rand(10)),
+    "labels are a text": _state("head.labels", "hello"),
+    "foreign tensor": _state("head.foreign", torch.rand(3)),
+    "weights of another shape": _state("head.cohorts.0.weights", torch.rand(3, 3, 3)),
+    "weights are gone": lambda c: c["state_dict"].pop("head.cohorts.0.weights"),
+}
+
+
+@pytest.mark.parametrize("harm", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_checkpoints_are_refused_in_one_sentence(harm, reference, tmp_path, capsys):
+    content = checkpoint(reference)
+    harm(content)
+    path = tmp_path / "hostile.ckpt"
+    torch.save(content, path)
+    assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("cifnet: error: "), shown
+    assert "checkpoint" in shown
+    assert shown.count("\n") == 1, shown
