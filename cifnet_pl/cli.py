@@ -161,13 +161,13 @@ class CIFNetCLI(LightningCLI):
         if options.get("default_root_dir") is None:
             kwargs["default_root_dir"] = str(folder.parent)  # where Lightning puts checkpoints that SLURM asks for
         kwargs["plugins"] = [*_as_list(options.get("plugins")), AtomicCheckpointIO()]
+        given = [*_as_list(options.get("callbacks"))]
         try:
             trainer = super().instantiate_trainer(**kwargs)
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise UsageError(f"the options of trainer do not fit: {first_line(error)}") from error
         # The user's callbacks see a task's measurements, and what they save has them; checkpoints stay last.
-        given, callbacks = _as_list(options.get("callbacks")), cast(Any, trainer).callbacks
-        callbacks.sort(key=lambda callback: (isinstance(callback, Checkpoint), callback in given))
+        cast(Any, trainer).callbacks.sort(key=lambda callback: (isinstance(callback, Checkpoint), callback in given))
         return trainer
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:

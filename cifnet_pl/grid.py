@@ -37,10 +37,11 @@ def read_points(path: Path, overrides: Sequence[tuple[str, str]] = ()) -> list[P
     Args:
         path: YAML with ``base`` (a configuration file, relative to this one), ``fixed`` (dotted name → value, for all
             points), ``axes`` (name → options, each with a ``label`` and dotted names), ``seeds`` (each sets both
-            seed_everything and the class order), and ``parts`` (grids of their own with ``label``, ``fixed`` and
-            ``axes``, run one after another). A point has one option of each axis.
-        overrides: (dotted name, YAML value) pairs that come last and win. An axis, or the label of a part, that makes
-            no difference any more is not in the name.
+            seed_everything and the class order), and ``parts`` (one for each data set, with ``label``, ``fixed`` and
+            ``axes`` of its own). A point has one option of each axis.
+        overrides: (dotted name, YAML value) pairs that come last and win. An axis that makes no difference any more
+            is not in the name. With data.source or data.root among them the data set is given: only the first part
+            is run, on that data.
 
     Raises:
         UsageError: a file that is missing, is not YAML or is not a sweep; the sentence says where.
@@ -55,12 +56,12 @@ def read_points(path: Path, overrides: Sequence[tuple[str, str]] = ()) -> list[P
     parts = sweep.get("parts") or [{}]
     if not isinstance(parts, list):
         raise UsageError(f"{path}: parts is not a list")
-    common = {**_axes(sweep.get("axes"), path)}
+    common = _axes(sweep.get("axes"), path)
+    other_data = any(name in ("data.source", "data.root") for name, _ in overrides)
     points: dict[str, Point] = {}
-    for part in (_mapping(part, path, PART_KEYS) for part in parts):
+    for part in (_mapping(part, path, PART_KEYS) for part in (parts[:1] if other_data else parts)):
         axes = {**_axes(part.get("axes"), path), **common, **_seed_axis(sweep.get("seeds"), path)}
         fixed = {**_options(sweep.get("fixed"), path), **_options(part.get("fixed"), path)}
-        other_data = any(name in ("data.source", "data.root") for name, _ in overrides)
         label = [str(part["label"])] if "label" in part and not other_data else []
         for point in _product(path, base, fixed, axes, overrides, label):
             points.setdefault(point.identity, point)

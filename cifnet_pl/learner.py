@@ -278,6 +278,8 @@ def _set_loops(checkpoint: Mapping[str, Any], tasks: int) -> None:
     Resumed as they are, counters of a task that was under way would skip its hooks and its first batches.
     """
     try:
+        if not checkpoint.keys() >= {"callbacks", "optimizer_states", "lr_schedulers"}:
+            raise KeyError("saved with weights_only")
         fit_loop = checkpoint["loops"]["fit_loop"]
         for counts in (fit_loop["epoch_progress"]["current"], fit_loop["epoch_progress"]["total"]):
             counts.update(dict.fromkeys(("ready", "started", "processed", "completed"), tasks))

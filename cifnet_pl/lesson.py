@@ -18,6 +18,7 @@ from cifnet_pl.data.image_sets import FileSet, expanded, held_back, place
 from cifnet_pl.data.images import printable
 from cifnet_pl.data.loading import sample_key
 from cifnet_pl.errors import CheckpointError, DataError, UnsupportedError, UsageError
+from cifnet_pl.heads import Head
 from cifnet_pl.metrics import percent
 from cifnet_pl.photos import batch_size, squares
 from cifnet_pl.progress import counted
@@ -92,13 +93,13 @@ class Lesson:
         known, names = set(model.class_names), photos.class_names
         self.model, self.photos = model, photos
         self.is_new = np.array([name not in known for name in names])
-        self.more = None
-        if not self.is_new.all():
+        self.more: Head | None = None
+        old, new = ([i for i, name in enumerate(names) if (name in known) == seen] for seen in (True, False))
+        if old:
             self.more = model.head.fresh()
-            self.more.begin_task(model.labels(name for name in names if name in known))
-            _refuse_unless_additive(model, self.more, next(name for name in names if name in known))
-        if self.is_new.any():
-            new = [i for i, is_new in enumerate(self.is_new) if is_new]
+            self.more.begin_task(model.labels(names[i] for i in old), [counts[i] for i in old])
+            _refuse_unless_additive(model, self.more, names[old[0]])
+        if new:
             model.begin_task([names[i] for i in new], [counts[i] for i in new])
         self.labels = np.array(model.labels(names), dtype=np.int64)
 
@@ -126,9 +127,9 @@ class Lesson:
             self.model.merge(self.more)
 
 
-def _refuse_unless_additive(model: Classifier, more: object, name: str) -> None:
+def _refuse_unless_additive(model: Classifier, more: Head, name: str) -> None:
     try:
-        model.clone().head.merge_(more)  # type: ignore[arg-type]
+        model.clone().head.merge_(more)
     except (UnsupportedError, UsageError) as error:
         known = f"cannot add photos to class '{printable(name)}', which is learned already"
         raise UnsupportedError(f"{known}: {error}") from error

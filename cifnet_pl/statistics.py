@@ -157,6 +157,15 @@ def factorise(gram: Tensor, penalty: Tensor) -> Tensor:
     return factor
 
 
+def leverages(gram: Tensor, penalty: Tensor, x: Tensor) -> Tensor:
+    """``xᵀ(gram + diag(penalty))⁻¹x`` of every row of x (n, p): (n,); errors as for :func:`solve_ridge`.
+
+    Times the weight of a sample that is in the sums, this is what its own target contributes to its own score.
+    """
+    half: Tensor = torch.linalg.solve_triangular(factorise(gram, penalty), x.T, upper=False)
+    return half.square().sum(dim=0)
+
+
 def solve_gcv(gram: Tensor, moment: Tensor, target_energy: Tensor, samples: int, free: int = 0) -> tuple[Tensor, float]:
     """``(gram + λI)⁻¹ moment`` and the λ that :func:`gcv_ridge` chooses, from one eigendecomposition.
 
@@ -240,6 +249,10 @@ class Centred:
             weights = solve_ridge(self.gram, self.moment, self.gram.new_tensor(chosen))
         bias = self.target_mean - self.mean @ weights
         return torch.cat([bias[None], weights]), chosen
+
+    def leverages(self, z: Tensor, ridge: float, mass: Tensor) -> Tensor:
+        """:func:`leverages` (n,) of embeddings z (n, d) with a free bias; ``mass`` () is the total weight ``Σ ω``."""
+        return 1 / mass + leverages(self.gram, self.gram.new_tensor(ridge), z - self.mean)
 
 
 def gcv_ridge(eigenvalues: Tensor, energy: Tensor, target_energy: Tensor, samples: int, free: int = 1) -> float:

@@ -67,12 +67,12 @@ def measurements(run: Path) -> list[list[str]]:
 
 
 def make_photos(root: Path, classes: list[str], per_class: int = 10) -> Path:
-    """Class folders of small PNG files: noise around a colour that the class's name decides."""
+    """Class folders of small PNG files: a little noise on a pattern that the class's name decides."""
     for name in classes:
         draw = np.random.default_rng([*name.encode()])
-        colour = draw.integers(0, 256, 3)
+        pattern = draw.integers(0, 256, (12, 10, 3))
         (root / name).mkdir(parents=True)
         for i in range(per_class):
-            noisy = np.clip(colour + draw.normal(0, 30, (12, 10, 3)), 0, 255).astype(np.uint8)
+            noisy = np.clip(pattern + draw.normal(0, 10, (12, 10, 3)), 0, 255).astype(np.uint8)
             Image.fromarray(noisy).save(root / name / f"{i}.png")
     return root

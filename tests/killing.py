@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,7 @@ def forked(work: Callable[[], int], output: Path) -> int:
         file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, 1)
         os.dup2(file, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)  # not pytest's
         code = 99
         try:
             code = work()

@@ -66,7 +66,7 @@ def test_settings_without_effect_keep_the_identity() -> None:
 def test_overrides_win_and_drop_what_makes_no_difference(tmp_path: Path) -> None:
     parts = [
         {"label": "one", "fixed": {"data.root": "a"}, "axes": {"head": AXES["head"]}},
-        {"label": "two", "fixed": {"data.root": "b"}, "axes": {"head": AXES["head"]}},
+        {"label": "two", "fixed": {"data.root": "b"}, "axes": {"way": AXES["head"]}},
     ]
     path = write(tmp_path, parts=parts, axes={"size": AXES["size"]})
     assert [p.name.rsplit("-", 1)[0] for p in read_points(path)][:2] == ["one-a-200", "one-a-500"]

@@ -67,7 +67,9 @@ def test_complete_points_are_skipped(
     assert capsys.readouterr().out.count("complete already") == 2
 
 
-def test_a_stopped_point_goes_on_where_it_was(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_stopped_point_goes_on_where_it_was_and_a_failing_one_says_why(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     path, logs = write(tmp_path, fixed={**FAST, "data.classes_per_task": 2}, seeds=[3]), tmp_path / "logs"
     (point,) = sweeping.read_points(path)
     config = {**point.config, "experiment": point.name, "logs": str(logs)}
@@ -77,20 +79,16 @@ def test_a_stopped_point_goes_on_where_it_was(tmp_path: Path, capfd: pytest.Capt
     run = logs / point.name / "version_0"
     (run / "summary.json").unlink()
     before = (run / "tasks.csv").read_text().splitlines()
-    assert main(["sweep", str(path), "--logs", str(logs)]) == 0
+    capfd.readouterr()
+    axes = {"data": [{"label": "digits"}, {"label": "none", "data.source": "digit"}]}
+    path = write(tmp_path, axes=axes, fixed={**FAST, "data.classes_per_task": 2}, seeds=[3])
+    assert main(["sweep", str(path), "--logs", str(logs)]) == 1
+    assert "unknown data source 'digit'" in capfd.readouterr().out  # the error of the point that fails is repeated
     assert complete_run(logs / point.name) == run
     assert len(list(run.parent.glob("version_*"))) == 1
     after = (run / "tasks.csv").read_text().splitlines()
     assert after[:3] == before  # the tasks learned before were not learned again
     assert len(after) == 6
-
-
-def test_the_error_of_a_point_is_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path, fixed=FAST)
-    code = main(["sweep", str(path), "--logs", str(tmp_path / "logs"), "--data.source", "digit"])
-    said = capsys.readouterr()
-    assert code == 1
-    assert "unknown data source 'digit'" in said.out
 
 
 def test_two_sweeps_never_run_one_point_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

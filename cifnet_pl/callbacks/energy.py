@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
+from cifnet_pl.data.images import first_line
 from cifnet_pl.errors import unknown_name
 
 
@@ -61,6 +62,7 @@ class EnergyMonitor(Callback):
         self.evaluation: Energy | None = None
         self._tracker: Any = None
         self._mark = Energy()
+        self._warned = False
 
     # ------------------------------------------------------------------ hooks, in the order Lightning calls them
 
@@ -116,7 +118,7 @@ class EnergyMonitor(Callback):
         before = self._mark
 
         def read() -> None:
-            self._tracker.flush()
+            self._tracker._measure_power_and_energy()  # flush() leaves out what took less than 50 ms
             data = self._tracker._prepare_emissions_data()
             self._mark = Energy(data.cpu_energy, data.gpu_energy, data.ram_energy, data.emissions)
 
@@ -128,8 +130,11 @@ class EnergyMonitor(Callback):
         try:
             action()
         except Exception as error:
-            rank_zero_warn(f"energy is not measured: {type(error).__name__}: {error}")
-            self._tracker, self.source = None, None
+            if not self._warned:
+                rank_zero_warn(f"energy is not measured: {type(error).__name__}: {first_line(error)}")
+            tracker, self._tracker, self.source, self._warned = self._tracker, None, None, True
+            if tracker is not None:
+                self._guard(tracker.stop)
 
 
 def _source(tracker: Any) -> str:

@@ -68,10 +68,10 @@ class TaskMetrics(Callback):
                 logger.log_metrics(_tags(self.record.rows[-1]), step=len(self.record.rows))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the summary of a run that learned all its tasks."""
+        """Write the summary of a run that learned all its tasks, now or before it was interrupted."""
         folder = run_folder(trainer)
         whole = len(self.record.rows) == trainer.max_epochs
-        if trainer.is_global_zero and folder is not None and whole and self.record.rows:
+        if trainer.is_global_zero and folder is not None and whole and (folder / "tasks.csv").is_file():
             self.record.write_summary(folder, **about(cast(TaskModule, pl_module)))
             self._log_hyperparameters(trainer, cast(TaskModule, pl_module))
 

@@ -49,7 +49,7 @@ class TrajectoryPlot(Callback):
         """Write ``trajectory.png`` and add the figure to TensorBoard."""
         folder = run_folder(trainer)
         found = [c for c in cast(Any, trainer).callbacks if isinstance(c, TaskMetrics)]
-        if not trainer.is_global_zero or folder is None or not found or not found[0].record.rows:
+        if not trainer.is_global_zero or folder is None or not found or not (folder / "tasks.csv").is_file():
             return
         record = found[0].record
         figure = draw_trajectory(record, f"{folder.parent.name}, {folder.name.replace('_', ' ')}")

@@ -289,10 +289,19 @@ class CIFNetDataModule(LightningDataModule):
         """Report images that were left out; stop the decoding processes; forget what belonged to this learner."""
         if self.skipped:
             rank_zero_info(f"unreadable images left out: {len(self.skipped)}, the first: {self.skipped[0]}")
+        self._release()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Lightning leaves out ``teardown`` where a run fails."""
+        self._release()
+
+    def _release(self) -> None:
         self.skipped, self._planned = [], None
         self._labels = torch.zeros(0, dtype=torch.int64)
         for name in ("_train_images", "_val_images", "_memory", "_train_cache", "_val_cache"):
-            self.__dict__.pop(name, None)
+            held = self.__dict__.pop(name, None)
+            if isinstance(held, ImageLoader):
+                held.close()
 
 
 def _pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:

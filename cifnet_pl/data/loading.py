@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -121,6 +121,15 @@ class ImageLoader:
     def __iter__(self) -> Iterator[ImageBatch]:
         if len(self):
             yield from self._loader
+
+    def close(self) -> None:
+        """Stop the worker processes; others start if the loader is used again.
+
+        Left to the garbage collector they would outlive the run, as Lightning keeps its loaders.
+        """
+        workers, self._loader._iterator = self._loader._iterator, None
+        if workers is not None:
+            cast(Any, workers)._shutdown_workers()
 
 
 class EvaluationMemory:

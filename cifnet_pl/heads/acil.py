@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cifnet_pl.calibration import left_out
 from cifnet_pl.errors import CheckpointError, UsageError
 from cifnet_pl.heads.base import Head, Ridge, check_ridge, exact
 from cifnet_pl.heads.shared import SharedSumsHead
-from cifnet_pl.statistics import Sums, solve_gcv, solve_ridge
+from cifnet_pl.statistics import Sums, leverages, solve_gcv, solve_ridge
 
 
 class ACILHead(SharedSumsHead):
@@ -96,6 +97,11 @@ class ACILHead(SharedSumsHead):
         self._fold()
         self.weights, ridge = solve_stream(self.sums, self.sums.mass, self.ridge)
         self.ridge_used.fill_(ridge)
+
+    def _leave_one_out(self, z: Tensor, columns: Tensor) -> Tensor:
+        h = self._projected(z).relu_()
+        share = leverages(self.sums.gram, self.ridge_used.to(h), h)
+        return left_out(h @ self.weights, share, torch.nn.functional.one_hot(columns, len(self.labels)))
 
     def _scores(self, z: Tensor) -> Tensor:
         return (self._projected(z).relu_() @ self.weights).double()

@@ -230,6 +230,27 @@ class Head(GrowingModule, ABC):
         """Labels (n,) int64 with the largest score."""
         return self.labels[self(z).argmax(dim=1)]
 
+    @exact
+    def leave_one_out(self, z: Tensor, y: Tensor) -> Tensor:
+        """Scores (n, C) float64 of learned samples, each as if that one alone had never been learned.
+
+        For ridge regression this needs no second solve: with h the share of a sample's target y in its own score,
+        ``(score − h·y)/(1 − h)`` is exact at the same ridge.
+
+        Args:
+            z: (n, d) embeddings of samples that were observed once, with weight 1, in their class's task, and that
+                were among the calibration samples of every later task where the head uses those.
+            y: (n,) int64 labels.
+
+        Raises:
+            UnsupportedError: this head has no closed form for it, or cannot tell the weight of a sample.
+            CifnetError: the head is not solved, or embeddings of another width.
+        """
+        self._check_batch(z, y, None)
+        if not len(self.labels) or not self.solved:
+            raise CifnetError("the head is not solved: call solve() after observe()")
+        return self._leave_one_out(z.to(self.dtype), self._columns(y)).double()
+
     # ------------------------------------------------------------------ the life of a model
 
     @exact
@@ -308,6 +329,10 @@ class Head(GrowingModule, ABC):
     @abstractmethod
     def _scores(self, z: Tensor) -> Tensor:
         """Scores of checked embeddings."""
+
+    def _leave_one_out(self, z: Tensor, columns: Tensor) -> Tensor:
+        """Leave-one-out scores of checked samples."""
+        raise self._cannot("leave samples out", "it has no closed form for that, so it cannot be calibrated")
 
     def scoring(self) -> Callable[[Tensor], Tensor]:
         """The scores of a solved head as a function of (n, d) embeddings whose steps do not depend on their values.

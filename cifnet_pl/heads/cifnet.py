@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from cifnet_pl.calibration import left_out
 from cifnet_pl.errors import UsageError, unknown_name
 from cifnet_pl.heads.base import Head, Ridge, check_ridge, exact
 from cifnet_pl.heads.ridge import target_limit
 from cifnet_pl.state import GrowingModule
-from cifnet_pl.statistics import Centred, Sums, augment, solve_ridge
+from cifnet_pl.statistics import Centred, Sums, augment, leverages, solve_ridge
 
 
 def squared_slopes(weighting: str, epsilon: float) -> tuple[float, float]:
@@ -30,24 +31,41 @@ def squared_slopes(weighting: str, epsilon: float) -> tuple[float, float]:
     raise unknown_name("weighting", weighting, ["derivative", "released"])
 
 
+def common_weights(known: Tensor, columns: Tensor, weight: Tensor) -> Tensor:
+    """The one weight of each class's samples: ``known`` (C,) joined with the ``weight`` (n,) of samples at ``columns``.
+
+    0 stands for a class without samples, −1 for one whose samples have different weights.
+    """
+    low = known.new_full(known.shape, torch.inf).scatter_reduce(0, columns, weight, "amin")
+    high = known.new_zeros(known.shape).scatter_reduce(0, columns, weight, "amax")
+    new = high > 0
+    clash = new & ((low != high) | ((known != 0) & (known != high)))
+    return torch.where(clash, -1.0, torch.where(new, high, known)).double()
+
+
 class Cohort(GrowingModule):
     """All neurons that one task introduced: they have seen the same samples, so they share one Gram matrix.
 
     Buffers: ``sums`` over ``x̃`` (unscaled by the slope), ``weights`` (d+1, C_j), ``stale`` () bool, whether
-    the sums have changed since the weights were solved, and ``past`` (), the number of calibration samples
-    in the sums.
+    the sums have changed since the weights were solved, ``past`` (), the number of calibration samples in the sums,
+    ``past_weight`` (classes before this cohort,), the weight that the calibration samples of each class had (0: none
+    were shown; −1: they had different weights), and ``ridge_used`` (C_j,) float64, λ of each class.
     """
 
     weights: Tensor
     stale: Tensor
     past: Tensor
+    past_weight: Tensor
+    ridge_used: Tensor
 
-    def __init__(self, sums: Sums):
+    def __init__(self, sums: Sums, before: int = 0):
         super().__init__()
         self.sums = sums
         self.register_buffer("weights", sums.gram.new_zeros(sums.width, 0))
         self.register_buffer("stale", torch.tensor(True))
         self.register_buffer("past", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("past_weight", torch.zeros(before, dtype=torch.float64))
+        self.register_buffer("ridge_used", torch.zeros(0, dtype=torch.float64))
         self.to(sums.gram.device)
 
 
@@ -70,6 +88,8 @@ class CIFNetHead(Head):
 
     uses_buffer = True
 
+    past_shown: Tensor
+
     def __init__(
         self,
         in_features: int,
@@ -87,6 +107,7 @@ class CIFNetHead(Head):
         self.cohorts = nn.ModuleList()
         self.increment: Sums | None = None
         self.past_increment: Sums | None = None
+        self.register_buffer("past_shown", torch.zeros(0, dtype=torch.float64))
 
     def settings(self) -> dict[str, Any]:
         """Constructor arguments that a stored state depends on."""
@@ -100,7 +121,7 @@ class CIFNetHead(Head):
         return Sums(self.in_features + 1, classes, per_class=per_class, dtype=self.dtype).to(self.labels.device)
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
-        self.cohorts.append(Cohort(self._new_sums(new)))
+        self.cohorts.append(Cohort(self._new_sums(new), len(self.labels) - new))
 
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
         first = len(self.labels) - len(self._latest.sums.counts)
@@ -110,6 +131,10 @@ class CIFNetHead(Head):
     def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
         self.past_increment = self.past_increment or self._new_sums(0)
         self.past_increment.add(augment(z), torch.full_like(columns, -1), weight)
+        given = torch.ones(len(z), dtype=torch.float64, device=z.device) if weight is None else weight.double()
+        if not len(self.past_shown):
+            self.past_shown = self.past_shown.new_zeros(len(self._latest.past_weight))
+        self.past_shown = common_weights(self.past_shown, columns, given)
 
     @property
     def _parts(self) -> list[Cohort]:
@@ -140,6 +165,10 @@ class CIFNetHead(Head):
             self._latest.past += self.past_increment.seen
             self._latest.stale.fill_(True)
             self.past_increment = None
+        if len(self.past_shown):
+            shown = self.past_shown.nonzero().flatten()
+            self._latest.past_weight = common_weights(self._latest.past_weight, shown, self.past_shown[shown])
+            self.past_shown = self.past_shown[:0]
 
     # ------------------------------------------------------------------ solve and score
 
@@ -157,22 +186,26 @@ class CIFNetHead(Head):
         moment = self.limit * (positive * sums.class_sums - negative * (total - sums.class_sums)).T
         square = self.limit**2 * (positive * sums.class_sums[:, 0] + negative * (total[0] - sums.class_sums[:, 0]))
         samples = int(sums.seen)
-        if self.weighting == "derivative":
-            cohort.weights = self._solve_system(negative * sums.gram, moment, square.sum(), samples)
-        else:
-            columns = [
-                self._solve_system(
-                    negative * sums.gram + (positive - negative) * own, moment[:, [c]], square[c], samples
-                )
-                for c, own in enumerate(sums.class_grams)
-            ]
-            cohort.weights = torch.cat(columns, dim=1)
+        solved = [
+            self._solve_system(gram, moment[:, own], square[own].sum(), samples) for own, gram in self._systems(cohort)
+        ]
+        cohort.weights = torch.cat([weights for weights, _ in solved], dim=1)
+        cohort.ridge_used = torch.cat([cohort.ridge_used.new_full((w.shape[1],), ridge) for w, ridge in solved])
         cohort.stale.fill_(False)
 
-    def _solve_system(self, gram: Tensor, moment: Tensor, square: Tensor, samples: int) -> Tensor:
+    def _systems(self, cohort: Cohort) -> Iterator[tuple[slice, Tensor]]:
+        """Columns of the cohort that share a Gram matrix, and that matrix (d+1, d+1), weighted by the slopes."""
+        sums, (positive, negative) = cohort.sums, self.slopes
+        if self.weighting == "derivative":
+            yield slice(None), negative * sums.gram
+        else:
+            for c, own in enumerate(sums.class_grams):
+                yield slice(c, c + 1), negative * sums.gram + (positive - negative) * own
+
+    def _solve_system(self, gram: Tensor, moment: Tensor, square: Tensor, samples: int) -> tuple[Tensor, float]:
         if self.ridge == "gcv":
-            return Centred.from_augmented(gram, moment, square, samples).solve("gcv")[0]
-        return solve_ridge(gram, moment, gram.new_tensor(self.ridge))
+            return Centred.from_augmented(gram, moment, square, samples).solve("gcv")
+        return solve_ridge(gram, moment, gram.new_tensor(self.ridge)), float(self.ridge)
 
     @exact
     def weights(self) -> Tensor:
@@ -190,6 +223,45 @@ class CIFNetHead(Head):
         """The scores as a function (see :meth:`Head.scoring`); cohorts that are out of date are solved first."""
         weights = self.weights()
         return lambda z: (augment(z.to(self.dtype)) @ weights).double()
+
+    def _leave_one_out(self, z: Tensor, columns: Tensor) -> Tensor:
+        scores, x = self._scores(z), augment(z)
+        parts, start = [], 0
+        for cohort in self._parts:
+            own = slice(start, start + len(cohort.sums.counts))
+            is_own = torch.nn.functional.one_hot(columns, len(self.labels)).bool()[:, own]
+            share = self._shares(cohort, x, is_own, self._weights_in(cohort, columns, own))
+            parts.append(left_out(scores[:, own], share, torch.where(is_own, self.limit, -self.limit)))
+            start = own.stop
+        return torch.cat(parts, dim=1)
+
+    def _weights_in(self, cohort: Cohort, columns: Tensor, own: slice) -> Tensor:
+        """(n,) float64 weight that samples of the classes at ``columns`` have in the cohort's sums."""
+        weight = torch.ones(len(columns), dtype=torch.float64, device=columns.device)
+        earlier, later = columns < own.start, columns >= own.stop
+        weight[earlier] = cohort.past_weight[columns[earlier]]
+        weight[later] = float(self.update_past)
+        if (weight < 0).any():
+            label = int(self.labels[columns[weight < 0][0]])
+            raise self._cannot("leave samples out", f"calibration samples of class {label} had different weights")
+        return weight
+
+    def _shares(self, cohort: Cohort, x: Tensor, is_own: Tensor, weight: Tensor) -> Tensor:
+        """(n, C_j) share of each sample's target in its own score; x (n, d+1), is_own (n, C_j), weight (n,)."""
+        positive, negative = self.slopes
+        share = torch.zeros(is_own.shape, dtype=torch.float64, device=x.device)
+        seen = weight > 0
+        for own, gram in self._systems(cohort) if seen.any() else ():
+            ridge = cohort.ridge_used[own][0].item()
+            if self.ridge == "gcv":
+                nothing = gram[:, :0]
+                centred = Centred.from_augmented(gram, nothing, gram.new_zeros(()), 0)
+                leverage = centred.leverages(x[seen, 1:], ridge, gram[0, 0])
+            else:
+                leverage = leverages(gram, gram.new_tensor(ridge), x[seen])
+            slope = torch.where(is_own[seen, own], positive, negative).double()
+            share[seen, own] = slope * (weight[seen] * leverage)[:, None]
+        return share
 
     # ------------------------------------------------------------------ the life of a model
 
@@ -254,6 +326,7 @@ class CIFNetHead(Head):
 
     def _discard(self) -> None:
         self.increment = self.past_increment = None
+        self.past_shown = self.past_shown[:0]
 
     def _keep(self, columns: Tensor) -> None:
         self._fold()
@@ -262,10 +335,11 @@ class CIFNetHead(Head):
         for cohort in self._parts:
             size = len(cohort.sums.counts)
             own = columns[(columns >= start) & (columns < start + size)] - start
-            start += size
+            first, start = start, start + size
             if len(own):
                 if not cohort.stale:
-                    cohort.weights = cohort.weights[:, own]
+                    cohort.weights, cohort.ridge_used = cohort.weights[:, own], cohort.ridge_used[own]
+                cohort.past_weight = cohort.past_weight[columns[columns < first]]
                 cohort.sums.keep(own)
                 kept.append(cohort)
         self.cohorts = kept

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cifnet_pl.calibration import left_out
 from cifnet_pl.errors import UsageError
 from cifnet_pl.heads.acil import ACILHead, solve_stream
 from cifnet_pl.heads.base import Head, Ridge, exact
-from cifnet_pl.statistics import Sums
+from cifnet_pl.statistics import Sums, leverages
 
 
 class DSALHead(ACILHead):
@@ -118,6 +119,20 @@ class DSALHead(ACILHead):
         self.compensation.class_sums[current] -= (self.cross @ weights).T
         fitted = (weights * (observed.gram @ weights - 2 * observed.class_sums[current].T)).sum()
         self.residual_energy += observed.mass + fitted
+
+    def _leave_one_out(self, z: Tensor, columns: Tensor) -> Tensor:
+        """Exact for the main stream; the compensation stream's targets are taken from today's main weights.
+
+        What a sample did to the residual targets of others would need the weights at its time.
+        """
+        main = super()._leave_one_out(z, columns)
+        projected = self._projected(z)
+        residual = torch.nn.functional.one_hot(columns, len(self.labels)) - projected.relu() @ self.weights
+        own_task = self.task_of[columns][:, None] == self.task_of
+        phi = projected.tanh_()
+        share = leverages(self.compensation.gram, self.compensation_ridge.to(phi), phi)
+        compensation = left_out(phi @ self.compensation_weights, share, residual * own_task)
+        return main + self.compensation_ratio * compensation
 
     def _scores(self, z: Tensor) -> Tensor:
         projected = self._projected(z)

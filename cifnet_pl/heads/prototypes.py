@@ -195,6 +195,8 @@ def check_shrinkage(shrinkage: float | str) -> float | str:
 def oas_shrinkage(covariance: Tensor, samples: int) -> float:
     """Oracle approximating shrinkage towards the scaled identity (Chen, Wiesel, Eldar and Hero, 2010, eq. 23).
 
+    As in scikit-learn, the terms 2/p are left out.
+
     Args:
         covariance: (p, p) maximum-likelihood estimate.
         samples: number of samples that it was estimated from.
@@ -202,7 +204,7 @@ def oas_shrinkage(covariance: Tensor, samples: int) -> float:
     p = len(covariance)
     square = covariance.square().sum().item()  # tr(S²)
     trace = covariance.trace().item() ** 2
-    spread = (samples + 1 - 2 / p) * (square - trace / p)
+    spread = (samples + 1) * (square - trace / p)
     if spread <= 0:  # already a multiple of the identity
         return 1.0
-    return min(1.0, ((1 - 2 / p) * square + trace) / spread)
+    return float(min(1.0, (square + trace) / spread))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cifnet_pl.calibration import left_out
 from cifnet_pl.errors import UsageError, unknown_name
 from cifnet_pl.heads.base import Head, Ridge, check_ridge, exact
 from cifnet_pl.heads.shared import SharedSumsHead
@@ -97,16 +98,28 @@ class RidgeHead(SharedSumsHead):
     def _features(self, z: Tensor) -> Tensor:
         return TRANSFORMS[self.transform](z.to(self.dtype))
 
-    def _solve(self) -> None:
-        self._fold()
+    @property
+    def _scale(self) -> Tensor:
         # Balanced weights average to one, so that a numeric ridge means the same with and without them.
-        scale = (1 / self.class_weight).mean() if self.balanced else 1.0
+        return (1 / self.class_weight).mean() if self.balanced else self.class_weight.new_ones(())
+
+    def _centred(self) -> Centred:
+        scale = self._scale
         gram, total = scale * self.sums.gram, scale * self.sums.gram[0]
         moment = self.limit * (2 * scale * self.sums.class_sums - total).T
         square = self.limit**2 * gram[0, 0] * len(self.labels)
-        centred = Centred.from_augmented(gram, moment, square, int(self.sums.seen))
-        self.weights, ridge = centred.solve(self.ridge)
+        return Centred.from_augmented(gram, moment, square, int(self.sums.seen))
+
+    def _solve(self) -> None:
+        self._fold()
+        self.weights, ridge = self._centred().solve(self.ridge)
         self.ridge_used.fill_(ridge)
+
+    def _leave_one_out(self, z: Tensor, columns: Tensor) -> Tensor:
+        weight = self._scale * (self.class_weight[columns] if self.balanced else 1.0)
+        mass = self._scale * self.sums.gram[0, 0]
+        share = weight * self._centred().leverages(self._features(z), self.ridge_used.item(), mass)
+        return left_out(self._scores(z), share, signed_targets(columns, len(self.labels), self.limit))
 
     def _scores(self, z: Tensor) -> Tensor:
         return (augment(self._features(z)) @ self.weights).double()
@@ -140,6 +153,11 @@ class RidgeHead(SharedSumsHead):
             "moments": self.sums.class_sums.numel(),
             "weights": self.weights.numel(),
         }
+
+
+def signed_targets(columns: Tensor, classes: int, limit: float) -> Tensor:
+    """(n, C) float64 targets: ``limit`` in the column of each sample's class, ``−limit`` elsewhere."""
+    return limit * (2 * torch.nn.functional.one_hot(columns, classes).double() - 1)
 
 
 def target_limit(epsilon: float) -> float:

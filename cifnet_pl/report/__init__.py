@@ -74,7 +74,11 @@ def write_report(study: Study, folder: Path) -> None:
         write_text(folder / "tables" / f"{table.name}.csv", to_csv_table(table))
         write_text(folder / "tables" / f"{table.name}.tex", to_latex(table))
         write_text(folder / "tables" / f"{table.name}.md", to_markdown(table))
-    warnings = [*study.notes, *(f"Left out: {sentence}" for sentence in study.left_out)]
+    warnings = [
+        *study.notes,
+        *study.cache_note(study.groups),
+        *(f"Left out: {sentence}" for sentence in study.left_out),
+    ]
     plain = {section: [picture for picture, _ in pairs] for section, pairs in drawn.items()}
     write_text(folder / "report.md", _markdown(study, warnings, tables, plain))
     write_text(folder / "report.html", to_page(TITLE, _lead(study), warnings, tables, drawn))

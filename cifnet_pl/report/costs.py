@@ -49,7 +49,7 @@ def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
     axes.set(xlabel="training time (minutes, all tasks)", ylabel=r"average accuracy $\bar{A}$ (%)")
     axes.set_title(wrapped(study.names[setting], 70))
     chart.legend(handles=handles, loc="outside right center", title="area ∝ energy", labelspacing=1.0)
-    said_below(chart, sources(groups))
+    said_below(chart, " ".join(filter(None, [sources(groups), *study.cache_note(groups)])))
     floor = (
         " Bubbles below a readable size are drawn at that size."
         if any(e and e / unit < SMALLEST for e in energies)
@@ -85,7 +85,7 @@ def energy_bars(study: Study, setting: Setting) -> list[Picture]:
     axes.set_yticks(range(len(groups) - 1, -1, -1), labels)
     _log_axis(axes, [_mean(group, "A_K_per_kwh") for group in groups], 60)
     axes.set_ylim(-0.7, len(groups) - 0.3)
-    said_below(chart, sources(groups))
+    said_below(chart, " ".join(filter(None, [sources(groups), *study.cache_note(groups)])))
     axes.set(xlabel="$A_K$ per kWh (log scale)", title=wrapped(study.names[setting], 70))
     caption = f"Final accuracy per kWh, {study.names[setting]}; longer is better. {sources(groups) or ''}".strip()
     return [Picture(f"energy_{study.slug(setting)}", caption, chart)]
@@ -152,7 +152,7 @@ def plain_log_ticks(axes: Axes) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def said_below(chart: Figure, text: str | None) -> None:
+def said_below(chart: Figure, text: str) -> None:
     """A line below the axes: an energy is never shown without where it comes from."""
     if text:
         chart.supxlabel(wrapped(text, 110), fontsize=7)

@@ -175,6 +175,8 @@ def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
         same = found[json.dumps(configuration(run), sort_keys=True, default=str)]
         seed = (run.seed, run.config["data"].get("class_order"))
         earlier = same.pop(repr(seed), None)
+        if earlier is not None and earlier.activations is not None and run.activations is None:
+            run, earlier = earlier, run
         if earlier is not None:
             replaced.append(f"{earlier.folder}: the same configuration and seed as {run.folder}, which is used instead")
         same[repr(seed)] = run

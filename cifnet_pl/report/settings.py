@@ -119,10 +119,11 @@ def _model(run: Run) -> dict[str, Any]:
     arguments = dict(model.get("init_args") or {})
     head, buffer = arguments.pop("head", None), arguments.pop("buffer", None)
     flat = {"module": model.get("class_path"), **flatten(arguments), "head": run.summary["head"]}
-    known = dict(run.summary.get("head_settings") or {})
-    known.pop("in_features", None)
     given = head.get("init_args") if isinstance(head, Mapping) else None
-    flat.update(flatten({**known, **(given or {})}, "head."))
+    if given is None:  # the head was left to its defaults, which the summary spells out
+        settings = run.summary.get("head_settings") or {}
+        given = {k: v for k, v in settings.items() if k != "in_features" and not str(v).startswith("seed ")}
+    flat.update(flatten(given, "head."))
     if isinstance(buffer, Mapping) and run.summary.get("buffer_settings") is not None:
         flat["buffer"] = "yes"
         flat.update(flatten(buffer.get("init_args") or {}, "buffer."))

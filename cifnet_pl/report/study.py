@@ -114,6 +114,16 @@ class Study:
         values = published_values(self.numbers, table, setting, quantity)
         return {variant: Stat(value, None, 3) for variant, value in values.items()}
 
+    def cache_note(self, groups: Sequence[Group]) -> list[str]:
+        """What a reader must know about the costs of runs with the embedding cache; nothing where there are none."""
+        cached = sorted({group.label for group in groups if group.config.get("data.cache")})
+        if not cached:
+            return []
+        return [
+            f"Run with data.cache: {'; '.join(cached)}. Their times and energies are without the backbone's wherever "
+            "an embedding was on disk already, so they do not compare with those of other methods."
+        ]
+
     @property
     def notes(self) -> list[str]:
         """What a reader must know about the backbones, once each."""

@@ -85,7 +85,7 @@ def efficiency_table(study: Study, setting: Setting) -> Table:
 
 def _setting_notes(study: Study, setting: Setting, groups: Sequence[Group]) -> list[str]:
     published = [PUBLISHED] if any(group.kind == "published" for group in groups) else []
-    return published + ([setting.note] if setting.note else [])
+    return published + study.cache_note(groups) + ([setting.note] if setting.note else [])
 
 
 def memory_table(study: Study, setting: Setting) -> Table:
@@ -104,7 +104,7 @@ def memory_table(study: Study, setting: Setting) -> Table:
         rows.append([group.label, group.kind, *own, group.stat("state_elements"), group.stat("state_elements")])
     notes = [f"After the last task; M: millions of numbers; MB at {BYTES} bytes each, as in the paper."]
     title = f"Memory of the classifier: {study.names[setting]}"
-    notes += _setting_notes(study, setting, groups)[:1] if any(g.kind == "published" for g in groups) else []
+    notes += [PUBLISHED] if any(group.kind == "published" for group in groups) else []
     return Table(f"memory_{study.slug(setting)}", title, columns, rows, notes)
 
 
@@ -236,7 +236,7 @@ def results_table(study: Study, setting: Setting) -> Table:
          g.stat("state_elements")]
         for g in study.of(setting)
     ]  # fmt: skip
-    notes = [f"{setting.title}.", SEEDS, BEST, *([setting.note] if setting.note else [])]
+    notes = [f"{setting.title}.", SEEDS, BEST, *_setting_notes(study, setting, study.of(setting))]
     return Table(f"results_{study.slug(setting)}", f"All results: {study.names[setting]}", columns, rows, notes)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +149,24 @@ def test_a_loader_can_be_left_midway_and_used_again() -> None:
     for _ in loader.set_batches(np.split(np.arange(12), 6)):
         break
     assert [b.row.tolist() for b in loader.set_batches([np.array([7]), np.array([3, 2])])] == [[7], [3, 2]]
+
+
+def test_closed_loader_leaves_no_process_and_can_start_again() -> None:
+    loader = ImageLoader(dataset(ProcessNumbers(12)), 2).set_batches(np.split(np.arange(12), 6))
+    midway = iter(loader)
+    next(midway)
+    first = {child.pid for child in multiprocessing.active_children()}
+    assert len(first) >= 2
+    start = time.perf_counter()
+    loader.close()
+    assert time.perf_counter() - start < 4  # not by a timeout
+    left = {child.pid for child in multiprocessing.active_children()}
+    assert len(first - left) == 2
+    second = processes(list(loader))
+    assert second.isdisjoint(first)
+    loader.close()
+    loader.close()
+    ImageLoader(dataset(ProcessNumbers(2)), 0).close()
 
 
 def test_nothing_to_decode() -> None:

@@ -149,7 +149,7 @@ def keys(source: Source) -> dict[str, int]:
 
 def test_identity_survives_another_class_and_another_place(tmp_path: Path) -> None:
     before = keys(build_source("folder", SourceOptions(class_tree(tmp_path / "a"))))
-    fill(tmp_path / "a" / "amber", COLOURS["grey"], 5)  # sorts before all others
+    fill(tmp_path / "a" / "amber", COLOURS["white"], 5)  # sorts before all others
     (tmp_path / "a").rename(tmp_path / "b")
     grown = build_source("folder", SourceOptions(tmp_path / "b"))
     assert grown.class_names[0] == "amber"
@@ -171,7 +171,7 @@ def test_what_is_passed_over(tmp_path: Path) -> None:
 def test_own_images_stay_with_their_class_whatever_links_say(tmp_path: Path) -> None:
     root = class_tree(tmp_path / "photos", 3)
     elsewhere = tmp_path / "disk" / "amber"
-    fill(elsewhere / "2024", COLOURS["grey"], 4)
+    fill(elsewhere / "2024", COLOURS["white"], 4)
     (root / "amber").symlink_to(elsewhere)  # a class folder elsewhere
     (root / "blue" / "again").symlink_to(root / "blue")  # a loop
     (root / "blue" / "up").symlink_to(root)  # a loop through all classes
@@ -208,7 +208,7 @@ def test_only_train(tmp_path: Path) -> None:
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     class_tree(tmp_path, 3)
-    fill(tmp_path / "train", COLOURS["grey"], 3)
+    fill(tmp_path / "train", COLOURS["white"], 3)
     assert build_source("folder", SourceOptions(tmp_path)).class_names == ["blue", "green", "red", "train"]
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from cifnet_pl.__main__ import main
 
-COLOURS = {"red": (220, 30, 40), "green": (30, 200, 60), "blue": (40, 50, 230), "grey": (120, 120, 120)}
+COLOURS = {"red": (220, 30, 40), "green": (30, 200, 60), "blue": (40, 50, 230), "white": (250, 250, 250)}
 """Classes that even raw pixels tell apart, and their mean colours."""
 
 
@@ -40,7 +40,7 @@ def run(root: Path, logs: Path, *options: str, command: str = "fit") -> int:
     """One quick run of the command line over class folders; returns the exit code."""
     quick = {
         "--model.backbone": "pixels",
-        "--model.head.ridge": "0.1",
+        "--model.head": "RidgeHead",
         "--data.source": "folder",
         "--data.root": str(root),
         "--data.image_size": "8",

@@ -299,3 +299,22 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
         CIFNetHead(3, weighting="derivate")
     with pytest.raises(UsageError, match="float16"):
         CIFNetHead(3, dtype="float16")
+
+
+@pytest.mark.parametrize(("update_past", "solved"), [(True, [[0], [0, 1], [0, 1, 2]]), (False, [[0], [1], [2]])])
+def test_only_neurons_with_news_are_solved_again(
+    update_past: bool, solved: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    solve = CIFNetHead._solve_cohort
+    monkeypatch.setattr(CIFNetHead, "_solve_cohort", lambda head, cohort: (calls.append(cohort), solve(head, cohort)))
+    head = CIFNetHead(3, update_past=update_past)
+    for k, expected in enumerate(solved):
+        head.begin_task([k])
+        head.observe(torch.randn(4, 3), torch.full((4,), k))
+        head.solve()
+        assert calls == []  # only a prediction needs the weights
+        for _ in range(2):
+            head(torch.randn(2, 3))
+        assert calls == [head.cohorts[j] for j in expected]
+        calls.clear()

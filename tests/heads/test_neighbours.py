@@ -10,12 +10,14 @@ from cifnet_pl.heads import KNNHead
 
 _images, _targets = load_digits(return_X_y=True)
 Z, Y = torch.from_numpy(_images[:1000] / 16), torch.from_numpy(_targets[:1000]).long()
+# Pixels have 17 values, so that distances are often equal; a little noise decides.
 REST = torch.from_numpy(_images[1000:] / 16)
+REST += 1e-3 * torch.randn(REST.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
 def learned(head: KNNHead) -> KNNHead:
     for k in range(5):
-        rows = Y // 2 == k
+        rows = (Y // 2).eq(k)
         head.begin_task([2 * k, 2 * k + 1])
         head.observe(Z[rows], Y[rows])
         head.solve()
@@ -31,7 +33,7 @@ def test_votes_of_scikit_learn(metric: str, neighbours: int) -> None:
     share = ((neighbours + 1) * head(REST).exp() - 1 / 10) / neighbours
     assert torch.allclose(share, expected, rtol=1e-6, atol=1e-9)
     assert torch.allclose(head.probabilities(REST), head(REST).exp(), rtol=1e-12)
-    assert (head.predict(REST) == expected.argmax(dim=1)).double().mean() > 0.999  # the rest are ties
+    assert torch.equal(head.predict(REST), expected.argmax(dim=1))
 
 
 def test_float32_is_enough() -> None:

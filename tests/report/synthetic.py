@@ -47,8 +47,10 @@ def write_run(
     """Write ``config.yaml``, ``tasks.csv``, ``accuracy_matrix.csv`` and ``summary.json`` of one whole run."""
     draw = np.random.default_rng(seed)
     own = {**HEADS[head], **(head_options or {})}
+    if "seed" in own:
+        own["seed"] = seed
     kept = {**BUFFER, **(buffer if isinstance(buffer, dict) else {})} if buffer is not None else None
-    used = kept is not None and head == "CIFNetHead"
+    used = kept is not None and head in ("CIFNetHead", "LogisticHead", "SGDHead")
     components = state_components(head, own, features, tasks, tasks * classes)
     components["buffer"] = kept["capacity"] * features if used and kept is not None else 0
     record = RunRecord()
@@ -87,8 +89,9 @@ def write_run(
     }  # fmt: skip
     write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
     record.write_tables(folder)
+    settings = {"in_features": features, **own, **({"projection": f"seed {seed}"} if "width" in own else {})}
     record.write_summary(
-        folder, head=head, head_settings={"in_features": features, **own}, buffer_settings=kept if used else None,
+        folder, head=head, head_settings=settings, buffer_settings=kept if used else None,
         backbone=backbone, backbone_params=11_170_000, seed=seed, versions={}, device="x86_64",
         state_components=components, image_size=config["data"]["image_size"],
     )  # fmt: skip

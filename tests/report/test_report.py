@@ -45,10 +45,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             write_run(root / f"{name}{seed}" / "version_0", seed=seed, **options)
     for strategy in ("random", "kmeans"):
         buffer = {"strategy": strategy}
-        write_run(root / f"five_{strategy}" / "version_0", tasks=20, classes=5, buffer=buffer, final=58.0)
+        write_run(root / f"five_{strategy}" / "version_0", tasks=20, classes=5, buffer=buffer, final=58.0, kwh=None)
     for head in ("CIFNetHead", "ACILHead"):
         write_run(root / f"long_{head}" / "version_0", tasks=50, classes=2, head=head)
-    embedded = {"backbone": "embedded:efficientnet_lite0", "data": PHOTOS, "features": 1280}
+    embedded = {"backbone": "embedded:efficientnet_lite0", "data": PHOTOS, "features": 1280, "kwh": None}
     write_run(root / "photos" / "version_0", seed=1, **embedded)
     (root / "half" / "version_0" / "checkpoints").mkdir(parents=True)
     lines = ["method,seed,task,A_k,seconds,kWh,dataset,classes_per_task"]

@@ -14,7 +14,7 @@ import cifnet_pl
 from cifnet_pl.bundle import CONFIG, read_bundle, write_bundle
 from cifnet_pl.errors import CheckpointError, CifnetError, UsageError
 from tests.command_line import environment
-from tests.life.models import MAKERS, WIDTH, config_of, learned, teach
+from tests.models import MAKERS, WIDTH, config_of, learned, teach
 
 
 @pytest.mark.parametrize("head", MAKERS)
@@ -114,7 +114,9 @@ def test_full_disk_is_one_sentence_and_the_old_bundle_stays(tmp_path: Path):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("name", ["../up", "/root", "a/../b", "a\nb", "nul\0", "a\x1b[31m", "", "x" * 1001, "a//b", "a\\..\\b"])
+@pytest.mark.parametrize(
+    "name", ["../up", "/root", "a/../b", "a\nb", "nul\0", "a\x1b[31m", "", "x" * 1001, "a//b", "a\\..\\b"]
+)
 def test_names_that_are_no_names_are_not_stored(name: str, tmp_path: Path):
     with pytest.raises(CheckpointError, match="class name"):
         learned(tasks=[["ant", name]]).save(tmp_path / "b")
