@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test lint soak bench clean
+.PHONY: setup demo demo-extend test lint soak bench clean
 
 setup: $(STAMP)
 
@@ -15,6 +15,19 @@ $(STAMP): pyproject.toml
 
 demo: setup
 	$(BIN)/python -m cifnet_pl fit --config configs/quickstart.yaml
+	$(MAKE) demo-extend
+
+# A model that lives: learn eight digits, export, extend by the other two from photos, classify.
+DEMO := lightning_logs/demo-extend
+demo-extend: setup
+	rm -rf $(DEMO)
+	$(BIN)/python -m cifnet_pl fit --config configs/quickstart.yaml --experiment demo-extend --data.max_tasks 4
+	$(BIN)/python -m cifnet_pl export --model $(DEMO)/version_0 --output $(DEMO)/eight-digits
+	$(BIN)/python -m cifnet_pl unpack --source digits --output $(DEMO)/photos
+	mkdir -p $(DEMO)/new && ln -sfn ../photos/train/8 $(DEMO)/new/8 && ln -sfn ../photos/train/9 $(DEMO)/new/9
+	$(BIN)/python -m cifnet_pl extend --model $(DEMO)/eight-digits --images $(DEMO)/new --output $(DEMO)/ten-digits
+	$(BIN)/python -m cifnet_pl classify --model $(DEMO)/ten-digits --images $(DEMO)/photos/val --output $(DEMO)/predictions.csv --gallery $(DEMO)/gallery.png
+	@echo "pictures: lightning_logs/quickstart/*/trajectory.png and $(DEMO)/gallery.png"
 
 test: setup
 	$(BIN)/python -m pytest -m "not soak"

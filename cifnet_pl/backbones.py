@@ -294,7 +294,7 @@ def build_backbone(name: str, architecture: str | None = None, download: bool = 
     """
     family, _, rest = name.partition(":")
     if family not in BACKBONES:
-        raise unknown_name("backbone", name, BACKBONES)
+        raise unknown_name("backbone", family, BACKBONES)
     network, features, preprocessing = BACKBONES[family](rest, architecture, download)
     backbone = Backbone(name, network, features, preprocessing)
     backbone.architecture = architecture

@@ -17,6 +17,7 @@ from torch import Tensor
 from cifnet_pl.errors import UsageError
 
 if TYPE_CHECKING:
+    from cifnet_pl.buffer import CalibrationBuffer
     from cifnet_pl.heads.base import Head
 
 RANGE = math.log(1e3)
@@ -41,6 +42,16 @@ def calibrate(head: Head, z: Tensor, y: Tensor) -> float:
     temperature = fit_temperature(scores, (y[:, None] == head.labels).int().argmax(dim=1))
     head.temperature.fill_(temperature)
     return temperature
+
+
+def check(head: Head, buffer: CalibrationBuffer | None) -> None:
+    """Raise UsageError unless ``head`` can be calibrated and there is a ``buffer`` for it."""
+    if not head.leaves_one_out:
+        raise UsageError(
+            f"calibrate: {type(head).__name__} has no leave-one-out scores: leave it out, or use a ridge-type head"
+        )
+    if buffer is None:
+        raise UsageError("calibrate needs stored samples: give a calibration buffer (model.buffer)")
 
 
 def fit_temperature(scores: Tensor, columns: Tensor) -> float:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cifnet_pl.backbones import Backbone
 from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.calibration import calibrate
 from cifnet_pl.data.images import printable
 from cifnet_pl.errors import UsageError, unknown_name
 from cifnet_pl.heads import Head
@@ -186,8 +187,7 @@ class Classifier:
         if self.buffer is not None:
             self.buffer.show_to(self.head)
             self.buffer.commit()
-        self.head.solve()
-        self.head.refresh()
+        self._solve()
 
     def merge(self, head: Head) -> None:
         """Add what ``head`` saw of classes that are known already, and the buffer's candidates of them; solve.
@@ -198,8 +198,14 @@ class Classifier:
         self.head.merge_(head)
         if self.buffer is not None:
             self.buffer.commit()
+        self._solve()
+
+    def _solve(self) -> None:
+        """Solve the head; a temperature that was fitted to the stored samples is fitted again."""
         self.head.solve()
         self.head.refresh()
+        if self.buffer is not None and float(self.head.temperature) != 1:
+            calibrate(self.head, *self.buffer.items())
 
     # ------------------------------------------------------------------ storage
 

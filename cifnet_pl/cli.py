@@ -32,7 +32,7 @@ from cifnet_pl.callbacks.checkpoint import AtomicCheckpointIO
 from cifnet_pl.commands import COMMANDS
 from cifnet_pl.data import CIFNetDataModule
 from cifnet_pl.data.images import first_line
-from cifnet_pl.distributed import check_strategy, register_strategy
+from cifnet_pl.distributed import check_strategy, is_lost_process, register_strategy
 from cifnet_pl.errors import CifnetError, UsageError, unknown_name
 from cifnet_pl.parsing import DEFAULT_HEAD, OneSentence, buried_error, with_clean_heads
 from cifnet_pl.storage import write_text
@@ -198,6 +198,10 @@ def run(args: list[str]) -> None:
         _run_lightning(with_clean_heads(args), [*COMMANDS])
     except SIGTERMException as error:  # Lightning lets it pass for success
         raise SystemExit(128 + signal.SIGTERM) from error
+    except RuntimeError as error:
+        if not is_lost_process(error):
+            raise
+        raise CifnetError("another process of this run ended: its own message says why") from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
             raise

@@ -35,6 +35,13 @@ def register_strategy() -> None:
     )
 
 
+def is_lost_process(error: RuntimeError) -> bool:
+    """Whether a collective operation failed because another process is gone."""
+    return any(
+        sign in str(error) for sign in ("closed by peer", "reset by peer", "Broken pipe", "remote process exited")
+    )
+
+
 def check_strategy(strategy: Any) -> None:
     """Refuse strategies that start processes by spawning or forking: the parent would never see what they learned."""
     name = strategy if isinstance(strategy, str) else getattr(strategy, "strategy_name", type(strategy).__name__)

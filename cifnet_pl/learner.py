@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,9 +15,7 @@ from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.errors import CheckpointError, CifnetError, UsageError
 from cifnet_pl.metrics import ClassAccuracy, percent
-
-FORMAT = 1
-"""Version of what :class:`TaskModule` adds to a checkpoint."""
+from cifnet_pl.resume import FORMAT, count_tasks, read_stored, require_same, rewind_checkpoint
 
 
 @dataclass(frozen=True)
@@ -108,12 +105,16 @@ class TaskModule(LightningModule):
         return []
 
     def on_fit_start(self) -> None:
-        """Count the tasks that are left, and keep Lightning from evaluating before a task is solved."""
+        """Count the tasks that are left, and set what every run needs, however its Trainer was made."""
         self._rewind_task()
-        loop = self.trainer.fit_loop
-        loop.max_epochs = len(self.data.stream(self.learned_tasks))
-        # Lightning would run its evaluation before on_train_epoch_end, on the unsolved head.
-        self.trainer.check_val_every_n_epoch = 2**62
+        trainer = self.trainer
+        trainer.fit_loop.max_epochs = len(self.data.stream(self.learned_tasks))
+        # A module that has learned before goes on where it stopped, with any Trainer.
+        count_tasks(trainer, self.tasks_finished)
+        cast(Any, trainer).reload_dataloaders_every_n_epochs = 1  # a task is an epoch
+        # Lightning would evaluate at the start, and before on_train_epoch_end: both times an unsolved head.
+        trainer.num_sanity_val_steps = 0
+        trainer.check_val_every_n_epoch = 2**62
 
     def on_train_epoch_start(self) -> None:
         """Open the task of this epoch."""
@@ -221,7 +222,7 @@ class TaskModule(LightningModule):
             CheckpointError: another format, module, backbone, head or buffer than this run's; a damaged one; one
                 that holds weights only, or was written while a task was being solved, where a run is to go on.
         """
-        stored = _read_stored(checkpoint)
+        stored = read_stored(checkpoint)
         require_same(self.settings(), stored["settings"])
         self.class_names = list(stored["class_names"])
         names = iter(self.class_names)
@@ -235,7 +236,7 @@ class TaskModule(LightningModule):
                 "use another one, such as last.ckpt of the run's folder"
             )
         if goes_on:
-            _set_loops(checkpoint, self.tasks_finished)
+            rewind_checkpoint(checkpoint, self.tasks_finished)
 
     def _rewind_task(self) -> None:
         """Take back a task that a mid-epoch checkpoint (a signal, a SLURM requeue) caught under way."""
@@ -245,70 +246,3 @@ class TaskModule(LightningModule):
             del self.class_names[labels[0] :]
             self.abort_task(labels)
             self._under_way = False
-
-
-def _read_stored(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """What :meth:`TaskModule.on_save_checkpoint` added, checked; CheckpointError if it is not as written there."""
-    stored = checkpoint.get("cifnet")
-    if not isinstance(stored, dict) or stored.get("format") != FORMAT:
-        raise CheckpointError(
-            f"the checkpoint is not one of this version of cifnet_pl (format {FORMAT}): "
-            f"found {stored.get('format') if isinstance(stored, dict) else 'a plain Lightning checkpoint'}"
-        )
-    names, sizes = stored.get("class_names"), stored.get("task_sizes")
-    whole = (
-        isinstance(stored.get("settings"), dict)
-        and all(isinstance(stored.get(flag), bool) for flag in ("under_way", "closing"))
-        and isinstance(names, list)
-        and all(isinstance(name, str) for name in names)
-        and len(set(names)) == len(names)
-        and isinstance(sizes, list)
-        and all(type(size) is int and size > 0 for size in sizes)
-        and sum(sizes) == len(names)
-        and (bool(sizes) or not stored["under_way"])
-    )
-    if not whole:
-        raise CheckpointError("the checkpoint is damaged: its list of classes and tasks does not make sense")
-    return stored
-
-
-def _set_loops(checkpoint: Mapping[str, Any], tasks: int) -> None:
-    """Set Lightning's counters to ``tasks`` finished epochs, whichever hook the checkpoint was written in.
-
-    Resumed as they are, counters of a task that was under way would skip its hooks and its first batches.
-    """
-    try:
-        if not checkpoint.keys() >= {"callbacks", "optimizer_states", "lr_schedulers"}:
-            raise KeyError("saved with weights_only")
-        fit_loop = checkpoint["loops"]["fit_loop"]
-        for counts in (fit_loop["epoch_progress"]["current"], fit_loop["epoch_progress"]["total"]):
-            counts.update(dict.fromkeys(("ready", "started", "processed", "completed"), tasks))
-        batches = fit_loop["epoch_loop.batch_progress"]
-        batches["current"].update(dict.fromkeys(batches["current"], 0))
-        batches["is_last_batch"] = False
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            "the checkpoint holds weights only, or is damaged: a run can be evaluated with it, but not go on"
-        ) from error
-
-
-def require_same(own: Mapping[str, Any], stored: Any) -> None:
-    """Raise CheckpointError, naming the first difference, unless all of ``own`` is ``stored`` in a checkpoint too."""
-    ours, other = flat_settings(own), flat_settings(stored) if isinstance(stored, Mapping) else {}
-    for key, value in ours.items():
-        if value != other.get(key):
-            raise CheckpointError(
-                f"the checkpoint was made with {key} = {other.get(key)}, this run has {value}: "
-                "use the same settings, or start a new experiment"
-            )
-
-
-def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one level, ``{"head": {"ridge": 1}}`` → ``{"head.ridge": 1}``."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= flat_settings(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat

@@ -7,13 +7,15 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from cifnet_pl import calibration
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.data.images import first_line
 from cifnet_pl.data.loading import Batch, EmbeddingBatch
 from cifnet_pl.errors import CheckpointError, DataError, NonFiniteError, check_embeddings
 from cifnet_pl.heads import CIFNetHead, Head
-from cifnet_pl.learner import TaskModule, require_same
+from cifnet_pl.learner import TaskModule
+from cifnet_pl.resume import require_same
 
 
 class CIFNetModule(TaskModule):
@@ -29,6 +31,8 @@ class CIFNetModule(TaskModule):
         buffer: the calibration buffer, or null for none; left empty by heads that have no use for it.
         architecture: torchvision model name or resnet32_cifar, for backbone ``file:…``.
         download: whether weights that are not on this machine may be fetched.
+        calibrate: whether to set the head's temperature after each task, from the leave-one-out scores of the buffer's
+            samples (:mod:`cifnet_pl.calibration`); needs a buffer, whether or not the head learns from it.
     """
 
     def __init__(
@@ -38,11 +42,15 @@ class CIFNetModule(TaskModule):
         buffer: CalibrationBuffer | None = None,
         architecture: str | None = None,
         download: bool = False,
+        calibrate: bool = False,
     ):
         super().__init__()
         self.backbone = build_backbone(backbone, architecture, download)
         self.head: Head = (head or CIFNetHead)(self.backbone.features)
-        self.buffer: CalibrationBuffer | None = buffer if self.head.uses_buffer else None
+        if calibrate:
+            calibration.check(self.head, buffer)
+        self.calibrate = calibrate
+        self.buffer: CalibrationBuffer | None = buffer if self.head.uses_buffer or calibrate else None
         self._reduced = False
 
     def settings(self) -> dict[str, Any]:
@@ -113,6 +121,8 @@ class CIFNetModule(TaskModule):
             )
         self.head.solve()
         self.head.refresh()  # evaluation follows at once; what it needs belongs to learning's time and energy
+        if self.calibrate and self.buffer is not None:
+            calibration.calibrate(self.head, *self.buffer.items())
 
     # ------------------------------------------------------------------ prediction
 

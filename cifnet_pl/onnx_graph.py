@@ -50,8 +50,8 @@ class Square(nn.Module):
         rows, columns = (torch.scalar_tensor(side, dtype=torch.float64) for side in (height, width))
         side = torch.minimum(rows, columns) * self.crop_ratio
         x = images.permute(0, 3, 1, 2).float()
-        x = (x @ self._weights(width, columns, side).T).round().clamp(0, 255)
-        return (self._weights(height, rows, side) @ x).round().clamp(0, 255)
+        x = _to_8_bits(x @ self._weights(width, columns, side).T)
+        return _to_8_bits(self._weights(height, rows, side) @ x)
 
     def _weights(self, pixels: int, length: Tensor, side: Tensor) -> Tensor:
         """(size, pixels) float32 weights of one pass; ``length`` is ``pixels`` as a tensor."""
@@ -60,6 +60,10 @@ class Square(nn.Module):
         place = torch.arange(pixels, dtype=torch.float64) + 0.5
         weights = cubic_kernel((place[None] - centre[:, None]) / torch.clamp_min(step, 1.0))
         return (weights / weights.sum(dim=1, keepdim=True)).float()
+
+
+def _to_8_bits(x: Tensor) -> Tensor:
+    return (x + 0.5).floor().clamp(0, 255)  # halves upwards, as in fixed point
 
 
 class Graph(nn.Module):
@@ -172,7 +176,9 @@ def check_onnx(content: bytes, graph: Graph, model: Classifier) -> Check:
         squares = [square(Image.fromarray(image), model.image_size, model.crop_ratio) for image in batch]
         pillow = model.probabilities(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)).cpu().numpy()
         off, far = max(off, _distance(found, expected)), max(far, _distance(found, pillow))
-    if names != model.class_names or not off <= TOLERANCE:
+    if names != model.class_names:
+        raise CifnetError("the class names do not come back from the ONNX file as they were")
+    if not off <= TOLERANCE:
         raise CifnetError(f"onnxruntime differs from torch by {off:.1g} in a probability, more than {TOLERANCE:g}")
     return Check(off, far)
 

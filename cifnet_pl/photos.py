@@ -5,8 +5,9 @@ from __future__ import annotations
 import glob
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from fnmatch import fnmatchcase
 from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
@@ -47,8 +48,8 @@ def find_photos(place: str) -> Iterator[Path]:
         found, what = _walk(path, set()), f"folder {printable(place)} holds no photo"
     elif path.exists():
         return iter([path])
-    elif glob.has_magic(place):
-        found, what = _matches(str(path)), f"no photo matches {printable(place)}"
+    elif glob.has_magic(str(path)):
+        found, what = _matching(path), f"no photo matches {printable(place)}"
     else:
         raise DataError(f"no file or folder {printable(place)}: give a photo, a folder, or a pattern in quotes")
     first = next(found, None)
@@ -57,16 +58,26 @@ def find_photos(place: str) -> Iterator[Path]:
     return chain([first], found)
 
 
-def _matches(pattern: str) -> Iterator[Path]:
-    for name in glob.iglob(pattern, recursive=True):
-        path = Path(name)
-        if path.is_dir():
-            continue
-        if is_image(path):
-            yield path
+def _matching(pattern: Path) -> Iterator[Path]:
+    """Photos whose path matches; as the shell does it, but no link leads in circles and no list is kept."""
+    plain = next(i for i, part in enumerate(pattern.parts) if glob.has_magic(part))
+    base, parts = Path(*pattern.parts[:plain]), pattern.parts[plain:]
+    if base.is_dir():
+        depth = None if "**" in parts else len(parts)
+        yield from (path for path in _walk(base, set(), depth) if matches(path.relative_to(base).parts, parts))
 
 
-def _walk(folder: Path, visited: set[str]) -> Iterator[Path]:
+def matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether the parts of a path match the parts of a glob, in which ``**`` stands for any number of them."""
+    if not pattern:
+        return not names
+    if pattern[0] == "**":
+        return any(matches(names[i:], pattern[1:]) for i in range(len(names) + 1))
+    return bool(names) and fnmatchcase(names[0], pattern[0]) and matches(names[1:], pattern[1:])
+
+
+def _walk(folder: Path, visited: set[str], depth: int | None = None) -> Iterator[Path]:
+    """Photos below ``folder``, at most ``depth`` levels deep; memory does not grow with their number."""
     real = os.path.realpath(folder)
     if real in visited:
         return
@@ -78,7 +89,8 @@ def _walk(folder: Path, visited: set[str]) -> Iterator[Path]:
                 if entry.name.startswith("."):
                     continue
                 if entry.is_dir():
-                    yield from _walk(path, visited)
+                    if depth is None or depth > 1:
+                        yield from _walk(path, visited, None if depth is None else depth - 1)
                 elif is_image(path):
                     yield path
 

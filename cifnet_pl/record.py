@@ -61,10 +61,7 @@ class RunRecord:
     def summary(self, **about: Any) -> dict[str, Any]:
         """The content of ``summary.json``; ``about`` adds what the record does not know (head, seed, …)."""
         last = self.rows[-1]
-        energies = [row.energy_kwh for row in self.rows]
-        measured = [e for e in energies if e is not None]
-        energy = sum(measured) if measured and len(measured) == len(energies) else None
-        evaluation = [row.eval_energy_kwh for row in self.rows if row.eval_energy_kwh is not None]
+        energy = _sum_if_all_known([row.energy_kwh for row in self.rows])
         known = energy is not None
         return {
             "A_K": last.A_k,
@@ -82,7 +79,7 @@ class RunRecord:
             "energy_gpu_kwh": self.energy.get("gpu") if known else None,
             "energy_ram_kwh": self.energy.get("ram") if known else None,
             "co2_kg": self.energy.get("co2_kg") if known else None,
-            "eval_energy_kwh": sum(evaluation) if known else None,
+            "eval_energy_kwh": _sum_if_all_known([row.eval_energy_kwh for row in self.rows]),
             "A_K_per_kwh": last.A_k / energy if energy and last.A_k is not None else None,
             "state_elements": last.state_elements,
             "buffer_elements": last.buffer_elements,
@@ -102,6 +99,11 @@ class RunRecord:
     def write_summary(self, folder: Path, **about: Any) -> None:
         """Write ``summary.json`` atomically: it says that the run is whole."""
         write_json(folder / "summary.json", self.summary(**about))
+
+
+def _sum_if_all_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def to_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,11 +32,21 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
         _sync_folder(path.parent)
-    except OSError as error:
-        raise CifnetError(f"cannot write {path}: {error.strerror or error}; nothing was changed") from error
+    except (OSError, RuntimeError) as error:
+        refusal = _of_the_system(error)
+        if refusal is None:
+            raise
+        raise CifnetError(f"cannot write {path}: {refusal.strerror or refusal}; nothing was changed") from error
     finally:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
+
+
+def _of_the_system(error: BaseException | None) -> OSError | None:
+    """The system's own error behind ``error``: on a full disk torch.save raises a RuntimeError of its own."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -46,6 +57,28 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Write strict JSON (null instead of NaN), atomically."""
     write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder to write many files into that becomes ``target``, which must not exist or be empty, when it is whole.
+
+    Raises:
+        CifnetError: the disk is full or not writable.
+    """
+    temporary = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+        yield temporary
+        temporary.chmod(0o777 & ~_umask())
+        os.replace(temporary, target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise CifnetError(f"cannot write {target}: {error.strerror or error}; nothing was changed") from error
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager

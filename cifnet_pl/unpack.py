@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from PIL import Image
@@ -12,7 +11,7 @@ from cifnet_pl.data.image_sets import ImageSet, SourceOptions, expanded
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.errors import UsageError, unknown_name
 from cifnet_pl.progress import counted
-from cifnet_pl.storage import write_atomic
+from cifnet_pl.storage import new_folder
 
 
 def unpack(
@@ -50,15 +49,16 @@ def unpack(
         if name not in names:
             raise unknown_name("class", name, names)
     wanted = set(classes or names)
-    count = _write(found.train, names, wanted, target / "train", size)
-    count += _write(found.val, names, wanted, target / "val", size)
+    with new_folder(target) as folder:
+        count = _write(found.train, names, wanted, folder / "train", size)
+        count += _write(found.val, names, wanted, folder / "val", size)
     print(f"{count} images of {len(wanted)} classes in {target}/train and {target}/val")
 
 
 def _write(images: ImageSet, names: list[str], wanted: set[str], folder: Path, size: int) -> int:
     rows = [row for row in range(len(images)) if names[images.labels[row]] in wanted]
     for row in counted(rows, f"writing {folder.name}", len(rows)):
-        square = Image.fromarray(images.square(row, size, 1.0))
-        path = folder / names[images.labels[row]] / f"{images.names[row]:0>6}.png"
-        write_atomic(path, partial(square.save, format="PNG"))
+        home = folder / names[images.labels[row]]
+        home.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(images.square(row, size, 1.0)).save(home / f"{images.names[row]:0>6}.png")
     return len(rows)

@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from lightning.pytorch import Callback
 
@@ -39,24 +39,34 @@ def kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def forked(work: Callable[[], int], output: Path) -> int:
-    """Run ``work`` in a copy of this process: its exit code, or minus the signal that ended it."""
+def start(work: Callable[[], int], output: Path) -> int:
+    """Run ``work`` in a copy of this process, its output in a file; returns the copy's id."""
     process = os.fork()
     if process == 0:
         file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, 1)
         os.dup2(file, 2)
-        sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)  # not pytest's
-        code = 99
-        try:
-            code = work()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        finish(work)
+    return process
+
+
+def finish(work: Callable[[], int]) -> NoReturn:
+    """In a copy of this process: do ``work`` and be gone, without what pytest would do."""
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)  # not pytest's
+    code = 99
+    try:
+        code = work()
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def forked(work: Callable[[], int], output: Path) -> int:
+    """Run ``work`` in a copy of this process: its exit code, or minus the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(start(work, output), 0)[1])
 
 
 class Act(Callback):

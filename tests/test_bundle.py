@@ -105,7 +105,7 @@ def test_full_disk_is_one_sentence_and_the_old_bundle_stays(tmp_path: Path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # a write past it fails as on a full disk
     try:
         for name in ("old", "new"):
-            with pytest.raises(CifnetError, match="cannot write .* nothing was changed"):
+            with pytest.raises(CifnetError, match=r"cannot write .*; nothing was changed"):
                 write_bundle(learned("acil"), tmp_path / name, overwrite=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -44,9 +44,7 @@ def assert_same_scores(model: Classifier, other: Classifier, z: torch.Tensor, to
 OLD, NEW = ["ant", "bee", "cat", "dog"], ["elk", "fox"]
 HEADS = {
     "cifnet": ["--model.head", "CIFNetHead", "--model.buffer", "CalibrationBuffer", "--model.buffer.capacity", "9"],
-    "cifnet-gcv": ["--model.head", "CIFNetHead", "--model.head.ridge", "gcv", "--model.buffer", "CalibrationBuffer"],
     "ridge": ["--model.head", "RidgeHead"],
-    "slda": ["--model.head", "SLDAHead"],
 }
 
 

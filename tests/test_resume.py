@@ -396,7 +396,7 @@ class TestRefused:
         assert "Traceback" not in shown
         assert [fragment for fragment in fragments if fragment not in shown] == [], shown
 
-    @pytest.mark.parametrize("size", [0, 1, 100, 4000, -1], ids=lambda size: f"{size} bytes")
+    @pytest.mark.parametrize("size", [0, 100, 4000, -1], ids=lambda size: f"{size} bytes")
     @pytest.mark.parametrize("sub_command", ["fit", "validate"])
     def test_truncated(self, size, sub_command, reference, tmp_path, capsys):
         whole = (reference / "checkpoints" / "last.ckpt").read_bytes()
@@ -452,6 +452,9 @@ HOSTILE = {
     "negative size": _with("task_sizes", [8, -2]),
     "sizes are None": _with("task_sizes", None),
     "settings are a list": _with("settings", [1, 2]),
+    "a setting is a tensor": lambda c: c["cifnet"]["settings"]["head"].update(ridge=torch.rand(4)),
+    "a setting is gone": lambda c: c["cifnet"]["settings"].pop("head"),
+    "images are a list": _with("images", [1]),
     "under way is a text": _with("under_way", "no"),
     "under way before any task": lambda c: c["cifnet"].update(under_way=True, class_names=[], task_sizes=[]),
     "nothing learned": lambda c: c["cifnet"].update(class_names=[], task_sizes=[]),

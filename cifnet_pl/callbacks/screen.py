@@ -11,7 +11,7 @@ from rich.table import Table
 
 from cifnet_pl.callbacks.task_metrics import TaskMetrics, run_folder
 from cifnet_pl.learner import TaskModule
-from cifnet_pl.record import RunRecord
+from cifnet_pl.record import RunRecord, TaskRow
 
 LOG_WIDTH = 120
 """Columns where there is no terminal, so that a table in a log is whole."""
@@ -43,6 +43,12 @@ def small(value: float | None) -> str:
     return "–" if value is None else f"{value:.1e}"
 
 
+def megabytes(row: TaskRow, bytes_per_element: int) -> float:
+    """What is kept after a task, in megabytes: statistics in their precision, the buffer's embeddings in float32."""
+    statistics = row.state_elements - row.buffer_elements
+    return (statistics * bytes_per_element + row.buffer_elements * 4) / 1e6
+
+
 def record_table(record: RunRecord, bytes_per_element: int) -> Table:
     """A row a task, then the run as a whole."""
     table = Table()
@@ -59,7 +65,7 @@ def record_table(record: RunRecord, bytes_per_element: int) -> Table:
             number(row.ece),
             number(row.train_seconds),
             small(row.energy_kwh),
-            number(row.state_elements * bytes_per_element / 1e6, 2),
+            number(megabytes(row, bytes_per_element), 2),
         )
     return table
 
@@ -142,7 +148,7 @@ class RunTable(Callback):
             f"Ā {number(s['A_bar'], 1, ' %')}   A_K {number(s['A_K'], 1, ' %')}   "
             f"forgetting {number(s['forgetting'])}   ECE {number(s['ece'], 1, ' %')}",
             f"learning {s['train_seconds']:.1f} s, {energy}; evaluation {s['eval_seconds']:.1f} s",
-            f"state {s['state_elements'] * size / 1e6:.2f} MB ({s['state_elements']:,} numbers)",
+            f"state {megabytes(record.rows[-1], size):.2f} MB ({s['state_elements']:,} numbers)",
             f"run folder {folder}",
         ]
         for line in lines:

@@ -15,9 +15,10 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from cifnet_pl.callbacks.energy import EnergyMonitor
 from cifnet_pl.errors import CheckpointError
-from cifnet_pl.learner import TaskModule, flat_settings
+from cifnet_pl.learner import TaskModule
 from cifnet_pl.metrics import average_accuracy, forgetting
 from cifnet_pl.record import RunRecord, TaskRow
+from cifnet_pl.resume import flat_settings
 
 
 class TaskMetrics(Callback):
@@ -32,7 +33,7 @@ class TaskMetrics(Callback):
         self._train_seconds = 0.0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that the checkpoint that the run starts from has measured all that it has learned.
+        """Check that all that was learned before has been measured.
 
         Raises:
             CheckpointError: it has not.
@@ -40,8 +41,8 @@ class TaskMetrics(Callback):
         learned, measured = cast(TaskModule, pl_module).tasks_finished, len(self.record.rows)
         if learned != measured:
             raise CheckpointError(
-                f"the checkpoint has learned {learned} tasks but holds measurements of {measured}: "
-                "go on from another one, such as last.ckpt of the run's folder"
+                f"{learned} tasks are learned, but the record holds measurements of {measured}: "
+                "go on from a checkpoint that has both, such as last.ckpt of the run's folder"
             )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -171,7 +171,8 @@ class CIFNetDataModule(LightningDataModule):
         images, stores = self.source.val, [s for s in (self._memory, self._val_cache) if s is not None]
         rank, world = self._rank_and_world()
         # Dealt out class by class, so that an image stays with one process over all tasks.
-        left = np.concatenate([self._rows(images, [name])[rank::world] for name in names])
+        none = np.zeros(0, dtype=np.int64)
+        left = np.concatenate([none, *(self._rows(images, [name])[rank::world] for name in names)])
         plan: list[tuple[np.ndarray, Store | None]] = []
         for store in stores:
             known = store.known(left)

@@ -230,6 +230,11 @@ class Head(GrowingModule, ABC):
         """Labels (n,) int64 with the largest score."""
         return self.labels[self(z).argmax(dim=1)]
 
+    @property
+    def leaves_one_out(self) -> bool:
+        """Whether this head has :meth:`leave_one_out`, and so can be calibrated."""
+        return type(self)._leave_one_out is not Head._leave_one_out
+
     @exact
     def leave_one_out(self, z: Tensor, y: Tensor) -> Tensor:
         """Scores (n, C) float64 of learned samples, each as if that one alone had never been learned.

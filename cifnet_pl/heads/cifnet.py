@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from cifnet_pl.calibration import left_out
 from cifnet_pl.errors import UsageError, unknown_name
 from cifnet_pl.heads.base import Head, Ridge, check_ridge, exact
-from cifnet_pl.heads.ridge import target_limit
+from cifnet_pl.heads.ridge import signed_targets, target_limit
 from cifnet_pl.state import GrowingModule
 from cifnet_pl.statistics import Centred, Sums, augment, leverages, solve_ridge
 
@@ -31,16 +31,20 @@ def squared_slopes(weighting: str, epsilon: float) -> tuple[float, float]:
     raise unknown_name("weighting", weighting, ["derivative", "released"])
 
 
-def common_weights(known: Tensor, columns: Tensor, weight: Tensor) -> Tensor:
-    """The one weight of each class's samples: ``known`` (C,) joined with the ``weight`` (n,) of samples at ``columns``.
+def common_weights(columns: Tensor, weight: Tensor, classes: int) -> Tensor:
+    """(classes,) the one weight of each class's samples, from the ``weight`` (n,) of samples of classes ``columns``.
 
     0 stands for a class without samples, −1 for one whose samples have different weights.
     """
-    low = known.new_full(known.shape, torch.inf).scatter_reduce(0, columns, weight, "amin")
-    high = known.new_zeros(known.shape).scatter_reduce(0, columns, weight, "amax")
-    new = high > 0
-    clash = new & ((low != high) | ((known != 0) & (known != high)))
-    return torch.where(clash, -1.0, torch.where(new, high, known)).double()
+    low, high = (weight.new_zeros(classes).scatter_reduce(0, columns, weight, how, include_self=False)
+                 for how in ("amin", "amax"))  # fmt: skip
+    return torch.where(low == high, high, -torch.ones_like(high))
+
+
+def joined_weights(one: Tensor, other: Tensor) -> Tensor:
+    """What :func:`common_weights` would give for the samples of both."""
+    same = (one == other) | (one == 0) | (other == 0)
+    return torch.where(same, torch.where(one == 0, other, one), -torch.ones_like(one))
 
 
 class Cohort(GrowingModule):
@@ -132,9 +136,8 @@ class CIFNetHead(Head):
         self.past_increment = self.past_increment or self._new_sums(0)
         self.past_increment.add(augment(z), torch.full_like(columns, -1), weight)
         given = torch.ones(len(z), dtype=torch.float64, device=z.device) if weight is None else weight.double()
-        if not len(self.past_shown):
-            self.past_shown = self.past_shown.new_zeros(len(self._latest.past_weight))
-        self.past_shown = common_weights(self.past_shown, columns, given)
+        shown = common_weights(columns, given, len(self._latest.past_weight))
+        self.past_shown = joined_weights(shown, self.past_shown) if len(self.past_shown) else shown
 
     @property
     def _parts(self) -> list[Cohort]:
@@ -166,8 +169,7 @@ class CIFNetHead(Head):
             self._latest.stale.fill_(True)
             self.past_increment = None
         if len(self.past_shown):
-            shown = self.past_shown.nonzero().flatten()
-            self._latest.past_weight = common_weights(self._latest.past_weight, shown, self.past_shown[shown])
+            self._latest.past_weight = joined_weights(self._latest.past_weight, self.past_shown)
             self.past_shown = self.past_shown[:0]
 
     # ------------------------------------------------------------------ solve and score
@@ -229,9 +231,9 @@ class CIFNetHead(Head):
         parts, start = [], 0
         for cohort in self._parts:
             own = slice(start, start + len(cohort.sums.counts))
-            is_own = torch.nn.functional.one_hot(columns, len(self.labels)).bool()[:, own]
-            share = self._shares(cohort, x, is_own, self._weights_in(cohort, columns, own))
-            parts.append(left_out(scores[:, own], share, torch.where(is_own, self.limit, -self.limit)))
+            targets = signed_targets(columns, len(self.labels), self.limit)[:, own]
+            share = self._shares(cohort, x, targets > 0, self._weights_in(cohort, columns, own))
+            parts.append(left_out(scores[:, own], share, targets))
             start = own.stop
         return torch.cat(parts, dim=1)
 
@@ -259,7 +261,7 @@ class CIFNetHead(Head):
                 leverage = centred.leverages(x[seen, 1:], ridge, gram[0, 0])
             else:
                 leverage = leverages(gram, gram.new_tensor(ridge), x[seen])
-            slope = torch.where(is_own[seen, own], positive, negative).double()
+            slope = negative + (positive - negative) * is_own[seen, own].double()
             share[seen, own] = slope * (weight[seen] * leverage)[:, None]
         return share
 

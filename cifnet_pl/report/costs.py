@@ -68,7 +68,7 @@ def _mean(group: Group, key: str) -> float:
 def energy_bars(study: Study, setting: Setting) -> list[Picture]:
     """A_K per kWh with parameters and minutes (tab:cifar100-efficiency)."""
     groups = [group for group in study.with_published(setting) if group.stat("A_K_per_kwh")]
-    if not any(group.kind != "published" for group in groups):
+    if len(groups) < 2 or all(group.kind == "published" for group in groups):
         return []
     groups.sort(key=lambda group: (group.kind == "published", -_mean(group, "A_K_per_kwh"), group.name))
     chart = figure(7.4, 1.1 + 0.34 * len(groups))

@@ -164,7 +164,12 @@ def outcome_of(run: Run) -> Outcome:
     summary = run.summary
     values = {name: summary.get(name) for name in VALUES}
     values["max_drop"] = max_drop(summary["A_k"])
-    return Outcome(run.seed, tuple(summary["A_k"]), values, summary.get("energy_source"), run)
+    return Outcome(run.seed, tuple(summary["A_k"]), values, _sorted_source(summary.get("energy_source")), run)
+
+
+def _sorted_source(source: str | None) -> str | None:
+    """The parts of an energy's source in one order: trackers list their hardware in any."""
+    return ", ".join(sorted(source.split(", "))) if source else None
 
 
 def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:

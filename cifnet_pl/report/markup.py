@@ -64,13 +64,13 @@ class Table:
 
 
 def number(value: float, digits: int | None) -> str:
-    """A number with ``digits`` decimals, or with three significant digits; thousands separated."""
+    """A number with ``digits`` decimals, or with three significant digits at least; thousands separated."""
     if digits is not None:
         return f"{value:,.{digits}f}"
     if value == 0:
         return "0"
     if abs(value) >= 100:
-        return f"{value:,.0f}"
+        return f"{value:,.1f}" if abs(value) < 1000 else f"{value:,.0f}"
     return f"{value:.3g}"
 
 
@@ -82,7 +82,7 @@ def cell_text(cell: Cell, column: Column, plus_minus: str = " ± ") -> str:
         return cell
     mean, digits = cell.mean * column.scale, column.digits
     if digits is None and 1e-3 <= abs(mean) < 1e15:
-        digits = max(0, 2 - math.floor(math.log10(abs(mean))))
+        digits = max(1 if abs(mean) < 1000 else 0, 2 - math.floor(math.log10(abs(mean))))
     text = number(mean, digits)
     if cell.sd is None or not column.spread:
         return text

@@ -21,7 +21,8 @@ table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabu
 caption { text-align: left; font-weight: 600; font-size: .95rem; padding-bottom: .4rem; }
 th { border-top: 2px solid #1a1a1a; border-bottom: 1px solid #1a1a1a; vertical-align: bottom; }
 th, td { padding: .3rem .7rem; } .num { text-align: right; } .text { text-align: left; } td.num { white-space: nowrap; }
-td:first-child { white-space: nowrap; } sub { line-height: 0; }
+td:first-child { white-space: nowrap; } td.num + td.text { min-width: 9rem; }
+sub { line-height: 0; }
 tbody tr:nth-child(even) { background: #f4f4f4; } tbody tr:last-child td { border-bottom: 2px solid #1a1a1a; }
 p.note { font-size: .82rem; color: #444; margin: .15rem 0; max-width: 60rem; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 29rem), 1fr)); gap: 1.2rem 2rem;

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from cifnet_pl import heads
+from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.report.runs import Run
 
 DATASETS = {
@@ -105,12 +107,36 @@ def configuration(run: Run) -> dict[str, Any]:
     config = {key: value for key, value in run.config.items() if key not in ("model", "lightning.pytorch")}
     flat = flatten(config)
     flat.update(_model(run))
+    flat = {**_defaults(flat), **flat}
     callbacks = flat.get("trainer.callbacks")
     if isinstance(callbacks, list):
         flat["trainer.callbacks"] = [c for c in callbacks if "ActivationTable" not in str(c)] or None
     if not isinstance(run.config["data"].get("class_order"), int) and "class_order" in run.config["data"]:
         flat["data.order"] = run.config["data"]["class_order"]
     return {key: value for key, value in flat.items() if key not in NOT_SETTINGS and not key.endswith(".seed")}
+
+
+def _defaults(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of settings that the run's version of this package did not have yet, or did not write."""
+    from lightning.pytorch import Trainer
+
+    from cifnet_pl.callbacks import EnergyMonitor, TaskCheckpoint
+    from cifnet_pl.data import CIFNetDataModule
+    from cifnet_pl.module import CIFNetModule
+
+    owners: dict[str, Any] = {
+        "trainer.": Trainer, "data.": CIFNetDataModule, "energy.": EnergyMonitor, "checkpoint.": TaskCheckpoint,
+        "head.": getattr(heads, str(flat.get("head")), None),
+        "": CIFNetModule if str(flat.get("module")).endswith("CIFNetModule") else None,
+        "buffer.": CalibrationBuffer if flat.get("buffer") == "yes" else None,
+    }  # fmt: skip
+    return {
+        prefix + name: parameter.default
+        for prefix, owner in owners.items()
+        if owner is not None
+        for name, parameter in inspect.signature(owner).parameters.items()
+        if parameter.default is not inspect.Parameter.empty and name not in ("head", "buffer")
+    }
 
 
 def _model(run: Run) -> dict[str, Any]:

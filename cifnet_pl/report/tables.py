@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from cifnet_pl.report.groups import HEADS, WORDS, Group, Stat
 from cifnet_pl.report.markup import Cell, Column, Table
@@ -72,7 +73,7 @@ def efficiency_table(study: Study, setting: Setting) -> Table:
         Column("training (min)", None, "min", 1 / 60),
         Column("energy (kWh)", None, "min"),
         Column("A_K (%)", 2, "max"),
-        Column("A_K per kWh", 1, "max"),
+        Column("A_K per kWh", None, "max"),
         Column("energy measured by"),
     ]
     names = ("backbone_params", "train_seconds", "energy_kwh", "A_K", "A_K_per_kwh")
@@ -109,9 +110,11 @@ def memory_table(study: Study, setting: Setting) -> Table:
 
 
 def buffered(study: Study) -> list[Group]:
-    """References that keep a buffer and know the size of their images; one for each data set, head and size."""
-    found = {(g.setting.dataset, g.name, raw_images(g)): g for g in reversed(study.groups) if g.is_reference}
-    return [group for key, group in reversed(found.items()) if key[2] is not None]
+    """References that keep a buffer and know the size of their images; one for each data set and size."""
+    found: dict[Any, Group] = {}
+    for group in (group for group in study.groups if group.is_reference and raw_images(group) is not None):
+        found.setdefault((group.setting.dataset, raw_images(group)), group)
+    return list(found.values())
 
 
 def raw_images(group: Group) -> tuple[int, int, int] | None:

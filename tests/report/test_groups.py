@@ -44,6 +44,15 @@ def test_names_of_folders_and_terminals_do_not_split_a_group(tmp_path: Path) -> 
     assert len(group_runs(read_runs([tmp_path])[0])[0]) == 1
 
 
+def test_a_setting_that_an_older_version_did_not_have_is_its_default(tmp_path: Path) -> None:
+    write_run(tmp_path / "new" / "version_0", seed=1, tasks=3, data={"split_seed": 0, "options": None})
+    write_run(tmp_path / "old" / "version_0", seed=2, tasks=3)
+    write_run(tmp_path / "other" / "version_0", seed=3, tasks=3, data={"split_seed": 1})
+    groups, _ = group_runs(read_runs([tmp_path])[0])
+    assert [len(group.outcomes) for group in groups] == [2, 1]
+    assert groups[1].label == "CIFNet, data.split_seed 1"
+
+
 @pytest.mark.parametrize(
     "other",
     [

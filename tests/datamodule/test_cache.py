@@ -1,0 +1,107 @@
+"""The embedding cache: identical results, no second pass of the backbone, and never a stale or damaged hit."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from cifnet_pl.backbones import Backbone
+from tests.command_line import BUFFER, assert_same_model, checkpoint, learned, make_photos, measurements
+
+FOLDER = ["--data.source", "folder", "--data.classes_per_task", "2", *BUFFER]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return make_photos(tmp_path / "photos", ["ant", "bee", "cow", "dog"])
+
+
+@pytest.fixture
+def embedded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the batches that the backbone has embedded."""
+    sizes: list[int] = []
+    forward = Backbone.forward
+
+    def counting(self: Backbone, images: Tensor) -> Tensor:
+        sizes.append(len(images))
+        return forward(self, images)
+
+    monkeypatch.setattr(Backbone, "forward", counting)
+    return sizes
+
+
+def run(tmp_path: Path, photos: Path, name: str, *options: str) -> Path:
+    cache = ["--data.cache", "true", "--data.cache_folder", str(tmp_path / "cache")]
+    return learned(tmp_path / name, *FOLDER, "--data.root", str(photos), *cache, *options)
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache").rglob("*.safetensors"))
+
+
+def test_results_with_and_without_are_identical(tmp_path: Path, photos: Path, embedded: list[int]) -> None:
+    without = learned(tmp_path / "without", *FOLDER, "--data.root", str(photos))
+    images = sum(embedded)
+    building = run(tmp_path, photos, "building")
+    assert sum(embedded) == 2 * images
+    hit = run(tmp_path, photos, "hit")
+    assert sum(embedded) == 2 * images, "the second run embedded images again"
+    for other in (building, hit):
+        assert_same_model(other, without)
+        assert measurements(other) == measurements(without)
+
+
+def test_another_size_is_another_cache(tmp_path: Path, photos: Path) -> None:
+    run(tmp_path, photos, "small")
+    small = files(tmp_path)
+    run(tmp_path, photos, "large", "--data.image_size", "9", "--model.backbone", "pixels:9")
+    assert len(files(tmp_path)) == 2 * len(small)
+
+
+def test_a_changed_photo_is_never_a_hit(tmp_path: Path, photos: Path, embedded: list[int]) -> None:
+    run(tmp_path, photos, "first")
+    before = sum(embedded)
+    changed = photos / "bee" / "3.png"
+    other = (photos / "cow" / "3.png").read_bytes()
+    changed.write_bytes(other)
+    second = run(tmp_path, photos, "second")
+    assert sum(embedded) - before in (2, 16), "its class's test images, or the training batch that it is in"
+    fresh = learned(tmp_path / "fresh", *FOLDER, "--data.root", str(photos))
+    assert_same_model(second, fresh)
+
+
+def test_a_copied_folder_hits_by_content(tmp_path: Path, photos: Path, embedded: list[int]) -> None:
+    run(tmp_path, photos, "first")
+    before = sum(embedded)
+    copy = make_photos(tmp_path / "copy", ["ant", "bee", "cow", "dog"])
+    run(tmp_path, copy, "second")
+    assert sum(embedded) == before
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "other"])
+def test_a_damaged_file_is_rebuilt(tmp_path: Path, photos: Path, embedded: list[int], damage: str) -> None:
+    first = run(tmp_path, photos, "first")
+    before, victim = sum(embedded), files(tmp_path)[0]
+    whole = victim.read_bytes()
+    spoiled = {
+        "truncated": whole[: len(whole) // 2],
+        "flipped": whole[:-1] + bytes([whole[-1] ^ 1]),
+        "empty": b"",
+        "other": b"not a tensor in sight",
+    }[damage]
+    victim.write_bytes(spoiled)
+    second = run(tmp_path, photos, "second")
+    assert sum(embedded) - before in (2, 16), "its class's test images, or the training batch that it is in"
+    assert victim.read_bytes()[-200:] == whole[-200:]
+    assert_same_model(second, first)
+
+
+def test_a_killed_build_goes_on(tmp_path: Path, photos: Path, embedded: list[int]) -> None:
+    run(tmp_path, photos, "first", "--data.max_tasks", "1")
+    before = sum(embedded)
+    run(tmp_path, photos, "second")
+    assert sum(embedded) == 2 * before, "the classes that were stored before are not embedded again"
+    whole = learned(tmp_path / "whole", *FOLDER, "--data.root", str(photos))
+    state = checkpoint(tmp_path / "second" / "default" / "version_0")["state_dict"]
+    assert all(torch.equal(state[k], v) for k, v in checkpoint(whole)["state_dict"].items())

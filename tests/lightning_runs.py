@@ -1,0 +1,24 @@
+"""Runs through Lightning's own Trainer, without the command line."""
+
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+
+from cifnet_pl import CalibrationBuffer, CIFNetDataModule, CIFNetModule
+
+
+def digits(**options: Any) -> CIFNetDataModule:
+    """Five tasks of two digits, as pixels."""
+    return CIFNetDataModule(**{"source": "digits", "classes_per_task": 2, "image_size": 8, "num_workers": 0, **options})
+
+
+def module(**options: Any) -> CIFNetModule:
+    """The paper's head with a buffer, on pixels."""
+    return CIFNetModule(**{"backbone": "pixels:8", "buffer": CalibrationBuffer(300), **options})
+
+
+def trainer(folder: Path, *callbacks: Callback, **options: Any) -> Trainer:
+    """A Trainer with Lightning's defaults, but quiet."""
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "accelerator": "cpu"}
+    return Trainer(**{"default_root_dir": folder, "max_epochs": 5, **quiet, **options}, callbacks=[*callbacks])

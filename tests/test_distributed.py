@@ -1,0 +1,143 @@
+"""Two processes on one machine learn what one learns: the same sums, weights, buffer and measurements."""
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from cifnet_pl.__main__ import main
+from cifnet_pl.distributed import StatisticsDDPStrategy, check_strategy
+from cifnet_pl.errors import UsageError
+from tests.command_line import BUFFER, FAST, call, checkpoint, fit, learned, make_photos, measurements
+from tests.killing import start
+
+TWO = ["--trainer.devices", "2", "--trainer.accelerator", "cpu", "--trainer.strategy", "ddp"]
+LAST = ["--ckpt_path", "last"]
+
+
+def two_processes(folder: Path, *words: str, timeout: float = 100) -> tuple[list[int], str]:
+    """Exit codes of two processes that another program started (as torchrun does), and all that they wrote."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def rank(number: int) -> int:
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2", NODE_RANK="0")
+        os.environ.update(LOCAL_RANK=str(number))
+        return main([*words, *TWO])
+
+    outputs = [folder / f"output_{number}" for number in range(2)]
+    processes = [start(lambda number=number: rank(number), output) for number, output in enumerate(outputs)]
+    codes: dict[int, int] = {}
+    end = time.monotonic() + timeout
+    while len(codes) < 2:
+        for process in set(processes) - codes.keys():
+            done, status = os.waitpid(process, os.WNOHANG)
+            if done:
+                codes[process] = os.waitstatus_to_exitcode(status)
+        if time.monotonic() > end:
+            for process in set(processes) - codes.keys():
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.05)
+    return [codes[process] for process in processes], "".join(output.read_text() for output in outputs)
+
+
+def assert_equal_models(run: Path, other: Path) -> None:
+    """The same up to the order of a sum."""
+    ours, theirs = checkpoint(run), checkpoint(other)
+    assert ours["cifnet"] == theirs["cifnet"]
+    assert ours["state_dict"].keys() == theirs["state_dict"].keys()
+    for key, tensor in ours["state_dict"].items():
+        wanted = theirs["state_dict"][key]
+        if key.startswith("buffer") or not tensor.is_floating_point():
+            assert torch.equal(tensor, wanted), key
+        else:
+            assert tensor.shape == wanted.shape
+            assert torch.linalg.vector_norm(tensor - wanted) <= 1e-9 * torch.linalg.vector_norm(wanted), key
+    rounded = [[[cell if "." not in cell else round(float(cell), 4) for cell in row] for row in measurements(folder)]
+               for folder in (run, other)]  # fmt: skip
+    assert rounded[0] == rounded[1]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    """A run of one process."""
+    return learned(tmp_path_factory.mktemp("alone"), *BUFFER)
+
+
+def test_the_launcher_of_lightning(alone, tmp_path):
+    """As a user starts it: one command, which starts the second process itself."""
+    done = call("fit", *FAST, *BUFFER, "--logs", str(tmp_path), *TWO)
+    assert done.returncode == 0, done.stderr
+    assert "10 classes in 5 tasks on 2 x cpu" in done.stdout
+    assert done.stdout.count("run folder") == 2  # one process speaks, at the start and at the end
+    assert done.stderr == ""
+    assert_equal_models(tmp_path / "default" / "version_0", alone)
+
+
+class TestTwo:
+    def test_go_on_where_one_stopped(self, alone, tmp_path):
+        folder = learned(tmp_path, *BUFFER, "--data.max_tasks", "2")
+        codes, shown = two_processes(tmp_path, "fit", *FAST, *BUFFER, "--logs", str(tmp_path), *LAST)
+        assert codes == [0, 0], shown
+        assert_equal_models(folder, alone)
+
+    def test_one_goes_on_where_two_stopped_and_both_predict_the_same(self, alone, tmp_path):
+        words = [*FAST, *BUFFER, "--logs", str(tmp_path)]
+        codes, shown = two_processes(tmp_path, "fit", *words, "--data.max_tasks", "3")
+        assert codes == [0, 0], shown
+        assert fit(tmp_path, *BUFFER, *LAST) == 0
+        folder = tmp_path / "default" / "version_0"
+        assert_equal_models(folder, alone)
+        codes, shown = two_processes(tmp_path, "predict", *words, *LAST)
+        assert codes == [0, 0], shown
+        by_two = (folder / "predictions.csv").read_text()
+        assert main(["predict", *words, *LAST]) == 0
+        assert (folder / "predictions.csv").read_text() == by_two
+
+    @pytest.mark.parametrize("head", ["CIFNetHead", "RidgeHead"])
+    def test_with_fewer_photos_than_processes(self, head, tmp_path):
+        """A class of one photo for learning and one for testing: the second process gets empty batches."""
+        photos = make_photos(tmp_path / "photos", ["a", "b", "c"], per_class=2)
+        options = ["--data.source", "folder", "--data.root", str(photos), "--data.classes_per_task", "1"]
+        options += [*BUFFER, "--model.head", head]
+        one = learned(tmp_path / "one", *options)
+        codes, shown = two_processes(tmp_path, "fit", *FAST, *options, "--logs", str(tmp_path / "two"))
+        assert codes == [0, 0], shown
+        assert_equal_models(tmp_path / "two" / "default" / "version_0", one)
+
+    def test_batches_that_do_not_divide(self, alone, tmp_path):
+        words = [*FAST, *BUFFER, "--logs", str(tmp_path), "--data.batch_size", "13"]
+        codes, shown = two_processes(tmp_path, "fit", *words)
+        assert codes == [0, 0], shown
+        assert_equal_models(tmp_path / "default" / "version_0", alone)
+
+    def test_an_error_of_one_ends_both(self, tmp_path):
+        """The corrupt photo is in the second half of its batch, which only the second process reads."""
+        photos = make_photos(tmp_path / "photos", ["a"], per_class=40)
+        last = sorted(photos.rglob("*.png"))[-1]
+        for path in [last, *sorted(photos.rglob("*.png"))[-9:]]:
+            path.write_bytes(b"not an image")
+        words = ["fit", *FAST, "--data.source", "folder", "--data.root", str(photos), "--data.classes_per_task", "1"]
+        codes, shown = two_processes(tmp_path, *words, "--logs", str(tmp_path))
+        assert codes == [1, 1], shown
+        said = [line for line in shown.splitlines() if "error" in line]
+        assert len(said) == 2
+        assert all(line.startswith("cifnet: error: ") for line in said), shown
+        assert any("cannot read image" in line for line in said)
+        assert "Traceback" not in shown
+
+
+class TestStrategies:
+    @pytest.mark.parametrize("name", ["ddp_spawn", "ddp_fork", "ddp_notebook", "fsdp", "deepspeed", "xla"])
+    def test_refused(self, name):
+        with pytest.raises(UsageError, match="use auto or ddp"):
+            check_strategy(name)
+
+    @pytest.mark.parametrize("strategy", ["auto", "ddp", StatisticsDDPStrategy()], ids=str)
+    def test_fine(self, strategy):
+        check_strategy(strategy)

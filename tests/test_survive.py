@@ -1,0 +1,225 @@
+"""Kills, rivals and full disks: nothing half-written is ever read as whole, and trying again gives the same result."""
+
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import cifnet_pl
+from cifnet_pl.__main__ import main
+from cifnet_pl.bundle import CONFIG, read_bundle
+from cifnet_pl.errors import CheckpointError, CifnetError, UsageError
+from cifnet_pl.storage import exclusive, new_folder, write_text
+from tests.command_line import command, environment, make_photos
+from tests.killing import at_call, forked, kill_self
+from tests.models import learned
+
+STEPS = ["replace", "fsync", "unlink", "mkdir"]
+"""Functions of ``os`` through which every write goes."""
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """The files of a bundle that a reader sees."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("old", [False, True])
+def test_killed_at_every_step_of_a_write(step: str, after: bool, old: bool, tmp_path: Path):
+    new, before = learned("ncm"), learned("ridge")
+    new.save(tmp_path / "expected")
+    for number in range(1, 20):
+        target = tmp_path / f"{number}"
+        if old:
+            before.save(target)
+
+        def write(number: int = number, target: Path = target) -> int:
+            setattr(os, step, at_call(number, getattr(os, step), kill_self, after))
+            new.save(target, overwrite=True)
+            return 0
+
+        code = forked(write, tmp_path / "output")
+        assert code in (0, -signal.SIGKILL), (tmp_path / "output").read_text()
+        if old or (target / CONFIG).exists():
+            assert type(read_bundle(target).head) in (type(new.head), type(before.head))
+        else:
+            with pytest.raises(CheckpointError, match="not a bundle"):
+                read_bundle(target)
+        new.save(target, overwrite=True)  # nothing that is left lies in the way
+        assert content(target) == content(tmp_path / "expected")
+        assert sorted(path.name for path in target.iterdir()) == sorted(content(target))
+        if code == 0:
+            break
+    else:
+        raise AssertionError("the write has more steps than were tried")
+
+
+@contextmanager
+def another_process(hold: Callable[[], object]) -> Iterator[int]:
+    """A process that runs ``hold`` and then waits, holding whatever it took."""
+    ready, tell = os.pipe()
+    process = os.fork()
+    if process == 0:
+        try:
+            hold()
+            os.write(tell, b"1")
+            time.sleep(60)
+        finally:
+            os._exit(0)
+    os.read(ready, 1)
+    try:
+        yield process
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        os.close(ready)
+        os.close(tell)
+
+
+@pytest.mark.parametrize("name", ["export", "extend", "forget", "classify", "onnx"])
+def test_the_second_writer_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    learned("ridge").save(tmp_path / "b")
+    make_photos(tmp_path / "new", ["yak"], 2)
+    target = tmp_path / "out"
+    options = {
+        "export": ["export"],
+        "onnx": ["export", "--format", "onnx"],
+        "extend": ["extend", "--images", str(tmp_path / "new")],
+        "forget": ["forget", "--class", "ant"],
+        "classify": ["classify", "--images", str(tmp_path / "new")],
+    }[name]
+    given = [*options, "--model", str(tmp_path / "b"), "--output", str(target)]
+    with another_process(lambda: exclusive(target).__enter__()):
+        assert main(given) == 2
+        assert f"another process is writing {target}" in capsys.readouterr().err
+        assert not target.exists()
+    if name != "onnx":  # the process is gone, and its lock with it
+        assert main(given) == 0
+    assert not list(tmp_path.glob(".*.lock")) or name == "onnx"
+
+
+def test_a_lock_is_given_back(tmp_path: Path):
+    target = tmp_path / "deep" / "out"
+    with exclusive(target), pytest.raises(UsageError, match="another process"), exclusive(target):
+        pass
+    with pytest.raises(KeyError), exclusive(target):
+        raise KeyError
+    with exclusive(target):
+        pass
+    assert list((tmp_path / "deep").iterdir()) == []
+
+
+@contextmanager
+def full_disk(limit: int) -> Iterator[None]:
+    """Writes past ``limit`` bytes of a file fail, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, old)
+
+
+@pytest.mark.parametrize("limit", [0, 100, 2000])
+def test_full_disk(limit: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    learned("ridge").save(tmp_path / "b")
+    make_photos(tmp_path / "new", ["yak"], 60)
+    (tmp_path / "old.csv").write_text("mine")
+    learned("ncm").save(tmp_path / "old")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    model = ["--model", str(tmp_path / "b"), "--overwrite", "true", "--output"]
+    with full_disk(limit):
+        for arguments in (
+            ["classify", "--images", str(tmp_path / "new"), *model, str(tmp_path / "old.csv")],
+            ["extend", "--images", str(tmp_path / "new"), *model, str(tmp_path / "old")],
+            ["extend", "--images", str(tmp_path / "new"), *model, str(tmp_path / "fresh")],
+            ["forget", "--class", "ant", *model, str(tmp_path / "old")],
+            ["unpack", "--source", "digits", "--output", str(tmp_path / "digits")],
+        ):
+            assert main(arguments) == 1
+            said = capsys.readouterr().err.splitlines()[-1]
+            assert said.startswith("cifnet: error: cannot write ")
+            assert "File too large; nothing was changed" in said
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert not (tmp_path / "fresh").exists()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CifnetError, match="cannot write"), exclusive(tmp_path / "file" / "out"):
+        pass
+    with pytest.raises(CifnetError, match="cannot write"):
+        write_text(tmp_path / "file" / "out", "x")
+
+
+def test_a_new_folder_is_there_whole_or_not_at_all(tmp_path: Path):
+    with pytest.raises(KeyError), new_folder(tmp_path / "f") as folder:
+        (folder / "a").touch()
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []
+    with new_folder(tmp_path / "f") as folder:
+        (folder / "a").touch()
+        assert not (tmp_path / "f").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+    assert [path.name for path in (tmp_path / "f").iterdir()] == ["a"]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["export", "extend", "forget", "classify"])
+def test_twenty_random_kills(name: str, tmp_path: Path):
+    """The whole command in its own process, killed at any moment of its life."""
+    learned("acil").save(tmp_path / "b")
+    make_photos(tmp_path / "new", ["yak", "zebu"], 40)
+    options = {
+        "export": [],
+        "extend": ["--images", str(tmp_path / "new")],
+        "forget": ["--class", "ant"],
+        "classify": ["--images", str(tmp_path / "new")],
+    }[name]
+
+    def arguments(target: Path) -> list[str]:
+        return [name, *options, "--model", str(tmp_path / "b"), "--output", str(target), "--overwrite", "true"]
+
+    start = time.monotonic()
+    assert subprocess.run(command(*arguments(tmp_path / "expected")), env=environment()).returncode == 0
+    seconds = time.monotonic() - start
+    chance, killed = random.Random(name), 0
+    for number in range(20):
+        target = tmp_path / f"{number}"
+        if number % 2:  # something is there already
+            expected = tmp_path / "expected"
+            shutil.copytree(expected, target) if expected.is_dir() else shutil.copy(expected, target)
+        process = subprocess.Popen(command(*arguments(target)), env=environment(), stdout=subprocess.DEVNULL)
+        time.sleep(chance.uniform(0.2, 1) * seconds)
+        process.kill()
+        killed += process.wait() != 0
+        if name != "classify" and (target / CONFIG).exists():
+            assert_same(target, tmp_path / "expected")
+        if name == "classify" and target.exists():
+            assert target.read_bytes() == (tmp_path / "expected").read_bytes()
+        assert subprocess.run(command(*arguments(target)), env=environment()).returncode == 0
+        if name == "classify":
+            assert target.read_bytes() == (tmp_path / "expected").read_bytes()
+        else:
+            assert_same(target, tmp_path / "expected")
+    assert killed > 5
+
+
+def assert_same(bundle: Path, other: Path) -> None:
+    """Two bundles hold the same model, bit for bit."""
+    ours, theirs = cifnet_pl.load(bundle), cifnet_pl.load(other)
+    assert ours.class_names == theirs.class_names
+    tensors = theirs.tensors()
+    assert all((value == tensors[key]).all() for key, value in ours.tensors().items())

@@ -1,0 +1,44 @@
+"""Writing a data source as class folders."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from cifnet_pl.__main__ import main
+
+
+def test_digits_come_back_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    target = tmp_path / "d"
+    options = ["--source", "digits", "--output", str(target), "--classes", '["8", "9"]', "--size", "8"]
+    assert main(["unpack", *options]) == 0
+    images, labels = load_digits(return_X_y=True)
+    files = sorted(target.rglob("*.png"))
+    assert len(files) == int(np.isin(labels, (8, 9)).sum())
+    assert {path.relative_to(target).parts[0] for path in files} == {"train", "val"}
+    for path in files:
+        row = int(path.stem)
+        assert int(path.parent.name) == labels[row]
+        pixels = np.asarray(Image.open(path))[:, :, 0]
+        assert (pixels == (images[row].reshape(8, 8) * (255 / 16)).round()).all()
+    assert f"{len(files)} images of 2 classes" in capsys.readouterr().out
+
+
+REFUSED = [
+    (["--classes", '["11"]'], "unknown class '11'"),
+    (["--source", "folder"], "class folders already"),
+    (["--source", "digit"], "did you mean digits?"),
+    (["--size", "0"], "--size"),
+    (["--output", "{tmp}"], "not an empty folder"),
+]
+
+
+@pytest.mark.parametrize(("options", "reason"), REFUSED)
+def test_refusals(options: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "mine").touch()
+    given = ["--source", "digits", "--output", str(tmp_path / "d"), *(o.format(tmp=tmp_path) for o in options)]
+    assert main(["unpack", *given]) == 2
+    assert reason in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
