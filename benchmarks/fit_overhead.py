@@ -14,8 +14,9 @@ from PIL import Image
 from benchmarks.measure import Row, ratio, spread
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import Backbone, build_backbone
+from cifnet_pl.data.image_sets import SourceOptions
 from cifnet_pl.data.loading import ImageLoader, SquareDataset, shard_batches
-from cifnet_pl.data.sources import SourceOptions, build_source
+from cifnet_pl.data.sources import build_source
 
 CLASSES, PER_CLASS, SIDE, TASKS, BATCH, WORKERS, ROUNDS = 10, 80, 128, 5, 64, 2, 7
 

@@ -15,8 +15,9 @@ from cifnet_pl.backbones import Backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.calibration import calibrate
 from cifnet_pl.data.images import printable
-from cifnet_pl.errors import UsageError, unknown_name
+from cifnet_pl.errors import NonFiniteError, UsageError, check_embeddings, unknown_name
 from cifnet_pl.heads import Head
+from cifnet_pl.photos import PhotoBatch, squares
 
 
 @dataclass(frozen=True)
@@ -123,17 +124,25 @@ class Classifier:
         """(n, d) float32 embeddings of uint8 images (n, 3, s, s) with s = ``image_size``."""
         return self.backbone(images.to(self.device))  # type: ignore[no-any-return]
 
+    def embed_photos(self, batch: PhotoBatch) -> Tensor:
+        """(m, d) float32 embeddings of the photos of a batch that could be read; NonFiniteError names the photo."""
+        z = self.embed(batch.image)
+        try:
+            check_embeddings(z, self.head.in_features)
+        except NonFiniteError as error:
+            files = [file for file, reason in zip(batch.files, batch.unreadable, strict=True) if reason is None]
+            raise NonFiniteError(f"{printable(str(files[error.rows[0]]))}: {error}", error.rows) from error
+        return z
+
     def probabilities(self, images: Tensor) -> Tensor:
         """(n, C) float64 calibrated probabilities of uint8 images (n, 3, s, s), columns as ``class_names``."""
         return self.head.probabilities(self.embed(images))
 
     def classify(self, files: Iterable[Path | str], top: int = 5) -> Iterator[Prediction]:
         """The ``top`` most probable classes of each photo, in the order given; streams, in constant memory."""
-        from cifnet_pl.photos import squares
-
         top = min(top, len(self.class_names))
         for batch in squares(map(Path, files), self.image_size, self.crop_ratio):
-            best = self.probabilities(batch.image).topk(top, dim=1)
+            best = self.head.probabilities(self.embed_photos(batch)).topk(top, dim=1)
             found = iter(zip(best.indices.tolist(), best.values.tolist(), strict=True))
             for file, reason in zip(batch.files, batch.unreadable, strict=True):
                 if reason is not None:
@@ -187,7 +196,7 @@ class Classifier:
         if self.buffer is not None:
             self.buffer.show_to(self.head)
             self.buffer.commit()
-        self._solve()
+        self.solve()
 
     def merge(self, head: Head) -> None:
         """Add what ``head`` saw of classes that are known already, and the buffer's candidates of them; solve.
@@ -198,13 +207,14 @@ class Classifier:
         self.head.merge_(head)
         if self.buffer is not None:
             self.buffer.commit()
-        self._solve()
+        self.solve()
 
-    def _solve(self) -> None:
+    def solve(self) -> None:
         """Solve the head; a temperature that was fitted to the stored samples is fitted again."""
         self.head.solve()
         self.head.refresh()
-        if self.buffer is not None and float(self.head.temperature) != 1:
+        calibrated = self.head.leaves_one_out and float(self.head.temperature) != 1
+        if calibrated and self.buffer is not None and len(self.buffer.y):
             calibrate(self.head, *self.buffer.items())
 
     # ------------------------------------------------------------------ storage

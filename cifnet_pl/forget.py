@@ -70,9 +70,7 @@ def remove(model: Classifier, labels: Sequence[int]) -> None:
     model.class_names = [name for name, label in zip(model.class_names, known, strict=True) if label not in set(labels)]
     if model.buffer is not None:
         model.buffer.remove_classes(list(labels))
-    if not model.head.solved:
-        model.head.solve()
-    model.head.refresh()
+    model.solve()
 
 
 def subtract(model: Classifier, name: str, folder: Path) -> None:
@@ -95,7 +93,7 @@ def subtract(model: Classifier, name: str, folder: Path) -> None:
         for file, reason in zip(batch.files, batch.unreadable, strict=True):
             if reason is not None:
                 print(f"skipped {printable(str(file))}: {reason}", file=sys.stderr)
-        z = model.embed(batch.image)
+        z = model.embed_photos(batch)
         own.observe(z, torch.full((len(z),), label, dtype=torch.int64, device=z.device))
         seen += len(z)
     if seen != model.counts[name]:

@@ -73,7 +73,7 @@ class ClassPhotos:
             for file, reason in zip(batch.files, batch.unreadable, strict=True):
                 if reason is not None:
                     print(f"skipped {printable(str(file))}: {reason}", file=sys.stderr)
-            yield start + np.flatnonzero(good), model.embed(batch.image)
+            yield start + np.flatnonzero(good), model.embed_photos(batch)
             start += len(batch.files)
 
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -98,7 +98,7 @@ def test_the_second_writer_is_refused(name: str, tmp_path: Path, capsys: pytest.
         "classify": ["classify", "--images", str(tmp_path / "new")],
     }[name]
     given = [*options, "--model", str(tmp_path / "b"), "--output", str(target)]
-    with another_process(lambda: exclusive(target).__enter__()):
+    with ExitStack() as locks, another_process(lambda: locks.enter_context(exclusive(target))):
         assert main(given) == 2
         assert f"another process is writing {target}" in capsys.readouterr().err
         assert not target.exists()
@@ -164,7 +164,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path):
 
 
 def test_a_new_folder_is_there_whole_or_not_at_all(tmp_path: Path):
-    with pytest.raises(KeyError), new_folder(tmp_path / "f") as folder:
+    with suppress(KeyError), new_folder(tmp_path / "f") as folder:
         (folder / "a").touch()
         raise KeyError
     assert list(tmp_path.iterdir()) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -59,19 +59,22 @@ class KNNHead(Head):
             self.samples.sort()
 
     def _scores(self, z: Tensor) -> Tensor:
-        z, stored = z.to(self.dtype), self.samples.z
-        column = self._columns(self.samples.y)
+        vote = self.scoring()
+        return torch.cat([vote(queries) for queries in torch.split(z, QUERIES)])
+
+    def scoring(self) -> Callable[[Tensor], Tensor]:
+        """The scores as a function (see :meth:`Head.scoring`), of all queries at once."""
+        stored, column = self.samples.z, self._columns(self.samples.y)
         if self.metric == "cosine":
-            z, stored = (torch.nn.functional.normalize(x, dim=1) for x in (z, stored))
-        parts = [self._vote(queries, stored, column) for queries in torch.split(z, QUERIES)]
-        return torch.cat(parts).double()
+            stored = torch.nn.functional.normalize(stored, dim=1)
+        return lambda z: self._vote(z.to(self.dtype), stored, column)
 
     def _vote(self, z: Tensor, stored: Tensor, column: Tensor) -> Tensor:
-        """Scores (n, C) of queries z (n, d), both sides normalised already for the cosine."""
+        """Scores (n, C) of queries z (n, d); for the cosine, ``stored`` is normalised already."""
         # Distances that are nothing but rounding are set to the largest that rounding gives.
         rounding = 16 * torch.finfo(self.dtype).eps
         if self.metric == "cosine":
-            distance = (1 - z @ stored.T).clamp_min(rounding)
+            distance = (1 - torch.nn.functional.normalize(z, dim=1) @ stored.T).clamp_min(rounding)
         else:
             squares = z.square().sum(dim=1)[:, None] + stored.square().sum(dim=1)
             distance = torch.maximum(squares - 2 * z @ stored.T, rounding * squares).sqrt()
