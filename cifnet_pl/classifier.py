@@ -210,9 +210,13 @@ class Classifier:
         self.solve()
 
     def solve(self) -> None:
-        """Solve the head; a temperature that was fitted to the stored samples is fitted again."""
+        """Solve the head, and fit its temperature again."""
         self.head.solve()
         self.head.refresh()
+        self.calibrate()
+
+    def calibrate(self) -> None:
+        """Fit the temperature to the stored samples again, if it was before."""
         calibrated = self.head.leaves_one_out and float(self.head.temperature) != 1
         if calibrated and self.buffer is not None and len(self.buffer.y):
             calibrate(self.head, *self.buffer.items())

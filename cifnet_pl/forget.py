@@ -70,7 +70,10 @@ def remove(model: Classifier, labels: Sequence[int]) -> None:
     model.class_names = [name for name, label in zip(model.class_names, known, strict=True) if label not in set(labels)]
     if model.buffer is not None:
         model.buffer.remove_classes(list(labels))
-    model.solve()
+    if model.head.solved:
+        model.calibrate()
+    else:
+        model.solve()
 
 
 def subtract(model: Classifier, name: str, folder: Path) -> None:

@@ -125,7 +125,7 @@ class TestTwo:
         words = ["fit", *FAST, "--data.source", "folder", "--data.root", str(photos), "--data.classes_per_task", "1"]
         codes, shown = two_processes(tmp_path, *words, "--logs", str(tmp_path))
         assert codes == [1, 1], shown
-        said = [line for line in shown.splitlines() if "error" in line]
+        said = [line for line in shown.splitlines() if "error:" in line]
         assert len(said) == 2
         assert all(line.startswith("cifnet: error: ") for line in said), shown
         assert any("cannot read image" in line for line in said)

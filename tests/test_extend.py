@@ -12,6 +12,7 @@ import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.classifier import Classifier
 from cifnet_pl.errors import UnsupportedError
+from cifnet_pl.forget import remove
 from cifnet_pl.lesson import ClassPhotos, Lesson, learn, split
 from tests.command_line import make_photos
 from tests.models import MAKERS, TASKS, WIDTH, empty, learned, samples, teach
@@ -290,3 +291,23 @@ def test_a_name_that_a_bundle_could_not_hold_is_refused_before_learning(
     images = make_photos(tmp_path / "new", ["elk", "line\nbreak"])
     assert extend(bundle, images, tmp_path / "c") == 1
     assert "control characters" in capsys.readouterr().err
+
+
+def test_a_calibrated_model_stays_calibrated(tmp_path: Path):
+    """Its temperature is that of a run which learned everything, and belongs to the classes that it knows now."""
+    root = make_photos(tmp_path / "all" / "train", [*OLD, *NEW], 9)
+    make_photos(tmp_path / "all" / "val", [*OLD, *NEW], 2)
+    options = ["--model.head", "RidgeHead", "--model.calibrate", "true", "--model.buffer", "CalibrationBuffer"]
+    options += ["--data.classes_per_task", "2"]
+    whole = cifnet_pl.load(fit(tmp_path / "all", tmp_path / "whole", *options))
+    part = cifnet_pl.load(fit(tmp_path / "all", tmp_path / "part", *options, "--data.max_tasks", "2"))
+    for name in OLD:
+        shutil.rmtree(root / name)
+    final, _, _ = learn(part, ClassPhotos.find(str(root), "--images"))
+    assert float(final.head.temperature) == pytest.approx(float(whole.head.temperature), rel=1e-6)
+    assert float(final.head.temperature) != float(part.head.temperature)
+    remove(final, final.labels(["fox"]))
+    again = float(final.head.temperature)
+    assert again != float(whole.head.temperature)
+    final.calibrate()
+    assert float(final.head.temperature) == again

@@ -8,11 +8,12 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
 
 import cifnet_pl.backbones
-from cifnet_pl import CIFNetModule
+from cifnet_pl import CalibrationBuffer, CIFNetModule
 from cifnet_pl.backbones import Preprocessing
 from cifnet_pl.callbacks import TaskCheckpoint, TaskMetrics
+from cifnet_pl.data.loading import sample_key
 from cifnet_pl.errors import CheckpointError, UsageError
-from cifnet_pl.heads import RidgeHead
+from cifnet_pl.heads import CIFNetHead, RidgeHead
 from tests.command_line import fit
 from tests.lightning_runs import digits, module, trainer
 
@@ -212,6 +213,35 @@ class TestWithoutTheCommandLine:
     def test_evaluation_before_any_task(self, tmp_path):
         with pytest.raises(UsageError, match="nothing is learned yet"):
             trainer(tmp_path).validate(module(), datamodule=digits(), verbose=False)
+
+    def test_a_run_is_this_loop(self, tmp_path):
+        """The paper's Algorithm 1 in plain torch, with the same images in the same batches."""
+        learner, data = module(), digits(class_order=3, batch_size=50)
+        trainer(tmp_path).fit(learner, datamodule=data)
+        head, buffer = CIFNetHead(192), CalibrationBuffer(300)
+        images = data.source.train
+        for task, names in enumerate(learner.learned_tasks):
+            labels = {data.source.class_names.index(name): 2 * task + i for i, name in enumerate(names)}
+            rows = [row for position in labels for row in images.rows_of[position]]
+            head.begin_task(list(labels.values()))
+            for start in range(0, len(rows), 50):
+                batch = rows[start : start + 50]
+                pixels = torch.stack([torch.from_numpy(images.square(row, 8, 1.0)) for row in batch])
+                z = learner.backbone(pixels.permute(0, 3, 1, 2))
+                y = torch.tensor([labels[int(images.labels[row])] for row in batch])
+                key = [sample_key(data.source.class_names[images.labels[row]], images.names[row]) for row in batch]
+                head.observe(z, y)
+                buffer.add(z, y, torch.tensor(key))
+            past, y = buffer.items()
+            if task:
+                counts = head.class_counts()
+                head.observe_past(past, y, buffer.oversampling(max(counts[label] for label in labels.values())))
+            buffer.commit()
+            head.solve()
+            head.refresh()
+        for ours, theirs in ((head, learner.head), (buffer, learner.buffer)):
+            for key, value in theirs.state_dict().items():
+                assert torch.equal(value, ours.state_dict()[key]), key
 
     def test_run_folder_of_a_logger(self, tmp_path):
         logger = TensorBoardLogger(tmp_path, name="mine")
