@@ -198,7 +198,9 @@ class TestScreen:
         assert header == ["task", "classes", "A_k %", "Ā %", "forgetting %", "ECE %", "learning s", "kWh", "state MB"]
         summary = json.loads((folder / "summary.json").read_text())
         assert f"Ā {summary['A_bar']:.1f} %   A_K {summary['A_K']:.1f} %" in lines.out
-        assert f"state {summary['state_elements'] * 8 / 1e6:.2f} MB" in lines.out
+        stored = summary["buffer_elements"]  # float32; the statistics are float64
+        size = (summary["state_elements"] - stored) * 8 + stored * 4
+        assert f"state {size / 1e6:.2f} MB" in lines.out
         assert shown[-1] == f"run folder {folder}"
 
     def test_of_a_picked_up_run(self, tmp_path, capsys):
