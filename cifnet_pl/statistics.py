@@ -195,7 +195,13 @@ def spectrum(gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """
     if not torch.isfinite(gram.trace()):
         raise CifnetError(f"the Gram matrix overflowed {gram.dtype}: scale the embeddings down, or use dtype: float64")
-    eigenvalues, vectors = torch.linalg.eigh(gram)
+    # Few samples leave many eigenvalues that are zero but for rounding, over which divide and conquer can fail to
+    # converge. Moved away from zero they are equal to working precision, and deflate.
+    shift = gram.trace() / len(gram)
+    shifted = gram.clone()
+    shifted.diagonal().add_(shift)
+    eigenvalues, vectors = torch.linalg.eigh(shifted)
+    eigenvalues -= shift
     eigenvalues[: len(gram) - min(len(gram), rank)] = 0
     eigenvalues[eigenvalues <= torch.finfo(gram.dtype).eps * eigenvalues[-1]] = 0
     return eigenvalues, vectors
