@@ -58,7 +58,8 @@ def forget(model: str, class_: str, output: str, images: str | None = None, over
         print(f"class '{name}' is forgotten exactly: its {count} photos were taken out of the statistics,")
         print("and the model is what it would be had it never seen them")
     else:
-        print(f"class '{name}' is removed: it cannot be predicted any more, and has left the buffer;")
+        left = ", and has left the buffer" if found.buffer is not None else ""
+        print(f"class '{name}' is removed: it cannot be predicted any more{left};")
         print(f"what the other classes learned from its {count} photos remains (give them with --images to undo that)")
     print(f"{len(found.class_names)} classes in bundle {target}")
 

@@ -196,11 +196,15 @@ def spectrum(gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     if not torch.isfinite(gram.trace()):
         raise CifnetError(f"the Gram matrix overflowed {gram.dtype}: scale the embeddings down, or use dtype: float64")
     # Few samples leave many eigenvalues that are zero but for rounding, over which divide and conquer can fail to
-    # converge. Moved away from zero they are equal to working precision, and deflate.
-    shift = gram.trace() / len(gram)
-    shifted = gram.clone()
-    shifted.diagonal().add_(shift)
-    eigenvalues, vectors = torch.linalg.eigh(shifted)
+    # converge. Moved away from zero they are equal to working precision, and deflate. In place, and put back
+    # exactly: a Gram matrix may be most of the memory.
+    diagonal = gram.diagonal().clone()
+    shift = diagonal.mean()
+    try:
+        gram.diagonal().add_(shift)
+        eigenvalues, vectors = torch.linalg.eigh(gram)
+    finally:
+        gram.diagonal().copy_(diagonal)
     eigenvalues -= shift
     eigenvalues[: len(gram) - min(len(gram), rank)] = 0
     eigenvalues[eigenvalues <= torch.finfo(gram.dtype).eps * eigenvalues[-1]] = 0

@@ -1,16 +1,19 @@
 """Finding photos: what is one, in which order, and which patterns match."""
 
 import glob
+import io
 import re
+import resource
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from cifnet_pl import photos
+from cifnet_pl.data.images import UnreadableImage, read_square
 from cifnet_pl.errors import DataError
 from cifnet_pl.photos import batch_size, find_photos, matches, squares
 
@@ -114,3 +117,60 @@ def test_decoding_stops_with_its_consumer(tmp_path: Path):
 @pytest.mark.parametrize(("size", "count"), [(2, 64), (224, 64), (512, 64), (1024, 16), (2048, 4)])
 def test_batches_of_large_squares_are_small(size: int, count: int):
     assert batch_size(size) == count
+
+
+# ---------------------------------------------------------------------- damaged files
+
+FORMATS = ["JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP", "PPM", "TGA", "JPEG2000", "ICO"]
+
+
+def encoded(kind: str) -> bytes:
+    """A small photo in a file format, with an EXIF orientation where there is room for one."""
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 12, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    extra = {"exif": exif} if kind in ("JPEG", "PNG", "WEBP", "TIFF") else {}
+    Image.fromarray(pixels).save(file, kind, **extra)
+    return file.getvalue()
+
+
+def decode_damaged(kind: str, folder: Path, draw: st.DataObject) -> None:
+    """Change a few bytes of a photo: it is decoded to a square, or refused as unreadable."""
+    content = bytearray(encoded(kind))
+    for _ in range(draw.draw(st.integers(1, 6))):
+        at = draw.draw(st.integers(0, max(0, len(content) - 1)))
+        some = draw.draw(st.binary(min_size=1, max_size=4))
+        if draw.draw(st.booleans()):
+            content[at : at + len(some)] = some
+        else:
+            del content[at : at + draw.draw(st.integers(1, 50))]
+    file = folder / "photo"
+    file.write_bytes(content)
+    try:
+        assert read_square(file, 8).shape == (8, 8, 3)
+    except UnreadableImage:
+        return
+
+
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+@given(st.data())
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.filterwarnings("ignore")
+def test_damaged_photos(kind: str, tmp_path: Path, data: st.DataObject):
+    decode_damaged(kind, tmp_path, data)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.filterwarnings("ignore")
+def test_thousands_of_damaged_photos(kind: str, tmp_path: Path):
+    @settings(max_examples=2000, suppress_health_check=list(HealthCheck), deadline=None, derandomize=False)
+    @given(st.data())
+    def attack(data: st.DataObject) -> None:
+        decode_damaged(kind, tmp_path, data)
+
+    attack()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert peak < 6_000_000  # kB: Pillow's limit is 179 million pixels

@@ -25,6 +25,7 @@ class PredictionTable(BasePredictionWriter):
     def __init__(self, folder: Path):
         super().__init__(write_interval="epoch")
         self.folder = folder
+        self._written = ""
 
     def write_on_epoch_end(
         self, trainer: Trainer, pl_module: LightningModule, predictions: Sequence[Any], batch_indices: Sequence[Any]
@@ -45,4 +46,9 @@ class PredictionTable(BasePredictionWriter):
             rows.append((source.val.names[index], true_class, module.class_names[label], f"{probability:.6f}"))
         target = self.folder / "predictions.csv"
         write_text(target, to_csv(["file", "true_class", "class", "probability"], sorted(rows)))
-        print(f"{len(rows)} predictions in {target}", flush=True)
+        self._written = f"{len(rows)} predictions in {target}"
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Say where they are, once the progress bar is gone."""
+        if self._written:
+            print(self._written, flush=True)

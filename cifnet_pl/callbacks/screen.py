@@ -81,16 +81,15 @@ class RunTable(Callback):
         """Say how the task went, unless the progress bar does."""
         evaluation = cast(TaskModule, pl_module).evaluation
         assert evaluation is not None
-        if not trainer.is_global_zero:
-            return
-        if trainer.state.fn != "fit":
-            self._show_evaluation(cast(TaskModule, pl_module))
-        elif not self.console.is_terminal:
+        if trainer.is_global_zero and trainer.state.fn == "fit" and not self.console.is_terminal:
             ece = number(evaluation.ece, 1, " %")
             done = f"task {trainer.current_epoch + 1}/{trainer.max_epochs}"
             self._say(f"{done}: A_k {number(evaluation.accuracy, 1, ' %')}, ECE {ece}")
 
-    on_test_end = on_validation_end
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Show what validate or test found, once the progress bar is gone."""
+        if stage in ("validate", "test") and trainer.is_global_zero:
+            self._show_evaluation(cast(TaskModule, pl_module))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say what is going to be learned, and where its results will be."""
@@ -111,7 +110,8 @@ class RunTable(Callback):
 
     def _show_evaluation(self, module: TaskModule) -> None:
         evaluation = module.evaluation
-        assert evaluation is not None
+        if evaluation is None:
+            return
         table = Table()
         for name in ("task", "classes", "accuracy %"):
             table.add_column(name, justify="right")

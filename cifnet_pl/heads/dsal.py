@@ -27,7 +27,7 @@ class DSALHead(ACILHead):
     The cross product ``Σ_k φ hᵀ`` is needed during task k only. All samples of a task are taken together, as one
     batch of the authors' recursion, so batch size and order do not matter. The residual targets depend on the
     weights at their time, so the statistics cannot be merged over sites.
-    At most six matrices of B² numbers are alive at a time, seven with "gcv".
+    At most five matrices of B² numbers are alive at a time, seven with "gcv".
 
     Args:
         compensation_ratio: C.
@@ -100,7 +100,10 @@ class DSALHead(ACILHead):
         if self.compensation_increment is not None:
             self.compensation.merge(self.compensation_increment)
             self.compensation_increment = None
-        super()._solve()  # folds what was observed into the main stream, and solves that
+        self._fold()
+        if observed is not None and self.ridge != "gcv":
+            observed.gram = observed.gram.new_zeros(0, 0)  # only the energy for gcv needs it
+        super()._solve()
         if observed is not None:
             self._teach(observed)
             self.cross = self.cross.new_zeros(0, 0)
@@ -117,8 +120,9 @@ class DSALHead(ACILHead):
         current = self.task_of == self.task_of[seen].max()
         weights = self.weights[:, current]
         self.compensation.class_sums[current] -= (self.cross @ weights).T
-        fitted = (weights * (observed.gram @ weights - 2 * observed.class_sums[current].T)).sum()
-        self.residual_energy += observed.mass + fitted
+        if self.ridge == "gcv":
+            fitted = (weights * (observed.gram @ weights - 2 * observed.class_sums[current].T)).sum()
+            self.residual_energy += observed.mass + fitted
 
     def _leave_one_out(self, z: Tensor, columns: Tensor) -> Tensor:
         """Exact for the main stream; the compensation stream's targets are taken from today's main weights.

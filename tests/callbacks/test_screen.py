@@ -3,22 +3,22 @@
 import os
 import pty
 import re
+from collections.abc import Callable
 
 import pytest
 
+from cifnet_pl.__main__ import main
 from cifnet_pl.callbacks.screen import number, small
-from tests.command_line import fit
+from tests.command_line import FAST, fit
 from tests.killing import finish
 
 
-@pytest.fixture(scope="module")
-def terminal(tmp_path_factory) -> str:
-    """Everything that a run writes to a terminal of 100 columns, without colours."""
-    logs = tmp_path_factory.mktemp("logs")
+def seen_at_a_terminal(work: Callable[[], int]) -> str:
+    """Everything that ``work`` writes to a terminal of 100 columns, without colours."""
     process, screen = pty.fork()
     if process == 0:
         os.environ.update(COLUMNS="100", LINES="40", TERM="xterm")
-        finish(lambda: fit(logs, "--data.max_tasks", "3"))
+        finish(work)
     shown = b""
     while True:
         try:
@@ -31,6 +31,26 @@ def terminal(tmp_path_factory) -> str:
     os.close(screen)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0, shown.decode()
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode()).replace("\r", "\n")
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="module")
+def terminal(logs) -> str:
+    """A run of three tasks."""
+    return seen_at_a_terminal(lambda: fit(logs, "--data.max_tasks", "3"))
+
+
+@pytest.mark.parametrize("command", ["validate", "predict"])
+def test_results_follow_the_bar(command, terminal, logs):
+    shown = seen_at_a_terminal(lambda: main([command, *FAST, "--logs", str(logs), "--ckpt_path", "last"]))
+    result = shown.index("┏") if command == "validate" else shown.index(" predictions in ")
+    assert ("Validation" if command == "validate" else "Predicting") in shown[:result]
+    assert "━━ " not in shown[result:]
+    assert shown[result - 1] == "\n" or command == "predict"
 
 
 def test_the_bar_speaks_of_tasks(terminal):
