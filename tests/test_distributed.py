@@ -19,7 +19,7 @@ TWO = ["--trainer.devices", "2", "--trainer.accelerator", "cpu", "--trainer.stra
 LAST = ["--ckpt_path", "last"]
 
 
-def two_processes(folder: Path, *words: str, timeout: float = 100) -> tuple[list[int], str]:
+def two_processes(folder: Path, *words: str, timeout: float = 240) -> tuple[list[int], str]:
     """Exit codes of two processes that another program started (as torchrun does), and all that they wrote."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
