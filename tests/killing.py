@@ -1,14 +1,19 @@
-"""Ends runs at exact moments: with SIGKILL in a forked process, or with an exception that nothing may catch."""
+"""Ends runs at exact moments: with SIGKILL in a process of their own, or with an exception that nothing may catch."""
 
+import multiprocessing
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn
 
 from lightning.pytorch import Callback
+
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["cifnet_pl.cli", "cifnet_pl.commands", "lightning.pytorch", "matplotlib.pyplot"])
 
 
 class Killed(BaseException):
@@ -39,20 +44,23 @@ def kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def start(work: Callable[[], int], output: Path) -> int:
-    """Run ``work`` in a copy of this process, its output in a file; returns the copy's id."""
-    process = os.fork()
-    if process == 0:
-        file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(file, 1)
-        os.dup2(file, 2)
-        finish(work)
+def start(work: Callable[[], int], output: Path, terminal: bool = False) -> BaseProcess:
+    """Run ``work`` (it must pickle) in a process of its own, which writes to the file or terminal ``output``.
+
+    The process is forked from a server that has imported the product and started no thread: a copy of the process
+    that runs the tests could wait for threads that were not copied with it.
+    """
+    process = SERVER.Process(target=_run, args=(work, output, terminal), daemon=True)
+    process.start()
     return process
 
 
-def finish(work: Callable[[], int]) -> NoReturn:
-    """In a copy of this process: do ``work`` and be gone, without what pytest would do."""
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)  # not pytest's
+def _run(work: Callable[[], int], output: Path, terminal: bool) -> NoReturn:
+    """Do ``work`` and be gone, without what multiprocessing would say."""
+    file = os.open(output, os.O_RDWR if terminal else os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number in (0, 1, 2) if terminal else (1, 2):
+        os.dup2(file, number)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     code = 99
     try:
         code = work()
@@ -64,9 +72,19 @@ def finish(work: Callable[[], int]) -> NoReturn:
         os._exit(code)
 
 
-def forked(work: Callable[[], int], output: Path) -> int:
-    """Run ``work`` in a copy of this process: its exit code, or minus the signal that ended it."""
-    return os.waitstatus_to_exitcode(os.waitpid(start(work, output), 0)[1])
+def ended(process: BaseProcess, timeout: float = 240) -> int:
+    """Wait for a process: its exit code, or minus the signal that ended it."""
+    process.join(timeout)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def in_a_process(work: Callable[[], int], output: Path) -> int:
+    """Run ``work`` in a process of its own, to its end: its exit code, or minus the signal that ended it."""
+    return ended(start(work, output))
 
 
 class Act(Callback):

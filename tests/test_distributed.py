@@ -1,9 +1,10 @@
 """Two processes on one machine learn what one learns: the same sums, weights, buffer and measurements."""
 
 import os
-import signal
 import socket
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.distributed import StatisticsDDPStrategy, check_strategy
 from cifnet_pl.errors import UsageError
 from tests.command_line import BUFFER, FAST, call, checkpoint, fit, learned, make_photos, measurements
-from tests.killing import start
+from tests.killing import ended, start
 
 TWO = ["--trainer.devices", "2", "--trainer.accelerator", "cpu", "--trainer.strategy", "ddp"]
 LAST = ["--ckpt_path", "last"]
@@ -25,25 +26,18 @@ def two_processes(folder: Path, *words: str, timeout: float = 240) -> tuple[list
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
 
-    def rank(number: int) -> int:
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2", NODE_RANK="0")
-        os.environ.update(LOCAL_RANK=str(number))
-        return main([*words, *TWO])
-
     outputs = [folder / f"output_{number}" for number in range(2)]
-    processes = [start(lambda number=number: rank(number), output) for number, output in enumerate(outputs)]
-    codes: dict[int, int] = {}
+    processes = [start(partial(rank, number, port, words), output) for number, output in enumerate(outputs)]
     end = time.monotonic() + timeout
-    while len(codes) < 2:
-        for process in set(processes) - codes.keys():
-            done, status = os.waitpid(process, os.WNOHANG)
-            if done:
-                codes[process] = os.waitstatus_to_exitcode(status)
-        if time.monotonic() > end:
-            for process in set(processes) - codes.keys():
-                os.kill(process, signal.SIGKILL)
-        time.sleep(0.05)
-    return [codes[process] for process in processes], "".join(output.read_text() for output in outputs)
+    codes = [ended(process, max(0, end - time.monotonic())) for process in processes]
+    return codes, "".join(output.read_text() for output in outputs)
+
+
+def rank(number: int, port: int, words: Sequence[str]) -> int:
+    """One of the two processes."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2", NODE_RANK="0")
+    os.environ.update(LOCAL_RANK=str(number))
+    return main([*words, *TWO])
 
 
 def assert_equal_models(run: Path, other: Path) -> None:

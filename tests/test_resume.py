@@ -6,7 +6,11 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -33,7 +37,7 @@ from tests.command_line import (
     make_photos,
     measurements,
 )
-from tests.killing import Act, Killed, at_call, forked, kill_self
+from tests.killing import Act, Killed, at_call, in_a_process, kill_self
 
 OPTIONS = [*BUFFER, "--data.batch_size", "16", "--seed_everything", "5", "--data.max_tasks", "3"]
 LAST = ["--ckpt_path", "last"]
@@ -85,6 +89,54 @@ MOMENTS = {
 }
 
 
+def killed(moment: str, logs: Path, *options: str) -> int:
+    """A run that dies at a moment; the next four are such runs too, each with its own death."""
+    owner, name, number, when = MOMENTS[moment]
+    setattr(owner, name, at_call(number, getattr(owner, name), kill_self, when == "after"))
+    return fit(logs, *options)
+
+
+def killed_in_the_middle_of_a_file(logs: Path) -> int:
+    save = torch.save
+
+    def half(content: Any, file: BinaryIO) -> None:
+        file.write(b"half a checkpoint")
+        file.flush()
+        kill_self()
+
+    torch.save = at_call(2, save, lambda: setattr(torch, "save", half), after=True)
+    return fit(logs, *OPTIONS)
+
+
+def with_callbacks(*callbacks: Callback) -> None:
+    """Let the next runs of this process have ``callbacks`` of a user, as ``trainer.callbacks`` gives them."""
+    real = cifnet_pl.cli.CIFNetCLI.instantiate_trainer
+
+    def instantiate(self: Any, **options: Any) -> Any:
+        self._get(self.config_init, "trainer")["callbacks"] = [*callbacks]
+        return real(self, **options)
+
+    cifnet_pl.cli.CIFNetCLI.instantiate_trainer = instantiate
+
+
+def asked_to_stop(logs: Path) -> int:
+    with_callbacks(Act("on_train_batch_end", 2, lambda _: os.kill(os.getpid(), signal.SIGTERM), 3))
+    return fit(logs, *OPTIONS)
+
+
+def under_slurm(run: Callable[..., int], logs: Path, *options: str) -> int:
+    """As the job scheduler starts it."""
+    job = {"NTASKS": 1, "JOB_NAME": "job", "JOB_ID": 7, "PROCID": 0, "LOCALID": 0, "NODEID": 0}
+    os.environ.update({f"SLURM_{name}": str(value) for name, value in job.items()}, PATH="")  # no scontrol here
+    return run(logs, *options)
+
+
+def near_its_time_limit(logs: Path, *options: str) -> int:
+    usr1 = Act("on_train_batch_end", 2, lambda _: os.kill(os.getpid(), signal.SIGUSR1), 3)
+    with_callbacks(usr1, Act("on_train_batch_end", 2, lambda _: kill_self(), 5))
+    return fit(logs, *options)
+
+
 class TestKill:
     @pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
     def test_at_any_moment(self, moment, reference, tmp_path, monkeypatch):
@@ -103,12 +155,10 @@ class TestKill:
         assert_same_run(newest, reference)
 
     @pytest.mark.parametrize("moment", ["a batch", "writing a checkpoint", "drawing"])
-    def test_by_the_system(self, moment, reference, tmp_path, monkeypatch):
+    def test_by_the_system(self, moment, reference, tmp_path):
         """In another process, with SIGKILL."""
-        owner, name, number, when = MOMENTS[moment]
-        with monkeypatch.context() as patched:
-            patched.setattr(owner, name, at_call(number, getattr(owner, name), kill_self, when == "after"))
-            assert forked(lambda: fit(tmp_path, *OPTIONS), tmp_path / "output") == -signal.SIGKILL
+        code = in_a_process(partial(killed, moment, tmp_path, *OPTIONS), tmp_path / "output")
+        assert code == -signal.SIGKILL, (tmp_path / "output").read_text()
         assert fit(tmp_path, *OPTIONS, *LAST) == 0
         assert_same_run(tmp_path / "default" / "version_0", reference)
 
@@ -135,17 +185,10 @@ class TestKill:
         newest = max((tmp_path / "default").iterdir(), key=lambda path: path.stat().st_mtime)
         assert_same_run(newest, reference)
 
-    def test_half_written_checkpoint_is_never_read(self, reference, tmp_path, monkeypatch):
+    def test_half_written_checkpoint_is_never_read(self, reference, tmp_path):
         """A kill in the middle of the bytes leaves the checkpoint before as it was, and no litter in the end."""
-
-        def half(content, file):
-            file.write(b"half a checkpoint")
-            file.flush()
-            kill_self()
-
-        with monkeypatch.context() as patched:
-            patched.setattr(torch, "save", at_call(2, torch.save, lambda: patched.setattr(torch, "save", half), True))
-            assert forked(lambda: fit(tmp_path, *OPTIONS), tmp_path / "output") == -signal.SIGKILL
+        code = in_a_process(partial(killed_in_the_middle_of_a_file, tmp_path), tmp_path / "output")
+        assert code == -signal.SIGKILL, (tmp_path / "output").read_text()
         folder = tmp_path / "default" / "version_0" / "checkpoints"
         assert len(list(folder.iterdir())) == 2
         assert torch.load(folder / "last.ckpt", weights_only=True)["cifnet"]["task_sizes"] == [2, 2]
@@ -164,27 +207,23 @@ class TestKill:
         assert fit(tmp_path, *OPTIONS, *LAST) == 0
         assert_same_run(tmp_path / "default" / "version_0", reference)
 
-    def test_by_request(self, reference, tmp_path, monkeypatch, capfd):
+    def test_by_request(self, reference, tmp_path):
         """SIGTERM: the exit code says so, and the screen how to go on."""
-        with_callbacks(monkeypatch, Act("on_train_batch_end", 2, lambda _: os.kill(os.getpid(), signal.SIGTERM), 3))
-        assert forked(lambda: fit(tmp_path, *OPTIONS), tmp_path / "output") == 128 + signal.SIGTERM
+        assert in_a_process(partial(asked_to_stop, tmp_path), tmp_path / "output") == 128 + signal.SIGTERM
         shown = (tmp_path / "output").read_text()
         assert "stopped after task 2: the same command with --ckpt_path last goes on from there" in shown
         assert "Traceback" not in shown
-        monkeypatch.undo()
         assert fit(tmp_path, *OPTIONS, *LAST) == 0
         assert_same_run(tmp_path / "default" / "version_0", reference)
 
 
-def with_callbacks(monkeypatch, *callbacks: Callback) -> None:
-    """Let the next runs have ``callbacks`` of a user, as ``trainer.callbacks`` gives them."""
-    real = cifnet_pl.cli.CIFNetCLI.instantiate_trainer
-
-    def instantiate(self, **options):
-        self._get(self.config_init, "trainer")["callbacks"] = [*callbacks]
-        return real(self, **options)
-
-    monkeypatch.setattr(cifnet_pl.cli.CIFNetCLI, "instantiate_trainer", instantiate)
+@contextmanager
+def callbacks(*of_a_user: Callback) -> Iterator[None]:
+    """For the runs of this process within the context."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cifnet_pl.cli.CIFNetCLI, "instantiate_trainer", cifnet_pl.cli.CIFNetCLI.instantiate_trainer)
+        with_callbacks(*of_a_user)
+        yield
 
 
 class TestOtherCheckpoints:
@@ -202,27 +241,24 @@ class TestOtherCheckpoints:
             ("on_validation_end", 0),
         ],
     )
-    def test_go_on_with_the_task_started_again_clean(self, hook, batches, reference, tmp_path, monkeypatch):
+    def test_go_on_with_the_task_started_again_clean(self, hook, batches, reference, tmp_path):
         path = tmp_path / "mine.ckpt"
-        with monkeypatch.context() as patched:
-            with_callbacks(patched, Act(hook, 1, lambda trainer: trainer.save_checkpoint(path), batches))
+        with callbacks(Act(hook, 1, lambda trainer: trainer.save_checkpoint(path), batches)):
             learned(tmp_path, *OPTIONS)
         assert path.is_file()
         assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 0
         assert_same_run(tmp_path / "default" / "version_1", reference)
 
-    def test_of_the_first_task(self, reference, tmp_path, monkeypatch):
+    def test_of_the_first_task(self, reference, tmp_path):
         path = tmp_path / "mine.ckpt"
-        with monkeypatch.context() as patched:
-            with_callbacks(patched, Act("on_train_batch_end", 0, lambda trainer: trainer.save_checkpoint(path), 4))
+        with callbacks(Act("on_train_batch_end", 0, lambda trainer: trainer.save_checkpoint(path), 4)):
             learned(tmp_path, *OPTIONS)
         assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 0
         assert_same_run(tmp_path / "default" / "version_1", reference)
 
-    def test_of_the_exact_head(self, tmp_path, monkeypatch):
+    def test_of_the_exact_head(self, tmp_path):
         path, options = tmp_path / "mine.ckpt", [*OPTIONS, "--model.head", "RidgeHead"]
-        with monkeypatch.context() as patched:
-            with_callbacks(patched, Act("on_train_batch_end", 2, lambda trainer: trainer.save_checkpoint(path), 4))
+        with callbacks(Act("on_train_batch_end", 2, lambda trainer: trainer.save_checkpoint(path), 4)):
             learned(tmp_path, *options)
         assert fit(tmp_path, *options, "--ckpt_path", str(path)) == 0
         assert_same_run(tmp_path / "default" / "version_1", tmp_path / "default" / "version_0")
@@ -231,8 +267,7 @@ class TestOtherCheckpoints:
         """Written while a task was being solved (a signal): neither the old state nor the new one."""
         path = tmp_path / "mine.ckpt"
         trainers = []
-        with monkeypatch.context() as patched:
-            with_callbacks(patched, Act("on_train_start", 0, trainers.append))
+        with callbacks(Act("on_train_start", 0, trainers.append)), monkeypatch.context() as patched:
             save = at_call(2, CIFNetHead._solve, lambda: trainers[0].save_checkpoint(path), after=True)
             patched.setattr(CIFNetHead, "_solve", save)
             learned(tmp_path, *OPTIONS)
@@ -240,44 +275,34 @@ class TestOtherCheckpoints:
         assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 1
         assert "it was written while it was being solved" in capsys.readouterr().err
 
-    def test_evaluation_of_half_a_task_is_refused(self, tmp_path, monkeypatch, capsys):
+    def test_evaluation_of_half_a_task_is_refused(self, tmp_path, capsys):
         path = tmp_path / "mine.ckpt"
-        with monkeypatch.context() as patched:
-            with_callbacks(patched, Act("on_train_batch_end", 1, lambda trainer: trainer.save_checkpoint(path), 4))
+        with callbacks(Act("on_train_batch_end", 1, lambda trainer: trainer.save_checkpoint(path), 4)):
             learned(tmp_path, *OPTIONS)
         capsys.readouterr()
         assert main(["validate", *FAST, *OPTIONS, "--logs", str(tmp_path), "--ckpt_path", str(path)]) == 1
         assert "does not hold task 2, it was written in its middle" in capsys.readouterr().err
 
-    def test_weights_alone_are_for_evaluation(self, tmp_path, monkeypatch, capsys):
+    def test_weights_alone_are_for_evaluation(self, tmp_path, capsys):
         path = tmp_path / "mine.ckpt"
-        with monkeypatch.context() as patched:
-            save = Act("on_validation_end", 2, lambda trainer: trainer.save_checkpoint(path, weights_only=True))
-            with_callbacks(patched, save)
+        save = Act("on_validation_end", 2, lambda trainer: trainer.save_checkpoint(path, weights_only=True))
+        with callbacks(save):
             learned(tmp_path, *OPTIONS)
         assert main(["validate", *FAST, *OPTIONS, "--logs", str(tmp_path), "--ckpt_path", str(path)]) == 0
         capsys.readouterr()
         assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 1
         assert "can be evaluated with it, but not go on" in capsys.readouterr().err
 
-    def test_of_slurm(self, reference, tmp_path, monkeypatch):
+    def test_of_slurm(self, reference, tmp_path):
         """SIGUSR1 before the time limit: Lightning saves and queues the job again, which picks it up by itself."""
-        for name, value in {
-            "NTASKS": 1,
-            "JOB_NAME": "job",
-            "JOB_ID": 7,
-            "PROCID": 0,
-            "LOCALID": 0,
-            "NODEID": 0,
-        }.items():
-            monkeypatch.setenv(f"SLURM_{name}", str(value))
-        monkeypatch.setenv("PATH", "")  # no scontrol here
-        with monkeypatch.context() as patched:
-            usr1 = Act("on_train_batch_end", 2, lambda _: os.kill(os.getpid(), signal.SIGUSR1), 3)
-            with_callbacks(patched, usr1, Act("on_train_batch_end", 2, lambda _: kill_self(), 5))
-            assert forked(lambda: fit(tmp_path, *OPTIONS), tmp_path / "output") == -signal.SIGKILL
+        assert (
+            in_a_process(partial(under_slurm, near_its_time_limit, tmp_path, *OPTIONS), tmp_path / "output")
+            == -signal.SIGKILL
+        )
         assert (tmp_path / "default" / "hpc_ckpt_1.ckpt").is_file(), (tmp_path / "output").read_text()
-        assert forked(lambda: fit(tmp_path, *OPTIONS), tmp_path / "again") == 0, (tmp_path / "again").read_text()
+        assert in_a_process(partial(under_slurm, fit, tmp_path, *OPTIONS), tmp_path / "again") == 0, (
+            tmp_path / "again"
+        ).read_text()
         assert "going on after task 2" in (tmp_path / "again").read_text()
         assert_same_run(tmp_path / "default" / "version_1", reference)
 
@@ -333,14 +358,13 @@ class TestMore:
         counts = [state["state_dict"]["head.cohorts.0.sums.counts"] for state in (first, then)]
         assert torch.equal(*counts)
 
-    def test_summary_is_gone_while_more_is_learned(self, tmp_path, monkeypatch):
+    def test_summary_is_gone_while_more_is_learned(self, tmp_path):
         photos = make_photos(tmp_path / "photos", ["m", "n", "o"])
         options = ["--data.source", "folder", "--data.root", str(photos)]
         folder = learned(tmp_path, *options)
         make_photos(photos, ["a"])
-        with monkeypatch.context() as patched:
-            patched.setattr(CIFNetModule, "training_step", at_call(1, CIFNetModule.training_step, kill_self))
-            assert forked(lambda: fit(tmp_path, *options, *LAST), tmp_path / "output") == -signal.SIGKILL
+        work = partial(killed, "its first batch", tmp_path, *options, *LAST)
+        assert in_a_process(work, tmp_path / "output") == -signal.SIGKILL
         assert not (folder / "summary.json").exists()
 
     def test_class_that_is_gone(self, tmp_path, capsys):

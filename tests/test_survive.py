@@ -7,8 +7,9 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,14 @@ from cifnet_pl.bundle import CONFIG, read_bundle
 from cifnet_pl.errors import CheckpointError, CifnetError, UsageError
 from cifnet_pl.storage import exclusive, new_folder, write_text
 from tests.command_line import command, environment, make_photos
-from tests.killing import at_call, forked, kill_self
+from tests.killing import at_call, in_a_process, kill_self, start
 from tests.models import learned
 
 STEPS = ["replace", "fsync", "unlink", "mkdir"]
 """Functions of ``os`` through which every write goes."""
+
+NEW = "ncm"
+"""The head of the bundle that is written over another one."""
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -31,23 +35,25 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
 
 
+def write(step: str, number: int, after: bool, target: Path) -> int:
+    """Save a bundle and die at call ``number`` of a function of ``os``."""
+    new = learned(NEW)
+    setattr(os, step, at_call(number, getattr(os, step), kill_self, after))
+    new.save(target, overwrite=True)
+    return 0
+
+
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("old", [False, True])
 def test_killed_at_every_step_of_a_write(step: str, after: bool, old: bool, tmp_path: Path):
-    new, before = learned("ncm"), learned("ridge")
+    new, before = learned(NEW), learned("ridge")
     new.save(tmp_path / "expected")
     for number in range(1, 20):
         target = tmp_path / f"{number}"
         if old:
             before.save(target)
-
-        def write(number: int = number, target: Path = target) -> int:
-            setattr(os, step, at_call(number, getattr(os, step), kill_self, after))
-            new.save(target, overwrite=True)
-            return 0
-
-        code = forked(write, tmp_path / "output")
+        code = in_a_process(partial(write, step, number, after, target), tmp_path / "output")
         assert code in (0, -signal.SIGKILL), (tmp_path / "output").read_text()
         if old or (target / CONFIG).exists():
             assert type(read_bundle(target).head) in (type(new.head), type(before.head))
@@ -63,26 +69,27 @@ def test_killed_at_every_step_of_a_write(step: str, after: bool, old: bool, tmp_
         raise AssertionError("the write has more steps than were tried")
 
 
+def hold(target: Path, ready: Path) -> int:
+    """Take the lock of ``target``, say so and keep it."""
+    with exclusive(target):
+        ready.touch()
+        time.sleep(60)
+    return 0
+
+
 @contextmanager
-def another_process(hold: Callable[[], object]) -> Iterator[int]:
-    """A process that runs ``hold`` and then waits, holding whatever it took."""
-    ready, tell = os.pipe()
-    process = os.fork()
-    if process == 0:
-        try:
-            hold()
-            os.write(tell, b"1")
-            time.sleep(60)
-        finally:
-            os._exit(0)
-    os.read(ready, 1)
+def another_writer(target: Path, folder: Path) -> Iterator[None]:
+    """A process that is writing ``target``, killed at the end."""
+    ready = folder / "ready"
+    process = start(partial(hold, target, ready), folder / "output")
+    while not ready.exists():
+        assert process.is_alive(), (folder / "output").read_text()
+        time.sleep(0.01)
     try:
-        yield process
+        yield
     finally:
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-        os.close(ready)
-        os.close(tell)
+        process.kill()
+        process.join()
 
 
 @pytest.mark.parametrize("name", ["export", "extend", "forget", "classify", "onnx"])
@@ -98,7 +105,7 @@ def test_the_second_writer_is_refused(name: str, tmp_path: Path, capsys: pytest.
         "classify": ["classify", "--images", str(tmp_path / "new")],
     }[name]
     given = [*options, "--model", str(tmp_path / "b"), "--output", str(target)]
-    with ExitStack() as locks, another_process(lambda: locks.enter_context(exclusive(target))):
+    with another_writer(target, tmp_path):
         assert main(given) == 2
         assert f"another process is writing {target}" in capsys.readouterr().err
         assert not target.exists()
@@ -190,9 +197,9 @@ def test_twenty_random_kills(name: str, tmp_path: Path):
     def arguments(target: Path) -> list[str]:
         return [name, *options, "--model", str(tmp_path / "b"), "--output", str(target), "--overwrite", "true"]
 
-    start = time.monotonic()
+    begin = time.monotonic()
     assert subprocess.run(command(*arguments(tmp_path / "expected")), env=environment()).returncode == 0
-    seconds = time.monotonic() - start
+    seconds = time.monotonic() - begin
     chance, killed = random.Random(name), 0
     for number in range(20):
         target = tmp_path / f"{number}"

@@ -3,33 +3,37 @@
 import os
 import pty
 import re
+import select
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.callbacks.screen import number, small
 from tests.command_line import FAST, fit
-from tests.killing import finish
+from tests.killing import start
+
+
+def at_a_terminal(work: Callable[[], int]) -> int:
+    """In a process whose output is a terminal of 100 columns."""
+    os.environ.update(COLUMNS="100", LINES="40", TERM="xterm")
+    return work()
 
 
 def seen_at_a_terminal(work: Callable[[], int]) -> str:
-    """Everything that ``work`` writes to a terminal of 100 columns, without colours."""
-    process, screen = pty.fork()
-    if process == 0:
-        os.environ.update(COLUMNS="100", LINES="40", TERM="xterm")
-        finish(work)
+    """Everything that ``work`` writes to a terminal, without colours."""
+    screen, other_side = pty.openpty()
+    process = start(partial(at_a_terminal, work), Path(os.ttyname(other_side)), terminal=True)
+    os.set_blocking(screen, False)
     shown = b""
-    while True:
-        try:
-            part = os.read(screen, 65536)
-        except OSError:  # the other side is closed
-            break
-        if not part:
-            break
-        shown += part
+    while process.is_alive() or select.select([screen], [], [], 0)[0]:
+        if select.select([screen], [], [], 0.1)[0]:
+            shown += os.read(screen, 65536)
+    os.close(other_side)
     os.close(screen)
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0, shown.decode()
+    assert process.exitcode == 0, shown.decode()
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode()).replace("\r", "\n")
 
 
@@ -41,12 +45,12 @@ def logs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def terminal(logs) -> str:
     """A run of three tasks."""
-    return seen_at_a_terminal(lambda: fit(logs, "--data.max_tasks", "3"))
+    return seen_at_a_terminal(partial(fit, logs, "--data.max_tasks", "3"))
 
 
 @pytest.mark.parametrize("command", ["validate", "predict"])
 def test_results_follow_the_bar(command, terminal, logs):
-    shown = seen_at_a_terminal(lambda: main([command, *FAST, "--logs", str(logs), "--ckpt_path", "last"]))
+    shown = seen_at_a_terminal(partial(main, [command, *FAST, "--logs", str(logs), "--ckpt_path", "last"]))
     result = shown.index("┏") if command == "validate" else shown.index(" predictions in ")
     assert ("Validation" if command == "validate" else "Predicting") in shown[:result]
     assert "━━ " not in shown[result:]

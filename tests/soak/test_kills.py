@@ -1,15 +1,15 @@
 """Twenty runs, each killed twice at random moments, end as if nothing had happened."""
 
-import os
 import random
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.command_line import BUFFER, assert_same_model, fit, learned, measurements
-from tests.killing import start
+from tests.killing import ended, start
 
 pytestmark = pytest.mark.soak
 OPTIONS = [*BUFFER, "--data.batch_size", "4", "--seed_everything", "5"]
@@ -32,13 +32,13 @@ def test_killed_at_random(seed, head, reference, tmp_path):
     if head != "CIFNetHead":
         options += ["--model.head", head]
         run = learned(tmp_path / "reference", *options)
-    ended = []
+    codes = []
     for _ in range(2):
-        process = start(lambda: fit(tmp_path / "killed", *options, *LAST), tmp_path / "output")
+        process = start(partial(fit, tmp_path / "killed", *options, *LAST), tmp_path / "output")
         time.sleep(draw.uniform(0, seconds))
-        os.kill(process, signal.SIGKILL)
-        ended.append(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
-    assert set(ended) <= {-signal.SIGKILL, 0}, (tmp_path / "output").read_text()
+        process.kill()
+        codes.append(ended(process))
+    assert set(codes) <= {-signal.SIGKILL, 0}, (tmp_path / "output").read_text()
     assert fit(tmp_path / "killed", *options, *LAST) == 0
     newest = max((tmp_path / "killed" / "default").iterdir(), key=lambda path: (path / "summary.json").is_file())
     assert_same_model(newest, run)
