@@ -178,6 +178,10 @@ class CalibrationBuffer(GrowingModule):
         keep = ~torch.isin(self.y, self.y.new_tensor(labels))
         self.z, self.y, self.key = self.z[keep], self.y[keep], self.key[keep]
 
+    def relabel(self, labels: Mapping[int, int]) -> None:
+        """Rename the classes of the stored embeddings, old label → new one."""
+        self.y = self.y.new_tensor([labels[label] for label in self.y.tolist()])
+
     def state_elements(self) -> int:
         """Numbers stored."""
         return self.z.numel()

@@ -27,9 +27,9 @@ class Event:
     Percentages are 0–100, times in seconds, energies in kWh; None where something was not measured.
 
     Attributes:
-        what: "task", "extend" or "forget".
+        what: "task", "extend", "merge" or "forget".
         classes: number of classes known afterwards.
-        photos: photos taken in (extend) or out (forget).
+        photos: photos taken in (extend, merge) or out (forget).
         accuracy: A_k after a task; for an extension, on the fifth of the new photos that was held back.
         old_accuracy_before: of the earlier classes, on the photos of ``--check``, before the extension.
         old_accuracy: the same afterwards.

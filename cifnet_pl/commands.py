@@ -15,6 +15,7 @@ COMMANDS: dict[str, str] = {
     "extend": "cifnet_pl.extend",
     "forget": "cifnet_pl.forget",
     "info": "cifnet_pl.info",
+    "merge": "cifnet_pl.merge",
     "report": "cifnet_pl.report",
     "sweep": "cifnet_pl.sweep",
     "unpack": "cifnet_pl.unpack",
@@ -24,7 +25,7 @@ COMMANDS: dict[str, str] = {
 A parameter that ends with an underscore (``class_``) is an option without it; a bare ``--name`` of a boolean is true.
 """
 
-POSITIONAL: dict[str, str] = {"report": "runs", "sweep": "files"}
+POSITIONAL: dict[str, str] = {"merge": "models", "report": "runs", "sweep": "files"}
 """Name of a command → its parameter that is given by position, a list of strings."""
 
 OVERRIDES: dict[str, str] = {"sweep": "overrides"}

@@ -293,6 +293,18 @@ class Head(GrowingModule, ABC):
         # A task whose classes are all gone leaves no gap in the numbering.
         self.task_of = torch.unique(self.task_of, return_inverse=True)[1]
 
+    def relabel(self, labels: Mapping[int, int]) -> None:
+        """Rename the classes, old label → new one; nothing else changes.
+
+        Raises:
+            UsageError: a class without a new label, or two with the same one.
+        """
+        if set(labels) != set(self.classes) or len(set(labels.values())) < len(labels):
+            raise UsageError(f"relabel needs one new label for each of {self.classes}, got {dict(labels)}")
+        old, new = self.labels, self.labels.new_tensor([labels[label] for label in self.classes])
+        self._rename(lambda y: new[(y[:, None] == old).nonzero()[:, 1]])
+        self.labels = new
+
     @abstractmethod
     def state_elements(self) -> dict[str, int]:
         """Numbers kept between tasks, by component (as in the paper's tab:memory_breakdown)."""
@@ -345,6 +357,9 @@ class Head(GrowingModule, ABC):
         Unchecked: for graphs (ONNX). A head whose ``_scores`` looks at tensors to decide what to do overrides this.
         """
         return self._scores
+
+    def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
+        """Rename the labels that are kept beside ``labels``; ``new`` maps (n,) old ones to (n,) new ones."""
 
     @abstractmethod
     def _discard(self) -> None:

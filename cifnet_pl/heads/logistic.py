@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,6 +60,11 @@ class ReplayHead(Head):
 
     def _scores(self, z: Tensor) -> Tensor:
         return (augment(z.to(self.dtype)) @ self.weights).double()
+
+    def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
+        for part in (self.pending, self.past):
+            part.gather()
+            part.y = new(part.y)
 
     def class_counts(self) -> dict[int, int]:
         """Distinct samples seen of each class in its task, by label."""

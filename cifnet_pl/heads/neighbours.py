@@ -103,6 +103,11 @@ class KNNHead(Head):
         self.solved.fill_(False)
         self.under_way.fill_(False)
 
+    def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
+        for part in (self.samples, self.pending):
+            part.gather()
+            part.y = new(part.y)
+
     def class_counts(self) -> dict[int, int]:
         """Samples kept of each class, by label."""
         counts = self.samples.counts(self.labels) + self.pending.counts(self.labels)

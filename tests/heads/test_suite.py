@@ -382,6 +382,35 @@ def test_abort_keeps_a_task_that_was_solved_before(case: Case) -> None:
     assert difference(head(QUERIES), scores) <= case.tolerance
 
 
+def test_classes_are_renamed_and_nothing_else(case: Case, learned: Head) -> None:
+    """In the middle of a task too, and learning goes on under the new names."""
+    new = {label: 100 - k for k, label in enumerate(learned.classes)}
+    head = case.make(WIDTH)
+    for k, task in enumerate(TASKS):
+        renamed = Task([new[label] for label in task.classes], task.z, torch.tensor([new[int(y)] for y in task.y]))
+        head.begin_task(task.classes, task.counts)
+        head.observe(task.z[::2], task.y[::2])
+        show_past(head, TASKS[:k])
+        head.relabel({label: new[label] for label in head.classes})
+        head.observe(renamed.z[1::2], renamed.y[1::2])
+        head.solve()
+        head.relabel({now: old for old, now in new.items() if now in head.classes})
+    assert head.classes == learned.classes
+    assert difference(head(QUERIES), learned(QUERIES)) <= case.tolerance
+    head.relabel(new)
+    assert head.classes == list(new.values())
+    assert head.predict(QUERIES).tolist() == [new[label] for label in learned.predict(QUERIES).tolist()]
+    assert head.tasks == [[new[label] for label in task.classes] for task in TASKS]
+
+
+def test_two_classes_cannot_have_one_name(learned: Head) -> None:
+    for wrong in (dict.fromkeys(learned.classes, 1), {learned.classes[0]: 1}, {}):
+        before = learned.classes
+        with pytest.raises(UsageError, match="one new label for each"):
+            learned.relabel(wrong)
+        assert learned.classes == before
+
+
 def test_counts_include_what_is_not_solved_yet(case: Case) -> None:
     head = learn(case.make(WIDTH), TASKS[:1])
     head.begin_task([5, 6], [2, 1])
