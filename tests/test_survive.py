@@ -1,11 +1,8 @@
 """Kills, rivals and full disks: nothing half-written is ever read as whole, and trying again gives the same result."""
 
 import os
-import random
 import resource
-import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.bundle import CONFIG, read_bundle
 from cifnet_pl.errors import CheckpointError, CifnetError, UsageError
 from cifnet_pl.storage import exclusive, new_folder, write_text
-from tests.command_line import command, environment, make_photos
+from tests.command_line import make_photos
 from tests.killing import at_call, in_a_process, kill_self, start
 from tests.models import learned
 
@@ -178,53 +174,3 @@ def test_a_new_folder_is_there_whole_or_not_at_all(tmp_path: Path):
         assert not (tmp_path / "f").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
     assert [path.name for path in (tmp_path / "f").iterdir()] == ["a"]
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", ["export", "extend", "forget", "classify"])
-def test_twenty_random_kills(name: str, tmp_path: Path):
-    """The whole command in its own process, killed at any moment of its life."""
-    learned("acil").save(tmp_path / "b")
-    make_photos(tmp_path / "new", ["yak", "zebu"], 40)
-    options = {
-        "export": [],
-        "extend": ["--images", str(tmp_path / "new")],
-        "forget": ["--class", "ant"],
-        "classify": ["--images", str(tmp_path / "new")],
-    }[name]
-
-    def arguments(target: Path) -> list[str]:
-        return [name, *options, "--model", str(tmp_path / "b"), "--output", str(target), "--overwrite", "true"]
-
-    begin = time.monotonic()
-    assert subprocess.run(command(*arguments(tmp_path / "expected")), env=environment()).returncode == 0
-    seconds = time.monotonic() - begin
-    chance, killed = random.Random(name), 0
-    for number in range(20):
-        target = tmp_path / f"{number}"
-        if number % 2:  # something is there already
-            expected = tmp_path / "expected"
-            shutil.copytree(expected, target) if expected.is_dir() else shutil.copy(expected, target)
-        process = subprocess.Popen(command(*arguments(target)), env=environment(), stdout=subprocess.DEVNULL)
-        time.sleep(chance.uniform(0.2, 1) * seconds)
-        process.kill()
-        killed += process.wait() != 0
-        if name != "classify" and (target / CONFIG).exists():
-            assert_same(target, tmp_path / "expected")
-        if name == "classify" and target.exists():
-            assert target.read_bytes() == (tmp_path / "expected").read_bytes()
-        assert subprocess.run(command(*arguments(target)), env=environment()).returncode == 0
-        if name == "classify":
-            assert target.read_bytes() == (tmp_path / "expected").read_bytes()
-        else:
-            assert_same(target, tmp_path / "expected")
-    assert killed > 5
-
-
-def assert_same(bundle: Path, other: Path) -> None:
-    """Two bundles hold the same model, bit for bit."""
-    ours, theirs = cifnet_pl.load(bundle), cifnet_pl.load(other)
-    assert ours.class_names == theirs.class_names
-    tensors = theirs.tensors()
-    assert all((value == tensors[key]).all() for key, value in ours.tensors().items())

@@ -1,0 +1,77 @@
+"""(f) Time and memory of one more task after many: flat for ``RidgeHead``, linear in the tasks for ``CIFNetHead``."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from benchmarks.measure import Row, seconds
+from cifnet_pl.heads import CIFNetHead, Head, RidgeHead
+
+FEATURES, SAMPLES, CHECKPOINTS, LAST = 512, 50, (10, 50, 200, 1000), 5
+MANY_CLASSES, MANY_FEATURES, CLASSES_A_TASK = 20_000, 768, 1000
+
+
+def task(head: Head, k: int, draw: torch.Generator) -> None:
+    """Learn task k: two classes."""
+    y = torch.arange(2 * k, 2 * k + 2).repeat(SAMPLES)
+    head.begin_task([2 * k, 2 * k + 1])
+    head.observe(torch.randn(len(y), head.in_features, generator=draw), y)
+    head.solve()
+
+
+def growth(make: Callable[[], Head]) -> tuple[dict[int, float], dict[int, int]]:
+    """Median seconds of the last tasks before each checkpoint, and numbers kept there."""
+    head, draw = make(), torch.Generator().manual_seed(0)
+    times: list[float] = []
+    taken, kept = {}, {}
+    for k in range(max(CHECKPOINTS)):
+        times.append(seconds(partial(task, head, k, draw)))
+        if k + 1 in CHECKPOINTS:
+            taken[k + 1], kept[k + 1] = statistics.median(times[-LAST:]), sum(head.state_elements().values())
+    return taken, kept
+
+
+def many_classes() -> Row:
+    """20,000 classes in one head."""
+    head, draw = RidgeHead(MANY_FEATURES), torch.Generator().manual_seed(0)
+    for start in range(0, MANY_CLASSES, CLASSES_A_TASK):
+        y = torch.arange(start, start + CLASSES_A_TASK).repeat_interleave(3)
+        head.begin_task(range(start, start + CLASSES_A_TASK))
+        head.observe(torch.randn(len(y), MANY_FEATURES, generator=draw), y)
+        head.solve()
+    head(torch.randn(100, MANY_FEATURES, generator=draw))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    state = sum(head.state_elements().values()) * 8 / 2**30
+    about = f"RidgeHead, d={MANY_FEATURES}, float64; peak of the whole process, torch included"
+    return Row(
+        f"(g) {MANY_CLASSES:,} classes",
+        f"{peak:.2f} GiB",
+        "4 GiB",
+        f"{peak / 4:.2g}",
+        "≤ 1",
+        f"{about}; state {state:.2f} GiB",
+    )
+
+
+def rows() -> list[Row]:
+    """First many classes, as the peak is of the whole process; then both heads at every checkpoint."""
+    found = [many_classes()]
+    for name, make in (
+        ("RidgeHead", lambda: RidgeHead(FEATURES)),
+        ("CIFNetHead", lambda: CIFNetHead(FEATURES, ridge=1.0)),
+    ):
+        taken, kept = growth(make)
+        first = CHECKPOINTS[0]
+        for k in CHECKPOINTS[1:]:
+            about = f"d={FEATURES}, tasks of 2 classes and {2 * SAMPLES} samples, float64; numbers kept: "
+            about += ", ".join(f"{kept[c]:,} after {c}" for c in CHECKPOINTS)
+            wanted = "flat" if name == "RidgeHead" else f"≤ {k // first}"
+            title = f"(f) {name}: one more task after {k} / after {first}"
+            ours, rival = f"{1000 * taken[k]:.3g} ms", f"{1000 * taken[first]:.3g} ms"
+            found.append(Row(title, ours, rival, f"{taken[k] / taken[first]:.3g}", wanted, about))
+    return found
