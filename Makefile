@@ -30,7 +30,7 @@ demo-extend: setup
 	@echo "pictures: lightning_logs/quickstart/*/trajectory.png and $(DEMO)/gallery.png"
 
 test: setup
-	$(BIN)/python -m pytest -m "not soak"
+	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .

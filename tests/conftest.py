@@ -2,6 +2,9 @@
 
 import os
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: several workers share the cores
+    os.environ["OMP_NUM_THREADS"] = "1"
+
 from hypothesis import settings
 
 settings.register_profile("quick", deadline=None, derandomize=True, max_examples=25)

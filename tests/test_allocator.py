@@ -14,9 +14,10 @@ SIZE = 2**26
 
 def comes_back() -> bool:
     """Whether a large block that was freed is handed out again as it was; the system would have cleared it."""
-    for _ in range(4):  # the first few may lie side by side
+    used_before = False
+    for _ in range(8):  # the first few may lie side by side
         block = torch.empty(SIZE, dtype=torch.uint8)
-        used_before = bool((block[SIZE // 4 : -SIZE // 4] == 7).all())
+        used_before |= bool((block[SIZE // 4 : -SIZE // 4 : 4096] == 7).all())
         block.fill_(7)
         del block
     return used_before

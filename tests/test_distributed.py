@@ -132,6 +132,6 @@ class TestStrategies:
         with pytest.raises(UsageError, match="use auto or ddp"):
             check_strategy(name)
 
-    @pytest.mark.parametrize("strategy", ["auto", "ddp", StatisticsDDPStrategy()], ids=str)
+    @pytest.mark.parametrize("strategy", ["auto", "ddp", StatisticsDDPStrategy()], ids=["auto", "ddp", "ours"])
     def test_fine(self, strategy):
         check_strategy(strategy)
