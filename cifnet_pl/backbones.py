@@ -61,7 +61,11 @@ class Backbone(nn.Module):
 
     @torch.inference_mode()
     def forward(self, images: Tensor) -> Tensor:
-        """Embed uint8 images (n, 3, h, w) as float32 (n, ``features``); n may be 0.
+        """Embed uint8 images (n, 3, h, w) as float32 (n, ``features``); n may be 0. Raises what :meth:`embed` does."""
+        return self.embed(images)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """The same with gradients, for networks whose parameters were set to want them.
 
         Raises:
             CifnetError: other shapes or dtypes; a side that the network cannot take.

@@ -119,12 +119,12 @@ class CIFNetCLI(LightningCLI):
         """Never let a checkpoint override the given settings: the module compares both and says what differs."""
 
     def before_instantiate_classes(self) -> None:
-        """Seed the buffer and the projections, place the run, and refuse strategies that lose what they learn."""
+        """Seed the module, its buffer and its head, place the run, and refuse strategies that lose what they learn."""
         config = self._own
         seed = config.get("seed_everything")
         if isinstance(seed, int) and not isinstance(seed, bool):
-            for part in ("head", "buffer"):
-                options = config.get(f"model.init_args.{part}.init_args")
+            for part in ("", ".head.init_args", ".buffer.init_args"):
+                options = config.get(f"model.init_args{part}")
                 if options is not None and "seed" in options:
                     options["seed"] = seed
         check_strategy(config.trainer.strategy)

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torchmetrics.classification import MulticlassCalibrationError
@@ -37,6 +38,7 @@ class TaskModule(LightningModule):
         class_names: name of each label 0, 1, …; append-only, so that a class added later never shifts another.
         learned_tasks: class names of each task begun, in order.
         backbone: set by subclasses; says how the data module must prepare images.
+        epochs: passes over a task's images that learn from them.
         evaluation: result of the last evaluation.
         solve_seconds: time that ``finish_task`` took for the last task.
     """
@@ -44,6 +46,7 @@ class TaskModule(LightningModule):
     class_names: list[str]
     learned_tasks: list[list[str]]
     backbone: Backbone
+    epochs: int = 1
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,6 +60,13 @@ class TaskModule(LightningModule):
         self._under_way = self._closing = False
 
     # ------------------------------------------------------------------ for subclasses
+
+    def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
+        """The training images ``rows`` of task ``task`` (from 0) in the order of learning, one array for each pass.
+
+        Asked more than once for a task, before ``begin_task`` too.
+        """
+        return [rows]
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Make room for the classes of a new task."""
@@ -82,7 +92,12 @@ class TaskModule(LightningModule):
 
     @property
     def bytes_per_element(self) -> int:
-        """Bytes of one of those numbers."""
+        """Bytes of one of those numbers, the buffer's apart."""
+        return 4
+
+    @property
+    def bytes_per_buffer_element(self) -> int:
+        """Bytes of one number of the component "buffer"."""
         return 4
 
     def abort_task(self, labels: list[int]) -> None:

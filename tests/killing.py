@@ -50,7 +50,7 @@ def start(work: Callable[[], int], output: Path, terminal: bool = False) -> Base
     The process is forked from a server that has imported the product and started no thread: a copy of the process
     that runs the tests could wait for threads that were not copied with it.
     """
-    process = SERVER.Process(target=_run, args=(work, output, terminal), daemon=True)
+    process = SERVER.Process(target=_run, args=(work, output, terminal))
     process.start()
     return process
 

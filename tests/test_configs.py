@@ -31,6 +31,7 @@ def head_of(*args: str) -> dict:
 def test_there_are_configs_for_every_source_and_ablation():
     names = {path.relative_to(CONFIGS).as_posix() for path in ALL}
     assert {"quickstart.yaml", "folder.yaml", "cifar100.yaml", "digits_ridge.yaml"} <= names
+    assert {"iterative/finetune.yaml", "iterative/icarl.yaml"} <= names
     assert {f"ablation/{name}.yaml" for name in ("no_buffer", "no_oversampling", "locked", "released")} <= names
 
 
@@ -42,11 +43,12 @@ def test_config_runs(path, tmp_path):
     saved = yaml.safe_load((tmp_path / experiment / "version_0" / "config.yaml").read_text())
     # What the file itself says about the head and the buffer is what ran.
     written = yaml.safe_load(path.read_text())["model"]["init_args"]
-    for part in ("head", "buffer"):
+    for part in {"head", "buffer"} & written.keys():
         ran = saved["model"]["init_args"][part]
         assert (written[part] is None) == (ran is None)
         if ran is not None:
             assert written[part]["init_args"].items() <= ran["init_args"].items()
+    assert written.keys() <= saved["model"]["init_args"].keys()
 
 
 @pytest.fixture(scope="module")

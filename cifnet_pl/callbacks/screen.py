@@ -43,13 +43,13 @@ def small(value: float | None) -> str:
     return "–" if value is None else f"{value:.1e}"
 
 
-def megabytes(row: TaskRow, bytes_per_element: int) -> float:
-    """What is kept after a task, in megabytes: statistics in their precision, the buffer's embeddings in float32."""
+def megabytes(row: TaskRow, module: TaskModule) -> float:
+    """What is kept after a task, in megabytes: statistics and the buffer's content, each in its precision."""
     statistics = row.state_elements - row.buffer_elements
-    return (statistics * bytes_per_element + row.buffer_elements * 4) / 1e6
+    return (statistics * module.bytes_per_element + row.buffer_elements * module.bytes_per_buffer_element) / 1e6
 
 
-def record_table(record: RunRecord, bytes_per_element: int) -> Table:
+def record_table(record: RunRecord, module: TaskModule) -> Table:
     """A row a task, then the run as a whole."""
     table = Table()
     names = ("task", "classes", "A_k %", "Ā %", "forgetting %", "ECE %", "learning s", "kWh", "state MB")
@@ -65,7 +65,7 @@ def record_table(record: RunRecord, bytes_per_element: int) -> Table:
             number(row.ece),
             number(row.train_seconds),
             small(row.energy_kwh),
-            number(megabytes(row, bytes_per_element), 2),
+            number(megabytes(row, module), 2),
         )
     return table
 
@@ -140,15 +140,14 @@ class RunTable(Callback):
             return
         record = found[0].record
         module = cast(TaskModule, pl_module)
-        size = module.bytes_per_element
-        self.console.print(record_table(record, size))
+        self.console.print(record_table(record, module))
         s = record.summary()
         energy = f"{small(s['energy_kwh'])} kWh" + (f" ({s['energy_source']})" if s["energy_source"] else "")
         lines = [
             f"Ā {number(s['A_bar'], 1, ' %')}   A_K {number(s['A_K'], 1, ' %')}   "
             f"forgetting {number(s['forgetting'])}   ECE {number(s['ece'], 1, ' %')}",
             f"learning {s['train_seconds']:.1f} s, {energy}; evaluation {s['eval_seconds']:.1f} s",
-            f"state {megabytes(record.rows[-1], size):.2f} MB ({s['state_elements']:,} numbers)",
+            f"state {megabytes(record.rows[-1], module):.2f} MB ({s['state_elements']:,} numbers)",
             f"run folder {folder}",
         ]
         for line in lines:

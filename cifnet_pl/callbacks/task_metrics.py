@@ -136,6 +136,7 @@ def about(module: TaskModule) -> dict[str, Any]:
     seed = os.environ.get("PL_GLOBAL_SEED")
     return {
         **module.describe(),
+        "epochs": module.epochs,
         "state_components": module.state_elements(),
         "image_size": module.data.image_shape(module.backbone.preprocessing)[0],
         "seed": int(seed) if seed else None,

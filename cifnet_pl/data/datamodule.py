@@ -41,6 +41,9 @@ class TaskLearner(Protocol):
     learned_tasks: list[list[str]]
     backbone: Backbone
 
+    def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
+        """The images ``rows`` of a task in the order of learning, one array for each pass over them."""
+
 
 class CIFNetDataModule(LightningDataModule):
     """Feeds task k in epoch k; evaluates on the test images of all classes seen so far.
@@ -159,7 +162,8 @@ class CIFNetDataModule(LightningDataModule):
         """Images of the current task, this process's exact share; cached embeddings in the same batches."""
         rows = self._rows(self.source.train, self.task_classes(self.task))
         cache = self._train_cache
-        plan = [(batch, cache if cache and cache.known(batch).all() else None) for batch in self._shards(rows)]
+        batches = [batch for order in self.learner.passes(rows, self.task) for batch in self._shards(order)]
+        plan = [(batch, cache if cache and cache.known(batch).all() else None) for batch in batches]
         return StoredLoader(self.source.train, self.source.class_names, plan, self._train_images)
 
     def val_dataloader(self) -> StoredLoader:

@@ -27,8 +27,10 @@ HEADS = {
     "KNNHead": "kNN",
     "LogisticHead": "Logistic regression",
     "SGDHead": "Linear (SGD)",
+    "FinetuneModule": "Fine-tuning",
+    "ICaRLModule": "iCaRL",
 }
-"""Class of a head → its name in tables, in the order of the rows."""
+"""Class of a head, or of a module that trains the network → its name in tables, in the order of the rows."""
 
 WORDS: dict[tuple[str, Any], str] = {
     ("buffer", None): "no buffer",
@@ -54,7 +56,7 @@ PREFIXES = {"head.ridge": "λ", "buffer.capacity": "buffer", "buffer.per_class":
 
 
 VALUES = (
-    "A_K", "A_bar", "forgetting", "bwt", "max_drop", "ece", "train_seconds", "eval_seconds", "energy_kwh",
+    "A_K", "A_bar", "forgetting", "bwt", "max_drop", "ece", "epochs", "train_seconds", "eval_seconds", "energy_kwh",
     "A_K_per_kwh", "backbone_params", "state_elements", "buffer_elements",
 )  # fmt: skip
 """Keys of a summary that tables and figures use."""

@@ -70,16 +70,22 @@ def efficiency_table(study: Study, setting: Setting) -> Table:
         Column("method"),
         Column("numbers"),
         Column("parameters (M)", 2, "min", 1e-6, False),
+        Column("epochs", 0),
         Column("training (min)", None, "min", 1 / 60),
         Column("energy (kWh)", None, "min"),
         Column("A_K (%)", 2, "max"),
         Column("A_K per kWh", None, "max"),
         Column("energy measured by"),
     ]
-    names = ("backbone_params", "train_seconds", "energy_kwh", "A_K", "A_K_per_kwh")
+    names = ("backbone_params", "epochs", "train_seconds", "energy_kwh", "A_K", "A_K_per_kwh")
     groups = [g for g in study.with_published(setting) if g.stat("energy_kwh") or g.stat("train_seconds")]
     rows: list[list[Cell]] = [[g.label, g.kind, *(g.stat(name) for name in names), g.energy_source] for g in groups]
-    notes = ["Training: all tasks, without evaluation.", SEEDS, BEST, *_setting_notes(study, setting, groups)]
+    notes = [
+        "Training: all tasks, without evaluation. Epochs: passes over the images of a task.",
+        SEEDS,
+        BEST,
+        *_setting_notes(study, setting, groups),
+    ]
     title = f"Accuracy and energy: {study.names[setting]}"
     return Table(f"efficiency_{study.slug(setting)}", title, columns, rows, notes)
 
@@ -248,6 +254,8 @@ def settings_table(study: Study) -> Table:
     rows: list[list[Cell]] = []
     for group in (g for g in study.groups if g.is_reference):
         shown = {k: v for k, v in group.config.items() if k.startswith(("head.", "buffer.")) or k == "buffer"}
+        if str(group.head).endswith("Module"):  # it has no head, and settings of its own
+            shown = {k: v for k, v in group.config.items() if "." not in k and k not in ("module", "head", "download")}
         if shown.get("buffer") == "yes":
             del shown["buffer"]
         text = ", ".join(f"{k.removeprefix('head.')}={'none' if v is None else v}" for k, v in sorted(shown.items()))
