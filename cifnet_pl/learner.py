@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
+from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassCalibrationError
 
 from cifnet_pl.backbones import Backbone
@@ -21,11 +23,12 @@ from cifnet_pl.resume import FORMAT, count_tasks, read_stored, require_same, rew
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result of one evaluation over all classes seen: percentages, None where nothing was tested."""
+    """Result of one evaluation over all classes seen: percentages, NLL in nats, None where nothing was tested."""
 
     accuracy: float | None
     task_accuracy: list[float | None]
     ece: float | None
+    nll: float | None
     seconds: float
 
 
@@ -179,6 +182,7 @@ class TaskModule(LightningModule):
         # Class counts below two are fine for the top-1 error it computes, but not for its argument check.
         self._calibration = MulticlassCalibrationError(max(2, classes), n_bins=15, validate_args=False)
         self._calibration.to(self.device)
+        self._nll = MeanMetric().set_dtype(torch.float64).to(self.device)
         self._evaluation_start = time.perf_counter()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -189,9 +193,11 @@ class TaskModule(LightningModule):
             assert self._calibration is not None
             self._accuracy.update(probabilities.argmax(dim=1), batch.label)
             self._calibration.update(probabilities, batch.label)
+            own = probabilities.gather(1, batch.label[:, None])
+            self._nll.update(-own.clamp_min(torch.finfo(own.dtype).tiny).log())
 
     def on_validation_epoch_end(self) -> None:
-        """Turn the counts of all processes into A_k, per-task accuracies and ECE."""
+        """Turn the counts of all processes into A_k, per-task accuracies, ECE and NLL."""
         assert self._accuracy is not None
         assert self._calibration is not None
         # torchmetrics makes a scalar of the single count of a first task with one class.
@@ -203,8 +209,9 @@ class TaskModule(LightningModule):
             start += len(names)
         accuracy = percent(sum(correct), sum(total))
         ece = 100 * float(self._calibration.compute()) if sum(total) else None
+        nll = float(self._nll.compute()) if sum(total) else None
         seconds = time.perf_counter() - self._evaluation_start
-        self.evaluation = Evaluation(accuracy, tasks, ece, seconds)
+        self.evaluation = Evaluation(accuracy, tasks, ece, nll, seconds)
         if accuracy is not None:
             self.log("A_k", accuracy, prog_bar=True, logger=False, sync_dist=True)  # the same on all processes
 

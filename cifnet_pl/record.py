@@ -15,7 +15,7 @@ from cifnet_pl.storage import write_json, write_text
 
 @dataclass
 class TaskRow:
-    """One row of ``tasks.csv``: percentages 0–100, seconds, kWh; None where something was not measured."""
+    """One row of ``tasks.csv``: percentages 0–100, seconds, kWh, nats; None where something was not measured."""
 
     task: int
     classes_seen: int
@@ -31,6 +31,7 @@ class TaskRow:
     state_elements: int
     buffer_elements: int
     eval_energy_kwh: float | None
+    nll: float | None = None
 
 
 @dataclass
@@ -71,6 +72,7 @@ class RunRecord:
             "bwt": backward_transfer(self.matrix),
             "max_drop": max_drop(self.trajectory),
             "ece": last.ece,
+            "nll": last.nll,
             "train_seconds": sum(row.train_seconds for row in self.rows),
             "eval_seconds": sum(row.eval_seconds for row in self.rows),
             "energy_kwh": energy,

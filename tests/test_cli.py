@@ -16,10 +16,20 @@ from tests.command_line import BUFFER, FAST, assert_same_model, checkpoint, fit,
 
 COLUMNS = """task,classes_seen,A_k,average,forgetting,ece,train_seconds,solve_seconds,eval_seconds,energy_kwh,
 energy_source,state_elements,buffer_elements""".replace("\n", "").split(",")
-SUMMARY = {"A_K", "A_bar", "A_k", "forgetting", "bwt", "max_drop", "ece", "train_seconds", "A_K_per_kwh", "co2_kg"}
-SUMMARY |= {"energy_kwh", "energy_source", "energy_cpu_kwh", "energy_gpu_kwh", "energy_ram_kwh", "backbone_params"}
-SUMMARY |= {"state_elements", "buffer_elements", "n_tasks", "n_classes", "head", "backbone", "seed", "versions"}
-TAGS = ["acc/seen", "acc/average", "forgetting", "ece", "memory/state_elements"]
+SUMMARY = {"A_K", "A_bar", "A_k", "forgetting", "bwt", "max_drop", "ece", "train_seconds", "A_K_per_kwh", "nll"}
+SUMMARY |= {"energy_kwh", "energy_source", "energy_cpu_kwh", "energy_gpu_kwh", "energy_ram_kwh", "co2_kg"}
+SUMMARY |= {
+    "backbone_params",
+    "state_elements",
+    "buffer_elements",
+    "n_tasks",
+    "n_classes",
+    "head",
+    "backbone",
+    "seed",
+    "versions",
+}
+TAGS = ["acc/seen", "acc/average", "forgetting", "ece", "nll", "memory/state_elements"]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +110,7 @@ class TestFolder:
         events = EventAccumulator(str(run))
         events.Reload()
         table = rows(run / "tasks.csv")
-        for tag, column in zip(TAGS, ["A_k", "average", "forgetting", "ece", "state_elements"], strict=True):
+        for tag, column in zip(TAGS, ["A_k", "average", "forgetting", "ece", "nll", "state_elements"], strict=True):
             points = [(event.step, event.value) for event in events.Scalars(tag)]
             measured = [(int(row["task"]), float(row[column])) for row in table if row[column]]
             assert [step for step, _ in points] == [step for step, _ in measured], tag

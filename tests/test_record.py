@@ -32,6 +32,7 @@ def row(task: int, accuracy: float | None = 80.0, energy: float | None = 1e-4) -
         state_elements=100 * task,
         buffer_elements=10,
         eval_energy_kwh=energy,
+        nll=None if accuracy is None else 0.5,
     )
 
 
@@ -77,6 +78,7 @@ def test_summary(record: RunRecord, tmp_path: Path) -> None:
     record.write_summary(tmp_path, head="RidgeHead", seed=None)
     written = strict((tmp_path / "summary.json").read_text(encoding="utf-8"))
     assert (written["A_K"], written["A_k"], written["A_bar"]) == (80.0, [90.0, 80.0], 85.0)
+    assert (written["ece"], written["nll"]) == (80.0, 0.5)
     assert (written["forgetting"], written["bwt"], written["max_drop"]) == (20.0, -20.0, 10.0)
     assert written["energy_kwh"] == pytest.approx(2e-4)
     assert written["A_K_per_kwh"] == pytest.approx(80 / 2e-4)
@@ -91,12 +93,12 @@ def test_what_was_not_measured_is_null_or_empty(tmp_path: Path) -> None:
     record.write_tables(tmp_path)
     record.write_summary(tmp_path)
     written = strict((tmp_path / "summary.json").read_text(encoding="utf-8"))
-    nothing = "A_K A_bar forgetting bwt max_drop ece energy_kwh energy_source energy_cpu_kwh energy_gpu_kwh"
+    nothing = "A_K A_bar forgetting bwt max_drop ece nll energy_kwh energy_source energy_cpu_kwh energy_gpu_kwh"
     for key in [*nothing.split(), "energy_ram_kwh", "co2_kg", "eval_energy_kwh", "A_K_per_kwh"]:
         assert written[key] is None, key
     assert written["A_k"] == [None, None]
     table = read(tmp_path / "tasks.csv")
-    for name in ("A_k", "average", "ece", "energy_kwh", "energy_source", "eval_energy_kwh"):
+    for name in ("A_k", "average", "ece", "nll", "energy_kwh", "energy_source", "eval_energy_kwh"):
         assert [line[table[0].index(name)] for line in table[1:]] == ["", ""]
     assert read(tmp_path / "accuracy_matrix.csv")[1:] == [["1", "", ""], ["2", "", ""]]
     assert "nan" not in (tmp_path / "tasks.csv").read_text().lower()

@@ -121,6 +121,7 @@ class TaskMetrics(Callback):
             state_elements=sum(elements.values()),
             buffer_elements=elements.get("buffer", 0),
             eval_energy_kwh=testing.total if testing else None,
+            nll=evaluation.nll,
         )
         record.rows.append(row)
 
@@ -156,6 +157,7 @@ def _tags(row: TaskRow) -> dict[str, float]:
         "acc/average": row.average,
         "forgetting": row.forgetting,
         "ece": row.ece,
+        "nll": row.nll,
         "energy/kwh": row.energy_kwh,
         "memory/state_elements": float(row.state_elements),
     }

@@ -56,8 +56,8 @@ PREFIXES = {"head.ridge": "λ", "buffer.capacity": "buffer", "buffer.per_class":
 
 
 VALUES = (
-    "A_K", "A_bar", "forgetting", "bwt", "max_drop", "ece", "epochs", "train_seconds", "eval_seconds", "energy_kwh",
-    "A_K_per_kwh", "backbone_params", "state_elements", "buffer_elements",
+    "A_K", "A_bar", "forgetting", "bwt", "max_drop", "ece", "nll", "epochs", "train_seconds", "eval_seconds",
+    "energy_kwh", "A_K_per_kwh", "backbone_params", "state_elements", "buffer_elements",
 )  # fmt: skip
 """Keys of a summary that tables and figures use."""
 

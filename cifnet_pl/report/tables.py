@@ -235,11 +235,11 @@ def results_table(study: Study, setting: Setting) -> Table:
     columns = [
         Column("method"), Column("numbers"), Column("seeds"), Column("Ā (%)", 2, "max"), Column("A_K (%)", 2, "max"),
         Column("forgetting (%)", 2, "min"), Column("backward transfer (%)", 2, "max"),
-        Column("largest drop (%)", 2, "min"), Column("ECE (%)", 2, "min"),
+        Column("largest drop (%)", 2, "min"), Column("ECE (%)", 2, "min"), Column("NLL", 3, "min"),
         Column("training (min)", None, "min", 1 / 60), Column("energy (kWh)", None, "min"),
         Column("energy measured by"), Column("state (M)", None, "min", 1e-6, False),
     ]  # fmt: skip
-    first = ("A_bar", "A_K", "forgetting", "bwt", "max_drop", "ece", "train_seconds", "energy_kwh")
+    first = ("A_bar", "A_K", "forgetting", "bwt", "max_drop", "ece", "nll", "train_seconds", "energy_kwh")
     rows: list[list[Cell]] = [
         [g.label, g.kind, str(len(g.outcomes)), *(g.stat(name) for name in first), g.energy_source,
          g.stat("state_elements")]

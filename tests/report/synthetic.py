@@ -65,6 +65,7 @@ def write_run(
                 ece=30.0, train_seconds=60 * minutes / tasks, solve_seconds=0.1, eval_seconds=1.0,
                 energy_kwh=None if kwh is None else kwh / tasks, energy_source=None if kwh is None else SOURCE,
                 state_elements=sum(components.values()), buffer_elements=components["buffer"], eval_energy_kwh=None,
+                nll=1.5,
             )
         )  # fmt: skip
     config = {
