@@ -182,7 +182,7 @@ class TaskModule(LightningModule):
         # Class counts below two are fine for the top-1 error it computes, but not for its argument check.
         self._calibration = MulticlassCalibrationError(max(2, classes), n_bins=15, validate_args=False)
         self._calibration.to(self.device)
-        self._nll = MeanMetric().set_dtype(torch.float64).to(self.device)
+        self._nll = MeanMetric().to(self.device)
         self._evaluation_start = time.perf_counter()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:

@@ -1,5 +1,7 @@
 """The module in Lightning's hands: what runs when, and that nothing of the backbone ever moves."""
 
+import math
+
 import pytest
 import torch
 from lightning.pytorch import Callback
@@ -93,6 +95,17 @@ class TestOrder:
         assert [row.classes_seen for row in metrics.record.rows] == [2, 4, 6, 8, 10]
         assert [len(row) for row in metrics.record.matrix] == [1, 2, 3, 4, 5]
         assert learner.evaluation.accuracy == metrics.record.rows[-1].A_k > 85
+
+    def test_nll_is_that_of_all_test_images(self, tmp_path):
+        learner, parts = module(), []
+
+        class Collect(Callback):
+            def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+                parts.extend(pl_module.probabilities(batch)[range(len(batch.label)), batch.label].tolist())
+
+        trainer(tmp_path, Collect(), max_epochs=1).fit(learner, datamodule=digits(batch_size=7, max_tasks=1))
+        assert len(parts) > 50
+        assert learner.evaluation.nll == pytest.approx(-sum(map(math.log, parts)) / len(parts), rel=1e-6)  # float32
 
 
 class LastSeen(Callback):

@@ -1,0 +1,85 @@
+"""Photos of a folder as embeddings, from the cache that ``fit --data.cache true`` fills, and heads that learn them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cifnet_pl.backbones import Backbone, build_backbone
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.data.cache import EmbeddingCache, pipeline_key
+from cifnet_pl.data.image_sets import ImageSet, SourceOptions
+from cifnet_pl.data.loading import ImageLoader, SquareDataset
+from cifnet_pl.data.sources import build_source
+from cifnet_pl.heads import Head
+
+BACKBONE, BATCH = "embedded:efficientnet_lite0", 64
+
+
+@dataclass(frozen=True)
+class Photos:
+    """(n, d) float32 embeddings and (n,) int64 classes of the training and the validation images of a folder."""
+
+    z: Tensor
+    y: Tensor
+    val_z: Tensor
+    val_y: Tensor
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return int(self.y.max()) + 1
+
+    def tasks(self, order: int, per_task: int) -> list[list[int]]:
+        """Classes of each task; ``order`` is the seed that ``--data.class_order`` takes."""
+        shuffled = np.random.default_rng(order).permutation(self.classes).tolist()
+        return [shuffled[i : i + per_task] for i in range(0, self.classes, per_task)]
+
+
+def read_photos(root: Path, image_size: int, cache: Path) -> Photos:
+    """Embeddings of ``ROOT/train`` and ``ROOT/val``; what the cache lacks is embedded and added to it."""
+    source, backbone = build_source("folder", SourceOptions(root)), build_backbone(BACKBONE, None, False)
+    folder = cache.expanduser() / pipeline_key(backbone, image_size, 1.0, "32-true")
+    parts: list[Tensor] = []
+    for name, images in (("train", source.train), ("val", source.val)):
+        store = EmbeddingCache(images, source.class_names, folder / name)
+        _fill(store, images, backbone, image_size)
+        parts += [store.get(np.arange(len(images))).clone(), torch.from_numpy(images.labels)]
+    return Photos(*parts)
+
+
+def _fill(store: EmbeddingCache, images: ImageSet, backbone: Backbone, image_size: int) -> None:
+    rows = np.arange(len(images))
+    rows = rows[~store.known(rows)]
+    loader = ImageLoader(SquareDataset(images, store.class_names, image_size, 1.0), workers=1)
+    for batch in loader.set_batches(np.array_split(rows, range(BATCH, len(rows), BATCH))):
+        store.collect(batch.row, backbone(batch.image))
+    loader.close()
+
+
+def learn(head: Head, photos: Photos, classes: list[int], buffer: CalibrationBuffer | None = None) -> None:
+    """One task; a buffer samples from it, and is shown to the head."""
+    rows = torch.isin(photos.y, torch.tensor(classes)).nonzero().flatten()
+    head.begin_task(classes)
+    for part in torch.split(rows, 2048):
+        head.observe(photos.z[part], photos.y[part])
+    if buffer is not None:
+        buffer.add(photos.z[rows], photos.y[rows], rows)
+        buffer.show_to(head)
+        buffer.commit()
+    head.solve()
+
+
+def seen(photos: Photos, head: Head) -> Tensor:
+    """Positions of the validation images whose classes were learned."""
+    return torch.isin(photos.val_y, head.labels).nonzero().flatten()
+
+
+def accuracy(head: Head, photos: Photos) -> float:
+    """A_k in percent."""
+    rows = seen(photos, head)
+    return 100 * (head.predict(photos.val_z[rows]) == photos.val_y[rows]).double().mean().item()

@@ -1,0 +1,89 @@
+"""``python -m benchmarks.ridge ROOT``: a fixed small ridge against GCV along the stream, as a figure and a table.
+
+ACIL's random projection learns 10 tasks at width 4096 and as many tasks of two classes as there are at width 2048;
+the exact head with GCV is drawn beside it. A dip is a task whose accuracy lies more than 2 points below both of its
+neighbours'.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from benchmarks.embeddings import Photos, accuracy, learn, read_photos
+from cifnet_pl.heads import ACILHead, Head, RidgeHead
+from cifnet_pl.heads.base import Ridge
+from cifnet_pl.metrics import average_accuracy
+
+SMALL = 1e-4
+"""The fixed ridge, as a share of the mean eigenvalue of the Gram matrix when as many samples as features were seen."""
+
+
+def trajectory(head: Head, photos: Photos, tasks: list[list[int]]) -> list[float]:
+    """A_k after each task."""
+    found = []
+    for classes in tasks:
+        learn(head, photos, classes)
+        found.append(accuracy(head, photos))
+    return found
+
+
+def small_ridge(photos: Photos, width: int) -> float:
+    """``SMALL`` times the mean eigenvalue for the first ``width`` samples: tr(G)/B."""
+    head = ACILHead(photos.z.shape[1], width=width)
+    learn(head, Photos(photos.z[:width], photos.y[:width], photos.val_z, photos.val_y), list(range(photos.classes)))
+    return SMALL * head.sums.gram.diagonal().mean().item()
+
+
+def dips(values: list[float]) -> list[tuple[int, float]]:
+    """(task, points below the lower of its neighbours) where that is more than 2; tasks count from 1."""
+    depth = [(k + 1, min(values[k - 1], values[k + 1]) - values[k]) for k in range(1, len(values) - 1)]
+    return [(task, points) for task, points in depth if points > 2]
+
+
+def main() -> None:
+    """Learn, print the table, draw the figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", type=Path)
+    parser.add_argument("--image_size", type=int, default=128)
+    parser.add_argument("--order", type=int, default=1, help="seed of the class order")
+    parser.add_argument("--cache_folder", type=Path, default=Path("~/.cache/cifnet_pl"))
+    parser.add_argument("--output", type=Path, default=Path("ridge.png"))
+    args = parser.parse_args()
+    photos = read_photos(args.root, args.image_size, args.cache_folder)
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    print("| tasks | head | ridge | Ā | A_K | lowest A_k | dips of more than 2 points: task (points) |")
+    print("|---|---|---|---|---|---|---|")
+    for axis, width, per_task in ((axes[0], 4096, -(-photos.classes // 10)), (axes[1], 2048, 2)):
+        tasks, d = photos.tasks(args.order, per_task), photos.z.shape[1]
+        choices: list[tuple[str, Ridge, str]] = [("fixed", small_ridge(photos, width), "o-"), ("GCV", "gcv", "s-")]
+        for name, ridge, style in [*choices, ("GCV", "gcv", "^--")]:
+            exact = style == "^--"
+            head = RidgeHead(d) if exact else ACILHead(d, width=width, ridge=ridge)
+            values = trajectory(head, photos, tasks)
+            label = "RidgeHead" if exact else f"ACIL, width {width}"
+            shown = f"{ridge:.2g}" if isinstance(ridge, float) else "GCV"
+            found = ", ".join(f"{task} ({points:.1f})" for task, points in dips(values)) or "none"
+            print(f"| {len(tasks)} | {label} | {shown} | {average_accuracy(values):.1f} | {values[-1]:.1f} "
+                  f"| {min(values):.1f} | {found} |", flush=True)  # fmt: skip
+            axis.plot(range(1, len(tasks) + 1), values, style, ms=4, label=f"{label}, {name} ridge")
+        samples, count = 0, 0
+        while samples < width:
+            samples += int(sum((photos.y == c).sum() for c in tasks[count]))
+            count += 1
+        axis.axvline(count, color="0.6", ls=":", lw=1)
+        axis.annotate(f"{width} samples", (count, 2), xytext=(4, 0), textcoords="offset points", color="0.4")
+        axis.set(xlabel="tasks learned", title=f"{len(tasks)} tasks", ylim=(0, 100))
+        axis.legend(loc="upper right", frameon=False)
+    axes[0].set_ylabel("$A_k$ (%)")
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(args.output, dpi=150)
+
+
+if __name__ == "__main__":
+    main()
