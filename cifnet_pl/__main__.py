@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code (0 done, 1 the run failed, 2 wrong usage)."""
+    """Run the command line; returns the exit code (0 done, 1 the run failed, 2 wrong usage, 130 interrupted)."""
     from cifnet_pl.allocator import keep_freed_memory
     from cifnet_pl.commands import COMMANDS, run_command
     from cifnet_pl.errors import CifnetError
@@ -24,6 +24,9 @@ def main(args: Sequence[str] | None = None) -> int:
     except CifnetError as error:
         print(f"cifnet: error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("cifnet: error: interrupted; outputs are whole or not there", file=sys.stderr)
+        return 130
     return 0
 
 

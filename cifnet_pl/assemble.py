@@ -19,15 +19,12 @@ from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.checks import check_buffer, check_head, check_shapes, load_part
 from cifnet_pl.classifier import Classifier, Event
-from cifnet_pl.data.images import first_line, printable
+from cifnet_pl.data.images import LARGEST_IMAGE, first_line, printable
 from cifnet_pl.errors import CheckpointError, unknown_name
 from cifnet_pl.heads import Head
 
 T = TypeVar("T")
 Shapes = Mapping[str, tuple[int, ...]]
-
-LARGEST_IMAGE = 2048
-"""Largest ``image_size`` that is believed, in pixels."""
 
 FREE_BYTES = 2**29
 """Memory that a head may take whatever its stored tensors are; above, in proportion to them."""

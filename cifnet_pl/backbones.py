@@ -2,7 +2,8 @@
 
 Names: ``pixels`` (no network), ``embedded:efficientnet_lite0`` (weights inside an installed package),
 ``torchvision:<weights>``, ``timm:<model>`` and ``file:<checkpoint>`` with an architecture of
-torchvision, or ``resnet32_cifar``.
+torchvision, or ``resnet32_cifar``. After any of them ``+layers`` adds earlier layers, ``+mirror`` averages over the
+mirror image.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from cifnet_pl.data.images import first_line
 from cifnet_pl.errors import CheckpointError, CifnetError, UsageError, unknown_name
 from cifnet_pl.resnet32 import CIFAR100_MEAN, CIFAR100_STD, FEATURES, ResNet32
+from cifnet_pl.views import VIEWS, split_views, width
 from cifnet_pl.weights import fill, read_tensors
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -287,7 +289,7 @@ def build_backbone(name: str, architecture: str | None = None, download: bool = 
     """Build a frozen backbone from its name (see the module's docstring).
 
     Args:
-        name: family, a colon, and what the family understands.
+        name: family, a colon, and what the family understands; then any of ``VIEWS``, each after a plus sign.
         architecture: torchvision model name or resnet32_cifar, for ``file:``.
         download: whether weights that are not on this machine may be fetched.
 
@@ -296,10 +298,14 @@ def build_backbone(name: str, architecture: str | None = None, download: bool = 
         CifnetError: weights that are not here and may not be downloaded.
         CheckpointError: a file that does not hold all tensors of the architecture.
     """
-    family, _, rest = name.partition(":")
+    plain, views = split_views(name)
+    family, _, rest = plain.partition(":")
     if family not in BACKBONES:
         raise unknown_name("backbone", family, BACKBONES)
     network, features, preprocessing = BACKBONES[family](rest, architecture, download)
+    for view in views:
+        network = VIEWS[view](network)
+        features = width(network) if view == "layers" else features
     backbone = Backbone(name, network, features, preprocessing)
     backbone.architecture = architecture
     return backbone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,9 @@ def select_random(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
     return torch.argsort(mix_keys(keys, seed), stable=True)[:quota]
 
 
+SAME = 1e-3
+"""Largest relative difference between two embeddings of one photo: the rounding of another machine's network."""
+
 Strategy = Callable[[Tensor, Tensor, int, int], Tensor]
 STRATEGIES: dict[str, Strategy] = {
     "random": select_random,
@@ -64,7 +68,7 @@ class CalibrationBuffer(GrowingModule):
         capacity: total number of embeddings; ignored if ``per_class`` is given.
         per_class: number of embeddings of each class, or None.
         strategy: one of ``STRATEGIES``.
-        seed: of the selection.
+        seed: of the selection; on the command line, ``--seed_everything``.
         oversample: whether ``oversampling`` gives eq:oversampling or all ones (the paper's ablation).
     """
 
@@ -85,6 +89,8 @@ class CalibrationBuffer(GrowingModule):
             raise unknown_name("buffer strategy", strategy, STRATEGIES)
         if capacity < 1 or (per_class is not None and per_class < 1):
             raise UsageError(f"buffer capacity is {capacity} (per class: {per_class}), expected at least 1")
+        if seed < 0:
+            raise UsageError(f"buffer seed is {seed}, expected at least 0")
         self.capacity, self.per_class, self.strategy = capacity, per_class, strategy
         self.seed, self.oversample = seed, oversample
         self.register_buffer("z", torch.zeros(0, 0))
@@ -150,6 +156,22 @@ class CalibrationBuffer(GrowingModule):
         kept = [self._select(label, z, y, key, quota) for label in old + new]
         if kept:
             self.z, self.y, self.key = (torch.cat(parts) for parts in zip(*kept, strict=True))
+
+    @torch.no_grad()
+    def add_more(self, z: Tensor, y: Tensor, key: Tensor) -> None:
+        """Offer samples as :meth:`add` does, of classes that may be stored already, from another place.
+
+        Two photos of a class can have one name there and here, and so one key. Where the embeddings differ by more
+        than rounding they are two samples: the one that is offered gets another key, made of both.
+        """
+        key = key.clone()
+        own = {(label, k): i for i, (label, k) in enumerate(zip(self.y.tolist(), self.key.tolist(), strict=True))}
+        for row, pair in enumerate(zip(y.tolist(), key.tolist(), strict=True)):
+            stored = self.z[own[pair]].to(z) if pair in own else z[row]
+            if float((z[row] - stored).norm()) > SAME * float(stored.norm()):
+                content = f"{pair[1]}".encode() + z[row].float().cpu().contiguous().numpy().tobytes()
+                key[row] = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1
+        self.add(z, y, key)
 
     def items(self) -> tuple[Tensor, Tensor]:
         """Stored embeddings (n, d) and labels (n,), of past tasks only."""

@@ -55,10 +55,14 @@ def check(head: Head, buffer: CalibrationBuffer | None) -> None:
 
 
 def fit_temperature(scores: Tensor, columns: Tensor) -> float:
-    """The temperature T that minimises the mean of ``−log softmax(scores / T)`` at the true columns.
+    """The temperature T that minimises the mean of ``−log softmax(scores / T)`` at the true columns, smoothed.
+
+    With no error among n samples T would fall to zero and promise certainty. So each sample's target has a share of
+    1/(n+2) spread evenly over all classes (Platt's prior, 1999): with many samples nothing, with few what n successes
+    allow to be said.
 
     The NLL is convex in 1/T, so the search over log T cannot be caught in another minimum. It is bounded around the
-    spread of the scores: with no error among the samples, T would fall to zero and promise certainty.
+    spread of the scores.
 
     Args:
         scores: (n, C) float64.
@@ -69,7 +73,9 @@ def fit_temperature(scores: Tensor, columns: Tensor) -> float:
         return max(scores.abs().mean().item(), 1e-3)
 
     def loss(log_temperature: float) -> float:
-        return torch.nn.functional.cross_entropy(scores / math.exp(log_temperature), columns).item()
+        return torch.nn.functional.cross_entropy(
+            scores / math.exp(log_temperature), columns, label_smoothing=1 / (len(scores) + 2)
+        ).item()
 
     middle = math.log(spread)
     found = minimize_scalar(loss, bounds=(middle - RANGE, middle + RANGE), method="bounded", options={"xatol": 1e-6})

@@ -7,6 +7,7 @@ import io
 import random
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import IO
 
@@ -51,7 +52,11 @@ def classify(
     if top < 1:
         raise UsageError(f"--top is {top}, expected at least 1")
     target, picture = Path(output).expanduser(), Path(gallery).expanduser() if gallery else None
-    with exclusive(target):
+    if picture is not None and picture.suffix.lower() != ".png":
+        raise UsageError(f"--gallery {picture} is a PNG picture: give it a name that ends in .png")
+    if picture is not None and picture.resolve() == target.resolve():
+        raise UsageError(f"--output and --gallery are one file, {target}: give two names")
+    with exclusive(target), exclusive(picture) if picture is not None else nullcontext():
         for path in (target, picture):
             if path is not None and path.is_dir():
                 raise UsageError(f"{path} is a folder, expected a file")

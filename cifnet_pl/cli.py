@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import signal
 import warnings
 from collections.abc import Collection
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +18,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
@@ -36,7 +39,7 @@ from cifnet_pl.data.images import first_line
 from cifnet_pl.distributed import check_strategy, is_lost_process, register_strategy
 from cifnet_pl.errors import CifnetError, UsageError, unknown_name
 from cifnet_pl.parsing import DEFAULT_HEAD, OneSentence, buried_error, with_clean_heads
-from cifnet_pl.storage import write_text
+from cifnet_pl.storage import exclusive, write_text
 
 LOG_FOLDER = "lightning_logs"
 DEFAULT_MODEL = {
@@ -87,11 +90,12 @@ class CIFNetCLI(LightningCLI):
 
     Args:
         wanted: the sub-commands to build parsers for; each takes a tenth of a second.
+        held: takes the right to write the run's folder, until it is closed.
         options: of LightningCLI.
     """
 
-    def __init__(self, wanted: Collection[str], **options: Any):
-        self._wanted = wanted
+    def __init__(self, wanted: Collection[str], held: ExitStack, **options: Any):
+        self._wanted, self._held = wanted, held
         super().__init__(**options)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # Lightning calls it on the object
@@ -117,6 +121,13 @@ class CIFNetCLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         """Never let a checkpoint override the given settings: the module compares both and says what differs."""
+
+    def _set_seed(self) -> None:
+        """Seed everything, or say what a seed may be."""
+        seed = self._own.get("seed_everything")
+        if isinstance(seed, int) and not 0 <= seed < 2**32:
+            raise UsageError(f"seed_everything is {seed}, expected 0 to {2**32 - 1}")
+        super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
         """Seed the module, its buffer and its head, place the run, and refuse strategies that lose what they learn."""
@@ -144,13 +155,17 @@ class CIFNetCLI(LightningCLI):
     def _place_run(self, config: Namespace) -> runs.Place:
         base = runs.experiment_folder(str(config.logs), str(config.experiment))
         if self.subcommand == "fit":
-            return runs.place_fit(base, config.get("ckpt_path"))
+            place = runs.place_fit(base, config.get("ckpt_path"))
+            if cast(Any, rank_zero_only).rank or int(
+                os.environ.get("NODE_RANK", 0)
+            ):  # only one of a run's processes writes
+                return place
+            runs.require_writable(base)
+            self._held.enter_context(exclusive(place.folder))
+            # A run that ended meanwhile may have left what was to be a fresh folder.
+            return place if runs.place_fit(base, config.get("ckpt_path")) == place else self._place_run(config)
         configs = [Path(str(path)) for path in config.get("config") or []]
         return runs.place_evaluation(base, config.get("ckpt_path"), configs)
-
-    def before_fit(self) -> None:
-        """Refuse a place that cannot be written to before anything is computed."""
-        runs.require_writable(self.place.folder.parent)
 
     def instantiate_classes(self) -> None:
         """Build everything; an error of this package reaches the user as it is, not as jsonargparse reports it."""
@@ -217,34 +232,36 @@ def run(args: list[str]) -> None:
             raise
         raise CifnetError("another process of this run ended: its own message says why") from error
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES):
             raise
         raise CifnetError(
             f"cannot write {error.filename or 'into the folder of the run'}: {error.strerror}; "
-            "make room, then the same command with --ckpt_path last goes on"
+            "put that right, then the same command with --ckpt_path last goes on"
         ) from error
 
 
 def _run_lightning(args: list[str], others: list[str]) -> None:
     wanted = args[:1] if args and args[0] in SUMMARIES else list(SUMMARIES)
-    CIFNetCLI(
-        wanted,
-        model_class=LightningModule,
-        datamodule_class=CIFNetDataModule,
-        save_config_callback=SaveConfig,
-        subclass_mode_model=True,
-        seed_everything_default=1,
-        trainer_defaults=dict(TRAINER_DEFAULTS),
-        parser_class=CLIParser,
-        parser_kwargs={
-            "prog": "cifnet",
-            "description": "Class-incremental learning without training: a frozen backbone and a closed-form head.",
-            "epilog": f"Other commands, each with --help: {', '.join(others)}." if others else None,
-            **{name: {"description": text} for name, text in SUMMARIES.items() if name in wanted},
-        },
-        auto_configure_optimizers=False,
-        args=args,
-    )
+    with ExitStack() as held:
+        CIFNetCLI(
+            wanted,
+            held,
+            model_class=LightningModule,
+            datamodule_class=CIFNetDataModule,
+            save_config_callback=SaveConfig,
+            subclass_mode_model=True,
+            seed_everything_default=1,
+            trainer_defaults=dict(TRAINER_DEFAULTS),
+            parser_class=CLIParser,
+            parser_kwargs={
+                "prog": "cifnet",
+                "description": "Class-incremental learning without training: a frozen backbone and a closed-form head.",
+                "epilog": f"Other commands, each with --help: {', '.join(others)}." if others else None,
+                **{name: {"description": text} for name, text in SUMMARIES.items() if name in wanted},
+            },
+            auto_configure_optimizers=False,
+            args=args,
+        )
 
 
 QUIET_WARNINGS = (

@@ -20,8 +20,9 @@ from cifnet_pl.photos import squares
 from cifnet_pl.storage import exclusive
 from cifnet_pl.stored import load
 
-TOLERANCE = 1e-3
-"""Largest relative difference between what a class left in the sums and what its photos give now."""
+TOLERANCE, SHARE_OF_ONE = 1e-3, 0.1
+"""Largest relative difference between what a class left in the sums and what its photos give now: the rounding of
+another machine's network; and, as that averages out over many photos, at most this share of one of them."""
 
 
 def forget(model: str, class_: str, output: str, images: str | None = None, overwrite: bool = False) -> None:
@@ -60,7 +61,8 @@ def forget(model: str, class_: str, output: str, images: str | None = None, over
     else:
         left = ", and has left the buffer" if found.buffer is not None else ""
         print(f"class '{name}' is removed: it cannot be predicted any more{left};")
-        print(f"what the other classes learned from its {count} photos remains (give them with --images to undo that)")
+        print(f"what the other classes learned from its {count} photos remains (give them with --images to undo that).")
+        print("To learn the class again, undo that first: its old photos would count against it")
     print(f"{len(found.class_names)} classes in bundle {target}")
 
 
@@ -102,7 +104,7 @@ def subtract(model: Classifier, name: str, folder: Path) -> None:
         seen += len(z)
     if seen != model.counts[name]:
         raise DataError(_unlike(name, model.counts[name], folder, f"{seen} that can be read"))
-    _check_same(model, own, name, folder)
+    check_same(model, own, name, folder)
     model.head.subtract_(own)
 
 
@@ -120,7 +122,7 @@ def _learned_files(model: Classifier, name: str, folder: Path) -> list[Path]:
     return files
 
 
-def _check_same(model: Classifier, own: Head, name: str, folder: Path) -> None:
+def check_same(model: Classifier, own: Head, name: str, folder: Path) -> None:
     """Compare the class's share of the sums, where the head keeps it, with that of the photos given."""
     sums, theirs = getattr(model.head, "sums", None), getattr(own, "sums", None)
     if sums is None or theirs is None:
@@ -128,7 +130,8 @@ def _check_same(model: Classifier, own: Head, name: str, folder: Path) -> None:
     own.merge_(own.fresh())  # moves what was observed into the sums
     column = model.class_names.index(name)
     kept, given = sums.class_sums[column], theirs.class_sums[0]
-    if float((kept - given).norm()) > TOLERANCE * float(kept.norm()):
+    tolerance = min(TOLERANCE, SHARE_OF_ONE / model.counts[name])
+    if float((kept - given).norm()) > tolerance * float(kept.norm()):
         raise DataError(_unlike(name, model.counts[name], folder, "others"))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
-from torchmetrics import MeanMetric
+from torchmetrics import CatMetric
 from torchmetrics.classification import MulticlassCalibrationError
 
 from cifnet_pl.backbones import Backbone
@@ -182,7 +182,8 @@ class TaskModule(LightningModule):
         # Class counts below two are fine for the top-1 error it computes, but not for its argument check.
         self._calibration = MulticlassCalibrationError(max(2, classes), n_bins=15, validate_args=False)
         self._calibration.to(self.device)
-        self._nll = MeanMetric().to(self.device)
+        # All of them, as for the ECE: a running sum would round differently with other batches.
+        self._nll = CatMetric().to(self.device)
         self._evaluation_start = time.perf_counter()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -209,7 +210,7 @@ class TaskModule(LightningModule):
             start += len(names)
         accuracy = percent(sum(correct), sum(total))
         ece = 100 * float(self._calibration.compute()) if sum(total) else None
-        nll = float(self._nll.compute()) if sum(total) else None
+        nll = float(torch.as_tensor(self._nll.compute()).double().mean()) if sum(total) else None
         seconds = time.perf_counter() - self._evaluation_start
         self.evaluation = Evaluation(accuracy, tasks, ece, nll, seconds)
         if accuracy is not None:

@@ -117,7 +117,7 @@ class Lesson:
         if self.more is not None and not new.all():
             self.more.observe(z[~new], y[~new])
             if self.model.buffer is not None:
-                self.model.buffer.add(z[~new], y[~new], key[~new])
+                self.model.buffer.add_more(z[~new], y[~new], key[~new])
 
     def finish(self) -> None:
         """Solve on everything taken in."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 from cifnet_pl.bundle import refuse_existing, write_bundle
 from cifnet_pl.classifier import Classifier, Event
@@ -59,10 +60,13 @@ def absorb(model: Classifier, other: Classifier) -> None:
         UnsupportedError: the head's statistics cannot be added.
     """
     _check_same_embeddings(model, other)
+    kinds = [type(m.head).__name__ for m in (model, other)]
+    if len(set(kinds)) > 1:
+        raise UsageError(f"their heads differ: {' and '.join(kinds)}")
     ours = model.buffer.settings() if model.buffer is not None else None
     theirs = other.buffer.settings() if other.buffer is not None else None
     if ours != theirs:
-        raise UsageError(f"their buffers differ: {ours} and {theirs}")
+        raise UsageError(f"their buffers differ: {_shown(ours)}, and {_shown(theirs)}")
     label = dict(zip(model.class_names, model.head.classes, strict=True))
     free = max(label.values(), default=-1) + 1
     new = [name for name in other.class_names if name not in label]
@@ -75,7 +79,7 @@ def absorb(model: Classifier, other: Classifier) -> None:
     model.class_names += new
     if model.buffer is not None and other.buffer is not None:
         other.buffer.relabel(renamed)
-        model.buffer.add(other.buffer.z, other.buffer.y, other.buffer.key)
+        model.buffer.add_more(other.buffer.z, other.buffer.y, other.buffer.key)
         model.buffer.commit()
     model.held_back = None  # which photos the one held back says nothing of the other's
     model.history.append(_event(len(model.class_names), photos, other.history))
@@ -90,6 +94,10 @@ def _check_same_embeddings(model: Classifier, other: Classifier) -> None:
     ours, theirs = (f"{m.image_size} px with crop ratio {m.crop_ratio:g}" for m in (model, other))
     if ours != theirs:
         raise UsageError(f"their photos are prepared differently: {ours}, and {theirs}")
+
+
+def _shown(settings: Mapping[str, Any] | None) -> str:
+    return "none" if settings is None else ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
 def _event(classes: int, photos: int, history: Sequence[Event]) -> Event:

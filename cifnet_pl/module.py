@@ -15,7 +15,7 @@ from cifnet_pl.data.loading import Batch, EmbeddingBatch
 from cifnet_pl.errors import CheckpointError, DataError, NonFiniteError, check_embeddings
 from cifnet_pl.heads import CIFNetHead, Head
 from cifnet_pl.learner import TaskModule
-from cifnet_pl.resume import require_same
+from cifnet_pl.resume import require_same_images
 
 
 class CIFNetModule(TaskModule):
@@ -169,8 +169,7 @@ class CIFNetModule(TaskModule):
         super().on_load_checkpoint(checkpoint)
         if self._trainer is not None:
             images = self.data.describe_images(self.backbone.preprocessing)
-            shape = {key: images[key] for key in ("image_size", "crop_ratio")}
-            require_same(shape, checkpoint["cifnet"].get("images"))
+            require_same_images(images, checkpoint["cifnet"].get("images"))
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Everything but the backbone, which never changes: its hash is stored instead."""

@@ -70,6 +70,20 @@ def require_same(own: Mapping[str, Any], stored: Any) -> None:
             )
 
 
+def require_same_images(own: Mapping[str, Any], stored: Any) -> None:
+    """:func:`require_same` for what ``CIFNetDataModule.describe_images`` says: preparation, and what is held back."""
+    require_same(_named(own), _named(stored))
+
+
+def _named(images: Any) -> dict[str, Any]:
+    """By the names of the options."""
+    images = images if isinstance(images, Mapping) else {}
+    split = images.get("held_back")
+    fraction, seed = split if isinstance(split, list) and len(split) == 2 else (None, None)
+    sizes = {key: images.get(key) for key in ("image_size", "crop_ratio")}
+    return {**sizes, "val_fraction": fraction, "split_seed": seed}
+
+
 def count_tasks(trainer: Trainer, tasks: int) -> None:
     """Let ``current_epoch`` and ``global_step`` of a Trainer say that ``tasks`` tasks are learned."""
     epochs = trainer.fit_loop.epoch_progress

@@ -23,7 +23,7 @@ class Place:
 
 def experiment_folder(logs: str, experiment: str) -> Path:
     """The folder of all versions; UsageError for an experiment that is not a plain name."""
-    if Path(experiment).name != experiment:
+    if Path(experiment).name != experiment or experiment in ("", ".."):
         raise UsageError(f"experiment '{experiment}' is not a plain name: give the folder above it with --logs")
     return Path(logs) / experiment
 
@@ -33,7 +33,7 @@ def versions(base: Path) -> list[Path]:
     numbers = []
     for entry in base.iterdir() if base.is_dir() else ():
         number = entry.name.removeprefix("version_")
-        if entry.name.startswith("version_") and number.isdigit():
+        if entry.name.startswith("version_") and number.isascii() and number.isdecimal():
             numbers.append(int(number))
     return [base / f"version_{number}" for number in sorted(numbers)]
 

@@ -97,11 +97,25 @@ def exclusive(output: Path) -> Iterator[None]:
         raise UsageError(f"another process is writing {output}: wait for it, or choose another output") from None
     except OSError as error:
         raise CifnetError(f"cannot write {output}: {error.strerror or error}; nothing was changed") from error
+    _HELD.add(descriptor)
     try:
         yield
     finally:
         lock.unlink(missing_ok=True)
+        _HELD.discard(descriptor)
         os.close(descriptor)
+
+
+_HELD: set[int] = set()
+
+
+def _let_go() -> None:
+    """In a forked process, such as one that decodes images: it must not hold what its parent was killed with."""
+    while _HELD:
+        os.close(_HELD.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _take(lock: Path) -> int:

@@ -64,6 +64,9 @@ def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
         with zipfile.ZipFile(path) as archive:
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                 raise CheckpointError(f"{path} is compressed: it was not written by this package")
+            damaged = archive.testzip()  # torch.load does not look at the checksums
+            if damaged is not None:
+                raise CheckpointError(f"{path} is damaged: the checksum of {printable(damaged)} is wrong")
         content = torch.load(path, map_location=map_location, weights_only=True)
     except CheckpointError:
         raise

@@ -6,7 +6,7 @@ import pickle
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import safetensors.torch
@@ -442,3 +442,46 @@ def test_file_without_a_dictionary(tmp_path: Path) -> None:
     torch.save(torch.zeros(3), tmp_path / "a.pth")
     with pytest.raises(CheckpointError, match="holds a Tensor, expected a dictionary of tensors"):
         read_tensors(tmp_path / "a.pth")
+
+
+# ---------------------------------------------------------------------- more of the same network
+
+
+def test_layers_and_mirror(lite0: Backbone) -> None:
+    """By hand: the outputs of two blocks, averaged over the image; the mean over an image and its mirror image."""
+    batch = images(3, 64)
+    rich = build_backbone(LITE0 + "+layers+mirror")
+    assert rich.features == 1280 + 112 + 192
+    assert (rich.name, rich.preprocessing) == (LITE0 + "+layers+mirror", lite0.preprocessing)
+    parts: list[Tensor] = []
+    network = cast(Any, lite0.network).network
+    hooks = [network._blocks[i].register_forward_hook(lambda m, a, z: parts.append(z.mean((2, 3)))) for i in (10, 14)]
+    z = [lite0(batch), lite0(batch.flip(3))]
+    for hook in hooks:
+        hook.remove()
+    wanted = (torch.cat([z[0], *parts[:2]], 1) + torch.cat([z[1], *parts[2:]], 1)) / 2
+    assert torch.allclose(rich(batch), wanted, atol=1e-5)
+    assert torch.equal(rich(batch), rich(batch))
+    assert torch.allclose(rich(batch), rich(batch.flip(3)), atol=1e-5)
+
+
+def test_layers_of_resnets(resnet_state: dict[str, Tensor], tmp_path: Path) -> None:
+    torch.save(resnet_state, tmp_path / "a+b.pth")
+    plain = build_backbone(f"file:{tmp_path}/a+b.pth", "resnet18")
+    rich = build_backbone(f"file:{tmp_path}/a+b.pth+layers", "resnet18")
+    assert (plain.features, rich.features) == (512, 512 + 256)
+    assert torch.allclose(rich(images(2, 64))[:, :512], plain(images(2, 64)), atol=1e-5)
+
+
+def test_one_networks_views_have_hashes_of_their_own() -> None:
+    names = [LITE0 + views for views in ("", "+layers", "+mirror", "+layers+mirror")]
+    hashes = [build_backbone(name).sha256 for name in names]
+    assert len(set(hashes)) == 4
+    assert build_backbone(LITE0 + "+mirror+layers").sha256 == hashes[-1]
+
+
+def test_views_that_are_not_known() -> None:
+    with pytest.raises(UsageError, match="knows the late stages of EfficientNet-Lite0"):
+        build_backbone("pixels:8+layers")
+    with pytest.raises(UsageError, match="efficientnet_lite0"):
+        build_backbone(LITE0 + "+layer")

@@ -147,7 +147,10 @@ REFUSED = [
     (["--top", "many"], 2, "--top"),
     (["--output", "{tmp}/b"], 2, "is a folder"),
     (["--output", "{tmp}/old.csv"], 2, "--overwrite true"),
-    (["--gallery", "{tmp}/old.csv"], 2, "--overwrite true"),
+    (["--gallery", "{tmp}/old.png"], 2, "--overwrite true"),
+    (["--gallery", "{tmp}/new.gif"], 2, "ends in .png"),
+    (["--gallery", "{tmp}/old.csv/x.png"], 1, "cannot write"),
+    (["--output", "{tmp}/new.png", "--gallery", "{tmp}/new.png"], 2, "give two names"),
     (["--model", "{tmp}/old.csv"], 1, "damaged or not a checkpoint"),
 ]
 
@@ -156,6 +159,7 @@ REFUSED = [
 def test_refusals(options: list[str], code: int, reason: str, place: Path, capsys: pytest.CaptureFixture[str]):
     (place / "empty").mkdir()
     (place / "old.csv").write_text("mine")
+    (place / "old.png").write_text("mine")
     before = sorted(place.rglob("*"))
     assert classify(place, str(place / "photos"), *(o.format(tmp=place) for o in options)) == code
     assert reason in capsys.readouterr().err

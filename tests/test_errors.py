@@ -43,6 +43,9 @@ REFUSED = [
     (["--data.classes_per_task", "0"], USAGE, ["classes_per_task", "0"]),
     (["--data.class_order", "[1,1,2]"], USAGE, ["class_order", "twice"]),
     (["--data.image_size", "0"], USAGE, ["image_size", "0"]),
+    (["--data.image_size", "2049"], USAGE, ["image_size", "2049", "2048"]),
+    (["--data.max_tasks", "0"], USAGE, ["max_tasks is 0", "at least 1"]),
+    (["--data.num_workers", "-1"], USAGE, ["num_workers is -1", "at least 0"]),
     (["--data.val_fraction", "1"], USAGE, ["val_fraction", "between 0 and 1"]),
     # numbers
     (["--model.head.ridge", "0"], USAGE, ["ridge", "0", "positive"]),
@@ -57,6 +60,11 @@ REFUSED = [
     (["--data.classes_per_task", "2.5"], USAGE, ["--data.classes_per_task", "'2.5'", "int"]),
     (["--model.head.update_past", "7"], USAGE, ["--model.head.update_past", "'7'", "bool"]),
     (["--model.buffer.capacity", "x"], USAGE, ["--model.buffer.capacity", "'x'", "int"]),
+    (["--seed_everything", "-1"], USAGE, ["seed_everything is -1", "4294967295"]),
+    (["--seed_everything", "4294967296"], USAGE, ["seed_everything is 4294967296"]),
+    ([*BUFFER, "--seed_everything", "false", "--model.buffer.seed", "-5"], USAGE, ["buffer seed is -5"]),
+    (["--experiment", ".."], USAGE, ["'..' is not a plain name"]),
+    (["--experiment", ""], USAGE, ["'' is not a plain name"]),
     (["--seed_everything", "abc"], USAGE, ["--seed_everything", "'abc'", "int"]),
     # Lightning
     (["--trainer.precision", "bf16-true"], USAGE, ["bf16-true", "statistics", "bf16-mixed"]),
@@ -216,3 +224,36 @@ def test_full_disk_leaves_the_last_checkpoint_as_it_was(tmp_path):
     assert not (folder / "summary.json").exists()  # the run is not whole
     assert fit(tmp_path, "--ckpt_path", "last") == 0
     assert checkpoint(folder)["cifnet"]["task_sizes"] == [2, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("name", ["a\nb", "red\x1b[31m"])
+def test_class_folders_with_control_characters(name, tmp_path, capsys):
+    make_photos(tmp_path / "photos", ["ant", name])
+    options = ["--data.source", "folder", "--data.root", str(tmp_path / "photos"), "--data.classes_per_task", "1"]
+    assert fit(tmp_path, *options) == RUN
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1
+    assert "\x1b" not in shown
+    assert "has control characters: rename it" in shown
+
+
+def test_folders_that_are_no_versions(tmp_path):
+    (tmp_path / "default" / "version_²").mkdir(parents=True)
+    learned(tmp_path, "--data.max_tasks", "1")
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_folder_of_the_run_that_cannot_be_written(tmp_path, capsys):
+    folder = learned(tmp_path, "--data.max_tasks", "1")
+    folder.chmod(0o500)
+    assert fit(tmp_path, "--ckpt_path", "last") == RUN
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_interrupted_command(monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cifnet_pl.commands.run_command", interrupt)
+    assert main(["info", "--model", "x"]) == 130
+    assert capsys.readouterr().err == "cifnet: error: interrupted; outputs are whole or not there\n"

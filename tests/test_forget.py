@@ -9,7 +9,9 @@ import torch
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.classifier import Classifier
-from cifnet_pl.forget import remove
+from cifnet_pl.errors import DataError
+from cifnet_pl.forget import check_same, remove
+from cifnet_pl.heads import Head
 from tests.command_line import make_photos
 from tests.models import WIDTH, empty, learned, samples
 from tests.test_extend import assert_same_scores, fit, queries
@@ -158,3 +160,24 @@ def test_unknown_and_last_classes(made: Path, tmp_path: Path, capsys: pytest.Cap
 def test_width_of_the_fixtures():
     """The embeddings of the models above are those of ``samples``."""
     assert empty("ridge").head.in_features == samples(["ant"])[0].shape[1] == WIDTH
+
+
+@pytest.mark.parametrize("count", [100, 2000])
+def test_one_other_photo_is_noticed_in_a_large_class(count: int, tmp_path: Path):
+    model = empty("ridge")
+    model.begin_task(["ant", "bee"])
+    z = 5 + torch.randn(2 * count, model.head.in_features, generator=torch.Generator().manual_seed(0))
+    model.observe(z, torch.arange(2).repeat_interleave(count), torch.arange(2 * count))
+    model.finish_task()
+
+    def given(photos: torch.Tensor) -> Head:
+        own, label = model.head.fresh(), model.labels(["ant"])[0]
+        own.begin_task([label])
+        own.observe(photos, torch.full((len(photos),), label))
+        return own
+
+    rounded = z[:count] * (1 + 1e-6 * torch.randn(count, 1))
+    check_same(model, given(rounded), "ant", tmp_path)
+    rounded[0] = z[count]
+    with pytest.raises(DataError, match="holds others"):
+        check_same(model, given(rounded), "ant", tmp_path)

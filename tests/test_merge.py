@@ -186,3 +186,34 @@ def test_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         assert reason in capsys.readouterr().err
     assert merge(tmp_path / "a", tmp_path / "none", "--output", tmp_path / "c") == 1
     assert "no model at" in capsys.readouterr().err
+
+
+def test_photos_of_one_name_at_two_sites_are_two_photos(tmp_path: Path):
+    sites = []
+    for seed in range(2):
+        model = empty("ridge")
+        model.buffer = cifnet_pl.CalibrationBuffer(100)
+        model.begin_task(NAMES)
+        z, own, _ = samples(NAMES, 6, seed)
+        model.observe(z, torch.tensor(model.labels(own)), torch.arange(len(z)))  # IMG_0.jpg, IMG_1.jpg, …
+        model.finish_task()
+        model.save(tmp_path / f"{seed}")
+        sites.append(z)
+    assert merge(tmp_path / "0", tmp_path / "1", "--output", tmp_path / "merged") == 0
+    merged = cifnet_pl.load(tmp_path / "merged")
+    assert merged.buffer is not None
+    assert sorted(merged.buffer.z.norm(dim=1).tolist()) == sorted(
+        torch.cat(sites).to(merged.buffer.z).norm(dim=1).tolist()
+    )
+    assert len(merged.buffer.key.unique()) == len(merged.buffer.key)
+    # The same photos once more are the same photos.
+    merged.buffer.add_more(*(part.clone() for part in (merged.buffer.z, merged.buffer.y, merged.buffer.key)))
+    merged.buffer.commit()
+    assert len(merged.buffer.z) == 2 * len(sites[0])
+
+
+def test_other_heads_are_named(tmp_path: Path, capsys):
+    learned("ridge", [["ant", "bee"]]).save(tmp_path / "a")
+    learned("ncm", [["cat", "dog"]]).save(tmp_path / "b")
+    assert merge(tmp_path / "a", tmp_path / "b", "--output", tmp_path / "c") == 2
+    assert "their heads differ: RidgeHead and NCMHead" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +26,7 @@ from cifnet_pl.callbacks import TaskCheckpoint, TrajectoryPlot
 from cifnet_pl.heads.cifnet import CIFNetHead
 from cifnet_pl.module import CIFNetModule
 from cifnet_pl.record import RunRecord
+from cifnet_pl.storage import exclusive
 from tests.command_line import (
     BUFFER,
     FAST,
@@ -406,6 +408,8 @@ OTHER = {
     "no buffer": (["--model.buffer", "null"], ["buffer.capacity = 300", "0"]),
     "buffer": (["--model.buffer.capacity", "200"], ["buffer.capacity = 300", "200"]),
     "seed": (["--seed_everything", "6"], ["buffer.seed = 5", "6"]),
+    "held-back images": (["--data.split_seed", "5"], ["split_seed = 0", "5"]),
+    "their share": (["--data.val_fraction", "0.5"], ["val_fraction = 0.2", "0.5"]),
     "image size": (["--model.backbone", "pixels:8", "--data.image_size", "9"], ["image_size = 8", "9"]),
 }
 
@@ -432,6 +436,34 @@ class TestRefused:
         shown = capsys.readouterr().err
         assert shown.count("\n") == 1
         assert f"cannot read checkpoint {path}" in shown
+
+    @pytest.mark.parametrize("sub_command", ["fit", "validate"])
+    def test_one_flipped_bit(self, sub_command, reference, tmp_path, capsys):
+        shutil.copytree(reference, tmp_path / "default" / "version_0")
+        path = tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt"
+        with zipfile.ZipFile(path) as archive:
+            entry = max(archive.infolist(), key=lambda entry: entry.file_size)  # numbers of the head
+        content = bytearray(path.read_bytes())
+        content[entry.header_offset + entry.file_size // 2] ^= 0x40
+        path.write_bytes(content)
+        torch.load(path, weights_only=True)  # does not notice
+        assert main([sub_command, *FAST, *OPTIONS, "--logs", str(tmp_path), *LAST]) == 1
+        shown = capsys.readouterr().err
+        assert shown.count("\n") == 1
+        assert "is damaged: the checksum of" in shown
+
+    def test_two_runs_in_one_folder(self, reference, tmp_path, capsys):
+        shutil.copytree(reference, tmp_path / "default" / "version_0")
+        with exclusive(tmp_path / "default" / "version_0"):
+            assert fit(tmp_path, *OPTIONS, *LAST) == 2
+        shown = capsys.readouterr().err
+        assert f"another process is writing {tmp_path / 'default' / 'version_0'}" in shown
+        with exclusive(tmp_path / "default" / "version_1"):
+            assert fit(tmp_path, *OPTIONS) == 2
+        assert not (tmp_path / "default" / "version_1").exists()
+        assert fit(tmp_path, *OPTIONS, "--data.max_tasks", "1") == 0
+        assert (tmp_path / "default" / "version_1" / "summary.json").exists()
+        assert not list((tmp_path / "default").glob(".*.lock"))
 
     def test_pickle_is_not_executed(self, reference, tmp_path, capsys):
         class Payload:

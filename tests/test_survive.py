@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,28 @@ def hold(target: Path, ready: Path) -> int:
         ready.touch()
         time.sleep(60)
     return 0
+
+
+def hold_with_a_worker(target: Path, ready: Path) -> int:
+    """The same, with a forked process as those that decode images."""
+    with exclusive(target):
+        get_context("fork").Process(target=time.sleep, args=(5,)).start()
+        ready.touch()
+        time.sleep(60)
+    return 0
+
+
+def test_what_a_killed_writer_leaves_running_does_not_hold_its_place(tmp_path: Path):
+    process = start(partial(hold_with_a_worker, tmp_path / "b", tmp_path / "ready"), tmp_path / "output")
+    while not (tmp_path / "ready").exists():
+        assert process.is_alive(), (tmp_path / "output").read_text()
+        time.sleep(0.01)
+    with pytest.raises(UsageError, match="another process"), exclusive(tmp_path / "b"):
+        pass
+    process.kill()
+    process.join()
+    with exclusive(tmp_path / "b"):
+        pass
 
 
 @contextmanager

@@ -48,6 +48,7 @@ class EmbeddingCache:
         for rows in images.rows_of.values():
             self._place[rows] = np.arange(len(rows))
         self._collected: dict[int, dict[int, Tensor]] = {}
+        self._before: dict[int, str] = {}  # marks of the files before any of a class was decoded
 
     # ------------------------------------------------------------------ reading
 
@@ -55,6 +56,8 @@ class EmbeddingCache:
         """(n,) bool: which images have a stored embedding."""
         labels = self.images.labels[rows]
         hit = {int(c): self._load(int(c)) is not None for c in np.unique(labels)}
+        for label in (label for label, there in hit.items() if not there and label not in self._before):
+            self._before[label] = self._stat(label)
         return np.array([hit[int(c)] for c in labels], dtype=bool)
 
     def get(self, rows: np.ndarray) -> Tensor:
@@ -112,7 +115,11 @@ class EmbeddingCache:
     def _write(self, label: int) -> None:
         own = self._collected.pop(label)
         z = torch.stack([own[row] for row in self.images.rows_of[label].tolist()])
-        about = {"stat": self._stat(label), "content": self._content(label), "sha256": _digest(z)}
+        stat = self._stat(label)
+        if self._before.pop(label, stat) != stat:
+            log.warning("not caching class '%s': its images changed while they were read", self.class_names[label])
+            return
+        about = {"stat": stat, "content": self._content(label), "sha256": _digest(z)}
         write_atomic(self._path(label), lambda file: file.write(save({"z": z}, metadata=about)))
         self._found.pop(label, None)
 

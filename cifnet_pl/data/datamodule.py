@@ -17,6 +17,7 @@ from torch import Tensor
 from cifnet_pl.backbones import Backbone, Preprocessing
 from cifnet_pl.data.cache import EmbeddingCache, pipeline_key
 from cifnet_pl.data.image_sets import ImageSet, SourceOptions
+from cifnet_pl.data.images import LARGEST_IMAGE
 from cifnet_pl.data.loading import (
     Batch,
     EvaluationMemory,
@@ -92,12 +93,12 @@ class CIFNetDataModule(LightningDataModule):
         super().__init__()
         if on_corrupt not in ("error", "skip"):
             raise UsageError(f"on_corrupt is '{on_corrupt}', expected error or skip")
-        if batch_size < 1 or (max_tasks is not None and max_tasks < 1):
-            raise UsageError(f"batch_size is {batch_size}, max_tasks {max_tasks}: expected at least 1")
-        if image_size is not None and image_size < 1:
-            raise UsageError(f"image_size is {image_size}, expected at least 1 pixel, or null")
-        if (num_workers is not None and num_workers < 0) or memory_mb < 0:
-            raise UsageError(f"num_workers is {num_workers}, memory_mb {memory_mb:g}: expected at least 0")
+        limits = {"batch_size": (batch_size, 1), "max_tasks": (max_tasks, 1), "num_workers": (num_workers, 0)}
+        for name, (given, least) in {**limits, "memory_mb": (memory_mb, 0)}.items():
+            if given is not None and not given >= least:
+                raise UsageError(f"{name} is {given:g}, expected at least {least}")
+        if image_size is not None and not 1 <= image_size <= LARGEST_IMAGE:
+            raise UsageError(f"image_size is {image_size}, expected 1 to {LARGEST_IMAGE} pixels, or null")
         own = SourceOptions(Path(root) if root else None, val_fraction, split_seed, download, options or {})
         self.source_name = source
         self.source = build_source(source, own)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -130,9 +131,12 @@ def file_set(root: Path, class_names: list[str], may_be_empty: bool = False) -> 
 
 
 def require_classes(names: Sequence[str], root: Path) -> None:
-    """Raise DataError where a folder has no class folders."""
+    """Raise DataError where a folder has no class folders, or one whose name could not be shown or stored."""
     if not names:
         raise DataError(f"{place(root)} has no sub-folders: expected one folder of images per class")
+    for name in names:
+        if any(unicodedata.category(c) in ("Cc", "Zl", "Zp") for c in name):
+            raise DataError(f"class folder '{printable(name)}' in {place(root)} has control characters: rename it")
 
 
 def existing(options: SourceOptions, what: str) -> Path:

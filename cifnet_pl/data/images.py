@@ -137,6 +137,10 @@ def read_square(path: Path, size: int, crop_ratio: float = 1.0) -> np.ndarray:
         return square(image, size, crop_ratio, drafted[1][2:] if drafted else None)
 
 
+LARGEST_IMAGE = 2048
+"""Largest ``image_size``, in pixels."""
+
+
 def printable(text: str) -> str:
     """``text`` on one line: line breaks, control characters and undecodable bytes of file names as escapes."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

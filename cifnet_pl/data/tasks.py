@@ -61,7 +61,9 @@ def task_sizes(classes: int, per_task: int | list[int], initial: int | None = No
         return first + per_task
     wanted = (first + listed)[0]
     if classes < wanted:
-        raise UsageError(f"the first task asks for {wanted} classes, the data has {classes}")
+        raise UsageError(
+            f"the first task asks for {wanted} classes, the data has {classes}: set a smaller --data.classes_per_task"
+        )
     full, rest = divmod(classes - sum(first), per_task)
     return first + [per_task] * full + ([rest] if rest else [])
 
@@ -97,7 +99,7 @@ class TaskStream:
         known = {name for task in past for name in task}
         gone = sorted(known - set(names))
         if gone:
-            raise DataError(f"class '{gone[0]}' was learned before, but the data no longer has it")
+            raise DataError(f"class '{gone[0]}' was learned before, but the data no longer has it: put it back")
         fresh = [name for name in ordered if name not in known]
         if not past:
             sizes = task_sizes(len(fresh), per_task, initial)

@@ -18,7 +18,7 @@ from cifnet_pl.data.images import first_line
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.errors import CheckpointError, CifnetError, DataError, UsageError, unknown_name
 from cifnet_pl.learner import TaskModule
-from cifnet_pl.resume import require_same
+from cifnet_pl.resume import require_same_images
 
 SCHEDULES: dict[str, Callable[[SGD, int], LRScheduler]] = {
     "cosine": CosineAnnealingLR,
@@ -236,8 +236,7 @@ class IterativeModule(TaskModule):
         self.classifier = nn.ModuleList(self._layer(len(task)) for task in self.learned_tasks[: self.tasks_finished])
         if self._trainer is not None:
             images = self.data.describe_images(self.backbone.preprocessing)
-            shape = {key: images[key] for key in ("image_size", "crop_ratio")}
-            require_same(shape, checkpoint["cifnet"].get("images"))
+            require_same_images(images, checkpoint["cifnet"].get("images"))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load all weights; CheckpointError if they do not fit the classes that the checkpoint names."""

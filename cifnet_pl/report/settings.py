@@ -30,9 +30,15 @@ NOT_SETTINGS = (
     "ckpt_path",
     "weights_only",
     "trainer.enable_progress_bar",
+    "trainer.accelerator",
+    "data.cache",
     "data.cache_folder",
+    "data.num_workers",
+    "data.memory_mb",
+    "data.on_corrupt",
+    "energy.enabled",
 )
-"""Keys of ``config.yaml`` that do not make another configuration: seeds, names, and whether there was a terminal."""
+"""Keys of ``config.yaml`` that do not make another configuration: seeds, names, and how the same was computed."""
 
 OF_SETTING = (
     "data.source",
@@ -111,7 +117,7 @@ def configuration(run: Run) -> dict[str, Any]:
     callbacks = flat.get("trainer.callbacks")
     if isinstance(callbacks, list):
         flat["trainer.callbacks"] = [c for c in callbacks if "ActivationTable" not in str(c)] or None
-    if not isinstance(run.config["data"].get("class_order"), int) and "class_order" in run.config["data"]:
+    if isinstance(run.config["data"].get("class_order"), list):
         flat["data.order"] = run.config["data"]["class_order"]
     return {key: value for key, value in flat.items() if key not in NOT_SETTINGS and not key.endswith(".seed")}
 

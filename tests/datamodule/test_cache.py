@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone
+from cifnet_pl.data.cache import EmbeddingCache
+from cifnet_pl.data.image_sets import SourceOptions
+from cifnet_pl.data.sources import build_source
 from tests.command_line import BUFFER, assert_same_model, checkpoint, learned, make_photos, measurements
 
 FOLDER = ["--data.source", "folder", "--data.classes_per_task", "2", *BUFFER]
@@ -105,3 +108,19 @@ def test_a_killed_build_goes_on(tmp_path: Path, photos: Path, embedded: list[int
     whole = learned(tmp_path / "whole", *FOLDER, "--data.root", str(photos))
     state = checkpoint(tmp_path / "second" / "default" / "version_0")["state_dict"]
     assert all(torch.equal(state[k], v) for k, v in checkpoint(whole)["state_dict"].items())
+
+
+def test_photos_that_change_while_they_are_read_are_not_cached(tmp_path: Path, photos: Path) -> None:
+    """A photo is replaced after it was embedded, before the last one of its class is."""
+    source = build_source("folder", SourceOptions(photos))
+    images, rows = source.train, source.train.rows_of[0]
+    cache = EmbeddingCache(images, source.class_names, tmp_path / "cache")
+    assert not cache.known(rows).any()
+    cache.collect(torch.from_numpy(rows[:-1]), torch.zeros(len(rows) - 1, 4))
+    (photos / images.names[rows[0]]).write_bytes((photos / images.names[rows[1]]).read_bytes())
+    cache.collect(torch.from_numpy(rows[-1:]), torch.zeros(1, 4))
+    assert not EmbeddingCache(images, source.class_names, tmp_path / "cache").known(rows).any()
+    # As they are now, they are cached.
+    assert not cache.known(rows).any()
+    cache.collect(torch.from_numpy(rows), torch.zeros(len(rows), 4))
+    assert EmbeddingCache(images, source.class_names, tmp_path / "cache").known(rows).all()

@@ -53,6 +53,16 @@ def test_a_setting_that_an_older_version_did_not_have_is_its_default(tmp_path: P
     assert groups[1].label == "CIFNet, data.split_seed 1"
 
 
+def test_class_orders_given_or_drawn_are_one_group(tmp_path: Path) -> None:
+    """A permutation by seed, and the order as given, are two samples of one thing."""
+    (group,) = groups_of(
+        tmp_path, {"seed": 1, "data": {"class_order": None}}, {"seed": 1, "data": {"class_order": 7, "cache": True}}
+    )
+    assert len(group.outcomes) == 2
+    assert "class_order" not in group.label
+    assert "cache" not in group.label
+
+
 @pytest.mark.parametrize(
     "other",
     [
