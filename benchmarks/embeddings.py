@@ -40,9 +40,9 @@ class Photos:
         return [shuffled[i : i + per_task] for i in range(0, self.classes, per_task)]
 
 
-def read_photos(root: Path, image_size: int, cache: Path) -> Photos:
+def read_photos(root: Path, image_size: int, cache: Path, name: str = BACKBONE) -> Photos:
     """Embeddings of ``ROOT/train`` and ``ROOT/val``; what the cache lacks is embedded and added to it."""
-    source, backbone = build_source("folder", SourceOptions(root)), build_backbone(BACKBONE, None, False)
+    source, backbone = build_source("folder", SourceOptions(root)), build_backbone(name, None, False)
     folder = cache.expanduser() / pipeline_key(backbone, image_size, 1.0, "32-true")
     parts: list[Tensor] = []
     for name, images in (("train", source.train), ("val", source.val)):

@@ -66,7 +66,7 @@ def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
                 raise CheckpointError(f"{path} is compressed: it was not written by this package")
             damaged = archive.testzip()  # torch.load does not look at the checksums
             if damaged is not None:
-                raise CheckpointError(f"{path} is damaged: the checksum of {printable(damaged)} is wrong")
+                raise CheckpointError(f"{path} is damaged: the checksum of {printable(damaged)} is wrong; use a copy")
         content = torch.load(path, map_location=map_location, weights_only=True)
     except CheckpointError:
         raise
