@@ -15,7 +15,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.data.image_sets import ArraySet, Source, SourceOptions
 from cifnet_pl.data.sources import SOURCES
 
-CLASSES, PER_CLASS, VAL_PER_CLASS, SIDE, EMBEDDED_SIDE, REPEATS = 100, 500, 20, 32, 64, 3
+CLASSES, PER_CLASS, VAL_PER_CLASS, SIDE, EMBEDDED_SIDE, REPEATS = 100, 500, 20, 32, 96, 3
 
 
 class Noise:
