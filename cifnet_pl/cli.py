@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import signal
 import warnings
 from collections.abc import Collection
@@ -18,7 +17,6 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
@@ -36,7 +34,7 @@ from cifnet_pl.callbacks.checkpoint import AtomicCheckpointIO
 from cifnet_pl.commands import COMMANDS
 from cifnet_pl.data import CIFNetDataModule
 from cifnet_pl.data.images import first_line
-from cifnet_pl.distributed import check_strategy, is_lost_process, register_strategy
+from cifnet_pl.distributed import check_strategy, is_first_process, is_lost_process, register_strategy
 from cifnet_pl.errors import CifnetError, UsageError, unknown_name
 from cifnet_pl.parsing import DEFAULT_HEAD, OneSentence, buried_error, with_clean_heads
 from cifnet_pl.storage import exclusive, write_text
@@ -156,9 +154,7 @@ class CIFNetCLI(LightningCLI):
         base = runs.experiment_folder(str(config.logs), str(config.experiment))
         if self.subcommand == "fit":
             place = runs.place_fit(base, config.get("ckpt_path"))
-            if cast(Any, rank_zero_only).rank or int(
-                os.environ.get("NODE_RANK", 0)
-            ):  # only one of a run's processes writes
+            if not is_first_process():  # the one that writes
                 return place
             runs.require_writable(base)
             self._held.enter_context(exclusive(place.folder))

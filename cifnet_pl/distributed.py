@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from lightning.pytorch.overrides.distributed import _sync_module_states
@@ -33,6 +34,12 @@ def register_strategy() -> None:
         override=True,
         start_method="popen",
     )
+
+
+def is_first_process() -> bool:
+    """Whether this process writes for the whole run, as its launcher's variables say; read anew at every call."""
+    ranks = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
+    return all(os.environ.get(name, "0") in ("", "0") for name in ranks)
 
 
 def is_lost_process(error: RuntimeError) -> bool:

@@ -194,8 +194,9 @@ class TaskModule(LightningModule):
             assert self._calibration is not None
             self._accuracy.update(probabilities.argmax(dim=1), batch.label)
             self._calibration.update(probabilities, batch.label)
-            own = probabilities.gather(1, batch.label[:, None])
-            self._nll.update(-own.clamp_min(torch.finfo(own.dtype).tiny).log())
+            own = probabilities.gather(1, batch.label[:, None]).flatten()
+            # One dimension and float32: what torchmetrics has for a process without images.
+            self._nll.update(-own.clamp_min(torch.finfo(own.dtype).tiny).log().float())
 
     def on_validation_epoch_end(self) -> None:
         """Turn the counts of all processes into A_k, per-task accuracies, ECE and NLL."""
