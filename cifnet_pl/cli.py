@@ -153,15 +153,19 @@ class CIFNetCLI(LightningCLI):
     def _place_run(self, config: Namespace) -> runs.Place:
         base = runs.experiment_folder(str(config.logs), str(config.experiment))
         if self.subcommand == "fit":
-            place = runs.place_fit(base, config.get("ckpt_path"))
-            if not is_first_process():  # the one that writes
-                return place
-            runs.require_writable(base)
-            self._held.enter_context(exclusive(place.folder))
-            # A run that ended meanwhile may have left what was to be a fresh folder.
-            return place if runs.place_fit(base, config.get("ckpt_path")) == place else self._place_run(config)
+            return runs.place_fit(base, config.get("ckpt_path"))
         configs = [Path(str(path)) for path in config.get("config") or []]
         return runs.place_evaluation(base, config.get("ckpt_path"), configs)
+
+    def before_fit(self) -> None:
+        """Take the run's folder, before anything is computed, and refuse one that cannot be written to or is taken."""
+        folder = self.place.folder
+        if is_first_process():  # the one that writes
+            fresh = not folder.exists()
+            runs.require_writable(folder.parent)
+            self._held.enter_context(exclusive(folder))
+            if fresh and folder.exists():
+                raise UsageError(f"another run has just used {folder}: give the command once more")
 
     def instantiate_classes(self) -> None:
         """Build everything; an error of this package reaches the user as it is, not as jsonargparse reports it."""
