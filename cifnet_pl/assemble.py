@@ -5,6 +5,7 @@ Nothing is executed and nothing is allocated before its size has been compared w
 
 from __future__ import annotations
 
+import inspect
 import math
 import unicodedata
 from collections import Counter
@@ -166,8 +167,9 @@ def _head(entry: Entry, features: int, shapes: Shapes) -> Head:
         raise CheckpointError(f"{entry.where}: {unknown_name('head', printable(str(name)), HEADS)}")
     if settings.get("in_features") != features:
         raise entry.wrong("in_features", _shown(settings.get("in_features")), f"the backbone's width {features}")
+    defaults = inspect.signature(HEADS[name]).parameters
     for key in settings:
-        entry.get(key, (int,) if key in SIZES else (int, float, str, bool, type(None)))
+        entry.get(key, (int,) if key in SIZES else _kinds(defaults[key].default if key in defaults else None))
     width = max(features, settings.get("width") or 0)
     stored = 8 * sum(math.prod(shape) for shape in shapes.values())
     if 8 * width**2 > max(FREE_BYTES, 4 * stored):
@@ -176,6 +178,13 @@ def _head(entry: Entry, features: int, shapes: Shapes) -> Head:
     if head.settings() != settings:
         raise CheckpointError(f"{entry.where}: the settings of {name} are not complete: it is of another version")
     return head
+
+
+def _kinds(default: Any) -> tuple[type, ...]:
+    """What a setting may be whose default is ``default``; some numbers can be words too, like "gcv"."""
+    if isinstance(default, bool | int):
+        return (type(default),)
+    return (int, float, str) if isinstance(default, float | str) else (int, float, str, bool, type(None))
 
 
 def _buffer(entry: Entry) -> CalibrationBuffer | None:

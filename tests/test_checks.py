@@ -116,6 +116,26 @@ def test_hostile_descriptions(change: Callable[[dict[str, Any]], None], reason: 
         read_bundle(forged)
 
 
+@pytest.mark.parametrize(
+    ("head", "setting", "value"),
+    [
+        ("sgd", "seed", None),
+        ("sgd", "epochs", 2.5),
+        ("knn", "k", True),
+        ("ridge", "balanced", 1),
+        ("acil", "seed", "1"),
+    ],
+)
+def test_settings_of_other_kinds(head: str, setting: str, value: object, tmp_path: Path):
+    learned(head).save(tmp_path / "whole")
+    forged, config = copied(tmp_path / "whole", tmp_path / "b"), config_of(tmp_path / "whole")
+    assert type(config["head"][setting]) is not type(value)
+    config["head"][setting] = value
+    forge(forged, config)
+    with pytest.raises(CheckpointError, match=setting):
+        read_bundle(forged)
+
+
 def put(name: str, value: Tensor | None) -> Callable[[dict[str, Tensor]], None]:
     """Replace or remove a tensor."""
 
