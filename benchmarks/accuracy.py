@@ -8,18 +8,16 @@ paired over validation images: mean over the orders, and a 95 % interval from th
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from benchmarks.embeddings import BACKBONE, Photos, learn, read_photos, seen
+from benchmarks.embeddings import BACKBONE, Photos, learn, mean_eigenvalue, read_photos, seen, study_parser
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.calibration import calibrate, fit_temperature
 from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, RidgeHead
@@ -62,9 +60,7 @@ def interval(ours: Tensor, theirs: Tensor) -> str:
 
 def best_ridge(name: str, make: Callable[..., Head], photos: Photos) -> Make:
     """The head with the ridge of the best A_K on the validation images in the first order."""
-    probe = ACILHead(photos.z.shape[1], width=256)  # the mean eigenvalue hardly depends on the width
-    learn(probe, photos, list(range(photos.classes)))
-    unit = probe.sums.gram.diagonal().mean().item()
+    unit = mean_eigenvalue(photos.z, 256)  # which hardly depends on the width
     found = {}
     for share in SHARES:
         right, _ = correct(partial(make, ridge=share * unit), photos, ORDERS[0])
@@ -114,11 +110,8 @@ def ece(scores: Tensor, columns: Tensor) -> float:
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("root", type=Path)
-    parser.add_argument("--image_size", type=int, default=128)
+    parser = study_parser(__doc__)
     parser.add_argument("--width", type=int, default=8192, help="of ACIL and DS-AL")
-    parser.add_argument("--cache_folder", type=Path, default=Path("~/.cache/cifnet_pl"))
     args = parser.parse_args()
     plain = read_photos(args.root, args.image_size, args.cache_folder)
     rich = read_photos(args.root, args.image_size, args.cache_folder, RICH)

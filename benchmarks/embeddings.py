@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from cifnet_pl.data.cache import EmbeddingCache, pipeline_key
 from cifnet_pl.data.image_sets import ImageSet, SourceOptions
 from cifnet_pl.data.loading import ImageLoader, SquareDataset
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.heads import Head
+from cifnet_pl.heads import ACILHead, Head
 
 BACKBONE, BATCH = "embedded:efficientnet_lite0", 64
 
@@ -40,9 +41,18 @@ class Photos:
         return [shuffled[i : i + per_task] for i in range(0, self.classes, per_task)]
 
 
-def read_photos(root: Path, image_size: int, cache: Path, name: str = BACKBONE) -> Photos:
+def study_parser(description: str | None) -> argparse.ArgumentParser:
+    """The options that all studies share."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", type=Path)
+    parser.add_argument("--image_size", type=int, default=128)
+    parser.add_argument("--cache_folder", type=Path, default=Path("~/.cache/cifnet_pl"))
+    return parser
+
+
+def read_photos(root: Path, image_size: int, cache: Path, network: str = BACKBONE) -> Photos:
     """Embeddings of ``ROOT/train`` and ``ROOT/val``; what the cache lacks is embedded and added to it."""
-    source, backbone = build_source("folder", SourceOptions(root)), build_backbone(name, None, False)
+    source, backbone = build_source("folder", SourceOptions(root)), build_backbone(network, None, False)
     folder = cache.expanduser() / pipeline_key(backbone, image_size, 1.0, "32-true")
     parts: list[Tensor] = []
     for name, images in (("train", source.train), ("val", source.val)):
@@ -72,6 +82,15 @@ def learn(head: Head, photos: Photos, classes: list[int], buffer: CalibrationBuf
         buffer.show_to(head)
         buffer.commit()
     head.solve()
+
+
+def mean_eigenvalue(z: Tensor, width: int) -> float:
+    """tr(G)/B of ACIL's random features of embeddings (n, d): what ridges are a share of."""
+    head = ACILHead(z.shape[1], width=width)
+    head.begin_task([0])
+    head.observe(z, torch.zeros(len(z), dtype=torch.int64))
+    head.solve()
+    return head.sums.gram.diagonal().mean().item()
 
 
 def seen(photos: Photos, head: Head) -> Tensor:

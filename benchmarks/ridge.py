@@ -7,7 +7,6 @@ neighbours'.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import matplotlib
@@ -15,7 +14,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from benchmarks.embeddings import Photos, accuracy, learn, read_photos
+from benchmarks.embeddings import Photos, accuracy, learn, mean_eigenvalue, read_photos, study_parser
 from cifnet_pl.heads import ACILHead, Head, RidgeHead
 from cifnet_pl.heads.base import Ridge
 from cifnet_pl.metrics import average_accuracy
@@ -33,13 +32,6 @@ def trajectory(head: Head, photos: Photos, tasks: list[list[int]]) -> list[float
     return found
 
 
-def small_ridge(photos: Photos, width: int) -> float:
-    """``SMALL`` times the mean eigenvalue for the first ``width`` samples: tr(G)/B."""
-    head = ACILHead(photos.z.shape[1], width=width)
-    learn(head, Photos(photos.z[:width], photos.y[:width], photos.val_z, photos.val_y), list(range(photos.classes)))
-    return SMALL * head.sums.gram.diagonal().mean().item()
-
-
 def dips(values: list[float]) -> list[tuple[int, float]]:
     """(task, points below the lower of its neighbours) where that is more than 2; tasks count from 1."""
     depth = [(k + 1, min(values[k - 1], values[k + 1]) - values[k]) for k in range(1, len(values) - 1)]
@@ -48,11 +40,8 @@ def dips(values: list[float]) -> list[tuple[int, float]]:
 
 def main() -> None:
     """Learn, print the table, draw the figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("root", type=Path)
-    parser.add_argument("--image_size", type=int, default=128)
+    parser = study_parser(__doc__)
     parser.add_argument("--order", type=int, default=1, help="seed of the class order")
-    parser.add_argument("--cache_folder", type=Path, default=Path("~/.cache/cifnet_pl"))
     parser.add_argument("--output", type=Path, default=Path("ridge.png"))
     args = parser.parse_args()
     photos = read_photos(args.root, args.image_size, args.cache_folder)
@@ -61,7 +50,10 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     for axis, width, per_task in ((axes[0], 4096, -(-photos.classes // 10)), (axes[1], 2048, 2)):
         tasks, d = photos.tasks(args.order, per_task), photos.z.shape[1]
-        choices: list[tuple[str, Ridge, str]] = [("fixed", small_ridge(photos, width), "o-"), ("GCV", "gcv", "s-")]
+        choices: list[tuple[str, Ridge, str]] = [
+            ("fixed", SMALL * mean_eigenvalue(photos.z[:width], width), "o-"),
+            ("GCV", "gcv", "s-"),
+        ]
         for name, ridge, style in [*choices, ("GCV", "gcv", "^--")]:
             exact = style == "^--"
             head = RidgeHead(d) if exact else ACILHead(d, width=width, ridge=ridge)

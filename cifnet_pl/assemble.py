@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -20,7 +19,7 @@ from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.checks import check_buffer, check_head, check_shapes, load_part
 from cifnet_pl.classifier import Classifier, Event
-from cifnet_pl.data.images import LARGEST_IMAGE, first_line, printable
+from cifnet_pl.data.images import LARGEST_IMAGE, first_line, has_controls, printable
 from cifnet_pl.errors import CheckpointError, unknown_name
 from cifnet_pl.heads import Head
 
@@ -126,7 +125,7 @@ def class_names(names: Sequence[Any], where: str) -> list[str]:
             raise CheckpointError(
                 f"{where} has {_shown(name)} for a class name, expected a text of 1 to 1000 characters"
             )
-        if any(unicodedata.category(c) in ("Cc", "Zl", "Zp") for c in name):
+        if has_controls(name):
             raise CheckpointError(f"{where} has control characters in class name {_shown(name)}: rename the class")
         if any(part in ("", ".", "..") for part in name.replace("\\", "/").split("/")):
             raise CheckpointError(f"{where} has a path for a class name, {_shown(name)}: rename the class")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from cifnet_pl.data.images import first_line
 from cifnet_pl.errors import CheckpointError, CifnetError, UsageError, unknown_name
 from cifnet_pl.resnet32 import CIFAR100_MEAN, CIFAR100_STD, FEATURES, ResNet32
-from cifnet_pl.views import VIEWS, split_views, width
+from cifnet_pl.views import VIEWS, split_views
 from cifnet_pl.weights import fill, read_tensors
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -304,8 +304,7 @@ def build_backbone(name: str, architecture: str | None = None, download: bool = 
         raise unknown_name("backbone", family, BACKBONES)
     network, features, preprocessing = BACKBONES[family](rest, architecture, download)
     for view in views:
-        network = VIEWS[view](network)
-        features = width(network) if view == "layers" else features
+        network, features = VIEWS[view](network, features)
     backbone = Backbone(name, network, features, preprocessing)
     backbone.architecture = architecture
     return backbone

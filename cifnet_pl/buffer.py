@@ -167,7 +167,9 @@ class CalibrationBuffer(GrowingModule):
         key = key.clone()
         own = {(label, k): i for i, (label, k) in enumerate(zip(self.y.tolist(), self.key.tolist(), strict=True))}
         for row, pair in enumerate(zip(y.tolist(), key.tolist(), strict=True)):
-            stored = self.z[own[pair]].to(z) if pair in own else z[row]
+            if pair not in own:
+                continue
+            stored = self.z[own[pair]].to(z)
             if float((z[row] - stored).norm()) > SAME * float(stored.norm()):
                 content = f"{pair[1]}".encode() + z[row].float().cpu().contiguous().numpy().tobytes()
                 key[row] = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1

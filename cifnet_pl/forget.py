@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from cifnet_pl.buffer import SAME
 from cifnet_pl.bundle import refuse_existing, write_bundle
 from cifnet_pl.classifier import Classifier, Event
 from cifnet_pl.data.folders import image_files, listing
@@ -20,9 +21,9 @@ from cifnet_pl.photos import squares
 from cifnet_pl.storage import exclusive
 from cifnet_pl.stored import load
 
-TOLERANCE, SHARE_OF_ONE = 1e-3, 0.1
-"""Largest relative difference between what a class left in the sums and what its photos give now: the rounding of
-another machine's network; and, as that averages out over many photos, at most this share of one of them."""
+SHARE_OF_ONE = 0.1
+"""What a class left in the sums and what its photos give now differ by no more than one photo's embeddings may on two
+machines; and, as that averages out over many photos, by no more than this share of one of them."""
 
 
 def forget(model: str, class_: str, output: str, images: str | None = None, overwrite: bool = False) -> None:
@@ -130,7 +131,7 @@ def check_same(model: Classifier, own: Head, name: str, folder: Path) -> None:
     own.merge_(own.fresh())  # moves what was observed into the sums
     column = model.class_names.index(name)
     kept, given = sums.class_sums[column], theirs.class_sums[0]
-    tolerance = min(TOLERANCE, SHARE_OF_ONE / model.counts[name])
+    tolerance = min(SAME, SHARE_OF_ONE / model.counts[name])
     if float((kept - given).norm()) > tolerance * float(kept.norm()):
         raise DataError(_unlike(name, model.counts[name], folder, "others"))
 

@@ -16,9 +16,9 @@ from torchmetrics.classification import MulticlassCalibrationError
 from cifnet_pl.backbones import Backbone
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.loading import Batch
-from cifnet_pl.errors import CheckpointError, CifnetError, UsageError
+from cifnet_pl.errors import CheckpointError, CifnetError, DataError, UsageError
 from cifnet_pl.metrics import ClassAccuracy, percent
-from cifnet_pl.resume import FORMAT, count_tasks, read_stored, require_same, rewind_checkpoint
+from cifnet_pl.resume import FORMAT, count_tasks, read_stored, require_same, require_same_images, rewind_checkpoint
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,8 @@ class TaskModule(LightningModule):
 
     def describe(self) -> dict[str, Any]:
         """What ``summary.json`` says of the model: head, backbone, backbone_params."""
-        return {"head": type(self).__name__, "backbone": None, "backbone_params": None}
+        name, parameters = self.backbone.name, self.backbone.parameters_count
+        return {"head": type(self).__name__, "backbone": name, "backbone_params": parameters}
 
     def state_elements(self) -> dict[str, int]:
         """Numbers kept between tasks, by component."""
@@ -228,8 +229,18 @@ class TaskModule(LightningModule):
 
     # ------------------------------------------------------------------ checkpoints
 
+    def refuse_empty(self, names: list[str]) -> None:
+        """Raise DataError if there are ``names`` of classes of which no image could be learned."""
+        if names:
+            raise DataError(
+                f"no image of class '{names[0]}' was learned: none could be read, or trainer options limit the batches"
+            )
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the class map and the settings, and whether a task is under way (it starts again on resume)."""
+        """Add the class map, the settings, how photos are prepared, and whether a task is under way.
+
+        Such a task starts again on resume.
+        """
         checkpoint["cifnet"] = {
             "format": FORMAT,
             "under_way": self._under_way,
@@ -237,6 +248,7 @@ class TaskModule(LightningModule):
             "class_names": list(self.class_names),
             "task_sizes": [len(names) for names in self.learned_tasks],
             "settings": self.settings(),
+            "images": self.data.describe_images(self.backbone.preprocessing),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -252,6 +264,9 @@ class TaskModule(LightningModule):
         names = iter(self.class_names)
         self.learned_tasks = [[next(names) for _ in range(size)] for size in stored["task_sizes"]]
         self._under_way = stored["under_way"]
+        if self._trainer is not None:
+            images = self.data.describe_images(self.backbone.preprocessing)
+            require_same_images(images, stored.get("images"))
         goes_on = self._trainer is not None and self.trainer.state.fn == "fit"
         if stored["closing"] or (self._under_way and not goes_on):
             what = "while it was being solved" if stored["closing"] else "in its middle: fit can go on from it, else"

@@ -12,10 +12,9 @@ from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.data.images import first_line
 from cifnet_pl.data.loading import Batch, EmbeddingBatch
-from cifnet_pl.errors import CheckpointError, DataError, NonFiniteError, check_embeddings
+from cifnet_pl.errors import CheckpointError, NonFiniteError, check_embeddings
 from cifnet_pl.heads import CIFNetHead, Head
 from cifnet_pl.learner import TaskModule
-from cifnet_pl.resume import require_same_images
 
 
 class CIFNetModule(TaskModule):
@@ -115,10 +114,7 @@ class CIFNetModule(TaskModule):
         """
         self.reduce_statistics()
         empty = [self.class_names[label] for label, count in self.head.class_counts().items() if not count]
-        if empty:
-            raise DataError(
-                f"no image of class '{empty[0]}' was learned: none could be read, or trainer options limit the batches"
-            )
+        self.refuse_empty(empty)
         self.head.solve()
         self.head.refresh()  # evaluation follows at once; what it needs belongs to learning's time and energy
         if self.calibrate and self.buffer is not None:
@@ -147,29 +143,18 @@ class CIFNetModule(TaskModule):
     def describe(self) -> dict[str, Any]:
         """Head, backbone and their settings, for ``summary.json``."""
         return {
+            **super().describe(),
             "head": type(self.head).__name__,
             "head_settings": self.head.settings(),
             "buffer_settings": self.buffer.settings() if self.buffer is not None else None,
-            "backbone": self.backbone.name,
-            "backbone_params": self.backbone.parameters_count,
         }
 
     # ------------------------------------------------------------------ checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what the model needs to live on without this run: how it embeds a photo."""
+        """Add what the model needs besides to live on without this run: the network that embeds a photo."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["cifnet"] |= {
-            "backbone": self.backbone.describe(),
-            "images": self.data.describe_images(self.backbone.preprocessing),
-        }
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check besides that the run embeds a photo as the checkpoint's run did."""
-        super().on_load_checkpoint(checkpoint)
-        if self._trainer is not None:
-            images = self.data.describe_images(self.backbone.preprocessing)
-            require_same_images(images, checkpoint["cifnet"].get("images"))
+        checkpoint["cifnet"]["backbone"] = self.backbone.describe()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Everything but the backbone, which never changes: its hash is stored instead."""

@@ -57,20 +57,27 @@ class Mirrored(nn.Module):
         return z
 
 
-def layers(network: nn.Module) -> nn.Module:
-    """:class:`Layers` of a network whose late stages are known; UsageError for others."""
+def layers(network: nn.Module, features: int) -> tuple[nn.Module, int]:
+    """:class:`Layers` of a network whose late stages are known, and its width; UsageError for others."""
     for part in (network, *network.children()):
         names = LAYERS.get(f"{type(part).__module__}.{type(part).__name__}")
         if names is not None:
-            return Layers(network, names)
+            richer = Layers(network, names).eval()
+            with torch.inference_mode():  # asked once
+                return richer, int(richer(torch.zeros(1, 3, 64, 64)).shape[1])
     raise UsageError(
         f"+layers knows the late stages of EfficientNet-Lite0 and of torchvision's ResNets, not of "
         f"{type(network).__name__}: leave it out"
     )
 
 
-VIEWS: dict[str, Callable[[nn.Module], nn.Module]] = {"layers": layers, "mirror": Mirrored}
-"""Suffix of a backbone's name → function network → richer network."""
+def mirror(network: nn.Module, features: int) -> tuple[nn.Module, int]:
+    """:class:`Mirrored`, as wide as the network."""
+    return Mirrored(network), features
+
+
+VIEWS: dict[str, Callable[[nn.Module, int], tuple[nn.Module, int]]] = {"layers": layers, "mirror": mirror}
+"""Suffix of a backbone's name → function (network, width) → richer network, its width."""
 
 
 def split_views(name: str) -> tuple[str, list[str]]:
@@ -82,9 +89,3 @@ def split_views(name: str) -> tuple[str, list[str]]:
         name = base
         base, plus, last = name.rpartition("+")
     return name, sorted(found, key=list(VIEWS).index)
-
-
-def width(network: nn.Module) -> int:
-    """Width of the embedding, by asking the network once."""
-    with torch.inference_mode():
-        return int(network.eval()(torch.zeros(1, 3, 64, 64)).shape[1])

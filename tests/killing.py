@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
@@ -85,6 +86,14 @@ def ended(process: BaseProcess, timeout: float = 240) -> int:
 def in_a_process(work: Callable[[], int], output: Path) -> int:
     """Run ``work`` in a process of its own, to its end: its exit code, or minus the signal that ended it."""
     return ended(start(work, output))
+
+
+def killed_within(seconds: float, work: Callable[[], int], output: Path) -> int:
+    """Start ``work`` in a process of its own and kill it after ``seconds``: its exit code, or minus the signal."""
+    process = start(work, output)
+    time.sleep(seconds)
+    process.kill()
+    return ended(process)
 
 
 class Act(Callback):

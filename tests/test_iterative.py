@@ -25,7 +25,7 @@ from cifnet_pl.report import Study, read_study
 from cifnet_pl.report.tables import all_tables
 from cifnet_pl.selection import select_herding
 from cifnet_pl.stored import load
-from tests.command_line import assert_same_model, make_photos
+from tests.command_line import FAST, assert_same_model, make_photos
 from tests.killing import Act, Killed, at_call
 from tests.lightning_runs import digits, module, trainer
 
@@ -347,17 +347,7 @@ class TestResults:
         assert (summary["head"], summary["backbone"]) == ("FinetuneModule", "small")
 
     def test_stand_in_one_report_with_their_epochs(self, photos, tmp_path):
-        fixed = [
-            "--data.root",
-            str(photos),
-            "--data.image_size",
-            "8",
-            "--data.num_workers",
-            "0",
-            "--logs",
-            str(tmp_path),
-        ]
-        fixed += ["--data.classes_per_task", "2", "--model.backbone", "pixels:8", "--energy.enabled", "false"]
+        fixed = [*FAST, "--data.source", "folder", "--data.root", str(photos), "--logs", str(tmp_path)]
         for name in ("finetune", "icarl"):
             config = str(Path(__file__).parents[1] / "configs" / "iterative" / f"{name}.yaml")
             assert main(["fit", "--config", config, *fixed, "--model.epochs", "2"]) == 0

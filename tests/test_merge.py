@@ -39,6 +39,17 @@ def merge(*words: object) -> int:
     return main(["merge", *map(str, words)])
 
 
+def site(capacity: int, *photos: tuple[torch.Tensor, list[str], torch.Tensor]) -> Classifier:
+    """What one place has learned, in one task, from embeddings, names of classes and keys; with a buffer."""
+    model = empty("ridge")
+    model.buffer = cifnet_pl.CalibrationBuffer(capacity)
+    model.begin_task(NAMES)
+    for z, own, keys in photos:
+        model.observe(z, torch.tensor(model.labels(own)), keys)
+    model.finish_task()
+    return model
+
+
 def scores_by_name(model: Classifier, z: torch.Tensor) -> torch.Tensor:
     """Columns in alphabetical order."""
     return model.head(z)[:, sorted(range(len(model.class_names)), key=model.class_names.__getitem__)]
@@ -78,21 +89,11 @@ def test_three_sites_of_which_one_has_a_buffer_for_calibration(tmp_path: Path):
     """All merged buffers are one: the same photos as if one site had seen them all."""
     sites = []
     for seed in range(3):
-        model = empty("ridge")
-        model.buffer = cifnet_pl.CalibrationBuffer(20)
-        model.begin_task(NAMES)
         z, own, keys = samples(NAMES, 6, seed)
-        model.observe(z, torch.tensor(model.labels(own)), keys)
-        model.finish_task()
-        model.save(tmp_path / f"{seed}")
+        site(20, (z, own, keys)).save(tmp_path / f"{seed}")
         sites.append((z, own, keys))
     assert merge(*(tmp_path / f"{seed}" for seed in range(3)), "--output", tmp_path / "merged") == 0
-    pooled = empty("ridge")
-    pooled.buffer = cifnet_pl.CalibrationBuffer(20)
-    pooled.begin_task(NAMES)
-    for z, own, keys in sites:
-        pooled.observe(z, torch.tensor(pooled.labels(own)), keys)
-    pooled.finish_task()
+    pooled = site(20, *sites)
     merged = cifnet_pl.load(tmp_path / "merged")
     assert difference(merged, pooled) <= 1e-9
     assert merged.buffer is not None
@@ -191,13 +192,8 @@ def test_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 def test_photos_of_one_name_at_two_sites_are_two_photos(tmp_path: Path):
     sites = []
     for seed in range(2):
-        model = empty("ridge")
-        model.buffer = cifnet_pl.CalibrationBuffer(100)
-        model.begin_task(NAMES)
         z, own, _ = samples(NAMES, 6, seed)
-        model.observe(z, torch.tensor(model.labels(own)), torch.arange(len(z)))  # IMG_0.jpg, IMG_1.jpg, …
-        model.finish_task()
-        model.save(tmp_path / f"{seed}")
+        site(100, (z, own, torch.arange(len(z)))).save(tmp_path / f"{seed}")  # IMG_0.jpg, IMG_1.jpg, …
         sites.append(z)
     assert merge(tmp_path / "0", tmp_path / "1", "--output", tmp_path / "merged") == 0
     merged = cifnet_pl.load(tmp_path / "merged")

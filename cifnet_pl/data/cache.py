@@ -57,7 +57,7 @@ class EmbeddingCache:
         labels = self.images.labels[rows]
         hit = {int(c): self._load(int(c)) is not None for c in np.unique(labels)}
         for label in (label for label, there in hit.items() if not there and label not in self._before):
-            self._before[label] = self._stat(label)
+            self._before[label] = _stat(self._marks(label))
         return np.array([hit[int(c)] for c in labels], dtype=bool)
 
     def get(self, rows: np.ndarray) -> Tensor:
@@ -90,7 +90,8 @@ class EmbeddingCache:
         if z.ndim != 2 or len(z) != len(self.images.rows_of[label]) or about.get("sha256") != _digest(z):
             log.warning("rebuilding damaged cache file %s (its checksum is wrong)", path)
             return None
-        if about.get("stat") != self._stat(label) and about.get("content") != self._content(label):
+        marks = self._marks(label)
+        if about.get("stat") != _stat(marks) and about.get("content") != self._content(label, marks):
             return None
         return z
 
@@ -115,11 +116,12 @@ class EmbeddingCache:
     def _write(self, label: int) -> None:
         own = self._collected.pop(label)
         z = torch.stack([own[row] for row in self.images.rows_of[label].tolist()])
-        stat = self._stat(label)
+        marks = self._marks(label)
+        stat = _stat(marks)
         if self._before.pop(label, stat) != stat:
             log.warning("not caching class '%s': its images changed while they were read", self.class_names[label])
             return
-        about = {"stat": stat, "content": self._content(label), "sha256": _digest(z)}
+        about = {"stat": stat, "content": self._content(label, marks), "sha256": _digest(z)}
         write_atomic(self._path(label), lambda file: file.write(save({"z": z}, metadata=about)))
         self._found.pop(label, None)
 
@@ -131,16 +133,23 @@ class EmbeddingCache:
             digest.update(b"\0" + self.images.names[row].encode("utf-8", "surrogateescape"))
         return self.folder / f"{digest.hexdigest()[:32]}.safetensors"
 
-    def _stat(self, label: int) -> str:
-        """Hash of the files' sizes, inodes and change times; of the contents where there are no files."""
-        marks = [self.images.stat(row) for row in self.images.rows_of[label].tolist()]
-        return hashlib.sha256(repr(marks).encode()).hexdigest()
+    def _marks(self, label: int) -> list[tuple[int, ...] | str]:
+        """The files' sizes, inodes and change times; hashes of the contents where there are no files."""
+        return [self.images.stat(row) for row in self.images.rows_of[label].tolist()]
 
-    def _content(self, label: int) -> str:
+    def _content(self, label: int, marks: list[tuple[int, ...] | str]) -> str:
+        """Hash of the contents; one that is a mark already is not computed again, as that may mean to decode."""
         digest = hashlib.sha256()
-        for row in self.images.rows_of[label].tolist():
-            digest.update(hashlib.sha256(self.images.content(row)).digest())
+        for row, mark in zip(self.images.rows_of[label].tolist(), marks, strict=True):
+            if isinstance(mark, str):
+                digest.update(bytes.fromhex(mark))
+            else:
+                digest.update(hashlib.sha256(self.images.content(row)).digest())
         return digest.hexdigest()
+
+
+def _stat(marks: list[tuple[int, ...] | str]) -> str:
+    return hashlib.sha256(repr(marks).encode()).hexdigest()
 
 
 def _digest(z: Tensor) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from cifnet_pl.data.image_sets import FileSet, Source, SourceOptions, expanded, place, split_by_seed
-from cifnet_pl.data.images import EXTENSIONS, is_image, printable
+from cifnet_pl.data.images import EXTENSIONS, has_controls, is_image, printable
 from cifnet_pl.errors import DataError, UsageError
 
 
@@ -135,7 +134,7 @@ def require_classes(names: Sequence[str], root: Path) -> None:
     if not names:
         raise DataError(f"{place(root)} has no sub-folders: expected one folder of images per class")
     for name in names:
-        if any(unicodedata.category(c) in ("Cc", "Zl", "Zp") for c in name):
+        if has_controls(name):
             raise DataError(f"class folder '{printable(name)}' in {place(root)} has control characters: rename it")
 
 

@@ -49,7 +49,7 @@ class ImageSet(ABC):
         """Everything that image ``index`` is decoded from: the file's bytes, or the pixels."""
 
     def stat(self, index: int) -> tuple[int, ...] | str:
-        """Cheap identity of the content: equal marks mean equal contents."""
+        """Cheap identity of the content: equal marks mean equal contents; where none is cheap, its SHA-256 in hex."""
         return hashlib.sha256(self.content(index)).hexdigest()
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -144,6 +145,11 @@ LARGEST_IMAGE = 2048
 def printable(text: str) -> str:
     """``text`` on one line: line breaks, control characters and undecodable bytes of file names as escapes."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def has_controls(text: str) -> bool:
+    """Whether ``text`` holds control characters or line breaks of any kind."""
+    return any(unicodedata.category(c) in ("Cc", "Zl", "Zp") for c in text)
 
 
 def first_line(error: BaseException) -> str:

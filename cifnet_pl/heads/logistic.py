@@ -63,8 +63,7 @@ class ReplayHead(Head):
 
     def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
         for part in (self.pending, self.past):
-            part.gather()
-            part.y = new(part.y)
+            part.rename(new)
 
     def class_counts(self) -> dict[int, int]:
         """Distinct samples seen of each class in its task, by label."""

@@ -105,8 +105,7 @@ class KNNHead(Head):
 
     def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
         for part in (self.samples, self.pending):
-            part.gather()
-            part.y = new(part.y)
+            part.rename(new)
 
     def class_counts(self) -> dict[int, int]:
         """Samples kept of each class, by label."""

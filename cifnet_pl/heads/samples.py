@@ -64,6 +64,11 @@ class Samples(GrowingModule):
         self.gather()
         self.keep(torch.isin(self.y, labels))
 
+    def rename(self, new: Callable[[Tensor], Tensor]) -> None:
+        """Rename all labels; ``new`` maps (n,) old ones to (n,) new ones."""
+        self.gather()
+        self.y = new(self.y)
+
     def clear(self) -> None:
         """Drop all rows."""
         self._chunks = []

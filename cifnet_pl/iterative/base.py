@@ -16,9 +16,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, MultiStepLR
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.data.images import first_line
 from cifnet_pl.data.loading import Batch
-from cifnet_pl.errors import CheckpointError, CifnetError, DataError, UsageError, unknown_name
+from cifnet_pl.errors import CheckpointError, CifnetError, UsageError, unknown_name
 from cifnet_pl.learner import TaskModule
-from cifnet_pl.resume import require_same_images
 
 SCHEDULES: dict[str, Callable[[SGD, int], LRScheduler]] = {
     "cosine": CosineAnnealingLR,
@@ -184,10 +183,7 @@ class IterativeModule(TaskModule):
         """
         new = self.learned_tasks[-1]
         empty = [name for name, count in zip(new, self._counts[-len(new) :].tolist(), strict=True) if not count]
-        if empty:
-            raise DataError(
-                f"no image of class '{empty[0]}' was learned: none could be read, or trainer options limit the batches"
-            )
+        self.refuse_empty(empty)
         if not all(torch.isfinite(weights).all() for weights in self.parameters()):
             raise self._diverged("weights are not finite")
         del self._optimizer, self._scheduler  # with one momentum for each weight
@@ -209,11 +205,6 @@ class IterativeModule(TaskModule):
         """Probabilities of an evaluation batch."""
         return cast(Tensor, self(cast(Any, batch).image))
 
-    def describe(self) -> dict[str, Any]:
-        """Method and backbone, for ``summary.json``."""
-        name, parameters = self.backbone.name, self.backbone.parameters_count
-        return {"head": type(self).__name__, "backbone": name, "backbone_params": parameters}
-
     # ------------------------------------------------------------------ checkpoints
 
     def settings(self) -> dict[str, Any]:
@@ -223,20 +214,16 @@ class IterativeModule(TaskModule):
         return {**super().settings(), "backbone": self._pretrained, **own}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add how photos are prepared; while a task is under way, keep the weights of before."""
+        """While a task is under way, keep the weights of before."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["cifnet"]["images"] = self.data.describe_images(self.backbone.preprocessing)
         if checkpoint["cifnet"]["under_way"]:
             checkpoint["state_dict"] = dict(self._before)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check besides that the run prepares photos as the checkpoint's run did."""
+        """Make room for the classes that the checkpoint's weights know."""
         super().on_load_checkpoint(checkpoint)
         self._before = {}
         self.classifier = nn.ModuleList(self._layer(len(task)) for task in self.learned_tasks[: self.tasks_finished])
-        if self._trainer is not None:
-            images = self.data.describe_images(self.backbone.preprocessing)
-            require_same_images(images, checkpoint["cifnet"].get("images"))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load all weights; CheckpointError if they do not fit the classes that the checkpoint names."""

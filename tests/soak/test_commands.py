@@ -16,7 +16,7 @@ from cifnet_pl.bundle import CONFIG
 from cifnet_pl.sweep import complete_run
 from tests.command_line import assert_same_model, command, environment, learned, make_photos, measurements
 from tests.command_line import fit as learn
-from tests.killing import ended, in_a_process, start
+from tests.killing import in_a_process, killed_within
 from tests.models import learned as model
 from tests.test_grid import write
 
@@ -60,10 +60,7 @@ def test_a_command(name: str, tmp_path: Path):
         target = tmp_path / f"{number}"
         if number % 2:  # something is there already
             shutil.copytree(expected, target) if expected.is_dir() else shutil.copy(expected, target)
-        process = start(work(target), output)
-        time.sleep(chance.uniform(0, 1) * seconds)
-        process.kill()
-        killed += ended(process) == -signal.SIGKILL
+        killed += killed_within(chance.uniform(0, 1) * seconds, work(target), output) == -signal.SIGKILL
         if name == "classify":
             assert not target.exists() or target.read_bytes() == expected.read_bytes()
         elif (target / CONFIG).exists():
@@ -111,10 +108,8 @@ def test_the_building_of_a_cache(tmp_path: Path):
     for number in range(KILLS):
         if number == KILLS // 2:
             shutil.rmtree(tmp_path / "cache")  # from nothing once more
-        process = start(partial(learn, tmp_path / f"{number}", *cached), output)
-        time.sleep(chance.uniform(0, 1) * seconds)
-        process.kill()
-        killed += ended(process) == -signal.SIGKILL
+        work = partial(learn, tmp_path / f"{number}", *cached)
+        killed += killed_within(chance.uniform(0, 1) * seconds, work, output) == -signal.SIGKILL
     assert killed > KILLS // 4
     for name in ("built", "used"):
         run = learned(tmp_path / name, *cached)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import BUFFER, assert_same_model, fit, learned, measurements
-from tests.killing import ended, start
+from tests.killing import killed_within
 
 pytestmark = pytest.mark.soak
 OPTIONS = [*BUFFER, "--data.batch_size", "4", "--seed_everything", "5"]
@@ -34,10 +34,8 @@ def test_killed_at_random(seed, head, reference, tmp_path):
         run = learned(tmp_path / "reference", *options)
     codes = []
     for _ in range(2):
-        process = start(partial(fit, tmp_path / "killed", *options, *LAST), tmp_path / "output")
-        time.sleep(draw.uniform(0, seconds))
-        process.kill()
-        codes.append(ended(process))
+        work = partial(fit, tmp_path / "killed", *options, *LAST)
+        codes.append(killed_within(draw.uniform(0, seconds), work, tmp_path / "output"))
     assert set(codes) <= {-signal.SIGKILL, 0}, (tmp_path / "output").read_text()
     assert fit(tmp_path / "killed", *options, *LAST) == 0
     newest = max((tmp_path / "killed" / "default").iterdir(), key=lambda path: (path / "summary.json").is_file())
