@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cifnet_pl.allocator import keep_freed_memory
 from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.data.cache import EmbeddingCache, pipeline_key
@@ -52,6 +53,7 @@ def study_parser(description: str | None) -> argparse.ArgumentParser:
 
 def read_photos(root: Path, image_size: int, cache: Path, network: str = BACKBONE) -> Photos:
     """Embeddings of ``ROOT/train`` and ``ROOT/val``; what the cache lacks is embedded and added to it."""
+    keep_freed_memory()  # as the command line does: the network is several times slower without
     source, backbone = build_source("folder", SourceOptions(root)), build_backbone(network, None, False)
     folder = cache.expanduser() / pipeline_key(backbone, image_size, 1.0, "32-true")
     parts: list[Tensor] = []
