@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-BENCHMARKS = ("cached", "growth", "head_path", "head_update", "fit_overhead", "memory", "projected")
+BENCHMARKS = ("cached", "growth", "head_path", "head_update", "fit_overhead", "gpu", "memory", "projected")
 
 
 def main(names: list[str]) -> int:

@@ -22,7 +22,9 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.calibration import calibrate, fit_temperature
 from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, RidgeHead
 
-ORDERS, PER_TASK, SHARES, PENALTIES = (1, 2, 3), 10, (0.03, 0.1, 0.3), (0.003, 0.01, 0.03, 0.1)
+ORDERS, PER_TASK, PENALTIES = (1, 2, 3), 10, (0.003, 0.01, 0.03, 0.1)
+SHARE, STEP = 0.1, 10**0.5
+"""Where the search for a rival's ridge begins, as a share of the mean eigenvalue, and the factor of its steps."""
 RICH = BACKBONE + "+layers+mirror"
 Make = Callable[[int], Head]
 Shares = tuple[Tensor, Tensor, int]
@@ -52,20 +54,30 @@ def shares(make: Make, photos: Photos) -> Shares:
 
 
 def interval(ours: Tensor, theirs: Tensor) -> str:
-    """Difference of two sums over images with its 95 % interval, the images being a sample."""
+    """Difference of two sums over images with its 95 % interval, the images being a sample; – if one is unknown."""
+    if theirs.isnan().any():
+        return "–"
     gap = ours - theirs
     half = 1.96 * gap.std().item() * math.sqrt(len(gap))
     return f"{gap.sum().item():+.2f} ± {half:.2f}"
 
 
 def best_ridge(name: str, make: Callable[..., Head], photos: Photos) -> Make:
-    """The head with the ridge of the best A_K on the validation images in the first order."""
+    """The head with the best ridge by A_K on the validation images in the first order; steps up, then down."""
     unit = mean_eigenvalue(photos.z, 256)  # which hardly depends on the width
-    found = {}
-    for share in SHARES:
+    found: dict[float, float] = {}
+
+    def better(share: float) -> bool:
         right, *_ = correct(partial(make, ridge=share * unit), photos, ORDERS[0])
         found[share] = 100 * right[-1].mean().item()
-    shown = ", ".join(f"{share:g}: {value:.2f}" for share, value in found.items())
+        return found[share] == max(found.values())
+
+    better(SHARE)
+    for step in (STEP, 1 / STEP):
+        share = SHARE * step
+        while better(share):
+            share *= step
+    shown = ", ".join(f"{share:.2g}: {found[share]:.2f}" for share in sorted(found))
     print(f"{name}, A_K by ridge as a share of the mean eigenvalue: {shown}", flush=True)
     return partial(make, ridge=max(found, key=lambda share: found[share]) * unit)
 
@@ -152,7 +164,8 @@ def print_comparison(plain: Photos, rich: Photos, width: int) -> None:
     print("| head | Ā | A_K | ours − it, Ā | ours − it, A_K | numbers kept, millions |\n|---|---|---|---|---|---|")
     for name, (theirs, last, state) in found.items():
         gaps = f"{interval(average, theirs)} | {interval(final, last)}"
-        print(f"| {name} | {theirs.sum():.2f} | {last.sum():.2f} | {gaps} | {state / 1e6:.2f} |")
+        shown = "–" if theirs.isnan().any() else f"{theirs.sum():.2f}"
+        print(f"| {name} | {shown} | {last.sum():.2f} | {gaps} | {state / 1e6:.2f} |")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -16,24 +17,47 @@ from PIL import Image
 
 from benchmarks.measure import Row, ratio, seconds, spread
 from cifnet_pl.__main__ import main
-from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.data.image_sets import SourceOptions
-from cifnet_pl.data.loading import ImageLoader, SquareDataset, shard_batches
+from cifnet_pl.data.loading import ImageBatch, ImageLoader, SquareDataset, shard_batches
 from cifnet_pl.data.sources import build_source
+from cifnet_pl.module import CIFNetModule
 
-CLASSES, PER_CLASS, SIDE, TASKS, BATCH, WORKERS, ROUNDS = 30, 200, 128, 3, 64, 2, 4
+HEADS = ("CIFNetHead", "RidgeHead")
 
 
-def write_photos(root: Path) -> None:
+@dataclass(frozen=True)
+class Setup:
+    """What is learned, and on what.
+
+    ``network`` are the words of ``fit`` that choose backbone, device and precision; ``together`` is what decoding and
+    the backbone take at least: their sum on the same cores, the slower of the two on different ones.
+    """
+
+    classes: int
+    per_class: int
+    tasks: int
+    side: int
+    batch: int
+    workers: int
+    rounds: int
+    about: str
+    network: tuple[str, ...]
+    together: Callable[[Sequence[float]], float] = sum
+
+
+CPU = Setup(30, 200, 3, 128, 64, 2, 4, "EfficientNet-Lite0 on the CPU", ("--trainer.accelerator", "cpu"))
+
+
+def write_photos(root: Path, setup: Setup) -> None:
     """JPEG files of smoothed noise: as costly to decode and embed as photos of their size."""
-    generator = np.random.default_rng(0)
-    for part, count in (("train", PER_CLASS), ("val", 1)):
-        for c in range(CLASSES):
-            folder = root / part / f"class_{c:02d}"
+    generator, shape = np.random.default_rng(0), (setup.side, setup.side)
+    for part, count in (("train", setup.per_class), ("val", 1)):
+        for c in range(setup.classes):
+            folder = root / part / f"class_{c:03d}"
             folder.mkdir(parents=True)
             for i in range(count):
                 small = generator.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-                Image.fromarray(small).resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(folder / f"{i}.jpg")
+                Image.fromarray(small).resize(shape, Image.Resampling.BICUBIC).save(folder / f"{i}.jpg")
 
 
 @dataclass
@@ -49,48 +73,55 @@ class Rivals(Callback):
     """After each task of a run: decode and embed its images again, in the same batches, and do nothing else."""
 
     seconds: ClassVar[Seconds] = Seconds()
+    setup_: ClassVar[Setup] = CPU
 
     def __init__(self, root: str):
         source = build_source("folder", SourceOptions(Path(root)))
         self.rows_of = source.train.rows_of
-        self.loader = ImageLoader(SquareDataset(source.train, source.class_names, SIDE, 1.0), WORKERS)
-        self.backbone: Backbone = build_backbone("embedded:efficientnet_lite0")
+        self.dataset = SquareDataset(source.train, source.class_names, self.setup_.side, 1.0)
 
     def batches(self, task: int) -> ImageLoader:
         """Those of a task."""
-        rows = np.concatenate([self.rows_of[int(c)] for c in np.arange(CLASSES).reshape(TASKS, -1)[task]])
-        return self.loader.set_batches(shard_batches(rows, BATCH, 0, 1))
+        classes = np.arange(self.setup_.classes).reshape(self.setup_.tasks, -1)[task]
+        rows = np.concatenate([self.rows_of[int(c)] for c in classes])
+        return self.loader.set_batches(shard_batches(rows, self.setup_.batch, 0, 1))
 
-    def loop(self, task: int) -> None:
-        """Decode in the workers, embed here."""
-        for batch in self.batches(task):
-            self.backbone(batch.image)
+    def embed(self, batches: list[ImageBatch] | ImageLoader) -> None:
+        """The run's own backbone, on its device, in its precision."""
+        with self.trainer.precision_plugin.forward_context():
+            for batch in batches:
+                self.backbone(batch.image.to(self.device, non_blocking=True))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         """Bring the memory that a batch needs into the process; the first task starts its workers, as in the run."""
-        self.loop(0)
+        assert isinstance(module, CIFNetModule)
+        self.trainer, self.backbone, self.device = trainer, module.backbone, module.device
+        self.loader = ImageLoader(self.dataset, self.setup_.workers, self.device.type)
+        self.embed(self.batches(0))
         self.loader.close()
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         """Evaluation is over, the next task has not begun."""
         task = trainer.current_epoch
-        self.seconds.loop.append(seconds(lambda: self.loop(task)))
-        decoded: list[torch.Tensor] = []
-        self.seconds.decode.append(seconds(lambda: decoded.extend(batch.image for batch in self.batches(task))))
-        self.seconds.backbone.append(seconds(lambda: [self.backbone(image) for image in decoded]))
+        self.seconds.loop.append(seconds(lambda: self.embed(self.batches(task))))
+        decoded: list[ImageBatch] = []
+        self.seconds.decode.append(seconds(lambda: decoded.extend(self.batches(task))))
+        self.seconds.backbone.append(seconds(lambda: self.embed(decoded)))
 
     def on_fit_end(self, trainer: Trainer, module: LightningModule) -> None:
         """Stop the workers."""
         self.loader.close()
 
 
-def fit(root: Path, logs: Path, head: str) -> list[float]:
+def fit(root: Path, logs: Path, head: str, setup: Setup) -> list[float]:
     """Seconds of the training pass of each task of a run: solve, buffer and energy included, evaluation apart."""
     code = main(
-        ["fit", "--config", "configs/folder.yaml", "--data.root", str(root), "--data.image_size", str(SIDE),
-         "--data.classes_per_task", str(CLASSES // TASKS), "--data.batch_size", str(BATCH),
-         "--data.num_workers", str(WORKERS), "--model.head", head, "--logs", str(logs), "--experiment", "bench",
-         "--trainer.callbacks+=benchmarks.fit_overhead.Rivals", f"--trainer.callbacks.root={root}"]
+        ["fit", "--config", "configs/folder.yaml", "--data.root", str(root), "--data.image_size", str(setup.side),
+         "--data.classes_per_task", str(setup.classes // setup.tasks), "--data.batch_size", str(setup.batch),
+         "--data.num_workers", str(setup.workers), "--model.head", head, "--logs", str(logs), "--experiment", "bench",
+         "--trainer.callbacks+=benchmarks.fit_overhead.Rivals", f"--trainer.callbacks.root={root}", *setup.network]
     )  # fmt: skip
     assert code == 0
     newest = max((logs / "bench").iterdir(), key=lambda path: path.stat().st_mtime)
@@ -98,25 +129,27 @@ def fit(root: Path, logs: Path, head: str) -> list[float]:
         return [float(row["train_seconds"]) for row in csv.DictReader(file)]
 
 
-def rows() -> list[Row]:
-    """CIFNetHead and RidgeHead, each against its rivals, alternating with every task."""
-    found = []
+def measure(setup: Setup, root: Path, logs: Path, head: str) -> list[Row]:
+    """One head against its rivals, alternating with every task."""
+    rival = Rivals.seconds = Seconds()
+    Rivals.setup_ = setup
+    ours = [s for _ in range(setup.rounds) for s in fit(root, logs, head, setup)]
+    images = setup.classes // setup.tasks * setup.per_class
+    about = f"{setup.rounds} runs of {setup.tasks} tasks of {images} JPEGs, {setup.about}, {setup.side} px, batch "
+    about += f"{setup.batch}, {setup.workers} workers, {torch.get_num_threads()} threads; energy measured in ours only"
+    both = [setup.together(parts) for parts in zip(rival.decode, rival.backbone, strict=True)]
+    decode, backbone, fitted = (images / median(t) for t in (rival.decode, rival.backbone, ours))
+    rates = f"; images/s: decoding alone {decode:.0f}, backbone alone {backbone:.0f}, fit {fitted:.0f}"
+    return [
+        Row(f"(b) fit / bare loop, {head}", spread(ours), spread(rival.loop), ratio(ours, rival.loop), "≤ 1.05", about),
+        Row(f"(e) decoding and backbone / fit, {head}", spread(ours), spread(both), ratio(both, ours), "≥ 0.95",
+            about + rates),
+    ]  # fmt: skip
+
+
+def rows(setup: Setup = CPU) -> list[Row]:
+    """CIFNetHead and RidgeHead."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder, "photos")
-        write_photos(root)
-        for head in ("CIFNetHead", "RidgeHead"):
-            rival = Rivals.seconds = Seconds()
-            ours = [s for _ in range(ROUNDS) for s in fit(root, Path(folder, "logs"), head)]
-            images = CLASSES // TASKS * PER_CLASS
-            about = f"{ROUNDS} runs of {TASKS} tasks of {images} JPEGs, EfficientNet-Lite0, {SIDE} px, batch {BATCH}, "
-            about += f"{WORKERS} workers, {torch.get_num_threads()} threads in all; energy measured in ours only"
-            name = f"(b) fit / bare loop, {head}"
-            found.append(Row(name, spread(ours), spread(rival.loop), ratio(ours, rival.loop), "≤ 1.05", about))
-            both = [d + b for d, b in zip(rival.decode, rival.backbone, strict=True)]
-            rate = ", ".join(f"{images / median(t):.0f}" for t in (rival.decode, rival.backbone))
-            about += (
-                f"; images/s: decoding alone {rate.replace(', ', ', backbone alone ')}, fit {images / median(ours):.0f}"
-            )
-            name = f"(e) decoding + backbone / fit, {head}"
-            found.append(Row(name, spread(ours), spread(both), ratio(both, ours), "≥ 0.95", about))
-    return found
+        write_photos(root, setup)
+        return [row for head in HEADS for row in measure(setup, root, Path(folder, "logs"), head)]

@@ -14,7 +14,7 @@ from cifnet_pl.report.runs import read_runs
 PAPER = Path(__file__).parents[1] / "configs" / "paper"
 POINTS = {
     "accuracy": 72, "curves": 36, "efficiency_cifar100": 12, "efficiency_imagenet100": 12, "bubble_green": 12,
-    "memory": 8, "long_horizon": 12, "ablation": 30, "classifiers": 42, "buffer_size": 30, "sampling": 12,
+    "memory": 8, "long_horizon": 12, "ablation": 30, "classifiers": 48, "buffer_size": 30, "sampling": 12,
     "calibration": 2,
 }  # fmt: skip
 FOLDER = [("data.source", "folder"), ("data.root", "x"), ("data.image_size", "128")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -92,14 +93,24 @@ class _MutableBatches:
         return len(self.batches)
 
 
+def _give_way(worker: int) -> None:
+    """Let the network go first: a worker on one of its cores holds up its threads on all others, at every layer."""
+    os.nice(10)
+
+
 class ImageLoader:
     """Batches of decoded images; one set of worker processes for all tasks.
 
     Iteration starts lazily, at the first ``next``: Lightning creates the training iterator twice per task, and
     an eager one would decode its first images for nothing.
+
+    Args:
+        dataset: decodes one image.
+        workers: number of processes; 0 to decode in this one.
+        device: type of the device that embeds the images.
     """
 
-    def __init__(self, dataset: SquareDataset, workers: int, pin_memory: bool = False):
+    def __init__(self, dataset: SquareDataset, workers: int, device: str = "cpu"):
         self._sampler = _MutableBatches()
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
@@ -107,7 +118,8 @@ class ImageLoader:
             num_workers=workers,
             collate_fn=dataset.collate,
             persistent_workers=workers > 0,
-            pin_memory=pin_memory,
+            pin_memory=device == "cuda",
+            worker_init_fn=_give_way if device == "cpu" else None,
         )
 
     def set_batches(self, batches: Sequence[np.ndarray]) -> ImageLoader:

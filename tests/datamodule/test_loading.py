@@ -135,6 +135,15 @@ def test_same_workers_over_all_tasks() -> None:
     assert os.getpid() not in seen[0]
 
 
+def test_workers_give_way_to_a_network_on_the_same_cores() -> None:
+    own = os.nice(0)
+    for device, more in (("cpu", 10), ("mps", 0)):
+        loader = ImageLoader(dataset(ProcessNumbers(4)), 2, device)
+        (worker,) = processes(list(loader.set_batches([np.arange(4)])))
+        assert os.getpriority(os.PRIO_PROCESS, worker) == own + more
+        loader.close()
+
+
 def test_workers_start_with_the_first_batch() -> None:
     images = ProcessNumbers(4)
     loader = ImageLoader(dataset(images), 0).set_batches([np.array([0, 1]), np.array([2])])

@@ -10,6 +10,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
+from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.errors import UsageError
 from cifnet_pl.heads import Head, LogisticHead, SGDHead
 from cifnet_pl.heads.logistic import ABSENT
@@ -60,6 +61,25 @@ def test_logistic_is_that_of_scikit_learn_on_task_and_buffer() -> None:
     assert objective(np.zeros((65, 10))) > 2 * objective(least)
     probabilities = torch.from_numpy(model.predict_proba(REST.numpy()))
     assert torch.allclose(head.probabilities(REST), probabilities, atol=0.02)
+
+
+def test_with_a_buffer_of_everything_it_is_joint_logistic_regression() -> None:
+    """What configs/heads/joint.yaml gives as a bound."""
+    stream, joint = LogisticHead(64), LogisticHead(64)
+    keep = CalibrationBuffer(10_000_000, oversample=False)
+    for k in range(5):
+        rows = (Y // 2).eq(k).nonzero().flatten()
+        stream.begin_task([2 * k, 2 * k + 1])
+        stream.observe(Z[rows], Y[rows])
+        keep.add(Z[rows], Y[rows], rows)
+        keep.show_to(stream)
+        keep.commit()
+        stream.solve()
+    joint.begin_task(list(range(10)))
+    joint.observe(Z, Y)
+    joint.solve()
+    assert len(keep.items()[0]) == len(Z)
+    assert torch.equal(stream.weights, joint.weights)
 
 
 def test_two_classes_have_the_probabilities_of_the_binary_model() -> None:

@@ -1,0 +1,31 @@
+"""(b) and (e) on a CUDA GPU: ResNet-18, 224 px, bf16, 50,000 JPEGs; skipped, saying so, where there is none."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torchvision.models import resnet18
+
+from benchmarks import fit_overhead
+from benchmarks.measure import Row
+
+CORES = min(len(os.sched_getaffinity(0)), 16)
+SETUP = fit_overhead.Setup(100, 500, 10, 224, 256, CORES, 1, "ResNet-18, bf16-mixed", (), max)
+
+
+def rows(setup: fit_overhead.Setup = SETUP) -> list[Row]:
+    """The same rows as on the CPU; what decoding and network allow together is the slower of the two."""
+    if not torch.cuda.is_available():
+        return [Row("(j) the same on a GPU", "skipped", "no CUDA GPU here", "", "", "skipped: torch sees no CUDA GPU")]
+    with tempfile.TemporaryDirectory() as folder:
+        torch.manual_seed(0)
+        torch.save(resnet18().state_dict(), Path(folder, "resnet18.pth"))
+        words = ["--model.backbone", f"file:{folder}/resnet18.pth", "--model.architecture", "resnet18"]
+        words += ["--trainer.accelerator", "gpu", "--trainer.devices", "1", "--trainer.precision", "bf16-mixed"]
+        about = f"{setup.about} on one {torch.cuda.get_device_name()}"
+        found = fit_overhead.rows(replace(setup, about=about, network=tuple(words)))
+    return [replace(row, name=f"(j) GPU: {row.name}") for row in found]
