@@ -9,7 +9,7 @@ Differences are paired over validation images: mean over the orders, and a 95 % 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -82,19 +82,18 @@ def best_ridge(name: str, make: Callable[..., Head], photos: Photos) -> Make:
     return partial(make, ridge=max(found, key=lambda share: found[share]) * unit)
 
 
-def offline(name: str, photos: Photos, penalties: Sequence[float]) -> tuple[float, Tensor]:
-    """Logistic regression on everything at once, standardised: its best penalty, and each image's share of A_K."""
+def offline(name: str, photos: Photos) -> Tensor:
+    """Logistic regression on everything at once, standardised, best penalty: each validation image's share of A_K."""
     mean, scale = photos.z.mean(0), photos.z.std(0) + 1e-6
     x, val = (((z - mean) / scale).numpy() for z in (photos.z, photos.val_z))
     found = {}
-    for penalty in penalties:
+    for penalty in PENALTIES:
         model = LogisticRegression(C=1 / (penalty * len(x)), max_iter=150, tol=1e-3)
         model.fit(x, photos.y.numpy())
         found[penalty] = 100 * (torch.from_numpy(model.predict(val)) == photos.val_y).double() / len(photos.val_y)
     shown = ", ".join(f"{penalty:g}: {part.sum().item():.2f}" for penalty, part in found.items())
     print(f"{name}, accuracy by penalty: {shown}", flush=True)
-    best = max(found, key=lambda penalty: found[penalty].sum().item())
-    return best, found[best]
+    return max(found.values(), key=lambda part: part.sum().item())
 
 
 def calibration(make: Make, photos: Photos) -> str:
@@ -156,10 +155,9 @@ def print_comparison(plain: Photos, rich: Photos, width: int) -> None:
     found["RidgeHead"] = shares(RidgeHead, plain)
     for name, make, photos in (("ACIL", acil, plain), ("ACIL, our embeddings", acil, rich), ("DS-AL", dsal, plain)):
         found[f"{name} {width}"] = shares(best_ridge(name, make, photos), photos)
-    penalties: Sequence[float] = PENALTIES
     for name, photos in (("offline bound", plain), ("offline bound, our embeddings", rich)):
-        best, bound = offline(name, photos, penalties)
-        found[name], penalties = (torch.full_like(bound, torch.nan), bound, photos.z.numel()), (best,)
+        bound = offline(name, photos)
+        found[name] = torch.full_like(bound, torch.nan), bound, photos.z.numel()
     (average, final, _), *_ = found.values()
     print("| head | Ā | A_K | ours − it, Ā | ours − it, A_K | numbers kept, millions |\n|---|---|---|---|---|---|")
     for name, (theirs, last, state) in found.items():

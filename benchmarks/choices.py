@@ -1,6 +1,6 @@
 """``python -m benchmarks.choices ROOT``: what helps the exact head, by leave-one-out accuracy on training photos alone.
 
-Closed-form leave-one-out scores of ridge regression on all classes at once, λ by GCV: no validation photo is opened,
+Closed-form leave-one-out scores of ridge regression on all classes at once, λ by GCV: no validation photo has a say,
 so what is chosen here may be measured on them.
 """
 

@@ -13,6 +13,8 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
+import torch
 
 from benchmarks.embeddings import Photos, accuracy, learn, mean_eigenvalue, read_photos, study_parser
 from cifnet_pl.heads import ACILHead, Head, RidgeHead
@@ -64,12 +66,12 @@ def main() -> None:
             print(f"| {len(tasks)} | {label} | {shown} | {average_accuracy(values):.1f} | {values[-1]:.1f} "
                   f"| {min(values):.1f} | {found} |", flush=True)  # fmt: skip
             axis.plot(range(1, len(tasks) + 1), values, style, ms=4, label=f"{label}, {name} ridge")
-        samples, count = 0, 0
-        while samples < width:
-            samples += int(sum((photos.y == c).sum() for c in tasks[count]))
-            count += 1
-        axis.axvline(count, color="0.6", ls=":", lw=1)
-        axis.annotate(f"{width} samples", (count, 2), xytext=(4, 0), textcoords="offset points", color="0.4")
+        sizes = [int(torch.isin(photos.y, torch.tensor(classes)).sum()) for classes in tasks]
+        samples = np.cumsum([0, *sizes])
+        if samples[-1] >= width:
+            crossing = float(np.interp(width, samples, range(len(samples))))
+            axis.axvline(crossing, color="0.6", ls=":", lw=1)
+            axis.annotate(f"{width} samples", (crossing, 2), xytext=(4, 0), textcoords="offset points", color="0.4")
         axis.set(xlabel="tasks learned", title=f"{len(tasks)} tasks", ylim=(0, 100))
         axis.legend(loc="upper right", frameon=False)
     axes[0].set_ylabel("$A_k$ (%)")

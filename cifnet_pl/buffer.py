@@ -149,10 +149,10 @@ class CalibrationBuffer(GrowingModule):
     def commit(self) -> None:
         """Select among the samples offered and shrink every class to its quota."""
         z, y, key = self.pending()
-        self._pending, self._pending_rows = [], 0
         old = self.classes
         new = [label for label in torch.unique(y).tolist() if label not in set(old)]
         quota = self.quota(max(1, len(old) + len(new)))
+        self._pending, self._pending_rows = [], 0
         kept = [self._select(label, z, y, key, quota) for label in old + new]
         if kept:
             self.z, self.y, self.key = (torch.cat(parts) for parts in zip(*kept, strict=True))

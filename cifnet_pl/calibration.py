@@ -20,12 +20,17 @@ if TYPE_CHECKING:
     from cifnet_pl.buffer import CalibrationBuffer
     from cifnet_pl.heads.base import Head
 
+ROUNDING = 1e-9
+"""A share of 1 less than this is 1: the difference is lost in the rounding of float64 sums."""
+
 RANGE = math.log(1e3)
 """How far, in the logarithm and either way, a temperature may lie from the spread of the scores."""
 
 
 def calibrate(head: Head, z: Tensor, y: Tensor) -> float:
     """Set ``head.temperature`` to the one that minimises the leave-one-out NLL of stored samples; returns it.
+
+    Samples without which nothing would be known of their scores are left out; with no other it is 1.
 
     Args:
         head: solved; see :meth:`Head.leave_one_out` for which heads can.
@@ -39,7 +44,9 @@ def calibrate(head: Head, z: Tensor, y: Tensor) -> float:
     if not len(y):
         raise UsageError("calibration needs stored samples, and there are none: use a calibration buffer")
     scores = head.leave_one_out(z, y)
-    temperature = fit_temperature(scores, (y[:, None] == head.labels).int().argmax(dim=1))
+    known = scores.isfinite().all(dim=1)
+    columns = (y[:, None] == head.labels).int().argmax(dim=1)
+    temperature = fit_temperature(scores[known], columns[known]) if known.any() else 1.0
     head.temperature.fill_(temperature)
     return temperature
 
@@ -89,6 +96,10 @@ def left_out(scores: Tensor, share: Tensor, targets: Tensor) -> Tensor:
         scores: (n, C) of samples that were learned.
         share: h, (n,) or (n, C): the sample's weight times its leverage; 0 where it was never seen.
         targets: (n, C) targets that the solve used.
+
+    Returns:
+        (n, C) float64; NaN where h is 1 but for rounding: without the sample nothing is known of its score.
     """
     share = (share if share.ndim == 2 else share[:, None]).double()
-    return (scores.double() - share * targets) / (1 - share)
+    found = (scores.double() - share * targets) / (1 - share)
+    return found.masked_fill(1 - share < ROUNDING, torch.nan)

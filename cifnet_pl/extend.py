@@ -49,13 +49,13 @@ def extend(
             )
         old_photos = _old_photos(old, check) if check else None
         start = time.perf_counter()
-        final, trial, new_score = learn(old, photos)
+        final, new_score = learn(old, photos)
         seconds = time.perf_counter() - start
         before, after = Score(), Score()
         if old_photos is not None:
             for rows, z in old_photos.embedded(old, "checking"):
                 before.add(old, old_photos, rows, z)
-                after.add(trial, old_photos, rows, z)
+                after.add(final, old_photos, rows, z)
         taken = sum(final.counts.values()) - sum(old.counts.values())
         classes = len(final.class_names)
         final.history.append(Event("extend", classes, taken, new_score.percent, before.percent, after.percent, seconds))

@@ -62,8 +62,12 @@ def forget(model: str, class_: str, output: str, images: str | None = None, over
     else:
         left = ", and has left the buffer" if found.buffer is not None else ""
         print(f"class '{name}' is removed: it cannot be predicted any more{left};")
-        print(f"what the other classes learned from its {count} photos remains (give them with --images to undo that).")
-        print("To learn the class again, undo that first: its old photos would count against it")
+        if not found.head.counterexamples:
+            print(f"nothing remains of its {count} photos, as {type(found.head).__name__} learns each class on its own")
+        else:
+            print(f"what the other classes learned from its {count} photos remains;")
+            print("give them with --images to undo that.")
+            print("To learn the class again, undo that first: its old photos would count against it")
     print(f"{len(found.class_names)} classes in bundle {target}")
 
 

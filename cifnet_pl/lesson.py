@@ -98,9 +98,10 @@ class Lesson:
         if old:
             self.more = model.head.fresh()
             self.more.begin_task(model.labels(names[i] for i in old), [counts[i] for i in old])
-            _refuse_unless_additive(model, self.more, names[old[0]])
         if new:
             model.begin_task([names[i] for i in new], [counts[i] for i in new])
+        if self.more is not None:
+            _refuse_unless_additive(model, self.more, names[old[0]])
         self.labels = np.array(model.labels(names), dtype=np.int64)
 
     def observe(self, rows: np.ndarray, z: Tensor) -> None:
@@ -164,11 +165,11 @@ def split(photos: ClassPhotos) -> np.ndarray:
     return held
 
 
-def learn(old: Classifier, photos: ClassPhotos) -> tuple[Classifier, Classifier, Score]:
+def learn(old: Classifier, photos: ClassPhotos) -> tuple[Classifier, Score]:
     """Embed new photos once, and learn them twice: all of them, and all but a fifth, on which the second is scored.
 
     Returns:
-        The model that learned everything, the one that learned the rest, and its score.
+        The model that learned everything, and the score of the one that learned the rest.
 
     Raises:
         UnsupportedError: as :class:`Lesson`.
@@ -195,7 +196,7 @@ def learn(old: Classifier, photos: ClassPhotos) -> tuple[Classifier, Classifier,
             f"no photo of class '{printable(names[int(seen.argmin())])}' can be read: add some, or leave it out"
         )
     whole.finish()
-    return final, trial, _finish_trial(part, aside, learned)
+    return final, _finish_trial(part, aside, learned)
 
 
 def _finish_trial(part: Lesson, aside: list[tuple[np.ndarray, Tensor]], learned: np.ndarray) -> Score:

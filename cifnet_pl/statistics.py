@@ -19,6 +19,9 @@ from cifnet_pl.state import GrowingModule
 GCV_GRID = torch.logspace(-7, 3, 101, dtype=torch.float64)
 """Candidate ridges of generalised cross-validation, as multiples of the mean eigenvalue."""
 
+SMALLEST = 10
+"""The smallest candidate, in units of the rounding of the largest eigenvalue: binds in float32 only."""
+
 
 def augment(z: Tensor) -> Tensor:
     """Prepend the bias feature: (n, d) → (n, d+1), ``x̃ = [1; z]``."""
@@ -96,6 +99,11 @@ class Sums(GrowingModule):
                 for c in torch.unique(index[own]).tolist():
                     self.class_grams[c] += weighted[index == c].T @ x[index == c]
 
+    @property
+    def class_mass(self) -> Tensor:
+        """(C,) total weight of each class's rows, were all weights alike; of one with a bias feature, its own sums."""
+        return self.mass * self.counts / self.seen
+
     def add_gram_of(self, other: Sums) -> None:
         """Add the rows of ``other`` as rows that belong to none of these classes."""
         self.gram += other.gram
@@ -162,7 +170,8 @@ def leverages(gram: Tensor, penalty: Tensor, x: Tensor) -> Tensor:
 
     Times the weight of a sample that is in the sums, this is what its own target contributes to its own score.
     """
-    half: Tensor = torch.linalg.solve_triangular(factorise(gram, penalty), x.T, upper=False)
+    factor = factorise(gram.double(), penalty.double())  # a ridge that eigh solves with may be small for float32
+    half: Tensor = torch.linalg.solve_triangular(factor, x.T.double(), upper=False)
     return half.square().sum(dim=0)
 
 
@@ -269,7 +278,8 @@ def gcv_ridge(eigenvalues: Tensor, energy: Tensor, target_energy: Tensor, sample
     """The ridge that minimises generalised cross-validation (Golub, Heath and Wahba, 1979).
 
     ``GCV(λ) = n·RSS/(n−df)²`` with ``RSS = tr(Y_cᵀY_c) − 2Σ a_i/(e_i+λ) + Σ e_i a_i/(e_i+λ)²`` and
-    ``df = free + Σ e_i/(e_i+λ)``, over a log grid around the mean eigenvalue. Candidates with ``df ≥ n`` are out.
+    ``df = free + Σ e_i/(e_i+λ)``, over a log grid around the mean eigenvalue. Candidates with ``df ≥ n`` are out, and
+    so are those that are lost in the rounding of the largest eigenvalue.
     RSS is what no λ can fit, ``tr(Y_cᵀY_c) − Σ a_i/e_i``, plus ``Σ (a_i/e_i)·(λ/(e_i+λ))²``: with no more samples than
     features both RSS and n − df fall to zero with λ, and the first form would leave only rounding of their ratio.
 
@@ -292,6 +302,6 @@ def gcv_ridge(eigenvalues: Tensor, energy: Tensor, target_energy: Tensor, sample
     rss = unexplained + (explained * left.square()).sum(1)
     freedom = spare + left.sum(1)  # n − df
     score = samples * rss / freedom.square()
-    score[freedom <= 0] = torch.inf
+    score[(freedom <= 0) | (grid < SMALLEST * torch.finfo(grid.dtype).eps * eigenvalues.max())] = torch.inf
     # Ties go to the largest ridge: with nothing to fit (one class so far) the simplest solution is right.
     return grid[len(grid) - 1 - score.flip(0).argmin()].item()

@@ -91,6 +91,51 @@ def test_exact_head(options: dict[str, Any], ridge: float | str, seed: int) -> N
     assert torch.allclose(head.leave_one_out(*stream.stored()), expected, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.parametrize("options", RIDGES.values(), ids=RIDGES)
+def test_without_a_class_that_was_removed_the_others_are_left_out_as_before(options: dict[str, Any]) -> None:
+    stream, head = Stream(3), RidgeHead(D, ridge=0.3, **options)
+    stream.learn(head)
+    z, y = stream.stored()
+    before = head.leave_one_out(z, y)
+    rows, columns = (y != -3) & (y != 100), [head.classes.index(c) for c in (7, 4, 0, 1)]
+    head.remove_classes([-3, 100])
+    assert torch.allclose(head.leave_one_out(z[rows], y[rows]), before[rows][:, columns], rtol=1e-9, atol=1e-9)
+
+
+def test_a_sample_without_which_nothing_is_known() -> None:
+    head = RidgeHead(D)
+    head.begin_task([4])
+    z, y = torch.randn(1, D), torch.tensor([4])
+    head.observe(z, y)
+    head.solve()
+    assert head.leave_one_out(z, y).isnan().all()
+    assert calibrate(head, z, y) == 1.0
+    assert head.probabilities(z).tolist() == [[1.0]]
+    photos = torch.randn(6, D, generator=torch.Generator().manual_seed(0))
+    locked = CIFNetHead(D, ridge="gcv", update_past=False)
+    for label, rows in ((0, [0]), (1, [1, 2, 3, 4, 5])):
+        locked.begin_task([label])
+        locked.observe(photos[rows], torch.full((len(rows),), label))
+        locked.solve()
+    assert math.isfinite(calibrate(locked, photos[:3], torch.tensor([0, 1, 1])))
+
+
+@pytest.mark.parametrize("make", [RidgeHead, CIFNetHead, ACILHead])
+@pytest.mark.parametrize("noise", [0.0, 1e-3])
+def test_photos_that_are_nearly_alike_in_float32(make: type[Head], noise: float) -> None:
+    """Generalised cross-validation wants no ridge at all here; float32 sums have none to spare."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(4).repeat(20)
+    z = torch.randn(4, 30, generator=generator)[y] + noise * torch.randn(80, 30, generator=generator)
+    options = {"width": 60} if make is ACILHead else {}
+    head = make(30, ridge="gcv", dtype="float32", **options)  # type: ignore[call-arg]
+    head.begin_task([0, 1, 2, 3])
+    head.observe(z, y)
+    head.solve()
+    assert calibrate(head, z, y) > 0
+    assert torch.equal(head.predict(z), y)
+
+
 @pytest.mark.parametrize("ridge", [0.3, "gcv"])
 @settings(max_examples=3)
 @given(seed=st.integers(0, 10_000))

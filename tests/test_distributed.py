@@ -103,6 +103,12 @@ class TestSeveral:
         assert codes == [0, 0], shown
         assert_equal_models(tmp_path / "two" / "default" / "version_0", one)
 
+    def test_a_head_that_keeps_samples_is_refused_at_the_start(self, tmp_path):
+        codes, shown = several(2, tmp_path, "fit", *FAST, "--logs", str(tmp_path), "--model.head", "KNNHead")
+        assert codes == [2, 2], shown
+        assert "KNNHead learns in one process, not in 2: --trainer.devices 1" in shown
+        assert "Traceback" not in shown
+
     def test_batches_that_do_not_divide(self, alone, tmp_path):
         words = [*FAST, *BUFFER, "--logs", str(tmp_path), "--data.batch_size", "13"]
         codes, shown = several(2, tmp_path, "fit", *words)

@@ -95,7 +95,7 @@ class ACILHead(SharedSumsHead):
 
     def _solve(self) -> None:
         self._fold()
-        self.weights, ridge = solve_stream(self.sums, self.sums.mass, self.ridge)
+        self.weights, ridge = solve_stream(self.sums, self.sums.class_mass.sum(), self.ridge)
         self.ridge_used.fill_(ridge)
 
     def _leave_one_out(self, z: Tensor, columns: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ def check_ridge(ridge: Ridge) -> Ridge:
         return ridge
     try:
         value = float(ridge)
-    except ValueError:
+    except (TypeError, ValueError):
         raise UsageError(f"ridge is '{ridge}', expected a positive number or gcv") from None
     if not 0 < value < float("inf"):
         raise UsageError(f"ridge is {value:g}, expected a positive number or gcv")
@@ -67,6 +67,9 @@ class Head(GrowingModule, ABC):
 
     uses_buffer: ClassVar[bool] = False
     """Whether ``observe_past`` changes this head, so that a calibration buffer is worth its memory."""
+
+    counterexamples: ClassVar[bool] = True
+    """Whether a class's samples change what is known of other classes, so that something stays when it is removed."""
 
     labels: Tensor
     task_of: Tensor
@@ -114,6 +117,8 @@ class Head(GrowingModule, ABC):
         new = [operator.index(c) for c in classes]
         if not new:
             raise UsageError("a task needs at least one class, none was given")
+        if not -(2**63) <= min(new) <= max(new) < 2**63:
+            raise UsageError(f"classes {new} hold a label that does not fit into 64 bits")
         if len(set(new)) < len(new):
             raise UsageError(f"classes {new} of one task hold a label twice")
         known = sorted(set(new) & set(self.classes))
@@ -235,6 +240,11 @@ class Head(GrowingModule, ABC):
         """Whether this head has :meth:`leave_one_out`, and so can be calibrated."""
         return type(self)._leave_one_out is not Head._leave_one_out
 
+    @property
+    def reduces(self) -> bool:
+        """Whether this head has :meth:`reduce_`, and so can learn in several processes."""
+        return type(self).reduce_ is not Head.reduce_
+
     @exact
     def leave_one_out(self, z: Tensor, y: Tensor) -> Tensor:
         """Scores (n, C) float64 of learned samples, each as if that one alone had never been learned.
@@ -246,6 +256,9 @@ class Head(GrowingModule, ABC):
             z: (n, d) embeddings of samples that were observed once, with weight 1, in their class's task, and that
                 were among the calibration samples of every later task where the head uses those.
             y: (n,) int64 labels.
+
+        Returns:
+            NaN where nothing would be known without the sample, such as the only one of all.
 
         Raises:
             UnsupportedError: this head has no closed form for it, or cannot tell the weight of a sample.

@@ -60,7 +60,7 @@ class DSALHead(ACILHead):
         self.register_buffer("cross", torch.zeros(0, 0, dtype=self.dtype))
         self.register_buffer("compensation_weights", torch.zeros(self.width, 0, dtype=self.dtype))
         self.register_buffer("compensation_ridge", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("residual_energy", torch.zeros((), dtype=self.dtype))
+        self.register_buffer("residual_energy", torch.zeros(0, dtype=self.dtype))
 
     def settings(self) -> dict[str, Any]:
         """Constructor arguments that a stored state depends on."""
@@ -69,6 +69,7 @@ class DSALHead(ACILHead):
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         super()._begin(new, counts)
         self.compensation.grow(new)
+        self.residual_energy = torch.cat([self.residual_energy, self.residual_energy.new_zeros(new)])
 
     def _open_increment(self) -> Sums:
         if self.compensation_increment is None:
@@ -108,7 +109,7 @@ class DSALHead(ACILHead):
             self._teach(observed)
             self.cross = self.cross.new_zeros(0, 0)
             del observed  # at full width every matrix counts
-        weights, ridge = solve_stream(self.compensation, self.residual_energy, self.ridge)
+        weights, ridge = solve_stream(self.compensation, self.residual_energy.sum(), self.ridge)
         self.compensation_weights = weights
         self.compensation_ridge.fill_(ridge)
 
@@ -121,8 +122,8 @@ class DSALHead(ACILHead):
         weights = self.weights[:, current]
         self.compensation.class_sums[current] -= (self.cross @ weights).T
         if self.ridge == "gcv":
-            fitted = (weights * (observed.gram @ weights - 2 * observed.class_sums[current].T)).sum()
-            self.residual_energy += observed.mass + fitted
+            fitted = (weights * (observed.gram @ weights - 2 * observed.class_sums[current].T)).sum(dim=0)
+            self.residual_energy[current] += observed.class_mass[current] + fitted
 
     def _leave_one_out(self, z: Tensor, columns: Tensor) -> Tensor:
         """Exact for the main stream; the compensation stream's targets are taken from today's main weights.
@@ -164,6 +165,7 @@ class DSALHead(ACILHead):
         for part in sums:
             if part is not None:
                 part.keep(columns)
+        self.residual_energy = self.residual_energy[columns]
         known = columns[columns < self.weights.shape[1]]
         self.weights, self.compensation_weights = self.weights[:, known], self.compensation_weights[:, known]
 

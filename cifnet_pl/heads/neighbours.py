@@ -32,6 +32,8 @@ class KNNHead(Head):
         dtype: in which embeddings are kept and compared, "float32" (as a backbone gives them) or "float64".
     """
 
+    counterexamples = False
+
     def __init__(self, in_features: int, neighbours: int = 5, metric: str = "cosine", dtype: str = "float32"):
         super().__init__(in_features, dtype)
         if neighbours < 1:
@@ -77,7 +79,8 @@ class KNNHead(Head):
             distance = (1 - torch.nn.functional.normalize(z, dim=1) @ stored.T).clamp_min(rounding)
         else:
             squares = z.square().sum(dim=1)[:, None] + stored.square().sum(dim=1)
-            distance = torch.maximum(squares - 2 * z @ stored.T, rounding * squares).sqrt()
+            distance = torch.maximum(squares - 2 * z @ stored.T, rounding * squares)
+            distance = distance.clamp_min(torch.finfo(self.dtype).tiny).sqrt()  # both may be all zero
         k = min(self.neighbours, len(stored))
         nearest = distance.topk(k, dim=1, largest=False)
         vote = self.samples.weight[nearest.indices] / nearest.values.double()

@@ -56,6 +56,7 @@ class NCMHead(SharedSumsHead):
     """
 
     sums_type = ClassSums
+    counterexamples = False
 
     def __init__(self, in_features: int, metric: str = "cosine", dtype: str = "float64"):
         super().__init__(in_features, in_features + 1, dtype)
@@ -146,7 +147,8 @@ class SLDAHead(SharedSumsHead):
         if self.shrinkage == "oas":
             return oas_shrinkage(within, int(self.sums.seen))
         moment = self.sums.class_sums.T
-        centred = Centred.from_augmented(self.sums.gram, moment, self.sums.mass, int(self.sums.seen))
+        gram = self.sums.gram  # its corner is the weight of the classes that are still here
+        centred = Centred.from_augmented(gram, moment, gram[0, 0], int(self.sums.seen))
         eigenvalues, vectors = spectrum(centred.gram, centred.samples - 1)
         energy = (vectors.T @ centred.moment).square().sum(dim=1)
         ridge = gcv_ridge(eigenvalues, energy, centred.target_energy, centred.samples)

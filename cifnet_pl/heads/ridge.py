@@ -51,6 +51,7 @@ class RidgeHead(SharedSumsHead):
     weights: Tensor
     class_weight: Tensor
     ridge_used: Tensor
+    scale_used: Tensor
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class RidgeHead(SharedSumsHead):
         self.register_buffer("weights", torch.zeros(width, 0, dtype=self.dtype))
         self.register_buffer("class_weight", torch.zeros(0, dtype=self.dtype))
         self.register_buffer("ridge_used", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("scale_used", torch.ones((), dtype=self.dtype))
 
     def settings(self) -> dict[str, Any]:
         """Constructor arguments that a stored state depends on."""
@@ -104,7 +106,7 @@ class RidgeHead(SharedSumsHead):
         return (1 / self.class_weight).mean() if self.balanced else self.class_weight.new_ones(())
 
     def _centred(self) -> Centred:
-        scale = self._scale
+        scale = self.scale_used
         gram, total = scale * self.sums.gram, scale * self.sums.gram[0]
         moment = self.limit * (2 * scale * self.sums.class_sums - total).T
         square = self.limit**2 * gram[0, 0] * len(self.labels)
@@ -112,12 +114,13 @@ class RidgeHead(SharedSumsHead):
 
     def _solve(self) -> None:
         self._fold()
+        self.scale_used = self._scale  # of all classes of this solve; one of them may be removed before the next
         self.weights, ridge = self._centred().solve(self.ridge)
         self.ridge_used.fill_(ridge)
 
     def _leave_one_out(self, z: Tensor, columns: Tensor) -> Tensor:
-        weight = self._scale * (self.class_weight[columns] if self.balanced else 1.0)
-        mass = self._scale * self.sums.gram[0, 0]
+        weight = self.scale_used * (self.class_weight[columns] if self.balanced else 1.0)
+        mass = self.scale_used * self.sums.gram[0, 0]
         share = weight * self._centred().leverages(self._features(z), self.ridge_used.item(), mass)
         return left_out(self._scores(z), share, signed_targets(columns, len(self.labels), self.limit))
 

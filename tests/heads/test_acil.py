@@ -58,6 +58,13 @@ def test_gcv_takes_the_ridge_with_the_least_score_of_the_hat_matrix() -> None:
 
     step = 10**0.1  # of the grid
     assert score(chosen) <= min(score(chosen * step), score(chosen / step))
+
+    # Samples of a class that was removed stay, with targets of zero.
+    head.remove_classes([0, 1, 4])
+    head.solve()
+    targets = targets[:, [2, 3, 5]]
+    chosen = head.ridge_used.item()
+    assert score(chosen) <= min(score(chosen * step), score(chosen / step))
     assert score(chosen) < min(score(chosen * 10), score(chosen / 10))
     system = h.T @ h + chosen * torch.eye(30, dtype=torch.float64)
     assert torch.allclose(head.weights, torch.linalg.solve(system, h.T @ targets), rtol=1e-8, atol=1e-10)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
@@ -70,8 +72,23 @@ def test_the_target_energy_for_gcv_is_that_of_the_residuals() -> None:
         head.solve()
         residual = torch.nn.functional.one_hot(y, 2 * k + 2).double() - (z @ head.projection.T).relu() @ head.weights
         energy += (weight[:, None] * residual[:, -2:].square()).sum().item()
-        assert head.residual_energy.item() == pytest.approx(energy, rel=1e-9)
+        assert head.residual_energy.sum().item() == pytest.approx(energy, rel=1e-9)
     assert head.compensation_ridge > 0
+
+
+def test_the_energy_of_a_removed_class_goes_with_it() -> None:
+    head = DSALHead(6, width=20, ridge="gcv")
+    energies = []
+    for k, (z, y) in enumerate(learn_random(copy.deepcopy(head))):
+        head.begin_task([3 * k, 3 * k + 1, 3 * k + 2])
+        head.observe(z, y)
+        head.solve()
+        targets = torch.nn.functional.one_hot(y, 3 * k + 3).double()
+        residual = (targets - (z @ head.projection.T).relu() @ head.weights)[:, -3:]
+        energies += residual.square().sum(dim=0).tolist()
+    head.remove_classes([0, 4, 5, 8])
+    assert head.residual_energy.sum().item() == pytest.approx(sum(energies[c] for c in (1, 2, 3, 6, 7)), rel=1e-9)
+    head.solve()
 
 
 def test_removing_the_classes_of_the_task_under_way_leaves_the_others_alone() -> None:

@@ -49,6 +49,17 @@ def test_a_stored_embedding_finds_itself() -> None:
         assert head.probabilities(Z).max(dim=1).values.min() > 0.8
 
 
+def test_embeddings_of_nothing_but_zeros() -> None:
+    for metric in ("cosine", "euclidean"):
+        head = KNNHead(4, neighbours=2, metric=metric)
+        head.begin_task([0, 1])
+        head.observe(torch.stack([torch.zeros(4), torch.ones(4)]), torch.tensor([0, 1]))
+        head.solve()
+        assert head.probabilities(torch.zeros(1, 4)).isfinite().all()
+        if metric == "euclidean":
+            assert head.predict(torch.zeros(1, 4)).item() == 0
+
+
 def test_many_queries_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     head = learned(KNNHead(64, dtype="float64"))
     whole = head(REST)
