@@ -7,12 +7,13 @@ so what is chosen here may be measured on them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from benchmarks.embeddings import BACKBONE, read_photos, study_parser
+from benchmarks.embeddings import BACKBONE, Photos, learn, read_photos, study_parser
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.ridge import TRANSFORMS, joined, sqrt_l2
 
@@ -29,15 +30,11 @@ CANDIDATES = [*TRANSFORMS, "sqrt_l2 and random", "joined and random"]
 TRANSFORMS |= {"sqrt_l2 and random": partial(skip, sqrt_l2), "joined and random": partial(skip, joined)}
 
 
-def leave_one_out(head: RidgeHead, z: Tensor, y: Tensor) -> float:
-    """Accuracy in percent at samples (n, d) and (n,) that did not share in their own scores."""
-    classes = list(range(int(y.max()) + 1))
-    head.begin_task(classes, torch.bincount(y).tolist())
-    for part in torch.split(torch.arange(len(y)), 2048):
-        head.observe(z[part], y[part])
-    head.solve()
-    scores = head.leave_one_out(z, y)
-    return 100 * (head.labels[scores.argmax(1)] == y).double().mean().item()
+def leave_one_out(head: RidgeHead, photos: Photos) -> float:
+    """Accuracy in percent at the training photos, none of which shared in its own scores."""
+    learn(head, photos, list(range(photos.classes)))
+    scores = head.leave_one_out(photos.z, photos.y)
+    return 100 * (head.labels[scores.argmax(1)] == photos.y).double().mean().item()
 
 
 def main() -> None:
@@ -55,7 +52,7 @@ def main() -> None:
         heads = [*(RidgeHead(z.shape[1], transform=kind) for kind in CANDIDATES), RidgeHead(z.shape[1], balanced=True)]
         cells = []
         for head in heads:
-            accuracy = leave_one_out(head, z, both.y)
+            accuracy = leave_one_out(head, replace(both, z=z))
             cells.append(f"{accuracy:.2f} ({sum(head.state_elements().values()) / 1e6:.2f} M)")
         print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
 

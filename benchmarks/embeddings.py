@@ -76,7 +76,7 @@ def _fill(store: EmbeddingCache, images: ImageSet, backbone: Backbone, image_siz
 def learn(head: Head, photos: Photos, classes: list[int], buffer: CalibrationBuffer | None = None) -> None:
     """One task; a buffer samples from it, and is shown to the head."""
     rows = torch.isin(photos.y, torch.tensor(classes)).nonzero().flatten()
-    head.begin_task(classes)
+    head.begin_task(classes, [int((photos.y == c).sum()) for c in classes])
     for part in torch.split(rows, 2048):
         head.observe(photos.z[part], photos.y[part])
     if buffer is not None:

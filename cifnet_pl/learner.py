@@ -229,6 +229,11 @@ class TaskModule(LightningModule):
 
     # ------------------------------------------------------------------ checkpoints
 
+    def refuse_several_processes(self, name: str) -> None:
+        """Raise UsageError if the run has more than one process, as ``name`` cannot learn in them."""
+        if self.trainer.world_size > 1:
+            raise UsageError(f"{name} learns in one process, not in {self.trainer.world_size}: --trainer.devices 1")
+
     def refuse_empty(self, names: list[str]) -> None:
         """Raise DataError if there are ``names`` of classes of which no image could be learned."""
         if names:

@@ -12,7 +12,7 @@ from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.data.images import first_line
 from cifnet_pl.data.loading import Batch, EmbeddingBatch
-from cifnet_pl.errors import CheckpointError, NonFiniteError, UsageError, check_embeddings
+from cifnet_pl.errors import CheckpointError, NonFiniteError, check_embeddings
 from cifnet_pl.heads import CIFNetHead, Head
 from cifnet_pl.learner import TaskModule
 
@@ -68,10 +68,8 @@ class CIFNetModule(TaskModule):
 
     def setup(self, stage: str) -> None:
         """Refuse several processes for a head that cannot learn in them, before a photo is embedded."""
-        processes = self.trainer.world_size
-        if stage == "fit" and processes > 1 and not self.head.reduces:
-            name = type(self.head).__name__
-            raise UsageError(f"{name} learns in one process, not in {processes}: --trainer.devices 1")
+        if stage == "fit" and not self.head.reduces:
+            self.refuse_several_processes(type(self.head).__name__)
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Open the task in the head."""

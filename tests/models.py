@@ -55,6 +55,18 @@ MAKERS: dict[str, Callable[[], Head]] = {
 TASKS = [["ant", "bee"], ["cat"], ["dog", "elk", "fox"]]
 
 
+def learn_digits(head: Head, buffer: CalibrationBuffer, z: torch.Tensor, y: torch.Tensor) -> None:
+    """Five tasks of two digits; after each the buffer is shown to the head and holds its samples."""
+    for k in range(5):
+        rows = (y // 2 == k).nonzero().flatten()
+        head.begin_task([2 * k, 2 * k + 1])
+        head.observe(z[rows], y[rows])
+        buffer.add(z[rows], y[rows], rows)
+        buffer.show_to(head)
+        buffer.commit()
+        head.solve()
+
+
 def samples(names: Sequence[str], count: int = 7, seed: int = 0) -> tuple[Tensor, list[str], Tensor]:
     """(n, d) embeddings of well separated classes, their names, and a key each."""
     z, own, keys = [], [], []

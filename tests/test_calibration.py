@@ -22,6 +22,7 @@ from cifnet_pl.calibration import calibrate, fit_temperature
 from cifnet_pl.errors import CifnetError, UnsupportedError, UsageError
 from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, KNNHead, LogisticHead, NCMHead, RidgeHead, SLDAHead
 from tests.command_line import BUFFER, checkpoint, fit, learned
+from tests.models import learn_digits
 
 D = 5
 TASKS = [[7], [-3, 4], [100, 0, 1]]
@@ -346,14 +347,7 @@ def test_digits_are_calibrated_as_well_as_on_the_test_set(make: Any) -> None:
     order = np.random.default_rng(0).permutation(len(targets))
     z, y = torch.from_numpy(images[order] / 16), torch.from_numpy(targets[order]).long()
     head, buffer = make(), CalibrationBuffer(300)
-    for k in range(5):
-        rows = (y[:900] // 2 == k).nonzero().flatten()
-        head.begin_task([2 * k, 2 * k + 1])
-        head.observe(z[rows], y[rows])
-        buffer.add(z[rows], y[rows], rows)
-        buffer.show_to(head)
-        buffer.commit()
-        head.solve()
+    learn_digits(head, buffer, z[:900], y[:900])
     test, labels = z[900:], y[900:]
     raw = ece(head.probabilities(test), labels)
     temperature = calibrate(head, *buffer.items())

@@ -133,8 +133,7 @@ class IterativeModule(TaskModule):
                 batches, which would cut off passes.
         """
         name = type(self).__name__
-        if self.trainer.world_size > 1:
-            raise UsageError(f"{name} learns in one process, not in {self.trainer.world_size}: --trainer.devices 1")
+        self.refuse_several_processes(name)
         if self.data.cache_folder is not None:
             raise UsageError(f"--data.cache keeps what a frozen network computes, but {name} trains it: set it false")
         if str(self.trainer.precision) in ("16-mixed", "16"):

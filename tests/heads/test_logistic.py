@@ -14,6 +14,7 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.errors import UsageError
 from cifnet_pl.heads import Head, LogisticHead, SGDHead
 from cifnet_pl.heads.logistic import ABSENT
+from tests.models import learn_digits
 
 _images, _targets = load_digits(return_X_y=True)
 Z, Y = torch.from_numpy(_images[:1000] / 16), torch.from_numpy(_targets[:1000]).long()
@@ -67,14 +68,7 @@ def test_with_a_buffer_of_everything_it_is_joint_logistic_regression() -> None:
     """What configs/heads/joint.yaml gives as a bound."""
     stream, joint = LogisticHead(64), LogisticHead(64)
     keep = CalibrationBuffer(10_000_000, oversample=False)
-    for k in range(5):
-        rows = (Y // 2).eq(k).nonzero().flatten()
-        stream.begin_task([2 * k, 2 * k + 1])
-        stream.observe(Z[rows], Y[rows])
-        keep.add(Z[rows], Y[rows], rows)
-        keep.show_to(stream)
-        keep.commit()
-        stream.solve()
+    learn_digits(stream, keep, Z, Y)
     joint.begin_task(list(range(10)))
     joint.observe(Z, Y)
     joint.solve()

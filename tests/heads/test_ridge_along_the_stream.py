@@ -1,6 +1,6 @@
 """What a ridge is worth where the number of samples passes the width of a projection (the paper's fig:long_tail).
 
-Real scans; the same on photos, with 10 and 50 tasks, is benchmarks/ridge.py.
+Real scans; the same on photos, with 10 and 50 tasks, is docs/ridge.md.
 """
 
 from __future__ import annotations
