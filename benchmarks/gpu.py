@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from benchmarks import fit_overhead
 from benchmarks.measure import Row
 
 CORES = min(len(os.sched_getaffinity(0)), 16)
-SETUP = fit_overhead.Setup(100, 500, 10, 224, 256, CORES, 1, "ResNet-18, bf16-mixed", (), max)
+SETUP = fit_overhead.Setup(100, 500, 10, 224, 256, CORES, sys.maxsize, 1, "ResNet-18, bf16-mixed", (), max)
 
 
 def rows(setup: fit_overhead.Setup = SETUP) -> list[Row]:
@@ -27,5 +28,5 @@ def rows(setup: fit_overhead.Setup = SETUP) -> list[Row]:
         words = ["--model.backbone", f"file:{folder}/resnet18.pth", "--model.architecture", "resnet18"]
         words += ["--trainer.accelerator", "gpu", "--trainer.devices", "1", "--trainer.precision", "bf16-mixed"]
         about = f"{setup.about} on one {torch.cuda.get_device_name()}"
-        found = fit_overhead.rows(replace(setup, about=about, network=tuple(words)))
+        found = fit_overhead.rows([replace(setup, about=about, network=tuple(words))])
     return [replace(row, name=f"(j) GPU: {row.name}") for row in found]

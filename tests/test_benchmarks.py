@@ -8,7 +8,7 @@ import torch
 from benchmarks import fit_overhead, gpu
 
 TINY = fit_overhead.Setup(
-    4, 3, 2, 8, 4, 0, 2, "pixels", ("--model.backbone", "pixels:8", "--trainer.accelerator", "cpu")
+    4, 3, 2, 8, 4, 0, 1, 2, "pixels", ("--model.backbone", "pixels:8", "--trainer.accelerator", "cpu")
 )
 
 
@@ -18,7 +18,7 @@ def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_training_pass_against_its_rivals() -> None:
-    rows = fit_overhead.rows(TINY)
+    rows = fit_overhead.rows([TINY])
     assert [row.name[:3] for row in rows] == ["(b)", "(e)"] * 2
     rival = fit_overhead.Rivals.seconds
     assert len(rival.loop) == len(rival.decode) == len(rival.backbone) == TINY.rounds * TINY.tasks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -93,24 +92,11 @@ class _MutableBatches:
         return len(self.batches)
 
 
-def _join(parts: Sequence[ImageBatch]) -> ImageBatch:
-    """One batch of the images of several; one alone is left as it is, in pinned memory if it was."""
-    if len(parts) == 1:
-        return parts[0]
-    image, label, key, row, unreadable = zip(*parts, strict=True)
-    pixels = torch.cat([part.permute(0, 2, 3, 1) for part in image]).permute(0, 3, 1, 2)
-    return ImageBatch(pixels, torch.cat(label), torch.cat(key), torch.cat(row), tuple(chain.from_iterable(unreadable)))
-
-
 class ImageLoader:
     """Batches of decoded images; one set of worker processes for all tasks.
 
     Iteration starts lazily, at the first ``next``: Lightning creates the training iterator twice per task, and
     an eager one would decode its first images for nothing.
-
-    Where the network runs on the CPU, all workers decode a share of the same batch at the same time. A worker that
-    decodes on one core holds up the network's threads on all of them, at every layer; workers that decode together
-    hold them up once.
 
     Args:
         dataset: decodes one image.
@@ -120,8 +106,6 @@ class ImageLoader:
 
     def __init__(self, dataset: SquareDataset, workers: int, device: str = "cpu"):
         self._sampler = _MutableBatches()
-        together = device == "cpu" and workers > 1
-        self._parts = workers if together else 1
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
             batch_sampler=self._sampler,
@@ -129,21 +113,19 @@ class ImageLoader:
             collate_fn=dataset.collate,
             persistent_workers=workers > 0,
             pin_memory=device == "cuda",
-            prefetch_factor=1 if together else None,  # further ahead, and they would drift apart
         )
 
     def set_batches(self, batches: Sequence[np.ndarray]) -> ImageLoader:
         """Choose what the next iteration yields."""
-        self._sampler.batches = [part.tolist() for batch in batches for part in np.array_split(batch, self._parts)]
+        self._sampler.batches = [batch.tolist() for batch in batches]
         return self
 
     def __len__(self) -> int:
-        return len(self._sampler) // self._parts
+        return len(self._sampler)
 
     def __iter__(self) -> Iterator[ImageBatch]:
-        parts = iter(self._loader) if len(self) else iter(())
-        for together in zip(*[parts] * self._parts, strict=True):
-            yield _join(together)
+        if len(self):
+            yield from self._loader
 
     def close(self) -> None:
         """Stop the worker processes; others start if the loader is used again.

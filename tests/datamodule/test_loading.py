@@ -135,18 +135,6 @@ def test_same_workers_over_all_tasks() -> None:
     assert os.getpid() not in seen[0]
 
 
-def test_workers_share_a_batch_where_the_network_runs_on_the_same_cores() -> None:
-    for device, at_once in (("cpu", 2), ("mps", 1)):
-        loader = ImageLoader(dataset(ProcessNumbers(12, broken=(1,))), 2, device)
-        batches = list(loader.set_batches([np.array([5, 2, 8]), np.array([3]), np.array([9, 1, 4, 0])]))
-        assert [batch.row.tolist() for batch in batches] == [[5, 2, 8], [3], [9, 4, 0]]
-        assert [batch.label.tolist() for batch in batches] == [[1, 0, 0], [1], [1, 0, 0]]
-        assert [len(processes([batch])) for batch in batches] == [at_once, 1, at_once]
-        assert batches[2].unreadable == ("1\\n.png: of no known format",)
-        assert batches[0].image.is_contiguous(memory_format=torch.channels_last)
-        loader.close()
-
-
 def test_workers_start_with_the_first_batch() -> None:
     images = ProcessNumbers(4)
     loader = ImageLoader(dataset(images), 0).set_batches([np.array([0, 1]), np.array([2])])
