@@ -9,7 +9,7 @@ import csv
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -52,10 +52,8 @@ class Setup:
     together: Callable[[Sequence[float]], float] = sum
 
 
-CPU = (
-    Setup(30, 200, 3, 128, 64, 2, 8, 2, "EfficientNet-Lite0 on the CPU", ("--trainer.accelerator", "cpu")),
-    Setup(20, 500, 2, 128, 64, 2, 8, 2, "EfficientNet-Lite0 on the CPU", ("--trainer.accelerator", "cpu")),
-)
+SMALL_TASKS = Setup(30, 200, 3, 128, 64, 2, 8, 2, "EfficientNet-Lite0 on the CPU", ("--trainer.accelerator", "cpu"))
+CPU = (SMALL_TASKS, replace(SMALL_TASKS, classes=20, per_class=500, tasks=2))
 """Tasks of 2000 and of 5000 photos; the latter is the size of the paper's ten tasks of CIFAR-100."""
 
 
@@ -88,7 +86,7 @@ class Rivals(Callback):
     """Decode and embed the images of each task of a run again, in the same batches, and do nothing else."""
 
     seconds: ClassVar[Seconds] = Seconds()
-    setup_: ClassVar[Setup] = CPU[0]
+    setup_: ClassVar[Setup] = SMALL_TASKS
 
     def __init__(self, root: str):
         source = build_source("folder", SourceOptions(Path(root)))
@@ -96,7 +94,7 @@ class Rivals(Callback):
         self.dataset = SquareDataset(source.train, source.class_names, self.setup_.side, 1.0)
 
     def batches(self, task: int) -> Iterator[ImageBatch]:
-        """Those of a task."""
+        """The decoded images of a task; the loader starts with the first."""
         classes = np.arange(self.setup_.classes).reshape(self.setup_.tasks, -1)[task]
         rows = np.concatenate([self.rows_of[int(c)] for c in classes])
         return iter(self.loader.set_batches(shard_batches(rows, self.setup_.batch, 0, 1)))
