@@ -115,12 +115,12 @@ class Rivals(Callback):
             torch.cuda.synchronize()
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        """Bring the memory that a batch needs into the process; the first task starts its workers, as in the run."""
+        """Start the workers, as the run has done; then bring the memory that a batch needs into the process."""
         assert isinstance(module, CIFNetModule)
         self.trainer, self.backbone, self.device = trainer, module.backbone, module.device
         self.loader = ImageLoader(self.dataset, self.setup_.workers, self.device.type)
+        self.loader.start()
         self.embed(self.batches(0))
-        self.loader.close()
 
     def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
         """A task begins, for the bare loop too."""

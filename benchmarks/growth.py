@@ -9,10 +9,13 @@ from functools import partial
 
 import torch
 
-from benchmarks.measure import Row, seconds
+from benchmarks.measure import Row, ratio, seconds, spread
+from cifnet_pl.allocator import keep_freed_memory
 from cifnet_pl.heads import CIFNetHead, Head, RidgeHead
+from cifnet_pl.statistics import Sums, solve_ridge
 
 FEATURES, SAMPLES, CHECKPOINTS, LAST = 512, 50, (10, 50, 200, 1000), 5
+COHORTS, REPEATS = 500, 7
 MANY_CLASSES, MANY_FEATURES, CLASSES_A_TASK = 20_000, 768, 1000
 
 
@@ -36,6 +39,31 @@ def growth(make: Callable[[], Head]) -> tuple[dict[int, float], dict[int, int]]:
         if k + 1 in CHECKPOINTS:
             taken[k + 1], kept[k + 1] = statistics.median(times[-LAST:]), sum(head.state_elements().values())
     return taken, kept
+
+
+def many_systems() -> Row:
+    """Every cohort of ``CIFNetHead`` shown one more task and solved, against that many systems solved and no more."""
+    head, draw = CIFNetHead(FEATURES, ridge=1.0), torch.Generator().manual_seed(0)
+    for k in range(COHORTS):
+        task(head, k, draw)
+    sums = [part for part in head.modules() if isinstance(part, Sums)]
+    penalty = sums[0].gram.new_tensor(1.0)
+
+    def ours(k: int) -> None:
+        task(head, k, draw)
+        head.refresh()
+
+    def bare() -> None:
+        for part in sums:
+            solve_ridge(part.gram, part.class_sums.T, penalty)
+
+    head.refresh()
+    pairs = [(seconds(partial(ours, k)), seconds(bare)) for k in range(COHORTS, COHORTS + REPEATS)]
+    whole, systems = ([pair[i] for pair in pairs] for i in (0, 1))
+    title = f"(f) CIFNetHead: one more task after {COHORTS} / as many systems solved"
+    about = f"d={FEATURES}, a Cholesky solve of each of {COHORTS} Gram matrices, float64, "
+    about += f"{COHORTS * (FEATURES + 1) ** 2 * 8 / 1e9:.2g} GB"
+    return Row(title, spread(whole), spread(systems), ratio(whole, systems), "near 1", about)
 
 
 def many_classes() -> Row:
@@ -63,6 +91,8 @@ def many_classes() -> Row:
 def rows() -> list[Row]:
     """First many classes, as the peak is of the whole process; then both heads at every checkpoint."""
     found = [many_classes()]
+    keep_freed_memory()  # as the command line does
+    found.append(many_systems())
     for name, make in (
         ("RidgeHead", lambda: RidgeHead(FEATURES)),
         ("CIFNetHead", lambda: CIFNetHead(FEATURES, ridge=1.0)),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.errors import CheckpointError, CifnetError
+from cifnet_pl.spectral import spectrum
 from cifnet_pl.state import GrowingModule
 
 GCV_GRID = torch.logspace(-7, 3, 101, dtype=torch.float64)
@@ -188,36 +189,10 @@ def solve_gcv(gram: Tensor, moment: Tensor, target_energy: Tensor, samples: int,
     Raises:
         CifnetError: the sums overflowed.
     """
-    eigenvalues, vectors = spectrum(gram, samples - free)
-    rotated = torch.where(eigenvalues[:, None] > 0, vectors.T @ moment, 0)
-    ridge = gcv_ridge(eigenvalues, rotated.square().sum(dim=1), target_energy, samples, free)
-    return vectors @ (rotated / (eigenvalues + ridge)[:, None]), ridge
-
-
-def spectrum(gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (p,), ascending, and eigenvectors (p, p) in columns of a Gram matrix of rank at most ``rank``.
-
-    Eigenvalues beyond that rank, and those below the precision, hold only rounding: they are zero here.
-
-    Raises:
-        CifnetError: the sums overflowed.
-    """
-    if not torch.isfinite(gram.trace()):
-        raise CifnetError(f"the Gram matrix overflowed {gram.dtype}: scale the embeddings down, or use dtype: float64")
-    # Few samples leave many eigenvalues that are zero but for rounding, over which divide and conquer can fail to
-    # converge. Moved away from zero they are equal to working precision, and deflate. In place, and put back
-    # exactly: a Gram matrix may be most of the memory.
-    diagonal = gram.diagonal().clone()
-    shift = diagonal.mean()
-    try:
-        gram.diagonal().add_(shift)
-        eigenvalues, vectors = torch.linalg.eigh(gram)
-    finally:
-        gram.diagonal().copy_(diagonal)
-    eigenvalues -= shift
-    eigenvalues[: len(gram) - min(len(gram), rank)] = 0
-    eigenvalues[eigenvalues <= torch.finfo(gram.dtype).eps * eigenvalues[-1]] = 0
-    return eigenvalues, vectors
+    found = spectrum(gram, samples - free)
+    rotated = torch.where(found.values[:, None] > 0, found.rotate(moment), 0)
+    ridge = gcv_ridge(found.values, rotated.square().sum(dim=1), target_energy, samples, free)
+    return found.back(rotated / (found.values + ridge)[:, None]), ridge
 
 
 @dataclass(frozen=True)

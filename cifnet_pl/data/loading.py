@@ -127,6 +127,17 @@ class ImageLoader:
         if len(self):
             yield from self._loader
 
+    def start(self) -> None:
+        """Start the worker processes, unless they run: best before a network's first pass.
+
+        A process shares its memory with those it forks until it writes to a page, and then copies it: after one pass
+        of a network on the CPU, a gigabyte or more.
+        """
+        if self._loader.num_workers and self._loader._iterator is None:
+            batches, self._sampler.batches = self._sampler.batches, []
+            iter(self._loader)
+            self._sampler.batches = batches
+
     def close(self) -> None:
         """Stop the worker processes; others start if the loader is used again.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
@@ -11,8 +10,8 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from cifnet_pl.errors import CheckpointError, CifnetError, UnsupportedError, UsageError, check_embeddings
-from cifnet_pl.state import GrowingModule
+from cifnet_pl.errors import CifnetError, UnsupportedError, UsageError, check_embeddings
+from cifnet_pl.heads.labels import LabelSpace
 
 Ridge = float | str
 """A positive number, or "gcv"."""
@@ -50,16 +49,14 @@ def check_ridge(ridge: Ridge) -> Ridge:
     return value
 
 
-class Head(GrowingModule, ABC):
+class Head(LabelSpace, ABC):
     """A classifier that learns classes task by task from embeddings, without gradients.
 
     Protocol per task: ``begin_task(classes)``, then ``observe`` for every batch, then ``observe_past`` with
-    samples of earlier classes if the head uses them, then ``solve``. Labels are any integers in any order.
+    samples of earlier classes if the head uses them, then ``solve``.
     Scores are float64. Subclasses implement the methods with a leading underscore.
 
-    Buffers:
-        labels: (C,) int64, the classes in the order they were learned; columns of every score.
-        task_of: (C,) int64, the task (0, 1, …) that introduced each class.
+    Buffers, besides those of :class:`LabelSpace`:
         solved: () bool, whether everything observed so far is in the weights.
         under_way: () bool, whether the task begun last is not yet part of the statistics, so that it can be aborted.
         temperature: () float64, divides the scores in ``probabilities``; 1 until calibrated.
@@ -71,8 +68,6 @@ class Head(GrowingModule, ABC):
     counterexamples: ClassVar[bool] = True
     """Whether a class's samples change what is known of other classes, so that something stays when it is removed."""
 
-    labels: Tensor
-    task_of: Tensor
     solved: Tensor
     under_way: Tensor
     temperature: Tensor
@@ -85,24 +80,9 @@ class Head(GrowingModule, ABC):
             raise UsageError(f"dtype of the statistics is '{dtype}', expected float64 or float32")
         self.in_features = in_features
         self.dtype: torch.dtype = getattr(torch, dtype)
-        self.register_buffer("labels", torch.zeros(0, dtype=torch.int64))
-        self.register_buffer("task_of", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("solved", torch.tensor(True))
         self.register_buffer("under_way", torch.tensor(False))
         self.register_buffer("temperature", torch.ones((), dtype=torch.float64))
-
-    # ------------------------------------------------------------------ what is known so far
-
-    @property
-    def classes(self) -> list[int]:
-        """Labels in column order, those of a task that is under way included."""
-        return [int(label) for label in self.labels]
-
-    @property
-    def tasks(self) -> list[list[int]]:
-        """Labels of each task, in the order learned."""
-        count = int(self.task_of.max()) + 1 if len(self.task_of) else 0
-        return [[int(label) for label in self.labels[self.task_of == k]] for k in range(count)]
 
     # ------------------------------------------------------------------ learning
 
@@ -114,23 +94,10 @@ class Head(GrowingModule, ABC):
             UsageError: no class, a class twice, or one that is already learned; counts that do not fit.
             CifnetError: the task before was never solved.
         """
-        new = [operator.index(c) for c in classes]
-        if not new:
-            raise UsageError("a task needs at least one class, none was given")
-        if not -(2**63) <= min(new) <= max(new) < 2**63:
-            raise UsageError(f"classes {new} hold a label that does not fit into 64 bits")
-        if len(set(new)) < len(new):
-            raise UsageError(f"classes {new} of one task hold a label twice")
-        known = sorted(set(new) & set(self.classes))
-        if known:
-            raise UsageError(f"class {known[0]} is already learned: a task introduces new classes only")
-        if counts is not None and (len(counts) != len(new) or min(counts) < 1):
-            raise UsageError(f"counts {list(counts)} do not give one positive number for each of {len(new)} classes")
+        new = self._new_labels(classes, counts)
         if not self.solved:
             raise CifnetError("the task before was not finished: call solve() first")
-        task = int(self.task_of.max()) + 1 if len(self.task_of) else 0
-        self.labels = torch.cat([self.labels, self.labels.new_tensor(new)])
-        self.task_of = torch.cat([self.task_of, self.task_of.new_full((len(new),), task)])
+        self._append_task(new)
         self.solved.fill_(False)
         self.under_way.fill_(True)
         self._begin(len(new), counts)
@@ -209,7 +176,7 @@ class Head(GrowingModule, ABC):
             return
         earlier = (self.task_of < self.task_of.max()).nonzero().flatten()
         self._keep(earlier)
-        self.labels, self.task_of = self.labels[earlier], self.task_of[earlier]
+        self._keep_labels(earlier)
         self.solved.fill_(True)
         self.under_way.fill_(False)
 
@@ -302,9 +269,7 @@ class Head(GrowingModule, ABC):
         kept = kept.to(self.labels.device)
         self._keep(kept)
         self.under_way.fill_(False)
-        self.labels, self.task_of = self.labels[kept], self.task_of[kept]
-        # A task whose classes are all gone leaves no gap in the numbering.
-        self.task_of = torch.unique(self.task_of, return_inverse=True)[1]
+        self._keep_labels(kept)
 
     def relabel(self, labels: Mapping[int, int]) -> None:
         """Rename the classes, old label → new one; nothing else changes.
@@ -395,18 +360,6 @@ class Head(GrowingModule, ABC):
             name, (mine, yours) = next(iter(different.items()))
             raise UsageError(f"cannot combine heads with different {name}: {mine} and {yours}")
 
-    def _columns(self, y: Tensor) -> Tensor:
-        """Positions of the labels ``y`` in ``labels``; UsageError for an unknown one."""
-        if not len(self.labels):
-            raise UsageError("no task has begun: call begin_task() first")
-        order = torch.argsort(self.labels)
-        place = torch.searchsorted(self.labels[order], y.contiguous()).clamp_max(len(order) - 1)
-        columns = order[place]
-        wrong = self.labels[columns] != y
-        if wrong.any():
-            raise UsageError(f"label {y[wrong][0].item()} was not introduced by begin_task()")
-        return columns
-
     def _check_batch(self, z: Tensor, y: Tensor, weight: Tensor | None) -> None:
         check_embeddings(z, self.in_features)
         if y.shape != (len(z),) or y.dtype != torch.int64:
@@ -416,10 +369,3 @@ class Head(GrowingModule, ABC):
                 raise UsageError(f"weights have shape {tuple(weight.shape)}, expected ({len(z)},)")
             if not (torch.isfinite(weight) & (weight > 0)).all():
                 raise UsageError("sample weights must be positive and finite")
-
-    def _before_load(self, own: Mapping[str, Any]) -> None:
-        labels, task_of = own.get("labels"), own.get("task_of")
-        if isinstance(labels, Tensor) and isinstance(task_of, Tensor) and labels.shape != task_of.shape:
-            raise CheckpointError(
-                f"stored head has {labels.numel()} labels but {task_of.numel()} task numbers: the file is damaged"
-            )

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from cifnet_pl.calibration import left_out
 from cifnet_pl.errors import UsageError, unknown_name
 from cifnet_pl.heads.base import Head, Ridge, check_ridge, exact
+from cifnet_pl.heads.cohort import Cohort, common_weights, joined_weights
 from cifnet_pl.heads.ridge import signed_targets, target_limit
-from cifnet_pl.state import GrowingModule
 from cifnet_pl.statistics import Centred, Sums, augment, leverages, solve_ridge
 
 
@@ -29,48 +29,6 @@ def squared_slopes(weighting: str, epsilon: float) -> tuple[float, float]:
     if weighting == "released":
         return (limit * (1 - limit)) ** 2, (limit * (1 + limit)) ** 2
     raise unknown_name("weighting", weighting, ["derivative", "released"])
-
-
-def common_weights(columns: Tensor, weight: Tensor, classes: int) -> Tensor:
-    """(classes,) the one weight of each class's samples, from the ``weight`` (n,) of samples of classes ``columns``.
-
-    0 stands for a class without samples, −1 for one whose samples have different weights.
-    """
-    low, high = (weight.new_zeros(classes).scatter_reduce(0, columns, weight, how, include_self=False)
-                 for how in ("amin", "amax"))  # fmt: skip
-    return torch.where(low == high, high, -torch.ones_like(high))
-
-
-def joined_weights(one: Tensor, other: Tensor) -> Tensor:
-    """What :func:`common_weights` would give for the samples of both."""
-    same = (one == other) | (one == 0) | (other == 0)
-    return torch.where(same, torch.where(one == 0, other, one), -torch.ones_like(one))
-
-
-class Cohort(GrowingModule):
-    """All neurons that one task introduced: they have seen the same samples, so they share one Gram matrix.
-
-    Buffers: ``sums`` over ``x̃`` (unscaled by the slope), ``weights`` (d+1, C_j), ``stale`` () bool, whether
-    the sums have changed since the weights were solved, ``past`` (), the number of calibration samples in the sums,
-    ``past_weight`` (classes before this cohort,), the weight that the calibration samples of each class had (0: none
-    were shown; −1: they had different weights), and ``ridge_used`` (C_j,) float64, λ of each class.
-    """
-
-    weights: Tensor
-    stale: Tensor
-    past: Tensor
-    past_weight: Tensor
-    ridge_used: Tensor
-
-    def __init__(self, sums: Sums, before: int = 0):
-        super().__init__()
-        self.sums = sums
-        self.register_buffer("weights", sums.gram.new_zeros(sums.width, 0))
-        self.register_buffer("stale", torch.tensor(True))
-        self.register_buffer("past", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("past_weight", torch.zeros(before, dtype=torch.float64))
-        self.register_buffer("ridge_used", torch.zeros(0, dtype=torch.float64))
-        self.to(sums.gram.device)
 
 
 class CIFNetHead(Head):

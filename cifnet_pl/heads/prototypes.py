@@ -10,7 +10,8 @@ from torch import Tensor
 
 from cifnet_pl.errors import CheckpointError, UsageError, unknown_name
 from cifnet_pl.heads.shared import SharedSumsHead
-from cifnet_pl.statistics import Centred, Sums, augment, gcv_ridge, solve_ridge, spectrum
+from cifnet_pl.spectral import spectrum
+from cifnet_pl.statistics import Centred, Sums, augment, gcv_ridge, solve_ridge
 
 METRICS = ("cosine", "euclidean")
 
@@ -149,9 +150,9 @@ class SLDAHead(SharedSumsHead):
         moment = self.sums.class_sums.T
         gram = self.sums.gram  # its corner is the weight of the classes that are still here
         centred = Centred.from_augmented(gram, moment, gram[0, 0], int(self.sums.seen))
-        eigenvalues, vectors = spectrum(centred.gram, centred.samples - 1)
-        energy = (vectors.T @ centred.moment).square().sum(dim=1)
-        ridge = gcv_ridge(eigenvalues, energy, centred.target_energy, centred.samples)
+        found = spectrum(centred.gram, centred.samples - 1)
+        energy = found.rotate(centred.moment).square().sum(dim=1)
+        ridge = gcv_ridge(found.values, energy, centred.target_energy, centred.samples)
         return ridge / (ridge + self.sums.mass.item() * scale)
 
     def _scores(self, z: Tensor) -> Tensor:

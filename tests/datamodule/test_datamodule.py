@@ -72,6 +72,22 @@ def test_an_image_is_embedded_once_for_all_tasks(tmp_path: Path) -> None:
     assert torch.equal(again.head.state_dict()["weights"], model.head.state_dict()["weights"])
 
 
+def test_all_workers_start_before_the_network_fills_the_memory(tmp_path: Path) -> None:
+    """A fork copies what the process writes to afterwards, in learning time if it came after the first pass."""
+    before = {child.pid for child in multiprocessing.active_children()}
+    model, workers = module(head=RidgeHead, buffer=None), []
+    embed = model.backbone.forward
+
+    def look(images: Tensor) -> Tensor:
+        workers.append({child.pid for child in multiprocessing.active_children()} - before)
+        return embed(images)
+
+    model.backbone.forward = look  # type: ignore[method-assign]
+    trainer(tmp_path, max_epochs=2).fit(model, datamodule=digits(num_workers=2))
+    assert len(workers[0]) == 4  # two that decode training images, two for testing
+    assert all(found == workers[0] for found in workers)
+
+
 def test_no_process_outlives_its_run(tmp_path: Path) -> None:
     before = {child.pid for child in multiprocessing.active_children()}
     trainer(tmp_path).fit(module(head=RidgeHead, buffer=None), datamodule=digits(num_workers=2))

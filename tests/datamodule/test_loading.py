@@ -144,6 +144,23 @@ def test_workers_start_with_the_first_batch() -> None:
     assert images.decoded == 2
 
 
+def test_workers_can_start_before_there_are_batches() -> None:
+    before = {child.pid for child in multiprocessing.active_children()}
+    loader = ImageLoader(dataset(ProcessNumbers(12)), 2)
+    loader.start()
+    workers = {child.pid for child in multiprocessing.active_children()} - before
+    assert len(workers) == 2
+    loader.set_batches(np.split(np.arange(12), 6)).start()
+    batches = list(loader)
+    assert [batch.row.tolist() for batch in batches] == np.arange(12).reshape(6, 2).tolist()
+    assert processes(batches) == workers
+    loader.close()
+    here = ImageLoader(dataset(ProcessNumbers(2)), 0)
+    here.start()
+    assert {child.pid for child in multiprocessing.active_children()} <= before
+    assert len(list(here.set_batches([np.arange(2)]))) == 1
+
+
 def test_a_loader_can_be_left_midway_and_used_again() -> None:
     loader = ImageLoader(dataset(ProcessNumbers(12)), 2)
     for _ in loader.set_batches(np.split(np.arange(12), 6)):

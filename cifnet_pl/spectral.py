@@ -1,0 +1,90 @@
+"""Eigendecomposition of a Gram matrix for what ridge regression asks of it: the spectrum, and a few rotated columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.linalg import lapack
+from torch import Tensor
+
+from cifnet_pl.errors import CifnetError
+
+TRIDIAGONAL_FROM = 64
+"""Smallest width for which the eigenvectors are left as factors; below, any way takes no time."""
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """``V diag(values) Vᵀ``.
+
+    values: (p,) eigenvalues, ascending; exactly zero beyond the rank. rotate: (p, C) → ``Vᵀx``; back: (p, C) → ``Vx``.
+    """
+
+    values: Tensor
+    rotate: Callable[[Tensor], Tensor]
+    back: Callable[[Tensor], Tensor]
+
+
+def spectrum(gram: Tensor, rank: int) -> Spectrum:
+    """Eigendecomposition of a Gram matrix (p, p), float64 or float32, of rank at most ``rank``.
+
+    Eigenvalues beyond that rank, and those below the precision, hold only rounding: they are zero here.
+
+    Raises:
+        CifnetError: the sums overflowed.
+    """
+    if not torch.isfinite(gram.trace()):
+        raise CifnetError(f"the Gram matrix overflowed {gram.dtype}: scale the embeddings down, or use dtype: float64")
+    # Few samples leave many eigenvalues that are zero but for rounding, over which divide and conquer can fail to
+    # converge. Moved away from zero they are equal to working precision, and deflate. In place, and put back
+    # exactly: a Gram matrix may be most of the memory.
+    diagonal = gram.diagonal().clone()
+    shift = diagonal.mean()
+    factored = gram.device.type == "cpu" and len(gram) >= TRIDIAGONAL_FROM
+    try:
+        gram.diagonal().add_(shift)
+        found = _factored(gram) if factored else _whole(gram)
+    finally:
+        gram.diagonal().copy_(diagonal)
+    found.values.sub_(shift)
+    found.values[: len(gram) - min(len(gram), rank)] = 0
+    found.values[found.values <= torch.finfo(gram.dtype).eps * found.values[-1]] = 0
+    return found
+
+
+def _whole(gram: Tensor) -> Spectrum:
+    values, vectors = torch.linalg.eigh(gram)
+    return Spectrum(values, lambda x: vectors.T @ x, lambda x: vectors @ x)
+
+
+def _factored(gram: Tensor) -> Spectrum:
+    """``G = Q T Qᵀ`` with T tridiagonal, ``T = U diag(values) Uᵀ``: V = QU is never formed.
+
+    The product QU is half of an eigendecomposition's time, and worth it for many columns only. LAPACK's sytrd keeps Q
+    as Householder reflectors of all rows but the first, in the form that ormqr applies (LAPACK Users' Guide, 2.4.4).
+    """
+    tridiagonalise, solve, reflect = (
+        (lapack.dsytrd, lapack.dstevd, lapack.dormqr)
+        if gram.dtype == torch.float64
+        else (lapack.ssytrd, lapack.sstevd, lapack.sormqr)
+    )
+    query = lapack.dsytrd_lwork if gram.dtype == torch.float64 else lapack.ssytrd_lwork
+    reflectors, diagonal, below, scales, _ = tridiagonalise(
+        gram.numpy().T, lower=1, lwork=int(query(len(gram), lower=1)[0])
+    )
+    values, vectors, failed = solve(diagonal, below)
+    if failed:
+        raise np.linalg.LinAlgError("the eigenvalues of the Gram matrix did not converge")
+    inner = torch.from_numpy(vectors)
+
+    def reflected(x: Tensor, side: str) -> Tensor:
+        rows = np.asfortranarray(x[1:].numpy())
+        moved, _, _ = reflect("L", side, reflectors[1:, :-1], scales, rows, lwork=64 * max(1, x.shape[1]))
+        return torch.cat([x[:1], torch.from_numpy(moved)])
+
+    return Spectrum(
+        torch.from_numpy(values), lambda x: inner.T @ reflected(x, "T"), lambda x: reflected(inner @ x, "N")
+    )
