@@ -189,7 +189,7 @@ def solve_gcv(gram: Tensor, moment: Tensor, target_energy: Tensor, samples: int,
     Raises:
         CifnetError: the sums overflowed.
     """
-    found = spectrum(gram, samples - free)
+    found = spectrum(gram, samples - free, moment.shape[1])
     rotated = torch.where(found.values[:, None] > 0, found.rotate(moment), 0)
     ridge = gcv_ridge(found.values, rotated.square().sum(dim=1), target_energy, samples, free)
     return found.back(rotated / (found.values + ridge)[:, None]), ridge

@@ -18,7 +18,7 @@ def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_training_pass_against_its_rivals() -> None:
-    rows = fit_overhead.rows([TINY])
+    rows = fit_overhead.rows(TINY)
     assert [row.name[:3] for row in rows] == ["(b)", "(e)"] * 2
     rival = fit_overhead.Rivals.seconds
     assert len(rival.loop) == len(rival.decode) == len(rival.backbone) == TINY.rounds * TINY.tasks

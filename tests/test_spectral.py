@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.errors import CifnetError
-from cifnet_pl.spectral import TRIDIAGONAL_FROM, spectrum
+from cifnet_pl.spectral import FACTORED_FROM, spectrum
 
-WIDTHS = [1, 2, TRIDIAGONAL_FROM - 1, TRIDIAGONAL_FROM, 200]
+WIDTHS = [1, 2, FACTORED_FROM - 1, FACTORED_FROM, 200]
 
 
 def gram_of(samples: int, width: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -17,12 +17,15 @@ def gram_of(samples: int, width: int, dtype: torch.dtype = torch.float64) -> Ten
     return (z.T @ z).to(dtype)
 
 
+@pytest.mark.parametrize("columns", [0, 1000])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_eigenvalues_and_rotations_make_up_the_matrix(width: int, dtype: torch.dtype, tolerance: float) -> None:
+def test_eigenvalues_and_rotations_make_up_the_matrix(
+    width: int, dtype: torch.dtype, tolerance: float, columns: int
+) -> None:
     gram = gram_of(2 * width, width, dtype)
     before = gram.clone()
-    found = spectrum(gram, 2 * width)
+    found = spectrum(gram, 2 * width, columns)
     assert torch.equal(gram, before)
     identity = torch.eye(width, dtype=dtype)
     rotation = found.rotate(identity)
@@ -36,7 +39,7 @@ def test_eigenvalues_and_rotations_make_up_the_matrix(width: int, dtype: torch.d
 @pytest.mark.parametrize("columns", [0, 1, 3])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_some_columns_are_those_of_the_whole(width: int, columns: int) -> None:
-    found, identity = spectrum(gram_of(2 * width, width), 2 * width), torch.eye(width, dtype=torch.float64)
+    found, identity = spectrum(gram_of(2 * width, width), 2 * width, columns), torch.eye(width, dtype=torch.float64)
     x = torch.randn(width, columns, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert torch.allclose(found.rotate(x), found.rotate(identity) @ x, atol=1e-12)
     assert torch.allclose(found.back(x), found.back(identity) @ x, atol=1e-12)
@@ -46,13 +49,13 @@ def test_some_columns_are_those_of_the_whole(width: int, columns: int) -> None:
 @pytest.mark.parametrize("width", WIDTHS[1:])
 def test_beyond_the_rank_eigenvalues_are_zero(width: int) -> None:
     for samples in (1, width // 2):
-        values = spectrum(gram_of(samples, width), samples).values
+        values = spectrum(gram_of(samples, width), samples, 1).values
         assert int((values > 0).sum()) == samples
         assert torch.equal(values[: width - samples], torch.zeros(width - samples, dtype=torch.float64))
-    assert torch.equal(spectrum(torch.zeros(width, width), 5).values, torch.zeros(width))
+    assert torch.equal(spectrum(torch.zeros(width, width), 5, 1).values, torch.zeros(width))
 
 
 @pytest.mark.parametrize("width", [2, 200])
 def test_sums_that_overflowed_are_refused(width: int) -> None:
     with pytest.raises(CifnetError, match="overflowed"):
-        spectrum(torch.full((width, width), torch.inf), 5)
+        spectrum(torch.full((width, width), torch.inf), 5, 1)

@@ -150,7 +150,7 @@ class SLDAHead(SharedSumsHead):
         moment = self.sums.class_sums.T
         gram = self.sums.gram  # its corner is the weight of the classes that are still here
         centred = Centred.from_augmented(gram, moment, gram[0, 0], int(self.sums.seen))
-        found = spectrum(centred.gram, centred.samples - 1)
+        found = spectrum(centred.gram, centred.samples - 1, moment.shape[1])
         energy = found.rotate(centred.moment).square().sum(dim=1)
         ridge = gcv_ridge(found.values, energy, centred.target_energy, centred.samples)
         return ridge / (ridge + self.sums.mass.item() * scale)
