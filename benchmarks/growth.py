@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import resource
 import statistics
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.measure import Row, ratio, seconds, spread
+from benchmarks.measure import Row, ratio, seconds, side_by_side, spread
 from cifnet_pl.allocator import keep_freed_memory
 from cifnet_pl.heads import CIFNetHead, Head, RidgeHead
 from cifnet_pl.statistics import Sums, solve_ridge
@@ -49,17 +50,17 @@ def many_systems() -> Row:
     sums = [part for part in head.modules() if isinstance(part, Sums)]
     penalty = sums[0].gram.new_tensor(1.0)
 
-    def ours(k: int) -> None:
-        task(head, k, draw)
+    tasks = itertools.count(COHORTS)
+
+    def ours() -> None:
+        task(head, next(tasks), draw)
         head.refresh()
 
     def bare() -> None:
         for part in sums:
             solve_ridge(part.gram, part.class_sums.T, penalty)
 
-    head.refresh()
-    pairs = [(seconds(partial(ours, k)), seconds(bare)) for k in range(COHORTS, COHORTS + REPEATS)]
-    whole, systems = ([pair[i] for pair in pairs] for i in (0, 1))
+    whole, systems = side_by_side(ours, bare, REPEATS)
     title = f"(f) CIFNetHead: one more task after {COHORTS} / as many systems solved"
     about = f"d={FEATURES}, a Cholesky solve of each of {COHORTS} Gram matrices, float64, "
     about += f"{COHORTS * (FEATURES + 1) ** 2 * 8 / 1e9:.2g} GB"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.linalg import lapack
+from scipy.linalg import get_lapack_funcs
 from torch import Tensor
 
 from cifnet_pl.errors import CifnetError
@@ -68,23 +68,18 @@ def _factored(gram: Tensor) -> Spectrum:
     Without the product QU it takes half as long (p = 1280, few columns). LAPACK's sytrd leaves Q as Householder
     reflectors of all rows but the first, in the form that ormqr applies, as LAPACK's own ormtr does.
     """
-    tridiagonalise, solve, reflect = (
-        (lapack.dsytrd, lapack.dstevd, lapack.dormqr)
-        if gram.dtype == torch.float64
-        else (lapack.ssytrd, lapack.sstevd, lapack.sormqr)
-    )
-    query = lapack.dsytrd_lwork if gram.dtype == torch.float64 else lapack.ssytrd_lwork
-    reflectors, diagonal, below, scales, _ = tridiagonalise(
-        gram.numpy().T, lower=1, lwork=int(query(len(gram), lower=1)[0])
-    )
-    values, vectors, failed = solve(diagonal, below)
+    names = ("sytrd", "sytrd_lwork", "stevd", "ormqr")
+    sytrd, sytrd_lwork, stevd, ormqr = get_lapack_funcs(names, (gram.numpy(),))
+    lwork = int(sytrd_lwork(len(gram), lower=1)[0])
+    reflectors, diagonal, below, scales, _ = sytrd(gram.numpy().T, lower=1, lwork=lwork)
+    values, vectors, failed = stevd(diagonal, below)
     if failed:
         raise np.linalg.LinAlgError("the eigenvalues of the Gram matrix did not converge")
     inner = torch.from_numpy(vectors)
 
     def reflected(x: Tensor, side: str) -> Tensor:
         rows = np.asfortranarray(x[1:].numpy())
-        moved, _, _ = reflect("L", side, reflectors[1:, :-1], scales, rows, lwork=64 * max(1, x.shape[1]))
+        moved, _, _ = ormqr("L", side, reflectors[1:, :-1], scales, rows, lwork=64 * max(1, x.shape[1]))
         return torch.cat([x[:1], torch.from_numpy(moved)])
 
     return Spectrum(
