@@ -1,4 +1,7 @@
-"""(i) The head's sums from embeddings, as a share of the peak rate of matrix products."""
+"""(i) The head's sums from embeddings, as a share of the peak rate of matrix products.
+
+Whole Gram matrices are counted; the sums leave out most of what is above the diagonal, so the share can exceed one.
+"""
 
 from __future__ import annotations
 

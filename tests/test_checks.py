@@ -158,7 +158,7 @@ def poke(name: str, value: float) -> Callable[[dict[str, Tensor]], None]:
 
 P = WIDTH + 1
 TENSORS = [
-    (poke("head.cohorts.0.sums.gram", float("nan")), "finite"),
+    (poke("head.cohorts.0.sums.products", float("nan")), "finite"),
     (poke("head.cohorts.0.weights", float("inf")), "finite"),
     (poke("head.temperature", 0.0), "temperature"),
     (poke("head.temperature", -1.0), "temperature"),
@@ -174,14 +174,14 @@ TENSORS = [
     (put("head.labels", torch.zeros(6)), "torch.float32"),
     (put("head.labels", torch.arange(7)), "shape"),
     (put("head.temperature", torch.ones(3, dtype=torch.float64)), "shape"),
-    (put("head.cohorts.1.sums.gram", None), "cohorts.1.sums.gram"),
-    (put("head.cohorts.1.sums.gram", torch.zeros(2, 2, dtype=torch.float64)), "shape"),
+    (put("head.cohorts.1.sums.products", None), "cohorts.1.sums.products"),
+    (put("head.cohorts.1.sums.products", torch.zeros(2, 2, dtype=torch.float64)), "shape"),
     (put("head.cohorts.1.sums.class_sums", torch.zeros(2, P, dtype=torch.float64)), "shape"),
     (put("head.cohorts.2.weights", torch.zeros(P, 2, dtype=torch.float64)), "shape"),
     (put("head.cohorts.2.weights", torch.zeros(P, 0, dtype=torch.float64)), "scores"),
     (put("head.cohorts.3.stale", torch.tensor(False)), "does not have"),
     (put("head.cohorts.99999999999.stale", torch.tensor(False)), "does not have"),
-    (put("head.increment.gram", torch.zeros(P, P)), "does not have"),
+    (put("head.increment.products", torch.zeros(P, P)), "does not have"),
     (put("head.os.system", torch.zeros(1)), "does not have"),
     (put("../../evil", torch.zeros(1)), "does not have"),
     (put("buffer.key", torch.arange(3)), "buffer"),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cifnet_pl.errors import CheckpointError, CifnetError
 from cifnet_pl.statistics import GCV_GRID, Centred, Sums, augment, gcv_ridge, solve_gcv, solve_ridge
+from cifnet_pl.symmetric import BLOCK
 
 
 def samples(n: int, width: int = 3, classes: int = 2, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,6 +94,38 @@ def test_rows_of_other_sums_count_as_rows_of_no_class() -> None:
     expected.add(x, torch.full_like(index, -1), weight)
     mine.add_gram_of(theirs)
     assert_close(mine, expected)
+
+
+def test_the_gram_matrix_is_whole_whenever_it_is_read() -> None:
+    width = 3 * BLOCK
+    x, index, weight = samples(9, width=width)
+    expected = x.T @ (weight[:, None] * x)
+
+    def added() -> Sums:
+        sums = Sums(width, 2)
+        sums.add(x, index, weight)
+        return sums
+
+    merged, shown, taken, loaded, reduced = added(), added(), added(), Sums(width, 2), added()
+    merged.merge(added())
+    shown.add_gram_of(added())
+    assert torch.allclose(taken.gram, expected, rtol=1e-12, atol=1e-12)
+    taken.merge(added(), sign=-1)
+    loaded.load_state_dict(added().state_dict())
+    reduced.reduce(lambda tensor: tensor.mul_(2))
+    for sums, times in ((added(), 1), (merged, 2), (shown, 2), (taken, 0), (loaded, 1), (reduced, 2)):
+        assert torch.allclose(sums.gram, times * expected, rtol=1e-12, atol=1e-12)
+
+
+def test_what_is_stored_does_not_depend_on_what_was_read() -> None:
+    x, index, weight = samples(9, width=2 * BLOCK)
+    one, other = Sums(2 * BLOCK, 2), Sums(2 * BLOCK, 2)
+    for sums in (one, other):
+        sums.add(x, index, weight)
+        assert sums is other or len(sums.gram)
+        sums.add(x, index)
+    stored = other.state_dict()
+    assert all(torch.equal(value, stored[name]) for name, value in one.state_dict().items())
 
 
 def test_reduce_visits_every_sum_once_in_a_fixed_order() -> None:

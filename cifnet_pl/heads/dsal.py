@@ -103,7 +103,7 @@ class DSALHead(ACILHead):
             self.compensation_increment = None
         self._fold()
         if observed is not None and self.ridge != "gcv":
-            observed.gram = observed.gram.new_zeros(0, 0)  # only the energy for gcv needs it
+            observed.products = observed.products.new_zeros(0, 0)  # only the energy for gcv needs it
         super()._solve()
         if observed is not None:
             self._teach(observed)

@@ -17,7 +17,7 @@ METRICS = ("cosine", "euclidean")
 
 
 class ClassSums(Sums):
-    """The sums of each class without a Gram matrix: ``gram`` stays empty (0, 0)."""
+    """The sums of each class without a Gram matrix: ``products`` stays empty (0, 0)."""
 
     def __init__(self, width: int, classes: int = 0, *, dtype: torch.dtype = torch.float64):
         super().__init__(0, classes, dtype=dtype)
@@ -164,7 +164,7 @@ class SLDAHead(SharedSumsHead):
         gone = self.sums.counts > 0
         gone[columns] = False
         sums = self.sums.class_sums[gone]
-        self.sums.gram -= sums.T @ (sums / sums[:, :1])
+        self.sums.gram.sub_(sums.T @ (sums / sums[:, :1]))
         super()._keep(columns)
         self.weights = self.weights[:, columns[columns < self.weights.shape[1]]]  # newer classes are not solved yet
 

@@ -1,0 +1,33 @@
+"""Gram matrices for little more than half the operations: nothing above the diagonal is computed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from torch import Tensor
+
+BLOCK = 256
+"""Columns that are computed at a time: narrower blocks leave out more, but their products are slower."""
+
+
+def add_lower_(gram: Tensor, left: Tensor, right: Tensor) -> None:
+    """``gram += leftᵀ right`` in place, where that is symmetric, in the blocks on and below the diagonal only.
+
+    Args:
+        gram: (p, p).
+        left, right: (n, p), in the dtype of ``gram``.
+    """
+    for start, stop in _blocks(len(gram)):
+        gram[start:stop, :stop].addmm_(left[:, start:stop].T, right[:, :stop])
+
+
+def mirror_(gram: Tensor) -> None:
+    """Fill the blocks of ``gram`` (p, p) above the diagonal from those below."""
+    for start, stop in _blocks(len(gram)):
+        gram[:start, start:stop] = gram[start:stop, :start].T
+
+
+def _blocks(width: int) -> list[tuple[int, int]]:
+    """First column of each block, and the one after its last."""
+    parts = max(1, round(width / BLOCK))
+    return list(pairwise(width * i // parts for i in range(parts + 1)))
