@@ -67,7 +67,7 @@ def read_photos(root: Path, image_size: int, cache: Path, network: str = BACKBON
 def _fill(store: EmbeddingCache, images: ImageSet, backbone: Backbone, image_size: int) -> None:
     rows = np.arange(len(images))
     rows = rows[~store.known(rows)]
-    loader = ImageLoader(SquareDataset(images, store.class_names, image_size, 1.0), workers=1)
+    loader = ImageLoader(SquareDataset(images, store.class_names, image_size, 1.0), 1, BATCH)
     for batch in loader.set_batches(np.array_split(rows, range(BATCH, len(rows), BATCH))):
         store.collect(batch.row, backbone(batch.image))
     loader.close()

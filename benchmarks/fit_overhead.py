@@ -116,7 +116,7 @@ class Rivals(Callback):
         """Start the workers, as the run has done; then bring the memory that a batch needs into the process."""
         assert isinstance(module, CIFNetModule)
         self.trainer, self.backbone, self.device = trainer, module.backbone, module.device
-        self.loader = ImageLoader(self.dataset, self.setup_.workers, self.device.type)
+        self.loader = ImageLoader(self.dataset, self.setup_.workers, self.setup_.batch, self.device.type)
         self.loader.start()
         self.embed(self.batches(0))
 

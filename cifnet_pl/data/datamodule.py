@@ -251,7 +251,7 @@ class CIFNetDataModule(LightningDataModule):
         size, crop_ratio = self.image_shape(self.learner.backbone.preprocessing)
         dataset = SquareDataset(images, self.source.class_names, size, crop_ratio)
         assert self.trainer is not None
-        return ImageLoader(dataset, self.num_workers, self.trainer.strategy.root_device.type)
+        return ImageLoader(dataset, self.num_workers, self.batch_size, self.trainer.strategy.root_device.type)
 
     def image_shape(self, preprocessing: Preprocessing) -> tuple[int, float]:
         """Side in pixels and crop ratio: as asked for, or the weights' own."""

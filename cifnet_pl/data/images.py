@@ -89,7 +89,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def square(
@@ -117,7 +117,8 @@ def square(
     width, height = rgb.size if extent is None else extent
     side = min(width, height) * crop_ratio
     left, top = (width - side) / 2, (height - side) / 2
-    small = rgb.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side))
+    box, wanted = (left, top, left + side, top + side), (size, size)
+    small = rgb if rgb.size == wanted and box == (0, 0, *wanted) else rgb.resize(wanted, Image.Resampling.BICUBIC, box)
     return np.asarray(small if turn is None else small.transpose(turn))
 
 

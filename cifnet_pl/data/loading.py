@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from cifnet_pl.data.image_sets import ImageSet
 from cifnet_pl.data.images import UnreadableImage
+from cifnet_pl.data.workers import Decoded, WorkerPool
 
 
 class ImageBatch(NamedTuple):
@@ -53,43 +53,26 @@ def shard_batches(rows: np.ndarray, batch_size: int, rank: int, world: int) -> l
     return [np.array_split(chunk, world)[rank] for chunk in chunks]
 
 
-class SquareDataset(Dataset[tuple[Any, ...]]):
-    """Decodes one image of a set to a uint8 square, in a worker process."""
+class SquareDataset:
+    """Decodes images of a set to uint8 squares, a batch at a time."""
 
     def __init__(self, images: ImageSet, class_names: Sequence[str], size: int, crop_ratio: float):
         self.images, self.class_names = images, class_names
         self.size, self.crop_ratio = size, crop_ratio
 
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
-        label, name = int(self.images.labels[index]), self.images.names[index]
-        key = sample_key(self.class_names[label], name)
-        try:
-            return self.images.square(index, self.size, self.crop_ratio), label, key, index, ""
-        except UnreadableImage as error:
-            return None, label, key, index, f"{self.images.place(index)}: {error}"
-
-    def collate(self, samples: Sequence[tuple[Any, ...]]) -> ImageBatch:
-        """Stack what could be read; n may be 0."""
-        good = [sample for sample in samples if sample[0] is not None]
-        shape = (0, self.size, self.size, 3)
-        pixels = np.stack([sample[0] for sample in good]) if good else np.zeros(shape, dtype=np.uint8)
-        numbers = torch.tensor([sample[1:4] for sample in good], dtype=torch.int64).reshape(-1, 3)
-        image = torch.from_numpy(pixels).permute(0, 3, 1, 2)
-        label, key, row = numbers.unbind(1)
-        return ImageBatch(image, label, key, row, tuple(s[4] for s in samples if s[4]))
-
-
-class _MutableBatches:
-    """A batch sampler whose batches are replaced between tasks, while the workers live on."""
-
-    def __init__(self) -> None:
-        self.batches: list[list[int]] = []
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
+    def decode(self, rows: Sequence[int], squares: np.ndarray) -> Decoded:
+        """Decode the images at positions ``rows`` into ``squares``, (len(rows) or more, s, s, 3) uint8."""
+        numbers: list[tuple[int, int, int]] = []
+        unreadable: list[str] = []
+        for row in rows:
+            try:
+                squares[len(numbers)] = self.images.square(row, self.size, self.crop_ratio)
+            except UnreadableImage as error:
+                unreadable.append(f"{self.images.place(row)}: {error}")
+            else:
+                label, name = int(self.images.labels[row]), self.images.names[row]
+                numbers.append((label, sample_key(self.class_names[label], name), row))
+        return Decoded(np.array(numbers, dtype=np.int64).reshape(-1, 3), tuple(unreadable))
 
 
 class ImageLoader:
@@ -99,33 +82,45 @@ class ImageLoader:
     an eager one would decode its first images for nothing.
 
     Args:
-        dataset: decodes one image.
+        dataset: decodes the images.
         workers: number of processes; 0 to decode in this one.
+        batch_size: images in the largest batch.
         device: type of the device that embeds the images.
     """
 
-    def __init__(self, dataset: SquareDataset, workers: int, device: str = "cpu"):
-        self._sampler = _MutableBatches()
-        self._loader: DataLoader[Any] = DataLoader(
-            dataset,
-            batch_sampler=self._sampler,
-            num_workers=workers,
-            collate_fn=dataset.collate,
-            persistent_workers=workers > 0,
-            pin_memory=device == "cuda",
-        )
+    def __init__(self, dataset: SquareDataset, workers: int, batch_size: int, device: str = "cpu"):
+        self._dataset, self._workers, self._batch_size = dataset, workers, batch_size
+        self._pinned = device == "cuda"
+        self._batches: list[list[int]] = []
+        self._pool: WorkerPool | None = None
 
     def set_batches(self, batches: Sequence[np.ndarray]) -> ImageLoader:
         """Choose what the next iteration yields."""
-        self._sampler.batches = [batch.tolist() for batch in batches]
+        self._batches = [batch.tolist() for batch in batches]
         return self
 
     def __len__(self) -> int:
-        return len(self._sampler)
+        return len(self._batches)
 
     def __iter__(self) -> Iterator[ImageBatch]:
-        if len(self):
-            yield from self._loader
+        if self._workers and self._batches:
+            self.start()
+            assert self._pool is not None
+            for squares, decoded in self._pool.decode(self._batches):
+                yield self._batch(squares, decoded)
+        else:
+            for rows in self._batches:
+                squares = torch.empty(self._shape(len(rows)), dtype=torch.uint8)
+                yield self._batch(squares, self._dataset.decode(rows, squares.numpy()))
+
+    def _shape(self, images: int) -> tuple[int, int, int, int]:
+        return (images, self._dataset.size, self._dataset.size, 3)
+
+    def _batch(self, squares: Tensor, decoded: Decoded) -> ImageBatch:
+        image = torch.empty(self._shape(len(decoded.numbers)), dtype=torch.uint8, pin_memory=self._pinned)
+        image.copy_(squares[: len(image)])
+        label, key, row = torch.from_numpy(decoded.numbers).unbind(1)
+        return ImageBatch(image.permute(0, 3, 1, 2), label, key, row, decoded.unreadable)
 
     def start(self) -> None:
         """Start the worker processes, unless they run: best before a network's first pass.
@@ -133,19 +128,14 @@ class ImageLoader:
         A process shares its memory with those it forks until it writes to a page, and then copies it: after one pass
         of a network on the CPU, a gigabyte or more.
         """
-        if self._loader.num_workers and self._loader._iterator is None:
-            batches, self._sampler.batches = self._sampler.batches, []
-            iter(self._loader)
-            self._sampler.batches = batches
+        if self._workers and self._pool is None:
+            self._pool = WorkerPool(self._dataset.decode, self._workers, self._shape(self._batch_size))
 
     def close(self) -> None:
-        """Stop the worker processes; others start if the loader is used again.
-
-        Left to the garbage collector they would outlive the run, as Lightning keeps its loaders.
-        """
-        workers, self._loader._iterator = self._loader._iterator, None
-        if workers is not None:
-            cast(Any, workers)._shutdown_workers()
+        """Stop the worker processes; others start if the loader is used again."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
 
 class EvaluationMemory:

@@ -108,7 +108,7 @@ def test_sample_keys_tell_class_and_name_apart(a: str, b: str, c: str) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_unreadable_images_are_left_out_and_named(workers: int) -> None:
-    loader = ImageLoader(dataset(ProcessNumbers(6, broken=(1, 4, 5))), workers)
+    loader = ImageLoader(dataset(ProcessNumbers(6, broken=(1, 4, 5))), workers, 20)
     first, second = loader.set_batches([np.array([0, 1, 2]), np.array([4, 5])])
     assert (first.row.tolist(), first.label.tolist()) == ([0, 2], [0, 0])
     assert first.unreadable == ("1\\n.png: of no known format",)
@@ -118,17 +118,18 @@ def test_unreadable_images_are_left_out_and_named(workers: int) -> None:
     assert second.unreadable == ("4\\n.png: of no known format", "5\\n.png: of no known format")
 
 
-def test_a_fault_of_ours_is_not_taken_for_a_bad_image() -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_fault_of_ours_is_not_taken_for_a_bad_image(workers: int) -> None:
     class Faulty(ProcessNumbers):
         def square(self, index: int, size: int, crop_ratio: float) -> np.ndarray:
             raise KeyError("a bug")
 
     with pytest.raises(KeyError):
-        dataset(Faulty(1))[0]
+        list(ImageLoader(dataset(Faulty(1)), workers, 1).set_batches([np.array([0])]))
 
 
 def test_same_workers_over_all_tasks() -> None:
-    loader = ImageLoader(dataset(ProcessNumbers(40)), 2)
+    loader = ImageLoader(dataset(ProcessNumbers(40)), 2, 20)
     seen = [processes(list(loader.set_batches(np.split(np.arange(40), parts)))) for parts in (4, 2, 8)]
     assert seen[0] == seen[1] == seen[2]
     assert len(seen[0]) == 2
@@ -137,7 +138,7 @@ def test_same_workers_over_all_tasks() -> None:
 
 def test_workers_start_with_the_first_batch() -> None:
     images = ProcessNumbers(4)
-    loader = ImageLoader(dataset(images), 0).set_batches([np.array([0, 1]), np.array([2])])
+    loader = ImageLoader(dataset(images), 0, 20).set_batches([np.array([0, 1]), np.array([2])])
     iterators = [iter(loader), iter(loader)]  # Lightning makes two for every task after the first
     assert images.decoded == 0
     assert next(iterators[1]).row.tolist() == [0, 1]
@@ -146,7 +147,7 @@ def test_workers_start_with_the_first_batch() -> None:
 
 def test_workers_can_start_before_there_are_batches() -> None:
     before = {child.pid for child in multiprocessing.active_children()}
-    loader = ImageLoader(dataset(ProcessNumbers(12)), 2)
+    loader = ImageLoader(dataset(ProcessNumbers(12)), 2, 20)
     loader.start()
     workers = {child.pid for child in multiprocessing.active_children()} - before
     assert len(workers) == 2
@@ -155,21 +156,21 @@ def test_workers_can_start_before_there_are_batches() -> None:
     assert [batch.row.tolist() for batch in batches] == np.arange(12).reshape(6, 2).tolist()
     assert processes(batches) == workers
     loader.close()
-    here = ImageLoader(dataset(ProcessNumbers(2)), 0)
+    here = ImageLoader(dataset(ProcessNumbers(2)), 0, 20)
     here.start()
     assert {child.pid for child in multiprocessing.active_children()} <= before
     assert len(list(here.set_batches([np.arange(2)]))) == 1
 
 
 def test_a_loader_can_be_left_midway_and_used_again() -> None:
-    loader = ImageLoader(dataset(ProcessNumbers(12)), 2)
+    loader = ImageLoader(dataset(ProcessNumbers(12)), 2, 20)
     for _ in loader.set_batches(np.split(np.arange(12), 6)):
         break
     assert [b.row.tolist() for b in loader.set_batches([np.array([7]), np.array([3, 2])])] == [[7], [3, 2]]
 
 
 def test_closed_loader_leaves_no_process_and_can_start_again() -> None:
-    loader = ImageLoader(dataset(ProcessNumbers(12)), 2).set_batches(np.split(np.arange(12), 6))
+    loader = ImageLoader(dataset(ProcessNumbers(12)), 2, 20).set_batches(np.split(np.arange(12), 6))
     midway = iter(loader)
     next(midway)
     first = {child.pid for child in multiprocessing.active_children()}
@@ -183,11 +184,11 @@ def test_closed_loader_leaves_no_process_and_can_start_again() -> None:
     assert second.isdisjoint(first)
     loader.close()
     loader.close()
-    ImageLoader(dataset(ProcessNumbers(2)), 0).close()
+    ImageLoader(dataset(ProcessNumbers(2)), 0, 20).close()
 
 
 def test_nothing_to_decode() -> None:
-    loader = ImageLoader(dataset(ProcessNumbers(2)), 2)
+    loader = ImageLoader(dataset(ProcessNumbers(2)), 2, 20)
     assert list(loader) == []
     assert len(loader.set_batches([np.zeros(0, dtype=np.int64)])) == 1
     assert [len(batch.row) for batch in loader] == [0]
@@ -199,7 +200,8 @@ def test_broken_file_is_named_with_its_path(tmp_path: Path) -> None:
     source = build_source("folder", SourceOptions(tmp_path))
     images = source.train if "red/0.png" in source.train.names else source.val
     row = list(images.names).index("red/0.png")
-    named = SquareDataset(images, source.class_names, 4, 1.0)[row][4]
+    decoded = SquareDataset(images, source.class_names, 4, 1.0).decode([row], np.zeros((1, 4, 4, 3), dtype=np.uint8))
+    (named,) = decoded.unreadable
     assert named.startswith(f"{tmp_path}/red/0.png: no image of a known format")
 
 
@@ -240,7 +242,7 @@ def test_stored_and_decoded_batches_in_the_order_of_the_plan() -> None:
     images = ProcessNumbers(8)
     memory = EvaluationMemory(8, 1.0)
     memory.add(torch.arange(4), torch.arange(4.0)[:, None].expand(4, 3))
-    decoder = ImageLoader(dataset(images), 0)
+    decoder = ImageLoader(dataset(images), 0, 20)
     plan = [(np.array([6, 4]), None), (np.array([1, 0]), memory), (np.array([7]), None), (np.array([3]), memory)]
     loader = StoredLoader(images, ["even", "odd"], plan, decoder)
     other = StoredLoader(images, ["even", "odd"], [(np.array([5]), None)], decoder)

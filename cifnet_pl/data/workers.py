@@ -1,0 +1,108 @@
+"""Worker processes that decode images into memory which they share with the process that asks for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+AHEAD = 2
+"""Batches that each worker decodes ahead."""
+
+
+class Decoded(NamedTuple):
+    """What was decoded of a batch, apart from the pixels."""
+
+    numbers: np.ndarray  # (n, 3) int64: label, key and row of each image that could be read
+    unreadable: tuple[str, ...]  # "place: reason" of each of the others
+
+
+Decode = Callable[[Sequence[int], np.ndarray], Decoded]
+"""Positions of a batch's images, and memory (len or more, s, s, 3) uint8 that their squares are written to."""
+
+
+class WorkerPool:
+    """Processes that decode batches ahead, for all tasks of a run; made, they run.
+
+    torch's DataLoader hands the batches out. Left to move the pixels too it would set up, map and fault in shared
+    memory anew for every batch, which takes a third of the time that small JPEGs are decoded in; here each worker
+    has a few slots that it fills in turn.
+
+    Args:
+        decode: what a worker does with a batch; can be pickled, so that spawned workers can receive it.
+        workers: number of processes.
+        shape: (images, s, s, 3) of the largest batch.
+    """
+
+    def __init__(self, decode: Decode, workers: int, shape: tuple[int, int, int, int]):
+        # A worker is asked for its next batch when its oldest one is about to be yielded, so that this one and
+        # AHEAD others are in memory.
+        self._slots = _shared(workers, AHEAD + 1, *shape)
+        self._batches = _MutableBatches()
+        self._loader: DataLoader[Any] = DataLoader(
+            _Filler(decode, self._slots),
+            batch_size=None,
+            sampler=self._batches,
+            num_workers=workers,
+            collate_fn=_as_it_is,
+            prefetch_factor=AHEAD,
+            persistent_workers=True,
+        )
+        iter(self._loader)
+
+    def decode(self, batches: list[list[int]]) -> Iterator[tuple[Tensor, Decoded]]:
+        """Pixels, (n or more, s, s, 3) uint8, and the rest of every batch in order; the pixels until the next one."""
+        self._batches.batches = batches
+        for worker, turn, decoded in self._loader:
+            yield self._slots[worker, turn], decoded
+
+    def close(self) -> None:
+        """Stop the processes.
+
+        Left to the garbage collector they would outlive the run, as Lightning keeps its loaders.
+        """
+        workers, self._loader._iterator = self._loader._iterator, None
+        if workers is not None:
+            cast(Any, workers)._shutdown_workers()
+
+
+class _Filler(Dataset[tuple[int, int, Decoded]]):
+    """In a worker: decodes each batch into the worker's next slot, and says which that is."""
+
+    def __init__(self, decode: Decode, slots: Tensor):
+        self._decode, self._slots = decode, slots
+        self._turn = -1
+
+    def __getitem__(self, rows: Sequence[int]) -> tuple[int, int, Decoded]:
+        info = get_worker_info()
+        assert info is not None
+        self._turn = (self._turn + 1) % self._slots.shape[1]
+        return info.id, self._turn, self._decode(rows, self._slots[info.id, self._turn].numpy())
+
+
+class _MutableBatches:
+    """A sampler of whole batches, which are replaced between tasks, while the workers live on."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def _shared(*shape: int) -> Tensor:
+    """uint8 zeros in memory that processes share; a page is taken when it is first written to."""
+    storage = cast(Any, torch.UntypedStorage)._new_shared(math.prod(shape))  # as torch's own collation does
+    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

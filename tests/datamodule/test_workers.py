@@ -1,0 +1,72 @@
+"""Batches through memory that worker processes share: nothing is written over before it is taken."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from cifnet_pl.data.workers import Decoded, WorkerPool
+
+
+def show_row(rows: Sequence[int], squares: np.ndarray) -> Decoded:
+    """Every byte of an image is its row; odd hundreds take a while."""
+    for place, row in enumerate(rows):
+        squares[place] = row % 251
+    time.sleep(0.02 * (rows[0] // 100 % 2) if rows else 0)
+    return Decoded(np.array([(0, 0, row) for row in rows], dtype=np.int64).reshape(-1, 3), ())
+
+
+@pytest.fixture(params=[1, 3])
+def pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
+    pool = WorkerPool(show_row, request.param, (7, 2, 2, 3))
+    yield pool
+    pool.close()
+
+
+def check(pool: WorkerPool, batches: list[list[int]], pause: float = 0.0) -> None:
+    taken = pool.decode(batches)
+    for rows in batches:
+        squares, decoded = next(taken)
+        time.sleep(pause)  # the workers are as far ahead as they may be
+        assert decoded.numbers[:, 2].tolist() == rows
+        assert (squares[: len(rows)].flatten(1) == torch.tensor(rows, dtype=torch.int64)[:, None] % 251).all()
+    assert next(taken, None) is None
+
+
+def split(count: int, size: int) -> list[list[int]]:
+    return [list(range(start, min(count, start + size))) for start in range(0, count, size)]
+
+
+def test_a_slow_reader_gets_every_batch_whole(pool: WorkerPool) -> None:
+    check(pool, split(120, 7), pause=0.01)
+
+
+def test_a_fast_reader_gets_every_batch_whole_of_every_task(pool: WorkerPool) -> None:
+    for size in (1, 7, 3):
+        check(pool, split(400, size))
+
+
+def test_empty_batches_keep_their_place(pool: WorkerPool) -> None:
+    check(pool, [[1], [], [2, 3], []])
+
+
+def test_after_a_task_that_was_left_midway_nothing_is_mixed_up(pool: WorkerPool) -> None:
+    for taken in range(1, 9):
+        left = pool.decode(split(400, 7))
+        for _ in range(taken):
+            next(left)
+        check(pool, split(60, 4))
+
+
+def test_closed_it_leaves_no_process() -> None:
+    before = set(multiprocessing.active_children())
+    pool = WorkerPool(show_row, 2, (1, 2, 2, 3))
+    assert len(set(multiprocessing.active_children()) - before) == 2
+    pool.close()
+    pool.close()
+    assert set(multiprocessing.active_children()) <= before
