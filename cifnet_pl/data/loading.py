@@ -118,7 +118,8 @@ class ImageLoader:
 
     def _batch(self, squares: Tensor, decoded: Decoded) -> ImageBatch:
         image = torch.empty(self._shape(len(decoded.numbers)), dtype=torch.uint8, pin_memory=self._pinned)
-        image.copy_(squares[: len(image)])
+        # By NumPy, in this thread alone: torch's threads would wait for a core that a worker has just woken up on.
+        np.copyto(image.numpy(), squares[: len(image)].numpy())
         label, key, row = torch.from_numpy(decoded.numbers).unbind(1)
         return ImageBatch(image.permute(0, 3, 1, 2), label, key, row, decoded.unreadable)
 
