@@ -92,10 +92,10 @@ class Rivals(Callback):
         self.dataset = SquareDataset(source.train, source.class_names, self.setup_.side, 1.0)
 
     def batches(self, task: int) -> Iterator[ImageBatch]:
-        """The decoded images of a task; the loader starts with the first."""
+        """The decoded images of a task; the workers begin at once."""
         classes = np.arange(self.setup_.classes).reshape(self.setup_.tasks, -1)[task]
         rows = np.concatenate([self.rows_of[int(c)] for c in classes])
-        return iter(self.loader.set_batches(shard_batches(rows, self.setup_.batch, 0, 1)))
+        return self.loader.set_batches(shard_batches(rows, self.setup_.batch, 0, 1)).begin()
 
     def embed(self, batches: Iterator[ImageBatch] | list[ImageBatch]) -> list[ImageBatch]:
         """The run's own backbone, on its device, in its precision; returns what was embedded."""
@@ -113,16 +113,19 @@ class Rivals(Callback):
             torch.cuda.synchronize()
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        """Start the workers, as the run has done; then bring the memory that a batch needs into the process."""
+        """Start the workers, as the run has done; then bring the memory that a batch needs into the process.
+
+        Like the run's, the loader begins with a task before the clock of that task starts.
+        """
         assert isinstance(module, CIFNetModule)
         self.trainer, self.backbone, self.device = trainer, module.backbone, module.device
         self.loader = ImageLoader(self.dataset, self.setup_.workers, self.setup_.batch, self.device.type)
         self.loader.start()
         self.embed(self.batches(0))
+        self.left = self.batches(0)
 
     def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
         """A task begins, for the bare loop too."""
-        self.left = self.batches(trainer.current_epoch)
         for times in (self.seconds.loop, self.seconds.backbone, self.seconds.paused):
             times.append(0.0)
 
@@ -142,7 +145,10 @@ class Rivals(Callback):
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         """Decoding alone is quick: in one go."""
-        self.seconds.decode.append(seconds(lambda: list(self.batches(trainer.current_epoch))))
+        task = trainer.current_epoch
+        self.seconds.decode.append(seconds(lambda: list(self.batches(task))))
+        if task + 1 < self.setup_.tasks:
+            self.left = self.batches(task + 1)
 
     def on_fit_end(self, trainer: Trainer, module: LightningModule) -> None:
         """Stop the workers."""

@@ -165,10 +165,11 @@ class CIFNetDataModule(LightningDataModule):
         cache = self._train_cache
         batches = [batch for order in self.learner.passes(rows, self.task) for batch in self._shards(order)]
         plan = [(batch, cache if cache and cache.known(batch).all() else None) for batch in batches]
+        loader = StoredLoader(self.source.train, self.source.class_names, plan, self._train_images)
         if any(store is None for _, store in plan):
-            for loader in (self._train_images, self._val_images):
-                loader.start()
-        return StoredLoader(self.source.train, self.source.class_names, plan, self._train_images)
+            self._val_images.start()
+            loader.begin()
+        return loader
 
     def val_dataloader(self) -> StoredLoader:
         """Test images of all classes learned so far; those embedded before come from memory or the cache."""

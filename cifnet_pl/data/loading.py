@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from itertools import starmap
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -103,15 +104,19 @@ class ImageLoader:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[ImageBatch]:
+        yield from self.begin()
+
+    def begin(self) -> Iterator[ImageBatch]:
+        """An iterator over the batches whose first ones the workers decode from now on."""
         if self._workers and self._batches:
             self.start()
             assert self._pool is not None
-            for squares, decoded in self._pool.decode(self._batches):
-                yield self._batch(squares, decoded)
-        else:
-            for rows in self._batches:
-                squares = torch.empty(self._shape(len(rows)), dtype=torch.uint8)
-                yield self._batch(squares, self._dataset.decode(rows, squares.numpy()))
+            return starmap(self._batch, self._pool.decode(self._batches))
+        return map(self._decode_here, self._batches)
+
+    def _decode_here(self, rows: list[int]) -> ImageBatch:
+        squares = torch.empty(self._shape(len(rows)), dtype=torch.uint8)
+        return self._batch(squares, self._dataset.decode(rows, squares.numpy()))
 
     def _shape(self, images: int) -> tuple[int, int, int, int]:
         return (images, self._dataset.size, self._dataset.size, 3)
@@ -201,12 +206,19 @@ class StoredLoader:
         loader: ImageLoader,
     ):
         self._images, self._class_names, self._plan, self._loader = images, class_names, plan, loader
+        self._begun: Iterator[ImageBatch] | None = None
 
     def __len__(self) -> int:
         return len(self._plan)
 
+    def begin(self) -> None:
+        """Let the workers decode the first images of the next iteration now."""
+        self._begun = self._loader.set_batches([rows for rows, store in self._plan if store is None]).begin()
+
     def __iter__(self) -> Iterator[Batch]:
-        decoded = iter(self._loader.set_batches([rows for rows, store in self._plan if store is None]))
+        if self._begun is None:
+            self.begin()
+        decoded, self._begun = cast(Iterator[ImageBatch], self._begun), None
         for rows, store in self._plan:
             yield next(decoded) if store is None else self._stored(rows, store)
 

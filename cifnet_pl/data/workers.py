@@ -56,10 +56,12 @@ class WorkerPool:
         iter(self._loader)
 
     def decode(self, batches: list[list[int]]) -> Iterator[tuple[Tensor, Decoded]]:
-        """Pixels, (n or more, s, s, 3) uint8, and the rest of every batch in order; the pixels until the next one."""
+        """Pixels, (n or more, s, s, 3) uint8, and the rest of every batch in order; the pixels until the next one.
+
+        The workers begin at once, and drop what is left of batches given before.
+        """
         self._batches.batches = batches
-        for worker, turn, decoded in self._loader:
-            yield self._slots[worker, turn], decoded
+        return ((self._slots[worker, turn], decoded) for worker, turn, decoded in iter(self._loader))
 
     def close(self) -> None:
         """Stop the processes.
