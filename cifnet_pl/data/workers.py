@@ -43,7 +43,7 @@ class WorkerPool:
         # A worker is asked for its next batch when its oldest one is about to be yielded, so that this one and
         # AHEAD others are in memory.
         self._slots = _shared(workers, AHEAD + 1, *shape)
-        self._batches = _MutableBatches()
+        self._batches: list[list[int]] = []  # the loader's own sampler: replaced within, while the workers live on
         self._loader: DataLoader[Any] = DataLoader(
             _Filler(decode, self._slots),
             batch_size=None,
@@ -60,7 +60,7 @@ class WorkerPool:
 
         The workers begin at once, and drop what is left of batches given before.
         """
-        self._batches.batches = batches
+        self._batches[:] = batches
         return ((self._slots[worker, turn], decoded) for worker, turn, decoded in iter(self._loader))
 
     def close(self) -> None:
@@ -85,19 +85,6 @@ class _Filler(Dataset[tuple[int, int, Decoded]]):
         assert info is not None
         self._turn = (self._turn + 1) % self._slots.shape[1]
         return info.id, self._turn, self._decode(rows, self._slots[info.id, self._turn].numpy())
-
-
-class _MutableBatches:
-    """A sampler of whole batches, which are replaced between tasks, while the workers live on."""
-
-    def __init__(self) -> None:
-        self.batches: list[list[int]] = []
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
 
 
 def _shared(*shape: int) -> Tensor:
