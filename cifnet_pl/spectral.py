@@ -68,20 +68,17 @@ def _factored(gram: Tensor) -> Spectrum:
     Without the product QU it takes half as long (p = 1280, few columns). LAPACK's sytrd leaves Q as Householder
     reflectors of all rows but the first, in the form that ormqr applies, as LAPACK's own ormtr does.
     """
-    names = ("sytrd", "sytrd_lwork", "stevd", "ormqr")
-    sytrd, sytrd_lwork, stevd, ormqr = get_lapack_funcs(names, (gram.numpy(),))
+    sytrd, sytrd_lwork, stevd = get_lapack_funcs(("sytrd", "sytrd_lwork", "stevd"), (gram.numpy(),))
     lwork = int(sytrd_lwork(len(gram), lower=1)[0])
-    reflectors, diagonal, below, scales, _ = sytrd(gram.numpy().T, lower=1, lwork=lwork)
+    packed, diagonal, below, scales, _ = sytrd(gram.numpy().T, lower=1, lwork=lwork)
     values, vectors, failed = stevd(diagonal, below)
     if failed:
         raise np.linalg.LinAlgError("the eigenvalues of the Gram matrix did not converge")
-    inner = torch.from_numpy(vectors)
+    reflectors, scale, inner = torch.from_numpy(packed)[1:, :-1], torch.from_numpy(scales), torch.from_numpy(vectors)
 
-    def reflected(x: Tensor, side: str) -> Tensor:
-        rows = np.asfortranarray(x[1:].numpy())
-        moved, _, _ = ormqr("L", side, reflectors[1:, :-1], scales, rows, lwork=64 * max(1, x.shape[1]))
-        return torch.cat([x[:1], torch.from_numpy(moved)])
+    def reflected(x: Tensor, transpose: bool) -> Tensor:
+        return torch.cat([x[:1], torch.ormqr(reflectors, scale, x[1:], transpose=transpose)])
 
     return Spectrum(
-        torch.from_numpy(values), lambda x: inner.T @ reflected(x, "T"), lambda x: reflected(inner @ x, "N")
+        torch.from_numpy(values), lambda x: inner.T @ reflected(x, True), lambda x: reflected(inner @ x, False)
     )

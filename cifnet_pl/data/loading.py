@@ -91,7 +91,7 @@ class ImageLoader:
 
     def __init__(self, dataset: SquareDataset, workers: int, batch_size: int, device: str = "cpu"):
         self._dataset, self._workers, self._batch_size = dataset, workers, batch_size
-        self._pinned = device == "cuda"
+        self._device = device
         self._batches: list[list[int]] = []
         self._pool: WorkerPool | None = None
 
@@ -122,7 +122,7 @@ class ImageLoader:
         return (images, self._dataset.size, self._dataset.size, 3)
 
     def _batch(self, squares: Tensor, decoded: Decoded) -> ImageBatch:
-        image = torch.empty(self._shape(len(decoded.numbers)), dtype=torch.uint8, pin_memory=self._pinned)
+        image = torch.empty(self._shape(len(decoded.numbers)), dtype=torch.uint8, pin_memory=self._device == "cuda")
         # By NumPy, in this thread alone: torch's threads would wait for a core that a worker has just woken up on.
         np.copyto(image.numpy(), squares[: len(image)].numpy())
         label, key, row = torch.from_numpy(decoded.numbers).unbind(1)
@@ -135,7 +135,8 @@ class ImageLoader:
         of a network on the CPU, a gigabyte or more.
         """
         if self._workers and self._pool is None:
-            self._pool = WorkerPool(self._dataset.decode, self._workers, self._shape(self._batch_size))
+            alternate = self._device == "cpu"
+            self._pool = WorkerPool(self._dataset.decode, self._workers, self._shape(self._batch_size), alternate)
 
     def close(self) -> None:
         """Stop the worker processes; others start if the loader is used again."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 AHEAD = 2
-"""Batches that each worker decodes ahead."""
+"""Batches that each worker decodes ahead of the reader, or at a time where the two alternate."""
 
 
 class Decoded(NamedTuple):
@@ -37,9 +38,12 @@ class WorkerPool:
         decode: what a worker does with a batch; can be pickled, so that spawned workers can receive it.
         workers: number of processes.
         shape: (images, s, s, 3) of the largest batch.
+        alternate: decode only while the reader waits, for one that keeps all cores busy. A network's threads wait for
+            each other at every layer: a worker on one core stops those on all the others too.
     """
 
-    def __init__(self, decode: Decode, workers: int, shape: tuple[int, int, int, int]):
+    def __init__(self, decode: Decode, workers: int, shape: tuple[int, int, int, int], alternate: bool = False):
+        self._alternate, self._at_a_time = alternate, AHEAD * workers
         # A worker is asked for its next batch when its oldest one is about to be yielded, so that this one and
         # AHEAD others are in memory.
         self._slots = _shared(workers, AHEAD + 1, *shape)
@@ -60,8 +64,17 @@ class WorkerPool:
 
         The workers begin at once, and drop what is left of batches given before.
         """
+        size = self._at_a_time if self._alternate else max(1, len(batches))
+        parts = [batches[start : start + size] for start in range(0, len(batches), size)]
+        first = [self._begin(part) for part in parts[:1]]
+        later = (self._begin(part) for part in parts[1:])  # each when the one before has been read
+        begun: Iterable[Iterable[_Filled]] = chain(first, later)
+        filled = chain.from_iterable(map(list, begun) if self._alternate else begun)
+        return ((self._slots[worker, turn], decoded) for worker, turn, decoded in filled)
+
+    def _begin(self, batches: list[list[int]]) -> Iterator[_Filled]:
         self._batches[:] = batches
-        return ((self._slots[worker, turn], decoded) for worker, turn, decoded in iter(self._loader))
+        return iter(self._loader)
 
     def close(self) -> None:
         """Stop the processes.
@@ -73,14 +86,18 @@ class WorkerPool:
             cast(Any, workers)._shutdown_workers()
 
 
-class _Filler(Dataset[tuple[int, int, Decoded]]):
+_Filled = tuple[int, int, Decoded]
+"""Worker, its slot, and what is in there."""
+
+
+class _Filler(Dataset[_Filled]):
     """In a worker: decodes each batch into the worker's next slot, and says which that is."""
 
     def __init__(self, decode: Decode, slots: Tensor):
         self._decode, self._slots = decode, slots
         self._turn = -1
 
-    def __getitem__(self, rows: Sequence[int]) -> tuple[int, int, Decoded]:
+    def __getitem__(self, rows: Sequence[int]) -> _Filled:
         info = get_worker_info()
         assert info is not None
         self._turn = (self._turn + 1) % self._slots.shape[1]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from cifnet_pl.data.workers import Decoded, WorkerPool
+from cifnet_pl.data.workers import AHEAD, Decoded, WorkerPool
 
 
 def show_row(rows: Sequence[int], squares: np.ndarray) -> Decoded:
@@ -21,9 +23,10 @@ def show_row(rows: Sequence[int], squares: np.ndarray) -> Decoded:
     return Decoded(np.array([(0, 0, row) for row in rows], dtype=np.int64).reshape(-1, 3), ())
 
 
-@pytest.fixture(params=[1, 3])
+@pytest.fixture(params=[(1, False), (3, False), (1, True), (3, True)], ids=str)
 def pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
-    pool = WorkerPool(show_row, request.param, (7, 2, 2, 3))
+    workers, alternate = request.param
+    pool = WorkerPool(show_row, workers, (7, 2, 2, 3), alternate)
     yield pool
     pool.close()
 
@@ -61,6 +64,27 @@ def test_after_a_task_that_was_left_midway_nothing_is_mixed_up(pool: WorkerPool)
         for _ in range(taken):
             next(left)
         check(pool, split(60, 4))
+
+
+def note_and_show(folder: Path, rows: Sequence[int], squares: np.ndarray) -> Decoded:
+    """Leaves a file of the name of a batch's first row."""
+    (folder / str(rows[0])).touch()
+    return show_row(rows, squares)
+
+
+@pytest.mark.parametrize("alternate", [False, True])
+def test_alternating_workers_rest_while_a_part_is_read(tmp_path: Path, alternate: bool) -> None:
+    pool, batches = WorkerPool(partial(note_and_show, tmp_path), 2, (1, 2, 2, 3), alternate), split(12, 1)
+    taken = pool.decode(batches)
+    begun = []
+    for _ in batches:
+        next(taken)
+        time.sleep(0.1)
+        begun.append(len(list(tmp_path.iterdir())))
+    part, ahead = 2 * AHEAD, 2 * AHEAD + 1
+    expected = [min(12, i // part * part + part if alternate else i + ahead) for i in range(12)]
+    assert begun == expected
+    pool.close()
 
 
 def test_closed_it_leaves_no_process() -> None:
