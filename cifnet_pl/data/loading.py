@@ -135,7 +135,7 @@ class ImageLoader:
         of a network on the CPU, a gigabyte or more.
         """
         if self._workers and self._pool is None:
-            alternate = self._device == "cpu"
+            alternate = self._device == "cpu" and torch.get_num_threads() > 1
             self._pool = WorkerPool(self._dataset.decode, self._workers, self._shape(self._batch_size), alternate)
 
     def close(self) -> None:

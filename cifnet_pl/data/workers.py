@@ -38,8 +38,8 @@ class WorkerPool:
         decode: what a worker does with a batch; can be pickled, so that spawned workers can receive it.
         workers: number of processes.
         shape: (images, s, s, 3) of the largest batch.
-        alternate: decode only while the reader waits, for one that keeps all cores busy. A network's threads wait for
-            each other at every layer: a worker on one core stops those on all the others too.
+        alternate: decode only while the reader waits: for a network of several threads on the cores that decode.
+            They wait for each other at every layer, and a worker on the core of one would stop them all.
     """
 
     def __init__(self, decode: Decode, workers: int, shape: tuple[int, int, int, int], alternate: bool = False):

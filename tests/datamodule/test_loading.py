@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cifnet_pl.data import loading
 from cifnet_pl.data.image_sets import ImageSet, SourceOptions
 from cifnet_pl.data.images import UnreadableImage
 from cifnet_pl.data.loading import (
@@ -160,6 +162,17 @@ def test_workers_can_start_before_there_are_batches() -> None:
     here.start()
     assert {child.pid for child in multiprocessing.active_children()} <= before
     assert len(list(here.set_batches([np.arange(2)]))) == 1
+
+
+@pytest.mark.parametrize(("device", "threads", "alternate"), [("cpu", 2, True), ("cpu", 1, False), ("cuda", 2, False)])
+def test_workers_rest_while_several_threads_of_a_network_run(
+    monkeypatch: pytest.MonkeyPatch, device: str, threads: int, alternate: bool
+) -> None:
+    made: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(loading, "WorkerPool", lambda *given: made.append(given))
+    ImageLoader(dataset(ProcessNumbers(2)), 2, 20, device).start()
+    assert [given[1:] for given in made] == [(2, (20, 2, 2, 3), alternate)]
 
 
 def test_a_loader_can_be_left_midway_and_used_again() -> None:
