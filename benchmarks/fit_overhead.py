@@ -52,7 +52,7 @@ class Setup:
     together: Callable[[Sequence[float]], float] = sum
 
 
-CPU = Setup(30, 200, 3, 128, 64, 2, 8, 3, "EfficientNet-Lite0 on the CPU", ("--trainer.accelerator", "cpu"))
+CPU = Setup(30, 200, 3, 128, 64, 2, 8, 5, "EfficientNet-Lite0 on the CPU", ("--trainer.accelerator", "cpu"))
 
 
 def write_photos(root: Path, setup: Setup) -> None:
@@ -113,16 +113,12 @@ class Rivals(Callback):
             torch.cuda.synchronize()
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        """Start the workers, as the run has done; then bring the memory that a batch needs into the process.
-
-        Like the run's, the loader begins with a task before the clock of that task starts.
-        """
+        """Start the workers, as the run has done; then bring the memory that a batch needs into the process."""
         assert isinstance(module, CIFNetModule)
         self.trainer, self.backbone, self.device = trainer, module.backbone, module.device
         self.loader = ImageLoader(self.dataset, self.setup_.workers, self.setup_.batch, self.device.type)
         self.loader.start()
         self.embed(self.batches(0))
-        self.left = self.batches(0)
 
     def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
         """A task begins, for the bare loop too."""
@@ -136,6 +132,8 @@ class Rivals(Callback):
         if (batch_idx + 1) % self.setup_.turn and not trainer.is_last_batch:
             return
         self.wait()
+        if batch_idx < self.setup_.turn:
+            self.left = self.batches(trainer.current_epoch)  # right before the clock of a task starts, as the run does
         start = time.perf_counter()
         decoded = self.embed(islice(self.left, self.setup_.turn))
         between = time.perf_counter()
@@ -145,10 +143,7 @@ class Rivals(Callback):
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         """Decoding alone is quick: in one go."""
-        task = trainer.current_epoch
-        self.seconds.decode.append(seconds(lambda: list(self.batches(task))))
-        if task + 1 < self.setup_.tasks:
-            self.left = self.batches(task + 1)
+        self.seconds.decode.append(seconds(lambda: list(self.batches(trainer.current_epoch))))
 
     def on_fit_end(self, trainer: Trainer, module: LightningModule) -> None:
         """Stop the workers."""

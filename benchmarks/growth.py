@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import resource
-import statistics
 from collections.abc import Callable
-from functools import partial
+from copy import deepcopy
+from dataclasses import replace
 
 import torch
 
@@ -15,7 +15,8 @@ from cifnet_pl.allocator import keep_freed_memory
 from cifnet_pl.heads import CIFNetHead, Head, RidgeHead
 from cifnet_pl.statistics import Sums, solve_ridge
 
-FEATURES, SAMPLES, CHECKPOINTS, LAST = 512, 50, (10, 50, 200, 1000), 5
+FEATURES, SAMPLES, CHECKPOINTS = 512, 50, (10, 50, 200, 1000)
+FEW = CHECKPOINTS[0]
 COHORTS, REPEATS = 500, 7
 MANY_CLASSES, MANY_FEATURES, CLASSES_A_TASK = 20_000, 768, 1000
 
@@ -28,18 +29,32 @@ def task(head: Head, k: int, draw: torch.Generator) -> None:
     head.solve()
 
 
-def growth(make: Callable[[], Head]) -> tuple[dict[int, float], dict[int, int]]:
-    """Median seconds of the last tasks before each checkpoint, solved and ready to predict, and numbers kept there."""
-    head, draw = make(), torch.Generator().manual_seed(0)
-    times: list[float] = []
-    taken, kept = {}, {}
-    for k in range(max(CHECKPOINTS)):
-        learning = seconds(partial(task, head, k, draw))
-        # A head that solves when a prediction needs it has nothing to solve in between.
-        times.append(learning + seconds(head.refresh) if any(0 <= c - k - 1 < LAST for c in CHECKPOINTS) else learning)
-        if k + 1 in CHECKPOINTS:
-            taken[k + 1], kept[k + 1] = statistics.median(times[-LAST:]), sum(head.state_elements().values())
-    return taken, kept
+def growth(name: str, make: Callable[[], Head]) -> list[Row]:
+    """One more task, solved and ready to predict, after many tasks and after few: a fresh copy of both each time."""
+    head, draw, found = make(), torch.Generator().manual_seed(0), []
+    kept: dict[int, int] = {}
+    for tasks in range(1, max(CHECKPOINTS) + 1):
+        task(head, tasks - 1, draw)
+        if tasks not in CHECKPOINTS:
+            continue
+        head.refresh()
+        kept[tasks] = sum(head.state_elements().values())
+        if tasks == FEW:
+            few = deepcopy(head)
+            continue
+        pairs = [[one_more(trial, draw) for trial in (deepcopy(head), deepcopy(few))] for _ in range(REPEATS)]
+        many, rival = [many for many, _ in pairs], [rival for _, rival in pairs]
+        wanted = "flat but for d² a class" if name == "RidgeHead" else f"≤ {tasks // FEW}"
+        title = f"(f) {name}: one more task after {tasks} / after {FEW}"
+        found.append(Row(title, spread(many), spread(rival), ratio(many, rival), wanted, ""))
+    about = f"d={FEATURES}, tasks of 2 classes and {2 * SAMPLES} samples, float64; numbers kept: "
+    about += ", ".join(f"{numbers:,} after {tasks}" for tasks, numbers in kept.items())
+    return [replace(row, settings=about) for row in found]
+
+
+def one_more(head: Head, draw: torch.Generator) -> float:
+    """Seconds."""
+    return seconds(lambda: task(head, len(head.tasks), draw)) + seconds(head.refresh)
 
 
 def many_systems() -> Row:
@@ -98,13 +113,5 @@ def rows() -> list[Row]:
         ("RidgeHead", lambda: RidgeHead(FEATURES)),
         ("CIFNetHead", lambda: CIFNetHead(FEATURES, ridge=1.0)),
     ):
-        taken, kept = growth(make)
-        first = CHECKPOINTS[0]
-        for k in CHECKPOINTS[1:]:
-            about = f"d={FEATURES}, tasks of 2 classes and {2 * SAMPLES} samples, float64; numbers kept: "
-            about += ", ".join(f"{kept[c]:,} after {c}" for c in CHECKPOINTS)
-            wanted = "flat but for d² a class" if name == "RidgeHead" else f"≤ {k // first}"
-            title = f"(f) {name}: one more task after {k} / after {first}"
-            ours, rival = f"{1000 * taken[k]:.3g} ms", f"{1000 * taken[first]:.3g} ms"
-            found.append(Row(title, ours, rival, f"{taken[k] / taken[first]:.3g}", wanted, about))
+        found += growth(name, make)
     return found
