@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from cifnet_pl import calibration
@@ -15,6 +16,9 @@ from cifnet_pl.data.loading import Batch, EmbeddingBatch
 from cifnet_pl.errors import CheckpointError, NonFiniteError, check_embeddings
 from cifnet_pl.heads import CIFNetHead, Head
 from cifnet_pl.learner import TaskModule
+
+AT_ONCE = 256
+"""Embeddings that are added to the sums at once, at least: a Gram matrix is read and written for each addition."""
 
 
 class CIFNetModule(TaskModule):
@@ -50,6 +54,7 @@ class CIFNetModule(TaskModule):
             calibration.check(self.head, buffer)
         self.calibrate = calibrate
         self.buffer: CalibrationBuffer | None = buffer if self.head.uses_buffer or calibrate else None
+        self._embedded: list[tuple[Tensor, Tensor]] = []  # with their labels; not in the sums yet
         self._reduced = False
 
     def settings(self) -> dict[str, Any]:
@@ -73,17 +78,26 @@ class CIFNetModule(TaskModule):
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Open the task in the head."""
-        self._reduced = False
+        self._embedded, self._reduced = [], False
         self.head.begin_task(labels, self.data.class_counts(names))
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Embed the batch and add it to the sums. Returns what the buffer's callback may keep."""
+        """Embed the batch, and add it to the sums with those before it. Returns what the buffer may keep."""
         z = self.embed(batch)
-        self.head.observe(z, batch.label)
+        self._embedded.append((z, batch.label))
+        if sum(len(labels) for _, labels in self._embedded) >= AT_ONCE:
+            self._observe()
         return {"z": z, "label": batch.label, "key": batch.key}
+
+    def _observe(self) -> None:
+        batches, self._embedded = self._embedded, []
+        if batches:
+            z, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+            self.head.observe(z, labels)
 
     def abort_task(self, labels: list[int]) -> None:
         """Take the task that was under way out of the head again."""
+        self._embedded = []
         self.head.abort_task()
 
     def embed(self, batch: Batch) -> Tensor:
@@ -106,7 +120,8 @@ class CIFNetModule(TaskModule):
         return z
 
     def reduce_statistics(self) -> None:
-        """Add this task's sums over all processes, once."""
+        """Add what is left of this task to the sums, and these over all processes, once."""
+        self._observe()
         if not self._reduced and self.trainer.world_size > 1:
             self.head.reduce_(lambda tensor: self.trainer.strategy.reduce(tensor, reduce_op="sum"))
         self._reduced = True

@@ -269,3 +269,14 @@ class TestWithoutTheCommandLine:
     def test_buffer_is_left_out_where_no_head_wants_it(self):
         assert module(head=RidgeHead).buffer is None
         assert module().buffer is not None
+
+
+def test_batches_are_added_to_the_sums_many_rows_at_a_time(tmp_path, monkeypatch):
+    observe, rows = RidgeHead.observe, []
+    monkeypatch.setattr(RidgeHead, "observe", lambda head, z, y: (rows.append(len(z)), observe(head, z, y))[1])
+    learner, data = module(head=RidgeHead, buffer=None), digits(batch_size=60, classes_per_task=10)
+    trainer(tmp_path, max_epochs=1).fit(learner, data)
+    *whole, rest = rows
+    assert set(whole) == {300}
+    assert 0 < rest <= 300
+    assert sum(learner.head.class_counts().values()) == sum(rows) == len(data.source.train)
