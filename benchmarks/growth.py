@@ -6,7 +6,6 @@ import itertools
 import resource
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
 
 import torch
 
@@ -46,14 +45,14 @@ def growth(name: str, make: Callable[[], Head]) -> list[Row]:
         many, rival = [many for many, _ in pairs], [rival for _, rival in pairs]
         wanted = "flat but for d² a class" if name == "RidgeHead" else f"≤ {tasks // FEW}"
         title = f"(f) {name}: one more task after {tasks} / after {FEW}"
-        found.append(Row(title, spread(many), spread(rival), ratio(many, rival), wanted, ""))
-    about = f"d={FEATURES}, tasks of 2 classes and {2 * SAMPLES} samples, float64; numbers kept: "
-    about += ", ".join(f"{numbers:,} after {tasks}" for tasks, numbers in kept.items())
-    return [replace(row, settings=about) for row in found]
+        about = f"d={FEATURES}, tasks of 2 classes and {2 * SAMPLES} samples, float64; numbers kept: "
+        about += f"{kept[tasks]:,} after {tasks}, {kept[FEW]:,} after {FEW}"
+        found.append(Row(title, spread(many), spread(rival), ratio(many, rival), wanted, about))
+    return found
 
 
 def one_more(head: Head, draw: torch.Generator) -> float:
-    """Seconds."""
+    """Seconds of learning the next task and of making ready to predict."""
     return seconds(lambda: task(head, len(head.tasks), draw)) + seconds(head.refresh)
 
 

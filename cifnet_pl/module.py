@@ -97,7 +97,6 @@ class CIFNetModule(TaskModule):
 
     def abort_task(self, labels: list[int]) -> None:
         """Take the task that was under way out of the head again."""
-        self._embedded = []
         self.head.abort_task()
 
     def embed(self, batch: Batch) -> Tensor:

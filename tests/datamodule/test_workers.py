@@ -72,6 +72,16 @@ def note_and_show(folder: Path, rows: Sequence[int], squares: np.ndarray) -> Dec
     return show_row(rows, squares)
 
 
+def settled(folder: Path) -> int:
+    """Number of files once no more have come for a while, however slow the machine."""
+    count, since = -1, time.monotonic()
+    while time.monotonic() - since < 0.3:
+        if (now := len(list(folder.iterdir()))) != count:
+            count, since = now, time.monotonic()
+        time.sleep(0.01)
+    return count
+
+
 @pytest.mark.parametrize("alternate", [False, True])
 def test_alternating_workers_rest_while_a_part_is_read(tmp_path: Path, alternate: bool) -> None:
     pool, batches = WorkerPool(partial(note_and_show, tmp_path), 2, (1, 2, 2, 3), alternate), split(12, 1)
@@ -79,8 +89,7 @@ def test_alternating_workers_rest_while_a_part_is_read(tmp_path: Path, alternate
     begun = []
     for _ in batches:
         next(taken)
-        time.sleep(0.1)
-        begun.append(len(list(tmp_path.iterdir())))
+        begun.append(settled(tmp_path))
     part, ahead = 2 * AHEAD, 2 * AHEAD + 1
     expected = [min(12, i // part * part + part if alternate else i + ahead) for i in range(12)]
     assert begun == expected
