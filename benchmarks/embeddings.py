@@ -51,15 +51,18 @@ def study_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def read_photos(root: Path, image_size: int, cache: Path, network: str = BACKBONE) -> Photos:
+def read_photos(
+    root: Path, image_size: int, cache: Path, network: str = BACKBONE, precision: str = "32-true"
+) -> Photos:
     """Embeddings of ``ROOT/train`` and ``ROOT/val``; what the cache lacks is embedded and added to it."""
     keep_freed_memory()  # as the command line does: the network is several times slower without
     source, backbone = build_source("folder", SourceOptions(root)), build_backbone(network, None, False)
-    folder = cache.expanduser() / pipeline_key(backbone, image_size, 1.0, "32-true")
+    folder = cache.expanduser() / pipeline_key(backbone, image_size, 1.0, precision)
     parts: list[Tensor] = []
     for name, images in (("train", source.train), ("val", source.val)):
         store = EmbeddingCache(images, source.class_names, folder / name)
-        _fill(store, images, backbone, image_size)
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
+            _fill(store, images, backbone, image_size)
         parts += [store.get(np.arange(len(images))).clone(), torch.from_numpy(images.labels)]
     return Photos(*parts)
 

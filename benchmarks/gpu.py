@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from dataclasses import replace
@@ -13,9 +12,9 @@ from torchvision.models import resnet18
 
 from benchmarks import fit_overhead
 from benchmarks.measure import Row
+from cifnet_pl.data.workers import cores
 
-CORES = min(len(os.sched_getaffinity(0)), 16)
-SETUP = fit_overhead.Setup(100, 500, 10, 224, 256, CORES, sys.maxsize, 1, "ResNet-18, bf16-mixed", (), max)
+SETUP = fit_overhead.Setup(100, 500, 10, 224, 256, cores(), sys.maxsize, 1, "ResNet-18, bf16-mixed", (), max)
 
 
 def rows(setup: fit_overhead.Setup = SETUP) -> list[Row]:

@@ -20,10 +20,10 @@ COHORTS, REPEATS = 500, 7
 MANY_CLASSES, MANY_FEATURES, CLASSES_A_TASK = 20_000, 768, 1000
 
 
-def task(head: Head, k: int, draw: torch.Generator) -> None:
-    """Learn task k: two classes."""
-    y = torch.arange(2 * k, 2 * k + 2).repeat(SAMPLES)
-    head.begin_task([2 * k, 2 * k + 1])
+def task(head: Head, first: int, draw: torch.Generator, classes: int = 2) -> None:
+    """Learn a task of new classes, counted from ``first``."""
+    y = torch.arange(first, first + classes).repeat(SAMPLES)
+    head.begin_task(range(first, first + classes))
     head.observe(torch.randn(len(y), head.in_features, generator=draw), y)
     head.solve()
 
@@ -33,7 +33,7 @@ def growth(name: str, make: Callable[[], Head]) -> list[Row]:
     head, draw, found = make(), torch.Generator().manual_seed(0), []
     kept: dict[int, int] = {}
     for tasks in range(1, max(CHECKPOINTS) + 1):
-        task(head, tasks - 1, draw)
+        task(head, 2 * tasks - 2, draw)
         if tasks not in CHECKPOINTS:
             continue
         head.refresh()
@@ -41,8 +41,7 @@ def growth(name: str, make: Callable[[], Head]) -> list[Row]:
         if tasks == FEW:
             few = deepcopy(head)
             continue
-        pairs = [[one_more(trial, draw) for trial in (deepcopy(head), deepcopy(few))] for _ in range(REPEATS)]
-        many, rival = [many for many, _ in pairs], [rival for _, rival in pairs]
+        many, rival = one_more(head, few, draw)
         wanted = "flat but for d² a class" if name == "RidgeHead" else f"≤ {tasks // FEW}"
         title = f"(f) {name}: one more task after {tasks} / after {FEW}"
         about = f"d={FEATURES}, tasks of 2 classes and {2 * SAMPLES} samples, float64; numbers kept: "
@@ -51,23 +50,45 @@ def growth(name: str, make: Callable[[], Head]) -> list[Row]:
     return found
 
 
-def one_more(head: Head, draw: torch.Generator) -> float:
-    """Seconds of learning the next task and of making ready to predict."""
-    return seconds(lambda: task(head, len(head.tasks), draw)) + seconds(head.refresh)
+def one_more(head: Head, rival: Head, draw: torch.Generator) -> tuple[list[float], list[float]]:
+    """Seconds of learning two more classes and of making ready to predict, alternating, on a fresh copy each time."""
+
+    def once(trial: Head) -> float:
+        known = len(trial.labels)
+        return seconds(lambda: (task(trial, known, draw), trial.refresh()))
+
+    pairs = [(once(deepcopy(head)), once(deepcopy(rival))) for _ in range(REPEATS)]
+    return [many for many, _ in pairs], [few for _, few in pairs]
+
+
+def same_classes() -> Row:
+    """One more task of ``RidgeHead`` after many tasks, against one after few tasks of as many classes in all."""
+    draw, tasks = torch.Generator().manual_seed(0), max(CHECKPOINTS)
+    small, large = RidgeHead(FEATURES), RidgeHead(FEATURES)
+    for k in range(tasks):
+        task(small, 2 * k, draw)
+    size = 2 * tasks // FEW
+    for k in range(FEW):
+        task(large, size * k, draw, size)
+    many, few = one_more(small, large, draw)
+    title = f"(f) RidgeHead: one more task after {tasks} / after {FEW} of the same {2 * tasks} classes"
+    about = f"d={FEATURES}, tasks of 2 and of {size} classes, {SAMPLES} samples a class, float64; numbers kept: "
+    about += f"{sum(small.state_elements().values()):,} and {sum(large.state_elements().values()):,}"
+    return Row(title, spread(many), spread(few), ratio(many, few), "flat", about)
 
 
 def many_systems() -> Row:
     """Every cohort of ``CIFNetHead`` shown one more task and solved, against that many systems solved and no more."""
     head, draw = CIFNetHead(FEATURES, ridge=1.0), torch.Generator().manual_seed(0)
     for k in range(COHORTS):
-        task(head, k, draw)
+        task(head, 2 * k, draw)
     sums = [part for part in head.modules() if isinstance(part, Sums)]
     penalty = sums[0].gram.new_tensor(1.0)
 
-    tasks = itertools.count(COHORTS)
+    unseen = itertools.count(2 * COHORTS, 2)
 
     def ours() -> None:
-        task(head, next(tasks), draw)
+        task(head, next(unseen), draw)
         head.refresh()
 
     def bare() -> None:
@@ -107,7 +128,7 @@ def rows() -> list[Row]:
     """First many classes, as the peak is of the whole process; then both heads at every checkpoint."""
     found = [many_classes()]
     keep_freed_memory()  # as the command line does
-    found.append(many_systems())
+    found += [many_systems(), same_classes()]
     for name, make in (
         ("RidgeHead", lambda: RidgeHead(FEATURES)),
         ("CIFNetHead", lambda: CIFNetHead(FEATURES, ridge=1.0)),

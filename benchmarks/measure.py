@@ -39,10 +39,14 @@ def side_by_side(
 def spread(times: list[float], scale: float = 1.0, unit: str = "s") -> str:
     """Median and range, e.g. ``0.123 s (0.120–0.130)``."""
     low, middle, high = (scale * t for t in (min(times), statistics.median(times), max(times)))
-    return f"{middle:.3g} {unit} ({low:.3g}–{high:.3g})"
+    return f"{_shown(middle)} {unit} ({_shown(low)}–{_shown(high)})"
 
 
 def ratio(numerator: list[float], denominator: list[float]) -> str:
     """Median of the pairwise ratios and their range."""
     ratios = [a / b for a, b in zip(numerator, denominator, strict=True)]
-    return f"{statistics.median(ratios):.3g} ({min(ratios):.3g}–{max(ratios):.3g})"
+    return f"{_shown(statistics.median(ratios))} ({_shown(min(ratios))}–{_shown(max(ratios))})"
+
+
+def _shown(number: float) -> str:
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"

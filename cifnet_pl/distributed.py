@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from itertools import chain
+from typing import Any, cast
 
+import torch.distributed
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 
@@ -40,6 +42,15 @@ def is_first_process() -> bool:
     """Whether this process writes for the whole run, as its launcher's variables say; read anew at every call."""
     ranks = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
     return all(os.environ.get(name, "0") in ("", "0") for name in ranks)
+
+
+def of_all_processes(names: list[str]) -> list[str]:
+    """The names that any process of this run gives, each once; all must ask for them."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return names
+    given: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(given, names)
+    return list(dict.fromkeys(chain.from_iterable(cast("list[list[str]]", given))))
 
 
 def is_lost_process(error: RuntimeError) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from cifnet_pl.data.folders import listing
 from cifnet_pl.data.images import UnreadableImage, is_image, printable, read_square
+from cifnet_pl.data.workers import cores
 from cifnet_pl.errors import DataError
 
 SORTED_AT_ONCE = 10_000
@@ -100,7 +101,7 @@ def squares(files: Iterable[Path], size: int, crop_ratio: float) -> Iterator[Pho
     count = batch_size(size)
     remaining = iter(files)
     waiting: deque[tuple[tuple[Path, ...], list[Future[np.ndarray | str]]]] = deque()
-    pool = ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 16), "decode")
+    pool = ThreadPoolExecutor(cores(), "decode")
     try:
         while True:
             while len(waiting) <= BATCHES_AHEAD and (part := tuple(islice(remaining, count))):

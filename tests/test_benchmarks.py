@@ -1,11 +1,13 @@
 """Benchmarks run, on data that takes no time; what they find is not a test."""
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import fit_overhead, gpu
+from benchmarks import fit_overhead, gpu, growth, precision
+from tests.datamodule.tree import class_tree
 
 TINY = fit_overhead.Setup(
     4, 3, 2, 8, 4, 0, 1, 2, "pixels", ("--model.backbone", "pixels:8", "--trainer.accelerator", "cpu")
@@ -29,3 +31,33 @@ def test_training_pass_against_its_rivals() -> None:
 def test_without_a_gpu_its_benchmark_says_so() -> None:
     (row,) = gpu.rows()
     assert (row.ours, row.rival) == ("skipped", "no CUDA GPU here")
+
+
+def test_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"FEATURES": 4, "SAMPLES": 3, "CHECKPOINTS": (2, 3, 4), "FEW": 2, "COHORTS": 3, "REPEATS": 2}
+    for name, value in {**small, "MANY_CLASSES": 20, "MANY_FEATURES": 4, "CLASSES_A_TASK": 10}.items():
+        monkeypatch.setattr(growth, name, value)
+    names = [row.name for row in growth.rows()]
+    same = "(f) RidgeHead: one more task after 4 / after 2 of the same 8 classes"
+    assert names[:3] == ["(g) 20 classes", "(f) CIFNetHead: one more task after 3 / as many systems solved", same]
+    assert names[3:] == [
+        f"(f) {head}: one more task after {tasks} / after 2" for head in ("RidgeHead", "CIFNetHead") for tasks in (3, 4)
+    ]
+
+
+def test_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "photos"
+    for part in ("train", "val"):
+        class_tree(root / part, count=3)
+    words = [str(root), "--image_size", "32", "--cache_folder", str(tmp_path / "cache")]
+    monkeypatch.setattr(sys, "argv", ["precision", *words])
+    precision.main()
+    assert len(list((tmp_path / "cache").iterdir())) == 2  # one of each precision
+    first, _, _, _, *rows = capsys.readouterr().out.splitlines()
+    similarity = float(first.split()[-3].rstrip(","))
+    assert 0.95 < similarity < 1  # in bf16, but the same photos
+    assert [row.split("|")[1:3] for row in rows] == [
+        [f" {head} ", f" {photos}, 9 "]
+        for head in ("RidgeHead", "CIFNetHead")
+        for photos in ("validation", "training, left out")
+    ]

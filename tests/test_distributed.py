@@ -154,6 +154,17 @@ class TestSeveral:
         assert any("cannot read image" in line for line in said)
         assert "Traceback" not in shown
 
+    def test_photos_that_any_process_left_out_are_reported_once(self, tmp_path):
+        photos = make_photos(tmp_path / "photos", ["a", "b"], per_class=20)
+        unreadable = sorted(photos.rglob("*.png"))[3::4]
+        for path in unreadable:
+            path.write_bytes(b"not an image")
+        words = ["fit", *FAST, "--data.source", "folder", "--data.root", str(photos), "--data.classes_per_task", "1"]
+        codes, shown = several(2, tmp_path, *words, "--data.on_corrupt", "skip", "--logs", str(tmp_path))
+        assert codes == [0, 0], shown
+        assert shown.count("unreadable images left out") == 1
+        assert f"unreadable images left out: {len(unreadable)}, the first: " in shown
+
 
 class TestStrategies:
     @pytest.mark.parametrize("name", ["ddp_spawn", "ddp_fork", "ddp_notebook", "fsdp", "deepspeed", "xla"])

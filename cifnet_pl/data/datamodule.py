@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +29,8 @@ from cifnet_pl.data.loading import (
 )
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.tasks import ClassOrder, TaskStream
+from cifnet_pl.data.workers import cores
+from cifnet_pl.distributed import of_all_processes
 from cifnet_pl.errors import DataError, UsageError
 
 EMBEDDED_BATCH = 4096
@@ -59,7 +60,7 @@ class CIFNetDataModule(LightningDataModule):
         max_tasks: stop after this many tasks, or null for all; a later run may raise it and go on.
         image_size: side in pixels (short side resized, centre cropped); null for the weights' own size and crop.
         batch_size: images per process and batch; the result does not depend on it.
-        num_workers: decoding processes, or null for one per core, at most 16.
+        num_workers: decoding processes for each process that embeds, or null to share out the cores, at most 16 each.
         val_fraction: share of each class held back where the source has no validation part of its own.
         split_seed: seed of that split.
         download: whether a torchvision set may be fetched.
@@ -106,8 +107,7 @@ class CIFNetDataModule(LightningDataModule):
         self.class_order: ClassOrder = class_order
         self.classes_per_task, self.initial_classes = classes_per_task, initial_classes
         self.max_tasks, self.image_size, self.batch_size = max_tasks, image_size, batch_size
-        self.num_workers = min(len(os.sched_getaffinity(0)), 16) if num_workers is None else num_workers
-        self.on_corrupt, self.memory_mb = on_corrupt, memory_mb
+        self.num_workers, self.on_corrupt, self.memory_mb = num_workers, on_corrupt, memory_mb
         self.cache_folder = Path(cache_folder).expanduser() if cache else None
         self.skipped: list[str] = []
         self._labels = torch.zeros(0, dtype=torch.int64)
@@ -252,7 +252,8 @@ class CIFNetDataModule(LightningDataModule):
         size, crop_ratio = self.image_shape(self.learner.backbone.preprocessing)
         dataset = SquareDataset(images, self.source.class_names, size, crop_ratio)
         assert self.trainer is not None
-        return ImageLoader(dataset, self.num_workers, self.batch_size, self.trainer.strategy.root_device.type)
+        workers = cores(self.trainer.num_devices) if self.num_workers is None else self.num_workers
+        return ImageLoader(dataset, workers, self.batch_size, self.trainer.strategy.root_device.type)
 
     def image_shape(self, preprocessing: Preprocessing) -> tuple[int, float]:
         """Side in pixels and crop ratio: as asked for, or the weights' own."""
@@ -296,8 +297,9 @@ class CIFNetDataModule(LightningDataModule):
 
     def teardown(self, stage: str) -> None:
         """Report images that were left out; stop the decoding processes; forget what belonged to this learner."""
-        if self.skipped:
-            rank_zero_info(f"unreadable images left out: {len(self.skipped)}, the first: {self.skipped[0]}")
+        skipped = of_all_processes(self.skipped)
+        if skipped:
+            rank_zero_info(f"unreadable images left out: {len(skipped)}, the first: {skipped[0]}")
         self._release()
 
     def on_exception(self, exception: BaseException) -> None:

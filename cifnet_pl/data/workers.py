@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, cast
@@ -14,6 +15,16 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 AHEAD = 2
 """Batches that each worker decodes ahead of the reader, or at a time where the two alternate."""
+
+MOST = 16
+"""Cores that decoding takes unless told otherwise."""
+
+
+def cores(processes: int = 1) -> int:
+    """Cores to decode on for each of so many processes on this machine: at least 1, at most ``MOST``."""
+    # Not every system can say which cores a process may use.
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(usable // processes, MOST))
 
 
 class Decoded(NamedTuple):

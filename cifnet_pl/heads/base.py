@@ -260,10 +260,11 @@ class Head(LabelSpace, ABC):
         Raises:
             UsageError: a class that is not known, or all of them.
         """
-        unknown = sorted(set(classes) - set(self.classes))
+        removed = set(classes)
+        unknown = sorted(removed - set(self.classes))
         if unknown:
             raise UsageError(f"class {unknown[0]} is not known to this head")
-        kept = torch.tensor([i for i, label in enumerate(self.classes) if label not in set(classes)])
+        kept = torch.tensor([i for i, label in enumerate(self.classes) if label not in removed])
         if not len(kept):
             raise UsageError("cannot remove all classes: at least one must stay")
         kept = kept.to(self.labels.device)
@@ -349,6 +350,15 @@ class Head(LabelSpace, ABC):
 
     def _cannot(self, what: str, why: str = "its state is not a sum over samples") -> UnsupportedError:
         return UnsupportedError(f"{type(self).__name__} cannot {what}: {why}")
+
+    def _begin_tasks_of(self, other: Head) -> None:
+        """Append the classes of ``other`` that are new here, in its tasks."""
+        known = set(self.classes)
+        for task in other.tasks:
+            new = [label for label in task if label not in known]
+            if new:
+                self.solved.fill_(True)
+                self.begin_task(new)
 
     def _same_kind(self, other: Head) -> None:
         """Raise UsageError unless ``other`` is a head of the same class and settings."""

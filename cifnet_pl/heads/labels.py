@@ -32,13 +32,16 @@ class LabelSpace(GrowingModule):
     @property
     def classes(self) -> list[int]:
         """Labels in column order, those of a task that is under way included."""
-        return [int(label) for label in self.labels]
+        labels: list[int] = self.labels.tolist()
+        return labels
 
     @property
     def tasks(self) -> list[list[int]]:
         """Labels of each task, in the order learned."""
-        count = int(self.task_of.max()) + 1 if len(self.task_of) else 0
-        return [[int(label) for label in self.labels[self.task_of == k]] for k in range(count)]
+        found: dict[int, list[int]] = {}
+        for task, label in zip(self.task_of.tolist(), self.labels.tolist(), strict=True):
+            found.setdefault(task, []).append(label)
+        return list(found.values())
 
     def _new_labels(self, classes: Sequence[int], counts: Sequence[int] | None) -> list[int]:
         """The classes of a task to come as checked labels, ``counts`` being their numbers of samples where known.

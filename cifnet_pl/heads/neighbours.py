@@ -95,11 +95,7 @@ class KNNHead(Head):
         """Take over the embeddings of ``other``; classes are matched by label, new ones are appended."""
         self._same_kind(other)
         assert isinstance(other, KNNHead)
-        for task in other.tasks:
-            new = [label for label in task if label not in self.classes]
-            if new:
-                self.solved.fill_(True)
-                self.begin_task(new)
+        self._begin_tasks_of(other)
         for part in (other.samples, other.pending):
             self.pending.take(part)
         self._solve()

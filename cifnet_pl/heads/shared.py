@@ -57,11 +57,7 @@ class SharedSumsHead(Head):
         assert isinstance(other, SharedSumsHead)
         self._fold()
         other._fold()
-        for task in other.tasks:
-            new = [label for label in task if label not in self.classes]
-            if new:
-                self.solved.fill_(True)
-                self.begin_task(new)
+        self._begin_tasks_of(other)
         self.sums.merge(other.sums, self._columns(other.labels.to(self.labels.device)))
         self.solved.fill_(False)
         self.under_way.fill_(False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,18 @@ def test_all_workers_start_before_the_network_fills_the_memory(tmp_path: Path) -
     trainer(tmp_path, max_epochs=2).fit(model, datamodule=digits(num_workers=2))
     assert len(workers[0]) == 4  # two that decode training images, two for testing
     assert all(found == workers[0] for found in workers)
+
+
+def test_processes_on_one_machine_share_out_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)), raising=False)
+    before = {child.pid for child in multiprocessing.active_children()}
+    data = digits(num_workers=None)
+    data.trainer = trainer(tmp_path, devices=3, strategy="ddp")
+    data.trainer.strategy.connect(module(head=RidgeHead, buffer=None))
+    data.train_dataloader()
+    assert len({child.pid for child in multiprocessing.active_children()} - before) == 4  # as above
+    data.on_exception(KeyboardInterrupt())
+    assert {child.pid for child in multiprocessing.active_children()} <= before
 
 
 def test_no_process_outlives_its_run(tmp_path: Path) -> None:

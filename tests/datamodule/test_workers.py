@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from cifnet_pl.data.workers import AHEAD, Decoded, WorkerPool
+from cifnet_pl.data.workers import AHEAD, Decoded, WorkerPool, cores
 
 
 def show_row(rows: Sequence[int], squares: np.ndarray) -> Decoded:
@@ -103,3 +104,19 @@ def test_closed_it_leaves_no_process() -> None:
     pool.close()
     pool.close()
     assert set(multiprocessing.active_children()) <= before
+
+
+@pytest.mark.parametrize(("processes", "each"), [(1, 12), (3, 4), (5, 2), (12, 1), (64, 1)])
+def test_processes_of_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch, processes: int, each: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(12)), raising=False)
+    assert cores(processes) == each
+
+
+@pytest.mark.parametrize(("count", "used"), [(4, 4), (100, 16), (None, 1)])
+def test_where_a_system_does_not_say_which_cores_may_be_used(
+    monkeypatch: pytest.MonkeyPatch, count: int | None, used: int
+) -> None:
+    """As on macOS."""
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: count)
+    assert cores() == used
