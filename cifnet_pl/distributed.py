@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from itertools import chain
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import torch.distributed
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 
 from cifnet_pl.errors import UsageError
+
+T = TypeVar("T")
 
 
 class StatisticsDDPStrategy(DDPStrategy):
@@ -44,13 +45,13 @@ def is_first_process() -> bool:
     return all(os.environ.get(name, "0") in ("", "0") for name in ranks)
 
 
-def of_all_processes(names: list[str]) -> list[str]:
-    """The names that any process of this run gives, each once; all must ask for them."""
+def of_all_processes(given: T) -> list[T]:
+    """What each process of this run gives, in the order of their ranks; all must ask for it."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return names
-    given: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(given, names)
-    return list(dict.fromkeys(chain.from_iterable(cast("list[list[str]]", given))))
+        return [given]
+    parts: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(parts, given)
+    return parts
 
 
 def is_lost_process(error: RuntimeError) -> bool:

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
 
 from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.distributed import of_all_processes
 from cifnet_pl.module import CIFNetModule
 
 
@@ -53,11 +53,9 @@ def _gather_pending(trainer: Trainer, buffer: CalibrationBuffer) -> None:
     """Give every process the candidates of all, so that all select the same."""
     if trainer.world_size == 1:
         return
-    pending: list[Any] = [None] * trainer.world_size
-    own = tuple(part.cpu() for part in buffer.pending())
-    cast(Any, torch.distributed).all_gather_object(pending, own)
+    pending = of_all_processes([part.cpu() for part in buffer.pending()])
     device = buffer.y.device
-    parts: list[tuple[Tensor, Tensor, Tensor]] = [p for p in pending if len(p[1])]
+    parts = [part for part in pending if len(part[1])]
     if parts:
         z, y, key = (torch.cat(group).to(device) for group in zip(*parts, strict=True))
         buffer.replace_pending(z, y, key)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 
+from cifnet_pl.distributed import of_all_processes
 from cifnet_pl.learner import TaskModule
 from cifnet_pl.record import to_csv
 from cifnet_pl.storage import write_text
@@ -32,10 +32,7 @@ class PredictionTable(BasePredictionWriter):
     ) -> None:
         """Gather what every process predicted, and write it once."""
         own = [row for batch in predictions for row in zip(*(part.tolist() for part in batch), strict=True)]
-        parts = [own]
-        if trainer.world_size > 1:
-            parts = [[] for _ in range(trainer.world_size)]
-            cast(Any, torch.distributed).all_gather_object(parts, own)
+        parts = of_all_processes(own)
         if not trainer.is_global_zero:
             return
         module = cast(TaskModule, pl_module)

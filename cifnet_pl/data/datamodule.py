@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -215,9 +216,8 @@ class CIFNetDataModule(LightningDataModule):
         for cache in (self._train_cache, self._val_cache):
             if cache is None or world == 1:
                 continue
-            parts: list[Any] = [None] * world
-            cast(Any, torch.distributed).all_gather_object(parts, cache.collected())
-            for rows, z in [piece for part in parts for piece in part] if rank == 0 else []:
+            parts = of_all_processes(cache.collected())
+            for rows, z in chain.from_iterable(parts) if rank == 0 else []:
                 cache.collect(torch.tensor(rows), z)
 
     @cached_property
@@ -297,7 +297,7 @@ class CIFNetDataModule(LightningDataModule):
 
     def teardown(self, stage: str) -> None:
         """Report images that were left out; stop the decoding processes; forget what belonged to this learner."""
-        skipped = of_all_processes(self.skipped)
+        skipped = list(dict.fromkeys(chain.from_iterable(of_all_processes(self.skipped))))
         if skipped:
             rank_zero_info(f"unreadable images left out: {len(skipped)}, the first: {skipped[0]}")
         self._release()
