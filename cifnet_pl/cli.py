@@ -287,12 +287,16 @@ QUIET_NEWS = (
     "Loaded model weights",
     "Initializing distributed",
     "distributed_backend=",
+    "CUDA_VISIBLE_DEVICES: ",
+    "that has Tensor Cores",  # sums are in float64, or wanted to be exact in float32
+    "Automatic Mixed Precision",
 )
-RANK_ZERO_LOGGERS = (
+LOGGERS = (
     "lightning.pytorch.utilities.rank_zero",
     "lightning.fabric.utilities.rank_zero",
     "lightning.fabric.utilities.seed",
     "lightning.fabric.utilities.distributed",
+    "lightning.pytorch.accelerators.cuda",
 )
 
 
@@ -300,7 +304,7 @@ def _quieten() -> None:
     """Silence advice that is wrong for a run without gradients, and news that the run's own lines tell better."""
     for message in QUIET_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
-    for name in RANK_ZERO_LOGGERS:
+    for name in LOGGERS:
         logging.getLogger(name).addFilter(_is_news)
 
 

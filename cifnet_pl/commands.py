@@ -39,24 +39,33 @@ def run_command(name: str, args: Sequence[str]) -> None:
     skipped: set[str | int] = {table[name] for table in (POSITIONAL, OVERRIDES) if name in table}
     if name in POSITIONAL:
         parser.add_argument(POSITIONAL[name], nargs="+")
-    own, given = with_keywords(function, args), {}
+    own, given = with_values(function, args), {}
     parser.add_function_arguments(function, skip=skipped, as_group=False, sub_configs=False)
+    keywords = _without_underscores(parser)
     if name in OVERRIDES:
         own, given[OVERRIDES[name]] = split_overrides(own)
-    function(**vars(parser.parse_args(own)), **given)
+    found = {keywords.get(key, key): value for key, value in vars(parser.parse_args(own)).items()}
+    function(**found, **given)
 
 
-def with_keywords(function: Callable[..., object], args: Sequence[str]) -> list[str]:
-    """``args`` as jsonargparse wants them: underscores of keywords added, and bare booleans given their value."""
+def _without_underscores(parser: OneSentence) -> dict[str, str]:
+    """Rename options that end with an underscore, as their parameters do; gives each option's parameter."""
+    renamed = {}
+    for action in parser._actions:
+        if action.dest.endswith("_"):
+            parameter, action.dest = action.dest, action.dest.rstrip("_")
+            renamed[action.dest] = parameter
+            action.option_strings = [f"--{action.dest}"]
+            parser._option_string_actions[f"--{action.dest}"] = parser._option_string_actions.pop(f"--{parameter}")
+    return renamed
+
+
+def with_values(function: Callable[..., object], args: Sequence[str]) -> list[str]:
+    """``args`` with the value that a bare boolean leaves out."""
     parameters = inspect.signature(function).parameters
-    keywords = {f"--{key[:-1]}": f"--{key}" for key in parameters if key.endswith("_")}
     flags = {f"--{key}" for key, parameter in parameters.items() if isinstance(parameter.default, bool)}
-    own = []
-    for word, following in zip(args, [*args[1:], "--"], strict=True):
-        option, equals, value = word.partition("=")
-        bare = word in flags and following.startswith("--")
-        own.append(f"{word}=true" if bare else f"{keywords.get(option, option)}{equals}{value}")
-    return own
+    pairs = zip(args, [*args[1:], "--"], strict=True)
+    return [f"{word}=true" if word in flags and following.startswith("--") else word for word, following in pairs]
 
 
 def split_overrides(args: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:

@@ -56,10 +56,13 @@ def sentence(message: str, options: Iterable[str] = ()) -> str:
 
 
 def _unknown_option(name: str, options: Iterable[str]) -> str:
-    given = name.split("=")[0]
-    known = [o for o in options if o.startswith("--") and not o.endswith("+") and not given.startswith(o)]
+    given, options = name.split("=")[0], set(options)
+    known = [
+        o for o in options if o.startswith("--") and not o.endswith(("+", ".help")) and not given.startswith(f"{o}.")
+    ]
     near = difflib.get_close_matches(given, known, n=2, cutoff=0.8)
-    hint = f"did you mean {' or '.join(near)}?" if near else "--print_config shows all, --help explains them"
+    everything = "--print_config shows all, --help explains them" if "--print_config" in options else "see --help"
+    hint = f"did you mean {' or '.join(near)}?" if near else everything
     return f"unknown option {name}: {hint}"
 
 

@@ -157,6 +157,18 @@ def test_unknown_and_last_classes(made: Path, tmp_path: Path, capsys: pytest.Cap
     assert "at least one must stay" in capsys.readouterr().err
 
 
+def test_the_option_is_a_word_that_python_keeps_for_itself(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["forget", "--help"])
+    assert "--class CLASS " in capsys.readouterr().out
+    assert main(["forget", "--model", "a", "--output", "b"]) == 2
+    assert capsys.readouterr().err.endswith("required: class\n")
+    assert main(["forget", "--classes", "a"]) == 2
+    assert capsys.readouterr().err.endswith("unknown option --classes: did you mean --class?\n")
+    assert main(["forget", "--frame", "a"]) == 2
+    assert capsys.readouterr().err.endswith("unknown option --frame: see --help\n")
+
+
 def test_width_of_the_fixtures():
     """The embeddings of the models above are those of ``samples``."""
     assert empty("ridge").head.in_features == samples(["ant"])[0].shape[1] == WIDTH

@@ -135,6 +135,7 @@ def about(module: TaskModule) -> dict[str, Any]:
     """What ``summary.json`` says about the run apart from its measurements."""
     packages = ("cifnet_pl", "torch", "torchvision", "lightning", "codecarbon")
     seed = os.environ.get("PL_GLOBAL_SEED")
+    device = module.trainer.strategy.root_device  # at the end Lightning has moved the module back to the CPU
     return {
         **module.describe(),
         "epochs": module.epochs,
@@ -142,7 +143,7 @@ def about(module: TaskModule) -> dict[str, Any]:
         "image_size": module.data.image_shape(module.backbone.preprocessing)[0],
         "seed": int(seed) if seed else None,
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
-        "device": torch.cuda.get_device_name() if module.device.type == "cuda" else platform.machine(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
     }
 
 

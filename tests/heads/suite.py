@@ -151,7 +151,7 @@ def memory(tasks: Sequence[Task]) -> tuple[Tensor, Tensor, Tensor]:
             z.append(task.z[task.y == label][:3])
             y.append(task.y[task.y == label][:3])
     labels = torch.cat(y)
-    return torch.cat(z), labels, torch.full((len(labels),), 2.0, dtype=torch.float64)
+    return torch.cat(z), labels, torch.full((len(labels),), 2.0, dtype=torch.float64, device=labels.device)
 
 
 def show_past(learner: Head, earlier: Sequence[Task]) -> None:

@@ -34,7 +34,6 @@ pytestmark = pytest.mark.parametrize("case", HEADS)
 
 TASKS = stream()
 QUERIES = queries(TASKS)
-DEVICES = ["cpu", *(f"{torch.accelerator.current_accelerator()}" for _ in range(torch.accelerator.is_available()))]
 
 
 @pytest.fixture
@@ -218,18 +217,6 @@ def test_nothing_requires_a_gradient(case: Case) -> None:
     assert not scores.requires_grad
     assert not any(p.requires_grad for p in head.parameters())
     assert not any(value.requires_grad for value in head.state_dict().values())
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_moves_between_devices(case: Case, learned: Head, device: str) -> None:
-    head = learn(case.make(WIDTH), TASKS[:1]).to(device)
-    there = [Task(task.classes, task.z.to(device), task.y.to(device)) for task in TASKS]
-    learn(head, there[1:2], batch=4, earlier=there[:1])
-    head = reloaded(head, case).to(device)
-    learn(head, there[2:], batch=4, earlier=there[:2])
-    assert {value.device.type for value in head.state_dict().values()} == {torch.device(device).type}
-    assert difference(head(QUERIES.to(device)).cpu(), learned(QUERIES)) <= max(case.tolerance, 1e-7)
-    assert difference(head.cpu()(QUERIES), learned(QUERIES)) <= max(case.tolerance, 1e-7)
 
 
 def test_a_cast_does_not_round_the_statistics(case: Case, learned: Head) -> None:

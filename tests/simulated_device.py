@@ -1,0 +1,136 @@
+"""A device that is not there: tensors that say they are on a GPU, for machines without one.
+
+What they hold is in the CPU's memory. As on a GPU, an operation of tensors on two devices fails, and so does NumPy; so
+code that works here puts every tensor where it belongs. What is left to a real GPU: its rounding, autocast, streams
+(hence a backward pass), pinned memory, and processes that talk through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+DEVICE = torch.device("cuda", 0)
+
+DRIVER: dict[str, Any] = {
+    "is_available": lambda: True,
+    "device_count": lambda: 1,
+    "set_device": lambda device: None,
+    "get_device_name": lambda device=None: "a simulated GPU",
+    "get_device_capability": lambda device=None: (9, 0),
+    "is_bf16_supported": lambda *args, **kwargs: True,
+    "empty_cache": lambda: None,
+    "synchronize": lambda device=None: None,
+}
+"""What the driver says to Lightning and to the package."""
+
+aten = torch.ops.aten
+MAY_MIX = {aten.copy_.default, aten._to_copy.default, aten.index.Tensor, aten.index_put_.default}
+"""Operations that a GPU too does with tensors elsewhere: copies, and indices on the CPU."""
+
+
+class There(Tensor):
+    """A tensor on ``DEVICE``; ``held`` is what it holds."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> There:
+        shape, stride, offset = held.shape, held.stride(), held.storage_offset()
+        made: There = Tensor._make_wrapper_subclass(cls, shape, stride, offset, dtype=held.dtype, device=DEVICE)
+        made.held = held
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(operator, args, kwargs or {})
+
+    def __repr__(self, *_: Any, **__: Any) -> str:
+        return f"There({self.held!r})"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.held.__reduce_ex__(protocol)
+
+    def tolist(self) -> Any:
+        """Copied to the CPU, as of any tensor."""
+        return self.held.tolist()
+
+    def numpy(self, *_: Any, **__: Any) -> Any:
+        """Refused, as by a GPU's tensor."""
+        raise TypeError("can't convert a tensor on the simulated device to numpy: use .cpu() first")
+
+
+@contextmanager
+def simulated_device() -> Iterator[torch.device]:
+    """While entered, ``DEVICE`` exists in this thread."""
+    torch._C._ensureCUDADeviceGuardSet()
+    _configure(True)
+    try:
+        with mock.patch.multiple(torch.cuda, **DRIVER), _Mode():
+            yield DEVICE
+    finally:
+        _configure(False)
+
+
+def _configure(simulated: bool) -> None:
+    torch._C._set_only_lift_cpu_tensors(simulated)  # torch.tensor(…, device=…) makes it here, and moves it
+    torch.__future__.set_overwrite_module_params_on_conversion(simulated)  # not .data, which would stay here
+    torch.backends.cudnn.enabled = not simulated  # operations that the CPU knows too
+
+
+class _Mode(TorchDispatchMode):
+    _mode_key = torch._C._TorchDispatchModeKey.FAKE  # torch then does not look for a driver
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
+        if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd"):
+            with self:  # in inference mode these arrive whole
+                return operator.decompose(*args, **kwargs)
+        if any(issubclass(kind, There) for kind in types) or _is_there(kwargs.get("device")):
+            return _run(operator, args, kwargs)
+        return operator(*args, **kwargs)
+
+
+def _is_there(device: Any) -> bool:
+    return device is not None and torch.device(device).type == DEVICE.type
+
+
+def _run(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The operation on what the tensors hold, and its results where they would be."""
+    tensors = [part for part in tree_flatten((args, kwargs))[0] if isinstance(part, Tensor)]
+    _check_devices(operator, tensors)
+    device = kwargs.get("device")
+    there = _is_there(device) if device is not None else isinstance(tensors[0], There)
+    if _is_there(device):
+        kwargs = {**kwargs, "device": torch.device("cpu")}
+    parts, tree = tree_flatten((args, kwargs))
+    known = {id(part.held): part for part in parts if isinstance(part, There)}
+    own_args, own_kwargs = tree_unflatten([part.held if isinstance(part, There) else part for part in parts], tree)
+    with torch._C._DisableTorchDispatch():
+        found = operator(*own_args, **own_kwargs)
+
+    def wrapped(part: Any) -> Any:
+        if not isinstance(part, Tensor) or id(part) in known:
+            return known.get(id(part), part)
+        with torch.inference_mode(False):
+            return There(part) if there else part
+
+    return tree_map(wrapped, found)
+
+
+def _check_devices(operator: Any, tensors: Sequence[Tensor]) -> None:
+    if operator in MAY_MIX:
+        mixed = operator is aten.index.Tensor and not isinstance(tensors[0], There)
+    else:
+        mixed = len({isinstance(tensor, There) for tensor in tensors if tensor.ndim}) > 1  # scalars may be anywhere
+    if mixed and any(isinstance(tensor, There) for tensor in tensors):
+        raise RuntimeError(f"{operator} of tensors on two devices: {[str(tensor.device) for tensor in tensors]}")

@@ -1,0 +1,158 @@
+"""Everything runs on another device than the CPU as it does there: on a simulated one, where there is no GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import cifnet_pl
+from cifnet_pl import CalibrationBuffer
+from cifnet_pl.__main__ import main
+from cifnet_pl.backbones import build_backbone
+from cifnet_pl.buffer import STRATEGIES
+from cifnet_pl.classifier import Classifier
+from tests.command_line import BUFFER, FAST, checkpoint, fit, learned, make_photos, measurements
+from tests.simulated_device import There, simulated_device
+
+THERE = ["--trainer.accelerator", "gpu", "--trainer.devices", "1"]
+LAST = ["--ckpt_path", "last"]
+
+
+@pytest.fixture
+def device() -> Iterator[torch.device]:
+    with simulated_device() as there:
+        yield there
+
+
+class TestTheSimulation:
+    def test_computes_what_the_cpu_does(self, device):
+        a = torch.arange(6.0).view(2, 3)
+        b = a.to(device)
+        b[0].add_(1)
+        assert (b @ b.T).cpu().tolist() == [[14.0, 26.0], [26.0, 50.0]]
+        assert (b.device, b.cpu().device, a.tolist()[0]) == (device, torch.device("cpu"), [0.0, 1.0, 2.0])
+        made = [torch.zeros(2, device=device), torch.tensor([1], device=device), b.new_tensor([1.0]), b > 0, b[0]]
+        assert all(tensor.device == device and isinstance(tensor, There) for tensor in made)
+
+    def test_refuses_what_a_gpu_refuses(self, device):
+        a, b = torch.ones(2), torch.ones(2).to(device)
+        for wrong in (
+            lambda: a + b,
+            lambda: torch.cat([a, b]),
+            lambda: a[b.long()],
+            lambda: a.index_add_(0, b.long(), a),
+        ):
+            with pytest.raises(RuntimeError, match="two devices"):
+                wrong()
+        with pytest.raises(TypeError, match="numpy"):
+            b.numpy()
+        assert (b + torch.tensor(1.0)).tolist() == b[torch.tensor([0, 1])].mul(2).tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_buffer(strategy, device):
+    draw = torch.Generator().manual_seed(0)
+    buffers = [CalibrationBuffer(7, strategy=strategy), CalibrationBuffer(7, strategy=strategy).to(device)]
+    for k in range(3):
+        z, y = torch.randn(20, 4, generator=draw), torch.tensor([2 * k, 2 * k + 1]).repeat(10)
+        for buffer in buffers:
+            where = buffer.y.device
+            buffer.add(z.to(where), y.to(where), torch.arange(20 * k, 20 * k + 20, device=where))
+            buffer.commit()
+    here, there = buffers
+    assert {tensor.device for tensor in there.items()} == {device}
+    assert all(torch.equal(mine, yours.cpu()) for mine, yours in zip(here.items(), there.items(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "name", ["pixels:4", "embedded:efficientnet_lite0", "embedded:efficientnet_lite0+layers+mirror"]
+)
+def test_backbones(name, device):
+    side = 4 if name == "pixels:4" else 32
+    images = torch.randint(0, 256, (2, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    backbone = build_backbone(name)
+    here = backbone(images)
+    there = backbone.to(device)(images.to(device))
+    assert there.device == device
+    assert torch.allclose(there.cpu(), here, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("head", ["CIFNetHead", "RidgeHead"])
+def test_a_run_and_its_resumption(head, tmp_path):
+    """With everything that a run does: buffer, calibration, metrics, activations, cache, tables, predictions."""
+    options = ["--model.head", head, *BUFFER, "--model.calibrate", "true", "--data.num_workers", "1"]
+    options += ["--trainer.callbacks+=cifnet_pl.callbacks.ActivationTable", "--data.cache", "true"]
+    one = learned(tmp_path / "one", *options, "--data.max_tasks", "3", "--data.cache_folder", str(tmp_path / "cache"))
+    other, own_cache = tmp_path / "other", ["--data.cache_folder", str(tmp_path / "own")]
+    with simulated_device():
+        assert fit(other, *options, *THERE, *own_cache, "--data.max_tasks", "2") == 0
+        assert fit(other, *options, *THERE, *own_cache, "--data.max_tasks", "3", *LAST) == 0
+        words = [*FAST, *options, *THERE, *own_cache, "--logs", str(other), "--data.max_tasks", "3", *LAST]
+        assert main(["predict", *words]) == 0
+    run = other / "default" / "version_0"
+    for kind in ("tasks", "activations"):
+        assert (run / f"{kind}.csv").is_file()
+    assert json.loads((run / "summary.json").read_text())["device"] == "a simulated GPU"
+    rounded = [[[round(float(cell or -1), 6) for cell in row] for row in measurements(each)[1:]] for each in (one, run)]
+    assert rounded[0] == rounded[1]
+    assert len((run / "predictions.csv").read_text().splitlines()) > 100
+    assert_close(cifnet_pl.load(one, "cpu"), cifnet_pl.load(run, "cpu"))
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+def test_half_precision_of_the_network_alone(precision, tmp_path, caplog):
+    options = ["--model.backbone", "embedded:efficientnet_lite0", "--data.image_size", "32", "--data.max_tasks", "2"]
+    one = learned(tmp_path / "one", *options)
+    with simulated_device():
+        assert fit(tmp_path / "two", *options, *THERE, "--trainer.precision", precision) == 0
+    assert caplog.text == ""  # nothing of what Lightning has to say about GPUs
+    ours, theirs = (checkpoint(run)["state_dict"] for run in (one, tmp_path / "two" / "default" / "version_0"))
+    for key in ("head.cohorts.0.sums.products", "head.cohorts.1.sums.class_sums"):
+        assert theirs[key].dtype == torch.float64
+        gap = torch.linalg.vector_norm(theirs[key] - ours[key]) / torch.linalg.vector_norm(ours[key])
+        assert 1e-5 < gap < 0.1
+
+
+@pytest.mark.parametrize("head", ["CIFNetHead", "RidgeHead"])
+def test_the_life_of_a_model(head, tmp_path, monkeypatch, capsys):
+    """The commands take the first GPU where there is one."""
+    photos = make_photos(tmp_path / "photos", ["ant", "bee", "cow"])
+    more = make_photos(tmp_path / "more", ["dog", "elk"])
+    options = ["--data.source", "folder", "--data.root", str(photos), "--model.head", head, *BUFFER]
+    run = learned(tmp_path / "logs", *options, "--model.calibrate", "true")
+    commands = [
+        ["extend", "--model", str(run), "--images", str(more), "--output", "extended", "--check", str(photos)],
+        ["classify", "--model", "extended", "--images", str(photos), "--output", "classes.csv"],
+        ["forget", "--model", "extended", "--class", "bee", "--output", "forgot"],
+    ]
+    if head == "RidgeHead":
+        commands += [["merge", str(run), "extended", "--output", "merged"]]
+        commands += [["extend", "--model", "extended", "--images", str(more), "--output", "again", "--more"]]
+    written = {}
+    for where in ("here", "there"):
+        folder = tmp_path / where
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        if where == "here":
+            assert [main(command) for command in commands] == [0] * len(commands)
+        else:
+            with simulated_device():
+                assert cifnet_pl.load("../here/extended").device.type == "cuda"
+                assert [main(command) for command in commands] == [0] * len(commands), capsys.readouterr().err
+        written[where] = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    assert written["here"] == written["there"]
+    assert (tmp_path / "here" / "classes.csv").read_text() == (tmp_path / "there" / "classes.csv").read_text()
+    for name in set(written["here"]) - {"classes.csv"}:
+        assert_close(*(cifnet_pl.load(tmp_path / where / name, "cpu") for where in ("here", "there")))
+
+
+def assert_close(one: Classifier, other: Classifier) -> None:
+    """The same classes, and tensors that are equal up to rounding."""
+    assert one.class_names == other.class_names
+    assert one.tensors().keys() == other.tensors().keys()
+    for key, tensor in one.tensors().items():
+        gap = torch.linalg.vector_norm(other.tensors()[key].double() - tensor.double())
+        assert gap <= 1e-6 * torch.linalg.vector_norm(tensor.double()), key
