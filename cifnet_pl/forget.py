@@ -50,6 +50,7 @@ def forget(model: str, class_: str, output: str, images: str | None = None, over
         refuse_existing(target, overwrite)
         found = load(model)
         label, count = found.labels([class_])[0], found.counts[class_]
+        lasting = _why_not_subtracted(found, label)
         if images is not None:
             subtract(found, class_, expanded(Path(images)))
         remove(found, [label])
@@ -66,8 +67,11 @@ def forget(model: str, class_: str, output: str, images: str | None = None, over
             print(f"nothing remains of its {count} photos, as {type(found.head).__name__} learns each class on its own")
         else:
             print(f"what the other classes learned from its {count} photos remains;")
-            print("give them with --images to undo that.")
-            print("To learn the class again, undo that first: its old photos would count against it")
+            if lasting is None:
+                print("give them with --images to undo that.")
+                print("To learn the class again, undo that first: its old photos would count against it")
+            else:
+                print(f"{type(found.head).__name__} cannot undo that. Learned again, its old photos count against it")
     print(f"{len(found.class_names)} classes in bundle {target}")
 
 
@@ -92,12 +96,11 @@ def subtract(model: Classifier, name: str, folder: Path) -> None:
         DataError: other photos than those.
     """
     label = model.labels([name])[0]
-    own = model.head.fresh()
-    own.begin_task([label])
-    try:
-        model.clone().head.subtract_(own)
-    except UnsupportedError as error:
-        raise UnsupportedError(f"{error}: leave out --images to remove the class from what can be predicted") from error
+    lasting = _why_not_subtracted(model, label)
+    if lasting is not None:
+        hint = "leave out --images to remove the class from what can be predicted"
+        raise UnsupportedError(f"{lasting}: {hint}") from lasting
+    own = _learner_of(model, label)
     files = _learned_files(model, name, folder)
     seen = 0
     for batch in squares(files, model.image_size, model.crop_ratio):
@@ -111,6 +114,22 @@ def subtract(model: Classifier, name: str, folder: Path) -> None:
         raise DataError(_unlike(name, model.counts[name], folder, f"{seen} that can be read"))
     check_same(model, own, name, folder)
     model.head.subtract_(own)
+
+
+def _why_not_subtracted(model: Classifier, label: int) -> UnsupportedError | None:
+    """The reason why this head's statistics cannot be taken back, or None if they can."""
+    try:
+        model.clone().head.subtract_(_learner_of(model, label))
+    except UnsupportedError as error:
+        return error
+    return None
+
+
+def _learner_of(model: Classifier, label: int) -> Head:
+    """An empty head for the photos of one class."""
+    own = model.head.fresh()
+    own.begin_task([label])
+    return own
 
 
 def _learned_files(model: Classifier, name: str, folder: Path) -> list[Path]:

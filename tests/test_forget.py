@@ -110,11 +110,13 @@ def test_with_photos(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_without_photos(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    for head in ("four", "buffered"):
+    for head, undone in (("four", True), ("buffered", False)):
         assert forget(made / head / "default", tmp_path / head) == 0
         said = capsys.readouterr().out
         assert "is removed: it cannot be predicted" in said
         assert "8 photos remains" in said
+        assert ("give them with --images" in said) == undone
+        assert ("CIFNetHead cannot undo that. Learned again, its old photos count against it" in said) != undone
         model = cifnet_pl.load(tmp_path / head)
         assert model.class_names == ["ant", "cat", "dog"]
         assert model.history[-1].photos is None
