@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import signal
 import warnings
@@ -34,8 +33,15 @@ from cifnet_pl.callbacks.checkpoint import AtomicCheckpointIO
 from cifnet_pl.commands import COMMANDS
 from cifnet_pl.data import CIFNetDataModule
 from cifnet_pl.data.images import first_line
-from cifnet_pl.distributed import check_strategy, is_first_process, is_lost_process, register_strategy
-from cifnet_pl.errors import CifnetError, UsageError, unknown_name
+from cifnet_pl.distributed import (
+    check_number,
+    check_strategy,
+    is_first_process,
+    leaving_the_group,
+    register_strategy,
+)
+from cifnet_pl.errors import UsageError, unknown_name
+from cifnet_pl.faults import explained
 from cifnet_pl.parsing import DEFAULT_HEAD, OneSentence, buried_error, with_clean_heads
 from cifnet_pl.storage import exclusive, write_text
 
@@ -143,7 +149,7 @@ class CIFNetCLI(LightningCLI):
             )
         self.place = self._place_run(config)
         config["ckpt_path"] = str(self.place.checkpoint) if self.place.checkpoint else None
-        if self.place.news:
+        if self.place.news and is_first_process():
             print(self.place.news, flush=True)
 
     @property
@@ -195,6 +201,7 @@ class CIFNetCLI(LightningCLI):
             trainer = super().instantiate_trainer(**kwargs)
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise UsageError(f"the options of trainer do not fit: {first_line(error)}") from error
+        check_number(trainer)
         # The user's callbacks see a task's measurements, and what they save has them; checkpoints stay last.
         cast(Any, trainer).callbacks.sort(key=lambda callback: (isinstance(callback, Checkpoint), callback in given))
         return trainer
@@ -224,20 +231,10 @@ def run(args: list[str]) -> None:
     _quieten()
     register_strategy()
     try:
-        _run_lightning(with_clean_heads(args), [*COMMANDS])
+        with explained(), leaving_the_group():
+            _run_lightning(with_clean_heads(args), [*COMMANDS])
     except SIGTERMException as error:  # Lightning lets it pass for success
         raise SystemExit(128 + signal.SIGTERM) from error
-    except RuntimeError as error:
-        if not is_lost_process(error):
-            raise
-        raise CifnetError("another process of this run ended: its own message says why") from error
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES):
-            raise
-        raise CifnetError(
-            f"cannot write {error.filename or 'into the folder of the run'}: {error.strerror}; "
-            "put that right, then the same command with --ckpt_path last goes on"
-        ) from error
 
 
 def _run_lightning(args: list[str], others: list[str]) -> None:

@@ -64,7 +64,7 @@ def with_values(function: Callable[..., object], args: Sequence[str]) -> list[st
     """``args`` with the value that a bare boolean leaves out."""
     parameters = inspect.signature(function).parameters
     flags = {f"--{key}" for key, parameter in parameters.items() if isinstance(parameter.default, bool)}
-    pairs = zip(args, [*args[1:], "--"], strict=True)
+    pairs = zip(args, [*args, "--"][1:], strict=True)
     return [f"{word}=true" if word in flags and following.startswith("--") else word for word, following in pairs]
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch.distributed
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning.pytorch import Trainer
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 
@@ -54,11 +58,45 @@ def of_all_processes(given: T) -> list[T]:
     return parts
 
 
-def is_lost_process(error: RuntimeError) -> bool:
-    """Whether a collective operation failed because another process is gone."""
-    return any(
-        sign in str(error) for sign in ("closed by peer", "reset by peer", "Broken pipe", "remote process exited")
-    )
+@contextmanager
+def leaving_the_group() -> Iterator[None]:
+    """End the process group of a run with the block: an interpreter that ends before gloo's threads is aborted.
+
+    After an error NCCL's group is left alone, as it would wait for processes that may be gone.
+    """
+    try:
+        yield
+    except BaseException:
+        _leave({"gloo"})
+        raise
+    _leave({"gloo", "nccl"})
+
+
+def _leave(backends: Collection[str]) -> None:
+    group = torch.distributed
+    if group.is_available() and group.is_initialized() and group.get_backend() in backends:
+        group.destroy_process_group()
+
+
+def check_number(trainer: Trainer) -> None:
+    """Refuse a Trainer that expects another number of processes than torchrun started."""
+    started, expected = int(os.environ.get("WORLD_SIZE") or 1), trainer.num_devices * trainer.num_nodes
+    if TorchElasticEnvironment.detect() and started != expected:
+        raise UsageError(
+            f"torchrun started {started} processes, the Trainer expects {expected}: "
+            "--trainer.devices times --trainer.num_nodes must be that number"
+        )
+
+
+def check_trainer(trainer: Trainer) -> None:
+    """Refuse a Trainer, however it was made, whose processes would not learn together."""
+    strategy = trainer.strategy
+    check_strategy(getattr(strategy, "_start_method", strategy))
+    if trainer.world_size > 1 and not isinstance(strategy, StatisticsDDPStrategy):
+        raise UsageError(
+            f"{type(strategy).__name__} waits for gradients, and there are none: "
+            "use Trainer(strategy=cifnet_pl.distributed.StatisticsDDPStrategy())"
+        )
 
 
 def check_strategy(strategy: Any) -> None:

@@ -100,7 +100,7 @@ def subtract(model: Classifier, name: str, folder: Path) -> None:
     if lasting is not None:
         hint = "leave out --images to remove the class from what can be predicted"
         raise UnsupportedError(f"{lasting}: {hint}") from lasting
-    own = _learner_of(model, label)
+    own = _learner_of(model, label, model.counts[name])
     files = _learned_files(model, name, folder)
     seen = 0
     for batch in squares(files, model.image_size, model.crop_ratio):
@@ -119,16 +119,16 @@ def subtract(model: Classifier, name: str, folder: Path) -> None:
 def _why_not_subtracted(model: Classifier, label: int) -> UnsupportedError | None:
     """The reason why this head's statistics cannot be taken back, or None if they can."""
     try:
-        model.clone().head.subtract_(_learner_of(model, label))
+        model.clone().head.subtract_(_learner_of(model, label, 1))
     except UnsupportedError as error:
         return error
     return None
 
 
-def _learner_of(model: Classifier, label: int) -> Head:
-    """An empty head for the photos of one class."""
+def _learner_of(model: Classifier, label: int, count: int) -> Head:
+    """An empty head for the ``count`` photos of one class."""
     own = model.head.fresh()
-    own.begin_task([label])
+    own.begin_task([label], [count])
     return own
 
 

@@ -86,9 +86,10 @@ class TaskModule(LightningModule):
         return {"module": type(self).__name__}
 
     def describe(self) -> dict[str, Any]:
-        """What ``summary.json`` says of the model: head, backbone, backbone_params."""
+        """What ``summary.json`` says of the model: head, backbone, backbone_params, precision of the network."""
         name, parameters = self.backbone.name, self.backbone.parameters_count
-        return {"head": type(self).__name__, "backbone": name, "backbone_params": parameters}
+        about = {"head": type(self).__name__, "backbone": name, "backbone_params": parameters}
+        return {**about, "precision": str(self.trainer.precision)}
 
     def state_elements(self) -> dict[str, int]:
         """Numbers kept between tasks, by component."""
@@ -170,7 +171,6 @@ class TaskModule(LightningModule):
         trainer.validating = True
         trainer.fit_loop.epoch_loop.val_loop.run()
         trainer.training = True
-        self.data.share_collected()
 
     # ------------------------------------------------------------------ evaluation
 
@@ -218,9 +218,14 @@ class TaskModule(LightningModule):
         if accuracy is not None:
             self.log("A_k", accuracy, prog_bar=True, logger=False, sync_dist=True)  # the same on all processes
 
+    def on_validation_end(self) -> None:
+        """Let the cache have what each process embedded."""
+        self.data.share_collected()
+
     on_test_epoch_start = on_validation_epoch_start
     test_step = validation_step
     on_test_epoch_end = on_validation_epoch_end
+    on_test_end = on_predict_end = on_validation_end
 
     def predict_step(self, batch: Batch, batch_idx: int) -> tuple[Tensor, Tensor, Tensor]:
         """(rows, labels, probabilities) of the most probable class of each image."""
@@ -254,6 +259,7 @@ class TaskModule(LightningModule):
             "task_sizes": [len(names) for names in self.learned_tasks],
             "settings": self.settings(),
             "images": self.data.describe_images(self.backbone.preprocessing),
+            "precision": str(self.trainer.precision),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -280,6 +286,7 @@ class TaskModule(LightningModule):
                 "use another one, such as last.ckpt of the run's folder"
             )
         if goes_on:
+            require_same({"precision": str(self.trainer.precision)}, stored)
             rewind_checkpoint(checkpoint, self.tasks_finished)
 
     def _rewind_task(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 from cifnet_pl.bundle import refuse_existing, write_bundle
 from cifnet_pl.classifier import Classifier, Event
+from cifnet_pl.data.images import printable
 from cifnet_pl.errors import UnsupportedError, UsageError
 from cifnet_pl.storage import exclusive
 from cifnet_pl.stored import load
@@ -40,16 +43,44 @@ def merge(models: list[str], output: str, overwrite: bool = False) -> None:
     with exclusive(target):
         refuse_existing(target, overwrite)
         merged = load(models[0])
+        seen = {_content(merged): models[0]}
         for place in models[1:]:
             other = load(place, device=merged.device)
+            same = seen.setdefault(_content(other), place)
+            _warn_of_old_photos(merged, other)
             try:
                 absorb(merged, other)
             except (UsageError, UnsupportedError) as error:
                 raise type(error)(f"cannot merge {place} into {models[0]}: {error}") from error
+            if same != place:
+                raise UsageError(f"{place} holds the same model as {same}: its photos would count twice")
         merged.solve()
         write_bundle(merged, target, overwrite)
     photos = sum(merged.counts.values())
     print(f"{len(models)} models merged: {len(merged.class_names)} classes from {photos:,} photos in bundle {target}")
+
+
+def _content(model: Classifier) -> str:
+    """Hash of all that a model has learned."""
+    digest = hashlib.sha256(repr(model.class_names).encode())
+    for name, tensor in sorted(model.tensors().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _warn_of_old_photos(*models: Classifier) -> None:
+    """Say so where a class may come back that was removed from a model without its photos."""
+    for model, other in (models, models[::-1]):
+        removed = any(event.what == "forget" and event.photos is None for event in model.history)
+        back = [name for name in other.class_names if name not in set(model.class_names)]
+        if removed and back and model.head.counterexamples:
+            print(
+                "cifnet: note: a class was removed from one of these models without its photos; "
+                f"if it is among {', '.join(map(printable, back[:5]))}{', …' if len(back) > 5 else ''}, "
+                "they count against it",
+                file=sys.stderr,
+            )
 
 
 def absorb(model: Classifier, other: Classifier) -> None:

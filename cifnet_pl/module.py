@@ -13,6 +13,7 @@ from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.data.images import first_line
 from cifnet_pl.data.loading import Batch, EmbeddingBatch
+from cifnet_pl.distributed import check_trainer
 from cifnet_pl.errors import CheckpointError, NonFiniteError, check_embeddings
 from cifnet_pl.heads import CIFNetHead, Head
 from cifnet_pl.learner import TaskModule
@@ -72,9 +73,11 @@ class CIFNetModule(TaskModule):
     # ------------------------------------------------------------------ learning
 
     def setup(self, stage: str) -> None:
-        """Refuse several processes for a head that cannot learn in them, before a photo is embedded."""
-        if stage == "fit" and not self.head.reduces:
-            self.refuse_several_processes(type(self.head).__name__)
+        """Refuse processes that cannot learn together, before a photo is embedded."""
+        if stage == "fit":
+            check_trainer(self.trainer)
+            if not self.head.reduces:
+                self.refuse_several_processes(type(self.head).__name__)
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Open the task in the head."""

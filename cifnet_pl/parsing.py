@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,11 +30,15 @@ class OneSentence(ArgumentParser):
         raise UsageError(sentence(message, options)) from ex
 
 
-def sentence(message: str, options: Iterable[str] = ()) -> str:
+def sentence(message: str, options: Collection[str] = ()) -> str:
     """The one thing in a message of jsonargparse that the user can act on; ``options`` are those that exist."""
     linked = re.search(r"--> trainer\.max_epochs", message)
     if linked:
         return EPOCHS
+    missing = re.match(r"the following arguments are required: (.*)", message)
+    if missing:
+        names = (f"--{name}" if f"--{name}" in options else name for name in missing[1].split(", "))
+        return f"the following arguments are required: {', '.join(names)}"
     unrecognised = re.match(r"unrecognized arguments: (.*)", message)
     if unrecognised:
         return _unknown_option(unrecognised[1].split()[0], options)
@@ -55,8 +59,8 @@ def sentence(message: str, options: Iterable[str] = ()) -> str:
     return f"--{'.'.join(keys)} is '{given[1] or given[2]}', expected {' or '.join(kinds)}"
 
 
-def _unknown_option(name: str, options: Iterable[str]) -> str:
-    given, options = name.split("=")[0], set(options)
+def _unknown_option(name: str, options: Collection[str]) -> str:
+    given = name.split("=")[0]
     known = [
         o for o in options if o.startswith("--") and not o.endswith(("+", ".help")) and not given.startswith(f"{o}.")
     ]

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -9,22 +11,30 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.distributed import StatisticsDDPStrategy, check_strategy
+from cifnet_pl.distributed import StatisticsDDPStrategy, check_strategy, check_trainer
 from cifnet_pl.errors import UsageError
-from tests.command_line import BUFFER, FAST, call, checkpoint, fit, learned, make_photos, measurements
+from tests.command_line import BUFFER, FAST, call, checkpoint, environment, fit, learned, make_photos, measurements
 from tests.killing import ended, start
 
 TWO = ["--trainer.devices", "2", "--trainer.accelerator", "cpu", "--trainer.strategy", "ddp"]
 LAST = ["--ckpt_path", "last"]
 
 
-def several(count: int, folder: Path, *words: str, timeout: float = 240) -> tuple[list[int], str]:
-    """Exit codes of processes that another program started (as torchrun does), and all that they wrote."""
+def free_port() -> int:
+    """One that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def several(count: int, folder: Path, *words: str, timeout: float = 240) -> tuple[list[int], str]:
+    """Exit codes of processes that another program started (as torchrun does), and all that they wrote."""
+    port = free_port()
     outputs = [folder / f"output_{number}" for number in range(count)]
     processes = [start(partial(rank, number, count, port, words), output) for number, output in enumerate(outputs)]
     end = time.monotonic() + timeout
@@ -36,7 +46,9 @@ def rank(number: int, count: int, port: int, words: Sequence[str]) -> int:
     """One of the processes."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(count), NODE_RANK="0")
     os.environ.update(LOCAL_RANK=str(number))
-    return main([*words, "--trainer.devices", str(count), "--trainer.accelerator", "cpu", "--trainer.strategy", "ddp"])
+    code = main([*words, "--trainer.devices", str(count), "--trainer.accelerator", "cpu", "--trainer.strategy", "ddp"])
+    assert not torch.distributed.is_initialized()  # gloo's threads may abort an interpreter that ends before them
+    return code
 
 
 def assert_equal_models(run: Path, other: Path, tolerance: float = 1e-9) -> None:
@@ -70,6 +82,26 @@ def test_the_launcher_of_lightning(alone, tmp_path):
     assert done.stdout.count("run folder") == 2  # one process speaks, at the start and at the end
     assert done.stderr == ""
     assert_equal_models(tmp_path / "default" / "version_0", alone)
+
+
+class TestTorchrun:
+    """As docs/scale_out.md has it."""
+
+    def test_learns(self, alone, tmp_path):
+        words = ["-m", "--", "cifnet_pl", "fit", *FAST, *BUFFER, "--logs", str(tmp_path), *TWO[:4]]
+        line = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+        line += ["--master_port", str(free_port()), *words]
+        done = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        assert_equal_models(tmp_path / "default" / "version_0", alone)
+
+    @pytest.mark.parametrize("devices", ["1", "3"])
+    def test_another_number_of_processes_is_refused(self, devices, tmp_path, monkeypatch, capsys):
+        for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
+            monkeypatch.setenv(name, value)
+        words = ["--logs", str(tmp_path), "--trainer.accelerator", "cpu", "--trainer.devices", devices]
+        assert main(["fit", *FAST, *words]) == 2
+        assert f"torchrun started 2 processes, the Trainer expects {devices}" in capsys.readouterr().err
 
 
 class TestSeveral:
@@ -154,6 +186,12 @@ class TestSeveral:
         assert any("cannot read image" in line for line in said)
         assert "Traceback" not in shown
 
+    def test_what_they_embed_in_evaluation_is_cached(self, alone, tmp_path):
+        words = ["validate", *FAST, *BUFFER, "--logs", str(alone.parents[1]), *LAST, "--data.cache", "true"]
+        codes, shown = several(2, tmp_path, *words, "--data.cache_folder", str(tmp_path / "cache"))
+        assert codes == [0, 0], shown
+        assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 10
+
     def test_photos_that_any_process_left_out_are_reported_once(self, tmp_path):
         photos = make_photos(tmp_path / "photos", ["a", "b"], per_class=20)
         unreadable = sorted(photos.rglob("*.png"))[3::4]
@@ -175,3 +213,11 @@ class TestStrategies:
     @pytest.mark.parametrize("strategy", ["auto", "ddp", StatisticsDDPStrategy()], ids=["auto", "ddp", "ours"])
     def test_fine(self, strategy):
         check_strategy(strategy)
+
+    def test_of_a_trainer_that_was_not_made_by_the_command_line(self):
+        one, own = Trainer(accelerator="cpu", devices=1, logger=False), StatisticsDDPStrategy()
+        for trainer in (one, Trainer(accelerator="cpu", devices=2, strategy=own, logger=False)):
+            check_trainer(trainer)
+        for wrong, why in ((DDPStrategy(), "waits for gradients"), (DDPStrategy(start_method="spawn"), "spawn")):
+            with pytest.raises(UsageError, match=why):
+                check_trainer(Trainer(accelerator="cpu", devices=2, strategy=wrong, logger=False))

@@ -213,3 +213,31 @@ def test_other_heads_are_named(tmp_path: Path, capsys):
     learned("ncm", [["cat", "dog"]]).save(tmp_path / "b")
     assert merge(tmp_path / "a", tmp_path / "b", "--output", tmp_path / "c") == 2
     assert "their heads differ: RidgeHead and NCMHead" in capsys.readouterr().err
+
+
+def test_the_same_model_in_another_place_is_refused(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    fit(made / "a", tmp_path / "a", *RIDGE, "--data.classes_per_task", "1")
+    run = tmp_path / "a" / "default" / "version_0"
+    assert main(["export", "--model", str(run), "--output", str(tmp_path / "bundle")]) == 0
+    for same in (run.parent, run / "checkpoints" / "last.ckpt", tmp_path / "bundle"):
+        assert merge(run, same, "--output", tmp_path / "m") == 2
+        assert f"{same} holds the same model as {run}: its photos would count twice" in capsys.readouterr().err
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_class_that_comes_back_after_its_removal_is_mentioned(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """What the others learned from its photos when it was there still counts against it."""
+    for site in ("a", "b"):
+        fit(made / site, tmp_path / site, *RIDGE, "--data.classes_per_task", "1")
+    site_a, site_b = tmp_path / "a" / "default", tmp_path / "b" / "default"
+    words = ["--model", str(site_a), "--class", "bee", "--output", str(tmp_path / "without")]
+    assert main(["forget", *words]) == 0
+    for pair in ((tmp_path / "without", site_b), (site_b, tmp_path / "without")):
+        capsys.readouterr()
+        assert merge(*pair, "--output", tmp_path / "m", "--overwrite") == 0
+        assert "removed from one of these models without its photos" in (said := capsys.readouterr().err)
+        assert "if it is among bee, dog, they count against it" in said
+    assert merge(site_a, site_b, "--output", tmp_path / "m", "--overwrite") == 0
+    assert capsys.readouterr().err == ""

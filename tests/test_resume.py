@@ -1,6 +1,7 @@
 """A run that was stopped at any moment goes on and ends as if nothing had happened."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -126,6 +127,24 @@ def asked_to_stop(logs: Path) -> int:
     return fit(logs, *OPTIONS)
 
 
+def asked_to_stop_with_all_its_workers(logs: Path) -> int:
+    """As a job manager stops a job: a signal to every process of it."""
+    os.setsid()
+    with_callbacks(Act("on_train_batch_end", 2, lambda _: os.killpg(0, signal.SIGTERM), 3))
+    return fit(logs, *OPTIONS, "--data.num_workers", "2")
+
+
+def short_of_memory(logs: Path) -> int:
+    """The system kills a process that decodes."""
+
+    def kill_a_worker(_: Any) -> None:
+        multiprocessing.active_children()[0].kill()
+        time.sleep(5)  # until the news arrives
+
+    with_callbacks(Act("on_train_batch_end", 2, kill_a_worker, 3))
+    return fit(logs, *OPTIONS, "--data.num_workers", "2")
+
+
 def under_slurm(run: Callable[..., int], logs: Path, *options: str) -> int:
     """As the job scheduler starts it."""
     job = {"NTASKS": 1, "JOB_NAME": "job", "JOB_ID": 7, "PROCID": 0, "LOCALID": 0, "NODEID": 0}
@@ -209,14 +228,31 @@ class TestKill:
         assert fit(tmp_path, *OPTIONS, *LAST) == 0
         assert_same_run(tmp_path / "default" / "version_0", reference)
 
-    def test_by_request(self, reference, tmp_path):
+    @pytest.mark.parametrize("stop", [asked_to_stop, asked_to_stop_with_all_its_workers])
+    def test_by_request(self, stop, reference, tmp_path):
         """SIGTERM: the exit code says so, and the screen how to go on."""
-        assert in_a_process(partial(asked_to_stop, tmp_path), tmp_path / "output") == 128 + signal.SIGTERM
+        assert in_a_process(partial(stop, tmp_path), tmp_path / "output") == 128 + signal.SIGTERM
         shown = (tmp_path / "output").read_text()
         assert "stopped after task 2: the same command with --ckpt_path last goes on from there" in shown
         assert "Traceback" not in shown
         assert fit(tmp_path, *OPTIONS, *LAST) == 0
         assert_same_run(tmp_path / "default" / "version_0", reference)
+
+    def test_a_worker_that_was_killed(self, reference, tmp_path):
+        assert in_a_process(partial(short_of_memory, tmp_path), tmp_path / "output") == 1
+        shown = (tmp_path / "output").read_text()
+        assert "cifnet: error: a process that decodes photos was killed, as systems do when memory is short" in shown
+        assert "Traceback" not in shown
+        assert fit(tmp_path, *OPTIONS, *LAST) == 0
+        assert_same_run(tmp_path / "default" / "version_0", reference)
+
+    def test_with_another_precision_it_does_not_go_on(self, tmp_path, capsys):
+        """Its later tasks would have other embeddings than its first ones."""
+        folder = learned(tmp_path, "--data.max_tasks", "1")
+        assert json.loads((folder / "summary.json").read_text())["precision"] == "32-true"
+        assert fit(tmp_path, *LAST, "--trainer.precision", "bf16-mixed") == 1
+        assert "made with precision = 32-true, this run has bf16-mixed" in capsys.readouterr().err
+        assert main(["validate", *FAST, "--logs", str(tmp_path), *LAST, "--trainer.precision", "bf16-mixed"]) == 0
 
 
 @contextmanager

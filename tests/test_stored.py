@@ -9,6 +9,7 @@ import torch
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.callbacks.checkpoint import AtomicCheckpointIO
+from cifnet_pl.commands import COMMANDS
 from cifnet_pl.errors import CheckpointError
 from cifnet_pl.stored import checkpoint_of
 from tests.command_line import BUFFER, checkpoint, learned
@@ -72,6 +73,15 @@ def test_nothing_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         assert main([command, "--model", str(tmp_path / "file"), *rest]) == 1
         assert "damaged or not a checkpoint" in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_alone_says_what_it_needs(command: str, capsys: pytest.CaptureFixture[str]):
+    assert main([command]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("cifnet: error: the following arguments are required: ")
+    assert said.count("\n") == 1
+    assert "--" in said or command in ("report", "sweep")
 
 
 def test_runs_and_models_read_checkpoints_alike(run: Path, tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, cast
@@ -12,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from cifnet_pl.errors import CifnetError
 
 AHEAD = 2
 """Batches that each worker decodes ahead of the reader, or at a time where the two alternate."""
@@ -67,6 +70,7 @@ class WorkerPool:
             collate_fn=_as_it_is,
             prefetch_factor=AHEAD,
             persistent_workers=True,
+            worker_init_fn=_outlive_the_signal,
         )
         iter(self._loader)
 
@@ -116,9 +120,24 @@ class _Filler(Dataset[_Filled]):
 
 
 def _shared(*shape: int) -> Tensor:
-    """uint8 zeros in memory that processes share; a page is taken when it is first written to."""
-    storage = cast(Any, torch.UntypedStorage)._new_shared(math.prod(shape))  # as torch's own collation does
+    """uint8 zeros in memory that processes share; CifnetError where there is not so much of it."""
+    size = math.prod(shape)
+    try:
+        storage = cast(Any, torch.UntypedStorage)._new_shared(size)  # as torch's own collation does
+    except RuntimeError as error:
+        raise CifnetError(
+            f"cannot share {size / 1e6:,.0f} MB of decoded photos between processes: use fewer --data.num_workers, "
+            "a smaller --data.batch_size, or more shared memory (docker run --shm-size 1g)"
+        ) from error
     return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
+
+
+def _outlive_the_signal(worker: int) -> None:
+    """Leave a signal to the whole group of processes to the one that reads: it closes the workers as it stops.
+
+    Those that died before it would look like a fault. They end by themselves where their parent is gone.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _as_it_is(batch: Any) -> Any:

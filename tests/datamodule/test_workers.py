@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from cifnet_pl.data.workers import AHEAD, Decoded, WorkerPool, cores
+from cifnet_pl.errors import CifnetError
 
 
 def show_row(rows: Sequence[int], squares: np.ndarray) -> Decoded:
@@ -120,3 +121,22 @@ def test_where_a_system_does_not_say_which_cores_may_be_used(
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: count)
     assert cores() == used
+
+
+def test_shared_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(size: int) -> None:  # as torch does; it would leave a file of that size behind
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
+
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared", refuse)
+    with pytest.raises(CifnetError, match=r"cannot share 38 MB of decoded photos .*--shm-size"):
+        WorkerPool(show_row, 2, (2**6, 181, 181, 3))
+
+
+def test_a_signal_to_all_processes_is_left_to_the_reader() -> None:
+    pool = WorkerPool(show_row, 2, (7, 2, 2, 3))
+    taken = pool.decode(split(60, 7))
+    next(taken)
+    for child in multiprocessing.active_children():
+        child.terminate()
+    assert sum(len(decoded.numbers) for _, decoded in taken) == 60 - 7
+    pool.close()
