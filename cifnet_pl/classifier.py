@@ -107,6 +107,23 @@ class Classifier:
             raise unknown_name("class", printable(missing[0]), [printable(name) for name in self.class_names])
         return [label[name] for name in names]
 
+    def warning_of(self, names: Iterable[str]) -> str | None:
+        """What to say where classes ``names`` are learned, one of which may have been removed without its photos."""
+        new = [printable(name) for name in names if name not in set(self.class_names)]
+        if not new or not self.remembers_removed:
+            return None
+        listed = ", ".join(new[:5]) + (", …" if len(new) > 5 else "")
+        return (
+            f"note: a class was removed from this model without its photos; if it is among {listed}, "
+            "those photos count against it"
+        )
+
+    @property
+    def remembers_removed(self) -> bool:
+        """Whether the photos of a class that is no longer known may still count against what is learned."""
+        removed = any(event.what == "forget" and event.photos is None for event in self.history)
+        return removed and self.head.counterexamples
+
     def state_elements(self) -> dict[str, int]:
         """Numbers kept, by component: the head's own, and the buffer's."""
         return {**self.head.state_elements(), "buffer": self.buffer.state_elements() if self.buffer else 0}

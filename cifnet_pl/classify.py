@@ -46,7 +46,7 @@ def classify(
 
     Raises:
         UsageError: ``top`` below one, a file that exists, or another process that is writing it.
-        DataError: no photo there, or with ``strict`` one that cannot be read.
+        DataError: no photo there that can be read, or with ``strict`` one that cannot.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
     if top < 1:
@@ -98,6 +98,8 @@ class Table:
             cells = [cell for name, share in pairs for cell in (name, f"{share:.6f}")]
             rows.writerow([str(prediction.file), *cells[: 2 * self.top]])
         text.detach()
+        if not self.classified:
+            raise DataError(f"none of the {self.unreadable} photos of {printable(self.images)} can be read")
 
     def _predictions(self) -> Iterator[Prediction]:
         total = sum(1 for _ in find_photos(self.images)) if on_terminal() else None

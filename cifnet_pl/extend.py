@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -47,6 +48,8 @@ def extend(
             raise UsageError(
                 f"class '{name}' is already learned: add --more to give it more photos, or rename its folder"
             )
+        if warning := old.warning_of(photos.class_names):
+            print(f"cifnet: {warning}", file=sys.stderr)
         old_photos = _old_photos(old, check) if check else None
         start = time.perf_counter()
         final, new_score = learn(old, photos)

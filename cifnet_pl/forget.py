@@ -50,7 +50,7 @@ def forget(model: str, class_: str, output: str, images: str | None = None, over
         refuse_existing(target, overwrite)
         found = load(model)
         label, count = found.labels([class_])[0], found.counts[class_]
-        lasting = _why_not_subtracted(found, label)
+        lasting, earlier = _why_not_subtracted(found, label), found.remembers_removed
         if images is not None:
             subtract(found, class_, expanded(Path(images)))
         remove(found, [label])
@@ -59,7 +59,11 @@ def forget(model: str, class_: str, output: str, images: str | None = None, over
     name = printable(class_)
     if images is not None:
         print(f"class '{name}' is forgotten exactly: its {count} photos were taken out of the statistics,")
-        print("and the model is what it would be had it never seen them")
+        if earlier:
+            print("but a class was removed earlier without its photos, which still count: if it was the same one,")
+            print("forget it from the model before that, with --images")
+        else:
+            print("and the model is what it would be had it never seen them")
     else:
         left = ", and has left the buffer" if found.buffer is not None else ""
         print(f"class '{name}' is removed: it cannot be predicted any more{left};")
@@ -68,8 +72,8 @@ def forget(model: str, class_: str, output: str, images: str | None = None, over
         else:
             print(f"what the other classes learned from its {count} photos remains;")
             if lasting is None:
-                print("give them with --images to undo that.")
-                print("To learn the class again, undo that first: its old photos would count against it")
+                print(f"to undo that too, forget it from {place(Path(model))}, with --images.")
+                print("Before the class is learned again, do that: its old photos would count against it")
             else:
                 print(f"{type(found.head).__name__} cannot undo that. Learned again, its old photos count against it")
     print(f"{len(found.class_names)} classes in bundle {target}")

@@ -11,7 +11,6 @@ from typing import Any
 
 from cifnet_pl.bundle import refuse_existing, write_bundle
 from cifnet_pl.classifier import Classifier, Event
-from cifnet_pl.data.images import printable
 from cifnet_pl.errors import UnsupportedError, UsageError
 from cifnet_pl.storage import exclusive
 from cifnet_pl.stored import load
@@ -47,7 +46,9 @@ def merge(models: list[str], output: str, overwrite: bool = False) -> None:
         for place in models[1:]:
             other = load(place, device=merged.device)
             same = seen.setdefault(_content(other), place)
-            _warn_of_old_photos(merged, other)
+            for knowing, learned in ((merged, other), (other, merged)):
+                if warning := knowing.warning_of(learned.class_names):
+                    print(f"cifnet: {warning}", file=sys.stderr)
             try:
                 absorb(merged, other)
             except (UsageError, UnsupportedError) as error:
@@ -67,20 +68,6 @@ def _content(model: Classifier) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()
-
-
-def _warn_of_old_photos(*models: Classifier) -> None:
-    """Say so where a class may come back that was removed from a model without its photos."""
-    for model, other in (models, models[::-1]):
-        removed = any(event.what == "forget" and event.photos is None for event in model.history)
-        back = [name for name in other.class_names if name not in set(model.class_names)]
-        if removed and back and model.head.counterexamples:
-            print(
-                "cifnet: note: a class was removed from one of these models without its photos; "
-                f"if it is among {', '.join(map(printable, back[:5]))}{', …' if len(back) > 5 else ''}, "
-                "they count against it",
-                file=sys.stderr,
-            )
 
 
 def absorb(model: Classifier, other: Classifier) -> None:
@@ -113,6 +100,8 @@ def absorb(model: Classifier, other: Classifier) -> None:
         model.buffer.add_more(other.buffer.z, other.buffer.y, other.buffer.key)
         model.buffer.commit()
     model.held_back = None  # which photos the one held back says nothing of the other's
+    if other.remembers_removed and not model.remembers_removed:
+        model.history += [event for event in other.history if event.what == "forget" and event.photos is None]
     model.history.append(_event(len(model.class_names), photos, other.history))
 
 

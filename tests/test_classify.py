@@ -132,11 +132,14 @@ def test_strict_stops_and_leaves_no_table(place: Path, capsys: pytest.CaptureFix
     assert classify(place, str(place / "photos"), "--strict", "false") == 0
 
 
-def test_only_unreadable_files(place: Path):
+def test_only_unreadable_files(place: Path, capsys: pytest.CaptureFixture[str]):
+    """As for a folder without photos: no table of nothing."""
     (place / "x").mkdir()
     (place / "x" / "a.png").write_bytes(b"")
-    assert classify(place, str(place / "x"), "--gallery", str(place / "g.png")) == 0
-    assert table(place) == []
+    before = sorted(place.iterdir())
+    assert classify(place, str(place / "x"), "--gallery", str(place / "g.png")) == 1
+    assert f"none of the 1 photos of {place / 'x'} can be read" in capsys.readouterr().err
+    assert sorted(place.iterdir()) == before
 
 
 REFUSED = [

@@ -115,12 +115,28 @@ def test_without_photos(made: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         said = capsys.readouterr().out
         assert "is removed: it cannot be predicted" in said
         assert "8 photos remains" in said
-        assert ("give them with --images" in said) == undone
+        assert ("to undo that too, forget it from" in said) == undone
         assert ("CIFNetHead cannot undo that. Learned again, its old photos count against it" in said) != undone
         model = cifnet_pl.load(tmp_path / head)
         assert model.class_names == ["ant", "cat", "dog"]
         assert model.history[-1].photos is None
         assert model.buffer is None or len(model.buffer.y) == 24
+
+
+def test_exact_is_only_what_is(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Removed without its photos, learned again and forgotten with them: the first time still counts."""
+    photos = made / "photos" / "train" / "bee"
+    assert forget(made / "four" / "default", tmp_path / "removed") == 0
+    (tmp_path / "new").mkdir()
+    shutil.copytree(photos, tmp_path / "new" / "bee")
+    capsys.readouterr()
+    words = ["--images", str(tmp_path / "new"), "--output", str(tmp_path / "again")]
+    assert main(["extend", "--model", str(tmp_path / "removed"), *words]) == 0
+    assert "if it is among bee, those photos count against it" in capsys.readouterr().err
+    assert forget(tmp_path / "again", tmp_path / "b", "--images", str(photos)) == 0
+    said = capsys.readouterr().out
+    assert "a class was removed earlier without its photos, which still count" in said
+    assert "had it never seen them" not in said
 
 
 def test_photos_that_the_run_held_back_are_not_taken_out(made: Path, tmp_path: Path):
