@@ -8,7 +8,6 @@ mirror image.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from cifnet_pl.data.images import first_line
 from cifnet_pl.errors import CheckpointError, CifnetError, UsageError, unknown_name
 from cifnet_pl.resnet32 import CIFAR100_MEAN, CIFAR100_STD, FEATURES, ResNet32
+from cifnet_pl.state import fingerprint
 from cifnet_pl.views import VIEWS, split_views
 from cifnet_pl.weights import fill, read_tensors
 
@@ -102,11 +102,7 @@ class Backbone(nn.Module):
     def sha256(self) -> str:
         """Hash of all weights, names and preprocessing: two backbones with one hash give the same embeddings."""
         if self._sha256 is None:
-            digest = hashlib.sha256(repr(self.preprocessing).encode())
-            for key, tensor in sorted(self.network.state_dict().items()):
-                digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
-                digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-            self._sha256 = digest.hexdigest()
+            self._sha256 = fingerprint(repr(self.preprocessing), self.network.state_dict())
         return self._sha256
 
     def describe(self) -> dict[str, str | None]:

@@ -119,10 +119,14 @@ class Classifier:
         )
 
     @property
+    def removals(self) -> list[Event]:
+        """When classes were removed without their photos."""
+        return [event for event in self.history if event.what == "forget" and event.photos is None]
+
+    @property
     def remembers_removed(self) -> bool:
         """Whether the photos of a class that is no longer known may still count against what is learned."""
-        removed = any(event.what == "forget" and event.photos is None for event in self.history)
-        return removed and self.head.counterexamples
+        return bool(self.removals) and self.head.counterexamples
 
     def state_elements(self) -> dict[str, int]:
         """Numbers kept, by component: the head's own, and the buffer's."""

@@ -50,9 +50,11 @@ def forget(model: str, class_: str, output: str, images: str | None = None, over
         refuse_existing(target, overwrite)
         found = load(model)
         label, count = found.labels([class_])[0], found.counts[class_]
-        lasting, earlier = _why_not_subtracted(found, label), found.remembers_removed
+        lasting, earlier = None, found.remembers_removed
         if images is not None:
             subtract(found, class_, expanded(Path(images)))
+        else:
+            lasting = _why_not_subtracted(found, label)
         remove(found, [label])
         found.history.append(Event("forget", len(found.class_names), count if images is not None else None))
         write_bundle(found, target, overwrite)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -12,6 +11,7 @@ from typing import Any
 from cifnet_pl.bundle import refuse_existing, write_bundle
 from cifnet_pl.classifier import Classifier, Event
 from cifnet_pl.errors import UnsupportedError, UsageError
+from cifnet_pl.state import fingerprint
 from cifnet_pl.storage import exclusive
 from cifnet_pl.stored import load
 
@@ -42,10 +42,10 @@ def merge(models: list[str], output: str, overwrite: bool = False) -> None:
     with exclusive(target):
         refuse_existing(target, overwrite)
         merged = load(models[0])
-        seen = {_content(merged): models[0]}
+        seen = {fingerprint(repr(merged.class_names), merged.tensors()): models[0]}
         for place in models[1:]:
             other = load(place, device=merged.device)
-            same = seen.setdefault(_content(other), place)
+            same = seen.setdefault(fingerprint(repr(other.class_names), other.tensors()), place)
             for knowing, learned in ((merged, other), (other, merged)):
                 if warning := knowing.warning_of(learned.class_names):
                     print(f"cifnet: {warning}", file=sys.stderr)
@@ -59,15 +59,6 @@ def merge(models: list[str], output: str, overwrite: bool = False) -> None:
         write_bundle(merged, target, overwrite)
     photos = sum(merged.counts.values())
     print(f"{len(models)} models merged: {len(merged.class_names)} classes from {photos:,} photos in bundle {target}")
-
-
-def _content(model: Classifier) -> str:
-    """Hash of all that a model has learned."""
-    digest = hashlib.sha256(repr(model.class_names).encode())
-    for name, tensor in sorted(model.tensors().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.numpy().tobytes())
-    return digest.hexdigest()
 
 
 def absorb(model: Classifier, other: Classifier) -> None:
@@ -101,7 +92,7 @@ def absorb(model: Classifier, other: Classifier) -> None:
         model.buffer.commit()
     model.held_back = None  # which photos the one held back says nothing of the other's
     if other.remembers_removed and not model.remembers_removed:
-        model.history += [event for event in other.history if event.what == "forget" and event.photos is None]
+        model.history += other.removals
     model.history.append(_event(len(model.class_names), photos, other.history))
 
 

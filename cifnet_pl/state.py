@@ -1,13 +1,24 @@
-"""Modules whose buffers grow: loading takes over the incoming shape instead of refusing it."""
+"""The tensors of a model: their hash, and modules whose buffers take over the shape of what is loaded."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from cifnet_pl.errors import CheckpointError
+
+
+def fingerprint(about: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of a text and of tensors with their names, dtypes and shapes, wherever they are."""
+    digest = hashlib.sha256(about.encode())
+    for key, tensor in sorted(tensors.items()):
+        digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 class GrowingModule(nn.Module):
