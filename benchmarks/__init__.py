@@ -1,1 +1,5 @@
 """Ratios against named rivals, each pair measured side by side in one process. Run with ``make bench``."""
+
+from cifnet_pl.process import wait_briefly
+
+wait_briefly()  # as the command line does, before torch is imported

@@ -10,8 +10,8 @@ from copy import deepcopy
 import torch
 
 from benchmarks.measure import Row, ratio, seconds, side_by_side, spread
-from cifnet_pl.allocator import keep_freed_memory
 from cifnet_pl.heads import CIFNetHead, Head, RidgeHead
+from cifnet_pl.process import keep_freed_memory
 from cifnet_pl.statistics import Sums, solve_ridge
 
 FEATURES, SAMPLES, CHECKPOINTS = 512, 50, (10, 50, 200, 1000)
@@ -55,7 +55,12 @@ def one_more(head: Head, rival: Head, draw: torch.Generator) -> tuple[list[float
 
     def once(trial: Head) -> float:
         known = len(trial.labels)
-        return seconds(lambda: (task(trial, known, draw), trial.refresh()))
+
+        def learned() -> None:
+            task(trial, known, draw)
+            trial.refresh()
+
+        return seconds(learned)
 
     pairs = [(once(deepcopy(head)), once(deepcopy(rival))) for _ in range(REPEATS)]
     return [many for many, _ in pairs], [few for _, few in pairs]

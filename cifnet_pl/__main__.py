@@ -8,11 +8,13 @@ from collections.abc import Sequence
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code (0 done, 1 the run failed, 2 wrong usage, 130 interrupted)."""
-    from cifnet_pl.allocator import keep_freed_memory
+    from cifnet_pl.process import keep_freed_memory, wait_briefly
+
+    keep_freed_memory()
+    wait_briefly()
     from cifnet_pl.commands import COMMANDS, run_command
     from cifnet_pl.errors import CifnetError
 
-    keep_freed_memory()
     words = list(sys.argv[1:] if args is None else args)
     try:
         if words and words[0] in COMMANDS:
