@@ -17,6 +17,7 @@ from cifnet_pl.data.image_sets import ImageSet, SourceOptions
 from cifnet_pl.data.loading import ImageLoader, SquareDataset
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import ACILHead, Head
+from cifnet_pl.precision import FLOAT32, autocast
 from cifnet_pl.process import keep_freed_memory
 
 BACKBONE, BATCH = "embedded:efficientnet_lite0", 64
@@ -51,9 +52,7 @@ def study_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def read_photos(
-    root: Path, image_size: int, cache: Path, network: str = BACKBONE, precision: str = "32-true"
-) -> Photos:
+def read_photos(root: Path, image_size: int, cache: Path, network: str = BACKBONE, precision: str = FLOAT32) -> Photos:
     """Embeddings of ``ROOT/train`` and ``ROOT/val``; what the cache lacks is embedded and added to it."""
     keep_freed_memory()  # as the command line does: the network is several times slower without
     source, backbone = build_source("folder", SourceOptions(root)), build_backbone(network, None, False)
@@ -61,7 +60,7 @@ def read_photos(
     parts: list[Tensor] = []
     for name, images in (("train", source.train), ("val", source.val)):
         store = EmbeddingCache(images, source.class_names, folder / name)
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
+        with autocast("cpu", precision):
             _fill(store, images, backbone, image_size)
         parts += [store.get(np.arange(len(images))).clone(), torch.from_numpy(images.labels)]
     return Photos(*parts)

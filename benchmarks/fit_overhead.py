@@ -150,10 +150,10 @@ class Rivals(Callback):
         self.loader.close()
 
 
-def fit(root: Path, logs: Path, head: str, setup: Setup) -> list[float]:
-    """Seconds of the training pass of each task of a run: solve, buffer and energy included, evaluation apart.
+def fit(root: Path, logs: Path, head: str, setup: Setup) -> tuple[list[float], list[float]]:
+    """Seconds of learning each task of a run, and how many of them its solve took.
 
-    The turns of the rivals are within them.
+    The first include sums, solve, buffer and energy, not the evaluation; the turns of the rivals are within them.
     """
     code = main(
         ["fit", "--config", "configs/folder.yaml", "--data.root", str(root), "--data.image_size", str(setup.side),
@@ -164,20 +164,23 @@ def fit(root: Path, logs: Path, head: str, setup: Setup) -> list[float]:
     assert code == 0
     newest = max((logs / "bench").iterdir(), key=lambda path: path.stat().st_mtime)
     with (newest / "tasks.csv").open() as file:
-        return [float(row["train_seconds"]) for row in csv.DictReader(file)]
+        rows = list(csv.DictReader(file))
+    return [float(row["train_seconds"]) for row in rows], [float(row["solve_seconds"]) for row in rows]
 
 
 def measure(setup: Setup, root: Path, logs: Path, head: str) -> list[Row]:
     """One head against its rivals."""
     rival = Rivals.seconds = Seconds()
     Rivals.setup_ = setup
-    passes = [s for _ in range(setup.rounds) for s in fit(root, logs, head, setup)]
+    rounds = [fit(root, logs, head, setup) for _ in range(setup.rounds)]
+    learning, solving = ([s for times in part for s in times] for part in zip(*rounds, strict=True))
 
     def runs(times: list[float]) -> list[float]:
         """All tasks of each run."""
         return [sum(times[i : i + setup.tasks]) for i in range(0, len(times), setup.tasks)]
 
-    ours = runs([whole - paused for whole, paused in zip(passes, rival.paused, strict=True)])
+    ours = runs([whole - paused for whole, paused in zip(learning, rival.paused, strict=True)])
+    unsolved = [whole - solve for whole, solve in zip(ours, runs(solving), strict=True)]
     loop, decode, backbone = runs(rival.loop), runs(rival.decode), runs(rival.backbone)
     both = [setup.together(parts) for parts in zip(decode, backbone, strict=True)]
     images = setup.classes // setup.tasks * setup.per_class
@@ -189,6 +192,8 @@ def measure(setup: Setup, root: Path, logs: Path, head: str) -> list[Row]:
         Row(f"(b) fit / bare loop, {head}", spread(ours), spread(loop), ratio(ours, loop), "≤ 1.05", about),
         Row(f"(e) decoding and backbone / fit, {head}", spread(ours), spread(both), ratio(both, ours), "≥ 0.95",
             about + rated),
+        Row(f"(e) decoding and backbone / fit without the solve, {head}", spread(unsolved), spread(both),
+            ratio(both, unsolved), "", about),
     ]  # fmt: skip
 
 

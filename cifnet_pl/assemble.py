@@ -22,6 +22,7 @@ from cifnet_pl.classifier import Classifier, Event
 from cifnet_pl.data.images import LARGEST_IMAGE, first_line, has_controls, printable
 from cifnet_pl.errors import CheckpointError, unknown_name
 from cifnet_pl.heads import Head
+from cifnet_pl.precision import FLOAT32, REDUCED
 
 T = TypeVar("T")
 Shapes = Mapping[str, tuple[int, ...]]
@@ -60,6 +61,9 @@ def assemble(
     crop_ratio = float(images.get("crop_ratio", (int, float)))
     if not 1 <= image_size <= LARGEST_IMAGE or not 0 < crop_ratio <= 1:
         raise images.wrong("image_size", f"{image_size} with crop_ratio {crop_ratio:g}", f"1 to {LARGEST_IMAGE} pixels")
+    precision = entry.get("precision", str) if "precision" in entry.content else FLOAT32  # not told by older models
+    if precision not in (FLOAT32, *REDUCED):
+        raise entry.wrong("precision", _shown(precision), " or ".join((FLOAT32, *REDUCED)))
     backbone = _backbone(entry.sub("backbone"), download)
     head = _head(entry.sub("head"), backbone.features, shapes)
     buffer = _buffer(entry)
@@ -81,6 +85,7 @@ def assemble(
         crop_ratio,
         _held_back(held_back, images) if held_back else None,
         history,
+        precision,
     )
 
 

@@ -18,6 +18,7 @@ from cifnet_pl.data.images import printable
 from cifnet_pl.errors import NonFiniteError, UsageError, check_embeddings, unknown_name
 from cifnet_pl.heads import Head
 from cifnet_pl.photos import PhotoBatch, squares
+from cifnet_pl.precision import FLOAT32, autocast
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Classifier:
         crop_ratio: share of a photo's short side that is cropped.
         held_back: share and seed by which the run held photos back for testing; None if it did not split by itself.
         history: the model's life, oldest first.
+        precision: what the backbone computes in, here as in the run (:mod:`cifnet_pl.precision`).
     """
 
     backbone: Backbone
@@ -79,6 +81,7 @@ class Classifier:
     crop_ratio: float = 1.0
     held_back: tuple[float, int] | None = None
     history: list[Event] = field(default_factory=list)
+    precision: str = FLOAT32
 
     # ------------------------------------------------------------------ what is known
 
@@ -143,7 +146,8 @@ class Classifier:
 
     def embed(self, images: Tensor) -> Tensor:
         """(n, d) float32 embeddings of uint8 images (n, 3, s, s) with s = ``image_size``."""
-        return self.backbone(images.to(self.device))  # type: ignore[no-any-return]
+        with autocast(self.device.type, self.precision):
+            return self.backbone(images.to(self.device))  # type: ignore[no-any-return]
 
     def embed_photos(self, batch: PhotoBatch) -> Tensor:
         """(m, d) float32 embeddings of the photos of a batch that could be read; NonFiniteError names the photo."""
@@ -249,6 +253,7 @@ class Classifier:
         buffer = self.buffer.settings() if self.buffer is not None else None
         return {
             "backbone": self.backbone.describe(),
+            "precision": self.precision,
             "images": {
                 "image_size": self.image_size,
                 "crop_ratio": self.crop_ratio,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from cifnet_pl.bundle import refuse_existing, write_bundle
 from cifnet_pl.classifier import Classifier
 from cifnet_pl.errors import UsageError
+from cifnet_pl.precision import FLOAT32
 from cifnet_pl.storage import exclusive, write_atomic
 from cifnet_pl.stored import load
 
@@ -44,9 +46,11 @@ def _export_onnx(model: Classifier, target: Path, overwrite: bool) -> None:
         raise UsageError(f"{target} is a folder, expected a file for the ONNX graph, e.g. --output {target}/model.onnx")
     if target.exists() and not overwrite:
         raise UsageError(f"{target} exists already: choose another --output, or add --overwrite true")
-    content, check = onnx_bytes(model)
+    content, check = onnx_bytes(replace(model, precision=FLOAT32))
     write_atomic(target, lambda file: file.write(content))
     print(f"{len(model.class_names)} classes in {target}: images (n, height, width, 3) uint8 RGB → probabilities")
+    if model.precision != FLOAT32:
+        print(f"the graph computes in float32; the model learned from embeddings in {model.precision}")
     print(
         f"checked on real photos: onnxruntime within {check.torch:.0e} of torch, "
         f"the graph's resize within {check.pillow:.0e} of Pillow's, in probabilities"

@@ -80,7 +80,7 @@ def lines(model: Classifier, versions: dict[str, str]) -> list[str]:
         f"{len(model.class_names)} classes in {len(model.tasks)} tasks, from {sum(model.counts.values()):,} photos",
         f"head {type(head).__name__} ({settings}), temperature {float(head.temperature):.3g}",
         f"backbone {printable(backbone.name)}, {backbone.parameters_count:,} parameters, sha256 {backbone.sha256[:12]}",
-        f"photos: {model.image_size} px, crop ratio {model.crop_ratio:g}",
+        f"photos: {model.image_size} px, crop ratio {model.crop_ratio:g}, embedded in {model.precision}",
         f"state {stored / 1e6:.2f} MB ({parts} numbers)",
         f"energy so far {energy}",
         *([f"written by {', '.join(f'{key} {value}' for key, value in versions.items())}"] if versions else []),

@@ -45,6 +45,12 @@ def merge(models: list[str], output: str, overwrite: bool = False) -> None:
         seen = {fingerprint(repr(merged.class_names), merged.tensors()): models[0]}
         for place in models[1:]:
             other = load(place, device=merged.device)
+            if other.precision != merged.precision:
+                print(
+                    f"cifnet: note: {place} embedded in {other.precision}, {models[0]} in {merged.precision}: "
+                    f"the merged model embeds in {merged.precision}",
+                    file=sys.stderr,
+                )
             same = seen.setdefault(fingerprint(repr(other.class_names), other.tensors()), place)
             for knowing, learned in ((merged, other), (other, merged)):
                 if warning := knowing.warning_of(learned.class_names):

@@ -92,6 +92,7 @@ def _from_checkpoint(path: Path, download: bool) -> Classifier:
         raise CheckpointError(f"{path} was saved in the middle of a task: finish the run with --ckpt_path last first")
     description = {
         "backbone": stored.sub("backbone").content,
+        **({"precision": stored.content["precision"]} if "precision" in stored.content else {}),
         "images": stored.sub("images").content,
         "head": settings.sub("head").content,
         "buffer": None if settings.sub("buffer").content == {"capacity": 0} else settings.sub("buffer").content,

@@ -22,7 +22,7 @@ def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_training_pass_against_its_rivals() -> None:
     rows = fit_overhead.rows(TINY)
-    assert [row.name[:3] for row in rows] == ["(b)", "(e)"] * 2
+    assert [row.name[:3] for row in rows] == ["(b)", "(e)", "(e)"] * 2
     rival = fit_overhead.Rivals.seconds
     assert len(rival.loop) == len(rival.decode) == len(rival.backbone) == TINY.rounds * TINY.tasks
     assert all("2 runs of 2 tasks of 6 JPEGs, pixels, 8 px" in row.settings for row in rows)
@@ -41,7 +41,11 @@ def test_on_a_gpu() -> None:
     assert [row.name for row in rows] == [
         f"(j) GPU: {name}, {head}"
         for head in ("CIFNetHead", "RidgeHead")
-        for name in ("(b) fit / bare loop", "(e) decoding and backbone / fit")
+        for name in (
+            "(b) fit / bare loop",
+            "(e) decoding and backbone / fit",
+            "(e) decoding and backbone / fit without the solve",
+        )
     ]
     assert all("ResNet-18, bf16-mixed on one a simulated GPU, 32 px" in row.settings for row in rows)
 
@@ -65,12 +69,13 @@ def test_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     words = [str(root), "--image_size", "32", "--cache_folder", str(tmp_path / "cache")]
     monkeypatch.setattr(sys, "argv", ["precision", *words])
     precision.main()
-    assert len(list((tmp_path / "cache").iterdir())) == 2  # one of each precision
-    first, _, _, _, *rows = capsys.readouterr().out.splitlines()
-    similarity = float(first.split()[-3].rstrip(","))
-    assert 0.95 < similarity < 1  # in bf16, but the same photos
-    assert [row.split("|")[1:3] for row in rows] == [
-        [f" {head} ", f" {photos}, 9 "]
+    assert len(list((tmp_path / "cache").iterdir())) == 3  # one of each precision
+    bf16, fp16, _, _, _, *rows = capsys.readouterr().out.splitlines()
+    similar = [float(line.split()[-3].rstrip(",")) for line in (bf16, fp16)]
+    assert 0.95 < similar[0] < similar[1] < 1  # the same photos, the second three bits closer
+    assert [row.split("|")[1:4] for row in rows] == [
+        [f" {name} ", f" {head} ", f" {photos}, 9 "]
+        for name in ("bf16-mixed", "16-mixed")
         for head in ("RidgeHead", "CIFNetHead")
         for photos in ("validation", "training, left out")
     ]

@@ -1,0 +1,100 @@
+"""A model lives on in the precision that it was learned in."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import cifnet_pl
+from cifnet_pl.__main__ import main
+from cifnet_pl.backbones import build_backbone
+from cifnet_pl.classifier import Classifier
+from cifnet_pl.errors import CheckpointError
+from cifnet_pl.precision import FLOAT32, REDUCED, autocast
+from tests.command_line import make_photos
+from tests.models import config_of, forge, learned
+from tests.test_extend import assert_same_scores, fit
+
+NETWORK = ["--model.backbone", "embedded:efficientnet_lite0", "--data.image_size", "32", "--model.head", "RidgeHead"]
+BF16 = ["--trainer.precision", "bf16-mixed"]
+SIZES = ["--data.initial_classes", "3", "--data.classes_per_task", "1"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photos of three and of four classes; runs over either in bf16, and over three in float32."""
+    root = tmp_path_factory.mktemp("made")
+    for name, classes in (("three", ["ant", "bee", "cat"]), ("four", ["ant", "bee", "cat", "dog"])):
+        make_photos(root / name / "train", classes, 8)
+        make_photos(root / name / "val", classes, 2)
+        fit(root / name, root / "runs" / name, *NETWORK, *SIZES, *BF16)
+    make_photos(root / "new", ["dog"], 8)
+    fit(root / "three", root / "runs" / "float32", *NETWORK, *SIZES)
+    return root
+
+
+def load(made: Path, run: str) -> Classifier:
+    return cifnet_pl.load(made / "runs" / run / "default", device="cpu")
+
+
+@pytest.mark.parametrize("precision", [FLOAT32, *REDUCED])
+def test_the_network_alone_computes_in_it(precision: str):
+    model = learned()
+    model.backbone, model.precision = build_backbone("embedded:efficientnet_lite0"), precision
+    images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
+    exact, z = model.backbone(images), model.embed(images)
+    assert z.dtype == torch.float32
+    assert torch.equal(z, exact) == (precision == FLOAT32)
+    assert torch.nn.functional.cosine_similarity(z, exact).min() > 0.98
+    with autocast("cpu", precision):
+        assert torch.equal(z, model.backbone(images))
+
+
+def test_a_run_in_bf16_is_extended_and_forgotten_in_bf16(made: Path, tmp_path: Path, capsys):
+    before, both = load(made, "three"), load(made, "four")
+    assert before.precision == both.precision == "bf16-mixed"
+    words = ["--images", str(made / "new"), "--output", str(tmp_path / "more")]
+    assert main(["extend", "--model", str(made / "runs" / "three" / "default"), *words]) == 0
+    extended = cifnet_pl.load(tmp_path / "more", device="cpu")
+    z = torch.randn(30, 1280, generator=torch.Generator().manual_seed(0)).relu()
+    assert extended.precision == "bf16-mixed"
+    assert_same_scores(extended, both, z, 1e-2)
+    words = ["--class", "dog", "--images", str(made / "four" / "train" / "dog"), "--output", str(tmp_path / "less")]
+    assert main(["forget", "--model", str(made / "runs" / "four" / "default"), *words]) == 0
+    assert "forgotten exactly: its 8 photos" in capsys.readouterr().out
+    assert_same_scores(cifnet_pl.load(tmp_path / "less", device="cpu"), before, z, 1e-2)
+    assert main(["info", "--model", str(tmp_path / "less")]) == 0
+    assert "embedded in bf16-mixed" in capsys.readouterr().out
+
+
+def test_photos_in_another_precision_are_not_those_that_were_learned(made: Path):
+    float32, bf16 = load(made, "float32"), load(made, "three")
+    ours, theirs = float32.head.state_dict()["sums.class_sums"], bf16.head.state_dict()["sums.class_sums"]
+    assert float((ours - theirs).norm() / ours.norm()) > 1e-3
+
+
+def test_merging_says_which_one_stays(made: Path, tmp_path: Path, capsys):
+    runs = [str(made / "runs" / name / "default") for name in ("float32", "three")]
+    assert main(["merge", *runs, "--output", str(tmp_path / "b")]) == 0
+    assert "the merged model embeds in 32-true" in capsys.readouterr().err
+    assert cifnet_pl.load(tmp_path / "b").precision == FLOAT32
+
+
+def test_a_graph_computes_in_float32_and_says_so(made: Path, tmp_path: Path, capsys):
+    target = tmp_path / "model.onnx"
+    words = ["--format", "onnx", "--output", str(target)]
+    assert main(["export", "--model", str(made / "runs" / "three" / "default"), *words]) == 0
+    assert "computes in float32; the model learned from embeddings in bf16-mixed" in capsys.readouterr().out
+
+
+def test_bundles(tmp_path: Path):
+    model = learned()
+    model.precision = "16-mixed"
+    model.save(tmp_path / "b")
+    assert cifnet_pl.load(tmp_path / "b").precision == "16-mixed"
+    config = config_of(tmp_path / "b")
+    forge(tmp_path / "b", {**config, "precision": "bf16-true"})
+    with pytest.raises(CheckpointError, match="precision is 'bf16-true', not 32-true or bf16-mixed or 16-mixed"):
+        cifnet_pl.load(tmp_path / "b")
+    forge(tmp_path / "b", {key: value for key, value in config.items() if key != "precision"})
+    assert cifnet_pl.load(tmp_path / "b").precision == FLOAT32  # of before it was recorded
