@@ -22,7 +22,7 @@ from cifnet_pl.classifier import Classifier, Event
 from cifnet_pl.data.images import LARGEST_IMAGE, first_line, has_controls, printable
 from cifnet_pl.errors import CheckpointError, unknown_name
 from cifnet_pl.heads import Head
-from cifnet_pl.precision import FLOAT32, REDUCED
+from cifnet_pl.precision import FLOAT32, PRECISIONS
 
 T = TypeVar("T")
 Shapes = Mapping[str, tuple[int, ...]]
@@ -62,8 +62,8 @@ def assemble(
     if not 1 <= image_size <= LARGEST_IMAGE or not 0 < crop_ratio <= 1:
         raise images.wrong("image_size", f"{image_size} with crop_ratio {crop_ratio:g}", f"1 to {LARGEST_IMAGE} pixels")
     precision = entry.get("precision", str) if "precision" in entry.content else FLOAT32  # not told by older models
-    if precision not in (FLOAT32, *REDUCED):
-        raise entry.wrong("precision", _shown(precision), " or ".join((FLOAT32, *REDUCED)))
+    if precision not in PRECISIONS:
+        raise CheckpointError(f"{where} was learned in precision {_shown(precision)}, expected {', '.join(PRECISIONS)}")
     backbone = _backbone(entry.sub("backbone"), download)
     head = _head(entry.sub("head"), backbone.features, shapes)
     buffer = _buffer(entry)

@@ -23,6 +23,7 @@ from cifnet_pl.assemble import Entry, assemble, class_names
 from cifnet_pl.classifier import Classifier
 from cifnet_pl.data.images import first_line, printable
 from cifnet_pl.errors import CheckpointError, UsageError
+from cifnet_pl.precision import check_precision
 from cifnet_pl.storage import write_atomic, write_json
 
 FORMAT = 1
@@ -56,12 +57,14 @@ def write_bundle(model: Classifier, folder: Path, overwrite: bool = False) -> No
     """Write ``model`` to ``folder``; see the module's docstring for what a kill can leave.
 
     Raises:
-        UsageError: there is a bundle already and ``overwrite`` is false, or the folder holds other files.
+        UsageError: there is a bundle already and ``overwrite`` is false, or the folder holds other files; the model has
+            a precision that is none.
         CheckpointError: a class name that could not be read back.
         CifnetError: the disk is full or not writable; an old bundle is left as it was.
     """
     refuse_existing(folder, overwrite)
     class_names(model.class_names, "this model")
+    check_precision(model.precision)
     content = save(model.tensors())
     digest = hashlib.sha256(content).hexdigest()
     versions = {"cifnet_pl": cifnet_pl.__version__, "python": platform.python_version(), "torch": _torch_version()}

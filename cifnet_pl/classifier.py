@@ -70,7 +70,8 @@ class Classifier:
         crop_ratio: share of a photo's short side that is cropped.
         held_back: share and seed by which the run held photos back for testing; None if it did not split by itself.
         history: the model's life, oldest first.
-        precision: what the backbone computes in, here as in the run (:mod:`cifnet_pl.precision`).
+        precision: what the backbone computes in (:mod:`cifnet_pl.precision`), as in the run; another one is good enough
+            to predict, but not to forget.
     """
 
     backbone: Backbone

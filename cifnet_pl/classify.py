@@ -16,6 +16,7 @@ from cifnet_pl.data.images import printable
 from cifnet_pl.errors import DataError, UsageError
 from cifnet_pl.gallery import IN_GALLERY, SHOWN, write_gallery
 from cifnet_pl.photos import find_photos
+from cifnet_pl.precision import check_precision
 from cifnet_pl.progress import counted, on_terminal
 from cifnet_pl.storage import exclusive, write_atomic
 from cifnet_pl.stored import load
@@ -28,6 +29,7 @@ def classify(
     top: int = 5,
     strict: bool = False,
     gallery: str | None = None,
+    precision: str | None = None,
     overwrite: bool = False,
 ) -> None:
     """Classify photos into a CSV file: file, class, probability, and the next most probable classes.
@@ -42,15 +44,18 @@ def classify(
         top: number of classes per photo.
         strict: whether to stop at a photo that cannot be read.
         gallery: picture (PNG) of up to 24 of the photos with their three most probable classes.
+        precision: of the network, 32-true, bf16-mixed or 16-mixed; null for the one that the model was learned in.
         overwrite: whether existing files may be replaced.
 
     Raises:
-        UsageError: ``top`` below one, a file that exists, or another process that is writing it.
+        UsageError: ``top`` below one, an unknown precision, a file that exists, or another process that is writing it.
         DataError: no photo there that can be read, or with ``strict`` one that cannot.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
     if top < 1:
         raise UsageError(f"--top is {top}, expected at least 1")
+    if precision is not None:
+        check_precision(precision)
     target, picture = Path(output).expanduser(), Path(gallery).expanduser() if gallery else None
     if picture is not None and picture.suffix.lower() != ".png":
         raise UsageError(f"--gallery {picture} is a PNG picture: give it a name that ends in .png")
@@ -62,7 +67,9 @@ def classify(
                 raise UsageError(f"{path} is a folder, expected a file")
             if path is not None and path.exists() and not overwrite:
                 raise UsageError(f"{path} exists already: choose another name, or add --overwrite true")
-        table = Table(load(model), images, top, strict)
+        found = load(model)
+        found.precision = precision or found.precision
+        table = Table(found, images, top, strict)
         write_atomic(target, table.write)
         if picture is not None:
             write_gallery(table.sample, picture)

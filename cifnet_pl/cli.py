@@ -43,6 +43,7 @@ from cifnet_pl.distributed import (
 from cifnet_pl.errors import UsageError, unknown_name
 from cifnet_pl.faults import explained
 from cifnet_pl.parsing import DEFAULT_HEAD, OneSentence, buried_error, with_clean_heads
+from cifnet_pl.precision import check_precision
 from cifnet_pl.storage import exclusive, write_text
 
 LOG_FOLDER = "lightning_logs"
@@ -59,7 +60,8 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "logger": False,
     "callbacks": None,
 }
-PRECISIONS = ("32-true", "32", "bf16-mixed", "bf16", "16-mixed", "16")
+SHORT_PRECISIONS = ("32", "bf16", "16")
+"""Lightning's other names for the precisions of :mod:`cifnet_pl.precision`."""
 """Of the backbone; the statistics keep their own."""
 SUMMARIES = {
     "fit": "Learn all tasks of a data source, one after the other, and evaluate after each.",
@@ -143,10 +145,8 @@ class CIFNetCLI(LightningCLI):
                 if options is not None and "seed" in options:
                     options["seed"] = seed
         check_strategy(config.trainer.strategy)
-        if config.trainer.precision is not None and str(config.trainer.precision) not in PRECISIONS:
-            raise UsageError(
-                f"precision {config.trainer.precision} would cast the statistics: use {', '.join(PRECISIONS)}"
-            )
+        if config.trainer.precision is not None and str(config.trainer.precision) not in SHORT_PRECISIONS:
+            check_precision(str(config.trainer.precision))
         self.place = self._place_run(config)
         config["ckpt_path"] = str(self.place.checkpoint) if self.place.checkpoint else None
         if self.place.news and is_first_process():

@@ -14,6 +14,7 @@ from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 
 from cifnet_pl.errors import UsageError
+from cifnet_pl.precision import check_precision
 
 T = TypeVar("T")
 
@@ -89,7 +90,8 @@ def check_number(trainer: Trainer) -> None:
 
 
 def check_trainer(trainer: Trainer) -> None:
-    """Refuse a Trainer, however it was made, whose processes would not learn together."""
+    """Refuse a Trainer, however it was made, that would round the sums, or whose processes would not learn together."""
+    check_precision(str(trainer.precision))
     strategy = trainer.strategy
     check_strategy(getattr(strategy, "_start_method", strategy))
     if trainer.world_size > 1 and not isinstance(strategy, StatisticsDDPStrategy):

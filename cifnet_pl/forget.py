@@ -18,6 +18,7 @@ from cifnet_pl.data.images import printable
 from cifnet_pl.errors import DataError, UnsupportedError
 from cifnet_pl.heads import Head
 from cifnet_pl.photos import squares
+from cifnet_pl.precision import FLOAT32
 from cifnet_pl.storage import exclusive
 from cifnet_pl.stored import load
 
@@ -162,7 +163,9 @@ def check_same(model: Classifier, own: Head, name: str, folder: Path) -> None:
     kept, given = sums.class_sums[column], theirs.class_sums[0]
     tolerance = min(SAME, SHARE_OF_ONE / model.counts[name])
     if float((kept - given).norm()) > tolerance * float(kept.norm()):
-        raise DataError(_unlike(name, model.counts[name], folder, "others"))
+        elsewhere = f" (in {model.precision}, another kind of processor gives others too: forget where it was learned)"
+        unlike = _unlike(name, model.counts[name], folder, "others")
+        raise DataError(unlike + (elsewhere if model.precision != FLOAT32 else ""))
 
 
 def _unlike(name: str, count: int, folder: Path, given: str) -> str:

@@ -28,8 +28,8 @@ def merge(models: list[str], output: str, overwrite: bool = False) -> None:
         overwrite: whether a bundle at output may be replaced.
 
     Raises:
-        UsageError: fewer than two models, one given twice, other backbones, photo sizes, heads or settings, or
-            something at output already.
+        UsageError: fewer than two models, one given twice, other backbones, photo sizes, precisions, heads or settings,
+            or something at output already.
         UnsupportedError: a head whose statistics cannot be added.
         CheckpointError: there is no model at one of ``models``, or it is damaged.
     """
@@ -45,12 +45,6 @@ def merge(models: list[str], output: str, overwrite: bool = False) -> None:
         seen = {fingerprint(repr(merged.class_names), merged.tensors()): models[0]}
         for place in models[1:]:
             other = load(place, device=merged.device)
-            if other.precision != merged.precision:
-                print(
-                    f"cifnet: note: {place} embedded in {other.precision}, {models[0]} in {merged.precision}: "
-                    f"the merged model embeds in {merged.precision}",
-                    file=sys.stderr,
-                )
             same = seen.setdefault(fingerprint(repr(other.class_names), other.tensors()), place)
             for knowing, learned in ((merged, other), (other, merged)):
                 if warning := knowing.warning_of(learned.class_names):
@@ -108,7 +102,9 @@ def _check_same_embeddings(model: Classifier, other: Classifier) -> None:
             f"their backbones differ: {model.backbone.name} (sha256 {model.backbone.sha256[:12]}…) and "
             f"{other.backbone.name} ({other.backbone.sha256[:12]}…)"
         )
-    ours, theirs = (f"{m.image_size} px with crop ratio {m.crop_ratio:g}" for m in (model, other))
+    ours, theirs = (
+        f"{m.image_size} px with crop ratio {m.crop_ratio:g}, embedded in {m.precision}" for m in (model, other)
+    )
     if ours != theirs:
         raise UsageError(f"their photos are prepared differently: {ours}, and {theirs}")
 

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.classifier import Classifier
-from cifnet_pl.errors import CheckpointError
+from cifnet_pl.errors import CheckpointError, UsageError
 from cifnet_pl.precision import FLOAT32, REDUCED, autocast
 from tests.command_line import make_photos
 from tests.models import config_of, forge, learned
@@ -38,7 +39,7 @@ def load(made: Path, run: str) -> Classifier:
 
 
 @pytest.mark.parametrize("precision", [FLOAT32, *REDUCED])
-def test_the_network_alone_computes_in_it(precision: str):
+def test_the_network_computes_in_it(precision: str):
     model = learned()
     model.backbone, model.precision = build_backbone("embedded:efficientnet_lite0"), precision
     images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
@@ -73,18 +74,46 @@ def test_photos_in_another_precision_are_not_those_that_were_learned(made: Path)
     assert float((ours - theirs).norm() / ours.norm()) > 1e-3
 
 
-def test_merging_says_which_one_stays(made: Path, tmp_path: Path, capsys):
+def test_models_of_two_precisions_are_not_merged(made: Path, tmp_path: Path, capsys):
     runs = [str(made / "runs" / name / "default") for name in ("float32", "three")]
-    assert main(["merge", *runs, "--output", str(tmp_path / "b")]) == 0
-    assert "the merged model embeds in 32-true" in capsys.readouterr().err
-    assert cifnet_pl.load(tmp_path / "b").precision == FLOAT32
+    assert main(["merge", *runs, "--output", str(tmp_path / "b")]) == 2
+    assert "embedded in 32-true, and 32 px with crop ratio 1, embedded in bf16-mixed" in capsys.readouterr().err
+
+
+def test_classifying_in_another_one(made: Path, tmp_path: Path, capsys):
+    tables = {}
+    for name in ("own", "bf16-mixed", FLOAT32):
+        more = [] if name == "own" else ["--precision", name]
+        words = ["--images", str(made / "four" / "val"), "--output", str(tmp_path / name), *more]
+        assert main(["classify", "--model", str(made / "runs" / "four" / "default"), *words]) == 0
+        tables[name] = (tmp_path / name).read_text()
+    assert tables["own"] == tables["bf16-mixed"] != tables[FLOAT32]
+    words = ["--images", str(made / "four" / "val"), "--output", str(tmp_path / "x"), "--precision", "half"]
+    assert main(["classify", "--model", str(made / "runs" / "four" / "default"), *words]) == 2
+    assert "precision half does not leave the statistics alone: use 32-true, bf16" in capsys.readouterr().err
 
 
 def test_a_graph_computes_in_float32_and_says_so(made: Path, tmp_path: Path, capsys):
-    target = tmp_path / "model.onnx"
-    words = ["--format", "onnx", "--output", str(target)]
-    assert main(["export", "--model", str(made / "runs" / "three" / "default"), *words]) == 0
-    assert "computes in float32; the model learned from embeddings in bf16-mixed" in capsys.readouterr().out
+    model = load(made, "three")
+    for name, precision in (("a", "bf16-mixed"), ("b", FLOAT32)):
+        model.precision = precision
+        model.save(tmp_path / name)
+        words = ["--format", "onnx", "--output", str(tmp_path / f"{name}.onnx")]
+        assert main(["export", "--model", str(tmp_path / name), *words]) == 0
+    first, said, checked, again, checked_again = capsys.readouterr().out.splitlines()
+    assert said == "the graph computes in float32; the model learned from embeddings in bf16-mixed"
+    assert checked == checked_again  # against the same network in float32: a graph has nothing to do with bf16
+    assert "classes in" in first
+    assert "classes in" in again
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_a_trainer_that_would_round_the_sums_is_refused(precision: str, tmp_path: Path):
+    module = cifnet_pl.CIFNetModule("pixels:8")
+    data = cifnet_pl.CIFNetDataModule("digits", image_size=8, num_workers=0)
+    trainer = Trainer(accelerator="cpu", precision=precision, logger=False, default_root_dir=tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=f"precision {precision} does not leave the statistics alone"):
+        trainer.fit(module, data)
 
 
 def test_bundles(tmp_path: Path):
@@ -93,8 +122,17 @@ def test_bundles(tmp_path: Path):
     model.save(tmp_path / "b")
     assert cifnet_pl.load(tmp_path / "b").precision == "16-mixed"
     config = config_of(tmp_path / "b")
-    forge(tmp_path / "b", {**config, "precision": "bf16-true"})
-    with pytest.raises(CheckpointError, match="precision is 'bf16-true', not 32-true or bf16-mixed or 16-mixed"):
+    for forged, shown in (("bf16-true", "'bf16-true'"), ("\x1b[31m", r"'\\x1b\[31m'")):
+        forge(tmp_path / "b", {**config, "precision": forged})
+        with pytest.raises(CheckpointError, match=f"was learned in precision {shown}, expected 32-true, bf16"):
+            cifnet_pl.load(tmp_path / "b")
+    forge(tmp_path / "b", {**config, "precision": ["32-true"]})
+    with pytest.raises(CheckpointError, match="precision is list, not str"):
         cifnet_pl.load(tmp_path / "b")
     forge(tmp_path / "b", {key: value for key, value in config.items() if key != "precision"})
     assert cifnet_pl.load(tmp_path / "b").precision == FLOAT32  # of before it was recorded
+    model.precision = "bf16"
+    for use in (lambda: model.save(tmp_path / "c"), lambda: model.embed(torch.zeros(1, 3, 2, 2, dtype=torch.uint8))):
+        with pytest.raises(UsageError, match="precision bf16 does not"):
+            use()
+    assert not (tmp_path / "c").exists()
