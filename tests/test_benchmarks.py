@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from benchmarks import fit_overhead, gpu, growth, precision
+from cifnet_pl.precision import PRECISIONS
 from tests.datamodule.tree import class_tree
 from tests.simulated_device import simulated_device
 
@@ -70,9 +71,10 @@ def test_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr(sys, "argv", ["precision", *words])
     precision.main()
     assert len(list((tmp_path / "cache").iterdir())) == 3  # one of each precision
-    bf16, fp16, _, _, _, *rows = capsys.readouterr().out.splitlines()
+    times, bf16, fp16, _, _, _, *rows = capsys.readouterr().out.splitlines()
     similar = [float(line.split()[-3].rstrip(",")) for line in (bf16, fp16)]
     assert 0.95 < similar[0] < similar[1] < 1  # the same photos, the second three bits closer
+    assert [part.split()[0] for part in times.removeprefix("ms a photo: ").split(", ")] == list(PRECISIONS)
     assert [row.split("|")[1:4] for row in rows] == [
         [f" {name} ", f" {head} ", f" {photos}, 9 "]
         for name in ("bf16-mixed", "16-mixed")
