@@ -102,11 +102,11 @@ def _check_same_embeddings(model: Classifier, other: Classifier) -> None:
             f"their backbones differ: {model.backbone.name} (sha256 {model.backbone.sha256[:12]}…) and "
             f"{other.backbone.name} ({other.backbone.sha256[:12]}…)"
         )
-    ours, theirs = (
-        f"{m.image_size} px with crop ratio {m.crop_ratio:g}, embedded in {m.precision}" for m in (model, other)
-    )
+    ours, theirs = (f"{m.image_size} px with crop ratio {m.crop_ratio:g}" for m in (model, other))
     if ours != theirs:
         raise UsageError(f"their photos are prepared differently: {ours}, and {theirs}")
+    if model.precision != other.precision:
+        raise UsageError(f"they embed photos in different precisions: {model.precision}, and {other.precision}")
 
 
 def _shown(settings: Mapping[str, Any] | None) -> str:

@@ -77,7 +77,7 @@ def test_photos_in_another_precision_are_not_those_that_were_learned(made: Path)
 def test_models_of_two_precisions_are_not_merged(made: Path, tmp_path: Path, capsys):
     runs = [str(made / "runs" / name / "default") for name in ("float32", "three")]
     assert main(["merge", *runs, "--output", str(tmp_path / "b")]) == 2
-    assert "embedded in 32-true, and 32 px with crop ratio 1, embedded in bf16-mixed" in capsys.readouterr().err
+    assert "they embed photos in different precisions: 32-true, and bf16-mixed" in capsys.readouterr().err
 
 
 def test_classifying_in_another_one(made: Path, tmp_path: Path, capsys):
