@@ -62,7 +62,6 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 }
 SHORT_PRECISIONS = ("32", "bf16", "16")
 """Lightning's other names for the precisions of :mod:`cifnet_pl.precision`."""
-"""Of the backbone; the statistics keep their own."""
 SUMMARIES = {
     "fit": "Learn all tasks of a data source, one after the other, and evaluate after each.",
     "validate": "Evaluate a checkpoint on the held-out images of all classes that it has learned.",

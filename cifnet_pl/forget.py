@@ -163,9 +163,10 @@ def check_same(model: Classifier, own: Head, name: str, folder: Path) -> None:
     kept, given = sums.class_sums[column], theirs.class_sums[0]
     tolerance = min(SAME, SHARE_OF_ONE / model.counts[name])
     if float((kept - given).norm()) > tolerance * float(kept.norm()):
-        elsewhere = f" (in {model.precision}, another kind of processor gives others too: forget where it was learned)"
-        unlike = _unlike(name, model.counts[name], folder, "others")
-        raise DataError(unlike + (elsewhere if model.precision != FLOAT32 else ""))
+        reason = _unlike(name, model.counts[name], folder, "others")
+        if model.precision != FLOAT32:
+            reason += f" (in {model.precision}, other kinds of processors give others too: forget where it was learned)"
+        raise DataError(reason)
 
 
 def _unlike(name: str, count: int, folder: Path, given: str) -> str:
