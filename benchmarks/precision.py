@@ -21,8 +21,11 @@ from cifnet_pl.precision import PRECISIONS, REDUCED, autocast
 
 HEADS: dict[str, Make] = {"RidgeHead": RidgeHead, "CIFNetHead": partial(CIFNetHead, ridge=1.0)}
 
+Pair = tuple[Tensor, Tensor]
+"""Of the validation photos, and of the training photos left out."""
 
-def correct(make: Make, photos: Photos) -> tuple[Tensor, Tensor]:
+
+def correct(make: Make, photos: Photos) -> Pair:
     """Float64, 1 where a photo is classified correctly: (n,) validation photos, (m,) training photos left out."""
     head = make(photos.z.shape[1])
     learn(head, photos, list(range(photos.classes)))
@@ -39,15 +42,13 @@ def milliseconds(precision: str, image_size: int) -> float:
         return 1000 / len(images) * median(seconds(lambda: backbone(images)) for _ in range(3))
 
 
-def compare(name: str, float32: Photos, half: Photos) -> None:
-    """A row for each head and sample of photos of the precision ``name``."""
-    for head, make in HEADS.items():
-        pairs = zip(("validation", "training, left out"), correct(make, float32), correct(make, half), strict=True)
-        for which, full, other in pairs:
-            share = 100 / len(full)
-            print(f"| {name} | {head} | {which}, {len(full):,} | {share * full.sum():.2f} | {share * other.sum():.2f} "
-                  f"| {interval(share * other, share * full)} | {int((other > full).sum())} "
-                  f"| {int((other < full).sum())} |", flush=True)  # fmt: skip
+def compare(name: str, head: str, right: Pair, in_float32: Pair) -> None:
+    """A row for each sample of photos, of one head in the precision ``name`` and in float32."""
+    for which, full, half in zip(("validation", "training, left out"), in_float32, right, strict=True):
+        share = 100 / len(full)
+        print(f"| {name} | {head} | {which}, {len(full):,} | {share * full.sum():.2f} | {share * half.sum():.2f} "
+              f"| {interval(share * half, share * full)} | {int((half > full).sum())} "
+              f"| {int((half < full).sum())} |", flush=True)  # fmt: skip
 
 
 def main() -> None:
@@ -63,8 +64,10 @@ def main() -> None:
         print(f"{precision}: cosine with float32, mean {cosine.mean():.6f}, smallest {cosine.min():.6f}")
     columns = ("precision", "head", "photos", "float32", "half", "difference", "become right", "become wrong")
     print("\n| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
+    exact = {head: correct(make, float32) for head, make in HEADS.items()}
     for precision, half in zip(REDUCED, halves, strict=True):
-        compare(precision, float32, half)
+        for head, make in HEADS.items():
+            compare(precision, head, correct(make, half), exact[head])
 
 
 if __name__ == "__main__":

@@ -145,6 +145,10 @@ def short_of_memory(logs: Path) -> int:
     return fit(logs, *OPTIONS, "--data.num_workers", "2")
 
 
+STOPPED = "stopped after task 2: the same command with --ckpt_path last goes on from there"
+WORKER_KILLED = "cifnet: error: a process that decodes photos was killed, as systems do when memory is short"
+
+
 def under_slurm(run: Callable[..., int], logs: Path, *options: str) -> int:
     """As the job scheduler starts it."""
     job = {"NTASKS": 1, "JOB_NAME": "job", "JOB_ID": 7, "PROCID": 0, "LOCALID": 0, "NODEID": 0}
@@ -228,20 +232,19 @@ class TestKill:
         assert fit(tmp_path, *OPTIONS, *LAST) == 0
         assert_same_run(tmp_path / "default" / "version_0", reference)
 
-    @pytest.mark.parametrize("stop", [asked_to_stop, asked_to_stop_with_all_its_workers])
-    def test_by_request(self, stop, reference, tmp_path):
-        """SIGTERM: the exit code says so, and the screen how to go on."""
-        assert in_a_process(partial(stop, tmp_path), tmp_path / "output") == 128 + signal.SIGTERM
+    @pytest.mark.parametrize(
+        ("stop", "code", "said"),
+        [
+            (asked_to_stop, 128 + signal.SIGTERM, STOPPED),
+            (asked_to_stop_with_all_its_workers, 128 + signal.SIGTERM, STOPPED),
+            (short_of_memory, 1, WORKER_KILLED),
+        ],
+    )
+    def test_and_it_can_say_so(self, stop, code, said, reference, tmp_path):
+        """SIGTERM, or a worker that is gone: the exit code says so, and the screen how to go on."""
+        assert in_a_process(partial(stop, tmp_path), tmp_path / "output") == code
         shown = (tmp_path / "output").read_text()
-        assert "stopped after task 2: the same command with --ckpt_path last goes on from there" in shown
-        assert "Traceback" not in shown
-        assert fit(tmp_path, *OPTIONS, *LAST) == 0
-        assert_same_run(tmp_path / "default" / "version_0", reference)
-
-    def test_a_worker_that_was_killed(self, reference, tmp_path):
-        assert in_a_process(partial(short_of_memory, tmp_path), tmp_path / "output") == 1
-        shown = (tmp_path / "output").read_text()
-        assert "cifnet: error: a process that decodes photos was killed, as systems do when memory is short" in shown
+        assert said in shown
         assert "Traceback" not in shown
         assert fit(tmp_path, *OPTIONS, *LAST) == 0
         assert_same_run(tmp_path / "default" / "version_0", reference)
