@@ -27,7 +27,7 @@ def main(names: list[str]) -> int:
         for row in importlib.import_module(f"benchmarks.{name}").rows():
             table.add_row(row.name, row.ours, row.rival, row.ratio, row.wanted)
             about.append(f"{row.name}: {row.settings}")
-            print(f"{row.name}: {row.ratio}", file=sys.stderr, flush=True)  # all of them take most of an hour
+            print(f"{row.name}: {row.ratio}", file=sys.stderr, flush=True)  # all of them take an hour
     console = Console(width=max(Console().width, 150))
     console.print(table)
     for line in dict.fromkeys(about):

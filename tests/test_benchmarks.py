@@ -22,7 +22,7 @@ def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_training_pass_against_its_rivals() -> None:
-    rows = fit_overhead.rows(TINY)
+    rows = list(fit_overhead.rows(TINY))
     assert [row.name[:3] for row in rows] == ["(b)", "(e)", "(e)"] * 2
     rival = fit_overhead.Rivals.seconds
     assert len(rival.loop) == len(rival.decode) == len(rival.backbone) == TINY.rounds * TINY.tasks
@@ -43,9 +43,9 @@ def test_on_a_gpu() -> None:
         f"(j) GPU: {name}, {head}"
         for head in ("CIFNetHead", "RidgeHead")
         for name in (
-            "(b) fit / bare loop",
-            "(e) decoding and backbone / fit",
-            "(e) decoding and backbone / fit without the solve",
+            "(b) fit / bare loop at 32 px",
+            "(e) decoding and backbone / fit at 32 px",
+            "(e) decoding and backbone / fit at 32 px without the solve",
         )
     ]
     assert all("ResNet-18, bf16-mixed on one a simulated GPU, 32 px" in row.settings for row in rows)
