@@ -73,7 +73,7 @@ def write_photos(root: Path, setup: Setup) -> None:
 
 @dataclass
 class Seconds:
-    """What the images of each task take without us: the bare loop, decoding alone, the backbone alone.
+    """What as many images as each task has take without us: the bare loop, decoding alone, the backbone alone.
 
     ``paused`` is how long the run waited for the rivals within the training pass of the task.
     """

@@ -27,5 +27,5 @@ def rows(setup: fit_overhead.Setup = SETUP) -> list[Row]:
         words = ["--model.backbone", f"file:{folder}/resnet18.pth", "--model.architecture", "resnet18"]
         words += ["--trainer.accelerator", "gpu", "--trainer.devices", "1", "--trainer.precision", "bf16-mixed"]
         about = f"{setup.about} on one {torch.cuda.get_device_name()}"
-        found = list(fit_overhead.rows(replace(setup, about=about, network=tuple(words))))
-    return [replace(row, name=f"(j) GPU: {row.name}") for row in found]
+        found = fit_overhead.rows(replace(setup, about=about, network=tuple(words)))
+        return [replace(row, name=f"(j) GPU: {row.name}") for row in found]
