@@ -25,7 +25,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.data.image_sets import SourceOptions
 from cifnet_pl.data.loading import ImageBatch, ImageLoader, SquareDataset, shard_batches
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.module import CIFNetModule
+from cifnet_pl.learning.cifnet_module import CIFNetModule
 
 HEADS = ("CIFNetHead", "RidgeHead")
 

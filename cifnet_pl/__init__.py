@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cifnet_pl.backbones import build_backbone
     from cifnet_pl.buffer import CalibrationBuffer
-    from cifnet_pl.classifier import Classifier
     from cifnet_pl.data import CIFNetDataModule
-    from cifnet_pl.errors import CifnetError
-    from cifnet_pl.module import CIFNetModule
-    from cifnet_pl.stored import load
-
-__version__ = "0.1.0"
+    from cifnet_pl.learning.cifnet_module import CIFNetModule
+    from cifnet_pl.model.classifier import Classifier
+    from cifnet_pl.model.loading import load
+    from cifnet_pl.utilities.errors import CifnetError
 
 __all__ = [
     "CIFNetDataModule",
@@ -28,17 +27,25 @@ __all__ = [
 
 _HOME = {
     "CIFNetDataModule": "cifnet_pl.data",
-    "CIFNetModule": "cifnet_pl.module",
+    "CIFNetModule": "cifnet_pl.learning.cifnet_module",
     "CalibrationBuffer": "cifnet_pl.buffer",
-    "CifnetError": "cifnet_pl.errors",
-    "Classifier": "cifnet_pl.classifier",
+    "CifnetError": "cifnet_pl.utilities.errors",
+    "Classifier": "cifnet_pl.model.classifier",
     "build_backbone": "cifnet_pl.backbones",
-    "load": "cifnet_pl.stored",
+    "load": "cifnet_pl.model.loading",
 }
 
 
+_MOVED = {"callbacks": "cifnet_pl.learning.callbacks", "iterative": "cifnet_pl.learning.iterative"}
+"""Packages by the names that configurations of earlier versions have for them."""
+
+
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: who needs no Lightning does not wait for it."""
+    """Import a public name when it is first used, so that who needs no Lightning does not wait for it."""
+    if name == "__version__":
+        return version("cifnet_pl")
+    if name in _MOVED:
+        return import_module(_MOVED[name])
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

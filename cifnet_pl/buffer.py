@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.errors import UsageError, unknown_name
-from cifnet_pl.selection import select_centroid, select_herding, select_kmeans
-from cifnet_pl.state import GrowingModule
-
-if TYPE_CHECKING:
-    from cifnet_pl.heads import Head
+from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.growing import GrowingModule
 
 
 def mix_keys(keys: Tensor, seed: int) -> Tensor:
@@ -37,6 +33,61 @@ def select_random(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
     return torch.argsort(mix_keys(keys, seed), stable=True)[:quota]
 
 
+def select_centroid(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
+    """The ``quota`` embeddings nearest to the mean of the class, nearest first."""
+    z = z.double()
+    return torch.argsort((z - z.mean(dim=0)).square().sum(dim=1), stable=True)[:quota]
+
+
+def select_herding(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
+    """Greedy mean matching (iCaRL's herding): each pick brings the mean of the picks closest to the class mean.
+
+    As in iCaRL the embeddings (n, d) are L2-normalised first. The first k picks are herding's choice of k.
+    """
+    z = torch.nn.functional.normalize(z.double(), dim=1)
+    mean, total = z.mean(dim=0), torch.zeros_like(z[0])
+    norms = z.square().sum(dim=1)
+    taken = torch.zeros(len(z), dtype=torch.bool, device=z.device)
+    picks = []
+    for k in range(1, min(quota, len(z)) + 1):
+        # ‖(total + z_i)/k − mean‖² without the terms that are common to all i.
+        wanted = k * mean - total
+        gap = (norms - 2 * (z @ wanted)).masked_fill(taken, torch.inf)
+        best = gap.argmin()
+        picks.append(best)
+        taken[best] = True
+        total += z[best]
+    return torch.stack(picks)
+
+
+def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
+    """Of ``quota`` k-means clusters the member nearest to each centre, largest cluster first.
+
+    Clusters that stay empty (fewer distinct embeddings than ``quota``) are made up for by the embeddings that are
+    nearest to the centre of their own cluster.
+    """
+    from sklearn.cluster import KMeans
+
+    if quota >= len(z):
+        return select_centroid(z, keys, seed, quota)
+    points = z.double().cpu()
+    clusters = min(quota, len(torch.unique(points, dim=0)))
+    model = KMeans(n_clusters=clusters, n_init=1, random_state=seed).fit(points.numpy())
+    label = torch.from_numpy(model.labels_).long()
+    centres = torch.from_numpy(model.cluster_centers_)
+    size = torch.bincount(label, minlength=clusters)
+    gap = (points - centres[label]).square().sum(dim=1)
+    # By cluster size, then cluster, then distance: three stable sorts, the least important first.
+    order = torch.argsort(gap, stable=True)
+    order = order[torch.argsort(label[order], stable=True)]
+    order = order[torch.argsort(size[label[order]], descending=True, stable=True)]
+    first = torch.ones(len(order), dtype=torch.bool)
+    first[1:] = label[order][1:] != label[order][:-1]
+    others = order[~first]
+    rest = others[torch.argsort(gap[others], stable=True)]
+    return torch.cat([order[first], rest])[:quota].to(z.device)
+
+
 SAME = 1e-3
 """Largest relative difference between two embeddings of one photo: the rounding of another machine's network."""
 
@@ -51,6 +102,20 @@ STRATEGIES: dict[str, Strategy] = {
 
 STREAMING = {"random"}
 """Strategies whose selection from a union is the selection from its selections, so that they may prune early."""
+
+
+class TakesPast(Protocol):
+    """What the buffer needs of a head: the classes of its tasks, their counts, and a place for past samples."""
+
+    @property
+    def tasks(self) -> list[list[int]]:
+        """Labels of each task."""
+
+    def class_counts(self) -> dict[int, int]:
+        """Distinct samples of each class."""
+
+    def observe_past(self, z: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
+        """Take in samples of earlier classes."""
 
 
 class CalibrationBuffer(GrowingModule):
@@ -186,7 +251,7 @@ class CalibrationBuffer(GrowingModule):
         _, inverse, counts = torch.unique(self.y, return_inverse=True, return_counts=True)
         return torch.div(n_max, counts, rounding_mode="floor").clamp_min(1).double()[inverse]
 
-    def show_to(self, head: Head) -> None:
+    def show_to(self, head: TakesPast) -> None:
         """Show the stored samples to the neurons of ``head``'s current task, oversampled (OversampleBuffer).
 
         ``n_max`` is the largest class of that task. Call it when the task's own samples are all in ``head``.

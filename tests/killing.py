@@ -14,7 +14,9 @@ from typing import Any, NoReturn
 from lightning.pytorch import Callback
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["cifnet_pl.cli", "cifnet_pl.commands", "lightning.pytorch", "matplotlib.pyplot"])
+SERVER.set_forkserver_preload(
+    ["cifnet_pl.cli.lightning_cli", "cifnet_pl.cli.commands", "lightning.pytorch", "matplotlib.pyplot"]
+)
 
 
 class Killed(BaseException):

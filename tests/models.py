@@ -14,8 +14,6 @@ from torch import Tensor
 
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.bundle import CONFIG
-from cifnet_pl.classifier import Classifier, Event
 from cifnet_pl.heads import (
     ACILHead,
     CIFNetHead,
@@ -29,6 +27,9 @@ from cifnet_pl.heads import (
     SLDAHead,
 )
 from cifnet_pl.heads.acil import draw_projection
+from cifnet_pl.model.bundle import CONFIG
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.description import Event
 
 SIDE = 2
 WIDTH = 3 * SIDE**2

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from benchmarks import fit_overhead, gpu, growth, precision
-from cifnet_pl.precision import PRECISIONS
-from tests.datamodule.tree import class_tree
+from cifnet_pl.backbones.precision import PRECISIONS
+from tests.data.tree import class_tree
 from tests.simulated_device import simulated_device
 
 TINY = fit_overhead.Setup(

@@ -12,7 +12,7 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from cifnet_pl.buffer import CalibrationBuffer, mix_keys
-from cifnet_pl.errors import CifnetError, UsageError
+from cifnet_pl.utilities.errors import CifnetError, UsageError
 
 Samples = tuple[Tensor, Tensor, Tensor]
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from cifnet_pl.backbones import Backbone
 from cifnet_pl.data.image_sets import ImageSet
-from cifnet_pl.storage import write_atomic
+from cifnet_pl.utilities.files import write_atomic
 
 log = logging.getLogger(__name__)
 

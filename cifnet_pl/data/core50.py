@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from cifnet_pl.data.folders import existing, listing
 from cifnet_pl.data.image_sets import FileSet, Source, SourceOptions, place
-from cifnet_pl.errors import DataError, UsageError
+from cifnet_pl.utilities.errors import DataError, UsageError
 
 WHAT = (
     "the unpacked core50_128x128.zip from vlomonaco.github.io/core50, that is the folder core50_128x128 "

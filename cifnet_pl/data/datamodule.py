@@ -31,8 +31,8 @@ from cifnet_pl.data.loading import (
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.tasks import ClassOrder, TaskStream
 from cifnet_pl.data.workers import cores
-from cifnet_pl.distributed import of_all_processes
-from cifnet_pl.errors import DataError, UsageError
+from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.processes import of_all_processes
 
 EMBEDDED_BATCH = 4096
 

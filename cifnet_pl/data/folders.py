@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cifnet_pl.data.image_sets import FileSet, Source, SourceOptions, expanded, place, split_by_seed
-from cifnet_pl.data.images import EXTENSIONS, has_controls, is_image, printable
-from cifnet_pl.errors import DataError, UsageError
+from cifnet_pl.data.images import EXTENSIONS, is_image
+from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.text import has_controls, printable
 
 
 def image_files(folder: Path) -> list[Path]:

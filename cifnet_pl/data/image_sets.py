@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from cifnet_pl.data.images import decoding, printable, read_square, square
-from cifnet_pl.errors import UsageError
+from cifnet_pl.data.images import decoding, read_square, square
+from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.text import printable
 
 
 class ImageSet(ABC):

@@ -10,7 +10,7 @@ import numpy as np
 
 from cifnet_pl.data.folders import class_folders, existing, file_set, listing
 from cifnet_pl.data.image_sets import FileSet, Source, SourceOptions, expanded, place
-from cifnet_pl.errors import DataError, UsageError
+from cifnet_pl.utilities.errors import DataError, UsageError
 
 CLASSES = 100
 IMAGENET_CLASSES = 1000

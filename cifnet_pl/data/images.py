@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from cifnet_pl.errors import DataError
+from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.text import first_line
 
 EXTENSIONS = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".dib", ".tif", ".tiff", ".tga"),
@@ -141,19 +141,3 @@ def read_square(path: Path, size: int, crop_ratio: float = 1.0) -> np.ndarray:
 
 LARGEST_IMAGE = 2048
 """Largest ``image_size``, in pixels."""
-
-
-def printable(text: str) -> str:
-    """``text`` on one line: line breaks, control characters and undecodable bytes of file names as escapes."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-def has_controls(text: str) -> bool:
-    """Whether ``text`` holds control characters or line breaks of any kind."""
-    return any(unicodedata.category(c) in ("Cc", "Zl", "Zp") for c in text)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type where there is none."""
-    lines: Iterable[str] = str(error).splitlines()
-    return next(iter(lines), type(error).__name__)

@@ -12,7 +12,7 @@ from cifnet_pl.data.folders import folder
 from cifnet_pl.data.image_sets import ArraySet, Source, SourceOptions, split_by_seed
 from cifnet_pl.data.imagenet import imagenet100, tinyimagenet
 from cifnet_pl.data.torchvision_sets import set_names, torchvision_set
-from cifnet_pl.errors import UsageError, unknown_name
+from cifnet_pl.utilities.errors import UsageError, unknown_name
 
 
 class _Digits:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cifnet_pl.errors import DataError, UsageError
+from cifnet_pl.utilities.errors import DataError, UsageError
 
 ClassOrder = int | list[int] | list[str] | None
 """A seed, positions in the source's order, class names, or None for the source's own order."""

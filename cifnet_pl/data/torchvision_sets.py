@@ -9,8 +9,8 @@ from typing import Any
 from PIL import Image
 
 from cifnet_pl.data.image_sets import ArraySet, Source, SourceOptions, expanded, place, split_by_seed
-from cifnet_pl.data.images import first_line
-from cifnet_pl.errors import DataError, UsageError
+from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.text import first_line
 
 PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "CLEVRClassification": ({"split": "train"}, {"split": "val"}),  # the test labels are not public

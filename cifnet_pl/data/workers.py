@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from cifnet_pl.errors import CifnetError
+from cifnet_pl.utilities.errors import CifnetError
 
 AHEAD = 2
 """Batches that each worker decodes ahead of the reader, or at a time where the two alternate."""

@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.calibration import left_out
-from cifnet_pl.errors import CheckpointError, UsageError
 from cifnet_pl.heads.base import Head, Ridge, check_ridge, exact
 from cifnet_pl.heads.shared import SharedSumsHead
-from cifnet_pl.statistics import Sums, leverages, solve_gcv, solve_ridge
+from cifnet_pl.statistics import Sums, left_out, leverages, solve_gcv, solve_ridge
+from cifnet_pl.utilities.errors import CheckpointError, UsageError
 
 
 class ACILHead(SharedSumsHead):

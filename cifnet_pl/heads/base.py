@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from cifnet_pl.errors import CifnetError, UnsupportedError, UsageError, check_embeddings
 from cifnet_pl.heads.labels import LabelSpace
+from cifnet_pl.utilities.errors import CifnetError, UnsupportedError, UsageError, check_embeddings
 
 Ridge = float | str
 """A positive number, or "gcv"."""

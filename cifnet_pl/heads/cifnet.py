@@ -8,12 +8,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.calibration import left_out
-from cifnet_pl.errors import UsageError, unknown_name
 from cifnet_pl.heads.base import Head, Ridge, check_ridge, exact
 from cifnet_pl.heads.cohort import Cohort, common_weights, joined_weights
 from cifnet_pl.heads.ridge import signed_targets, target_limit
-from cifnet_pl.statistics import Centred, Sums, augment, leverages, solve_ridge
+from cifnet_pl.statistics import Centred, Sums, augment, left_out, leverages, solve_ridge
+from cifnet_pl.utilities.errors import UsageError, unknown_name
 
 
 def squared_slopes(weighting: str, epsilon: float) -> tuple[float, float]:

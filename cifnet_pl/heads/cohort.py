@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cifnet_pl.state import GrowingModule
 from cifnet_pl.statistics import Sums
+from cifnet_pl.utilities.growing import GrowingModule
 
 
 def common_weights(columns: Tensor, weight: Tensor, classes: int) -> Tensor:

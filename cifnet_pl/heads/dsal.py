@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cifnet_pl.calibration import left_out
-from cifnet_pl.errors import UsageError
 from cifnet_pl.heads.acil import ACILHead, solve_stream
 from cifnet_pl.heads.base import Head, Ridge, exact
-from cifnet_pl.statistics import Sums, leverages
+from cifnet_pl.statistics import Sums, left_out, leverages
+from cifnet_pl.utilities.errors import UsageError
 
 
 class DSALHead(ACILHead):

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cifnet_pl.errors import CheckpointError, UsageError
-from cifnet_pl.state import GrowingModule
+from cifnet_pl.utilities.errors import CheckpointError, UsageError
+from cifnet_pl.utilities.growing import GrowingModule
 
 
 class LabelSpace(GrowingModule):

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cifnet_pl.errors import CheckpointError, UsageError
 from cifnet_pl.heads.base import Head
 from cifnet_pl.heads.samples import Samples
 from cifnet_pl.statistics import augment
+from cifnet_pl.utilities.errors import CheckpointError, UsageError
 
 ABSENT = -1e30
 """Score of a class that was not among the samples of a fit: finite, and below every score that a fit gives."""

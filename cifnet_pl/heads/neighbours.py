@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cifnet_pl.errors import UsageError, unknown_name
 from cifnet_pl.heads.base import Head, exact
 from cifnet_pl.heads.prototypes import METRICS
 from cifnet_pl.heads.samples import Samples
+from cifnet_pl.utilities.errors import UsageError, unknown_name
 
 QUERIES = 1024
 """Queries compared with all stored embeddings at a time; bounds the memory of a prediction."""

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cifnet_pl.errors import CheckpointError, UsageError, unknown_name
 from cifnet_pl.heads.shared import SharedSumsHead
-from cifnet_pl.spectral import spectrum
 from cifnet_pl.statistics import Centred, Sums, augment, gcv_ridge, solve_ridge
+from cifnet_pl.statistics.spectral import spectrum
+from cifnet_pl.utilities.errors import CheckpointError, UsageError, unknown_name
 
 METRICS = ("cosine", "euclidean")
 

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cifnet_pl.calibration import left_out
-from cifnet_pl.errors import UsageError, unknown_name
 from cifnet_pl.heads.base import Head, Ridge, check_ridge, exact
 from cifnet_pl.heads.shared import SharedSumsHead
-from cifnet_pl.statistics import Centred, augment
+from cifnet_pl.statistics import Centred, augment, left_out
+from cifnet_pl.utilities.errors import UsageError, unknown_name
 
 
 def sqrt_l2(z: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.errors import CheckpointError
-from cifnet_pl.state import GrowingModule
+from cifnet_pl.utilities.errors import CheckpointError
+from cifnet_pl.utilities.growing import GrowingModule
 
 
 class Samples(GrowingModule):

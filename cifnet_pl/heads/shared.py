@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from cifnet_pl.errors import UsageError
 from cifnet_pl.heads.base import Head, exact
 from cifnet_pl.statistics import Sums
+from cifnet_pl.utilities.errors import UsageError
 
 
 class SharedSumsHead(Head):

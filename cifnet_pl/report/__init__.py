@@ -7,7 +7,6 @@ from pathlib import Path
 
 import matplotlib
 
-from cifnet_pl.errors import DataError
 from cifnet_pl.report.costs import buffer_bars, energy_bars, memory_bars, time_bubbles
 from cifnet_pl.report.curves import ablation_bars, calibration_maps, sampling_bars, trajectories, value_curves
 from cifnet_pl.report.elsewhere import read_external
@@ -18,7 +17,8 @@ from cifnet_pl.report.runs import read_runs
 from cifnet_pl.report.study import Study
 from cifnet_pl.report.style import SETTINGS, Picture, render
 from cifnet_pl.report.tables import all_tables
-from cifnet_pl.storage import write_atomic, write_text
+from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.files import write_atomic, write_text
 
 __all__ = ["Study", "read_study", "report"]
 

@@ -9,10 +9,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
-from cifnet_pl.errors import DataError, UsageError
-from cifnet_pl.metrics import max_drop
+from cifnet_pl.model.metrics import max_drop
 from cifnet_pl.report.groups import Group, Outcome
 from cifnet_pl.report.settings import Setting
+from cifnet_pl.utilities.errors import DataError, UsageError
 
 COLUMNS = ("method", "seed", "task", "A_k", "seconds", "kWh")
 OPTIONAL = ("dataset", "classes_per_task", "params")
@@ -34,7 +34,7 @@ class Published(NamedTuple):
 
 def published_numbers() -> list[Published]:
     """All numbers of the paper that ship with this package."""
-    text = (files("cifnet_pl") / "published.csv").read_text(encoding="utf-8")
+    text = (files("cifnet_pl.report") / "published.csv").read_text(encoding="utf-8")
     return [Published(**{**row, "value": float(row["value"])}) for row in csv.DictReader(text.splitlines())]  # type: ignore[arg-type]
 
 

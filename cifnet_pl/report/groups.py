@@ -13,7 +13,7 @@ from typing import Any
 
 from cifnet_pl import heads
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.metrics import max_drop
+from cifnet_pl.model.metrics import max_drop
 from cifnet_pl.report.runs import Run
 from cifnet_pl.report.settings import OF_SETTING, Setting, configuration, setting_of
 

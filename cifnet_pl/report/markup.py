@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cifnet_pl.record import to_csv
+from cifnet_pl.learning.run_record import to_csv
 from cifnet_pl.report.groups import Stat
 
 DASH = "–"

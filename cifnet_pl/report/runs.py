@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from cifnet_pl.errors import DataError, UsageError
+from cifnet_pl.utilities.errors import DataError, UsageError
 
 ACTIVATIONS = "activations.csv"
 FILES = ("config.yaml", "tasks.csv", "summary.json")

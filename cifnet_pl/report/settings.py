@@ -126,9 +126,9 @@ def _defaults(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Values of settings that the run's version of this package did not have yet, or did not write."""
     from lightning.pytorch import Trainer
 
-    from cifnet_pl.callbacks import EnergyMonitor, TaskCheckpoint
     from cifnet_pl.data import CIFNetDataModule
-    from cifnet_pl.module import CIFNetModule
+    from cifnet_pl.learning.callbacks import EnergyMonitor, TaskCheckpoint
+    from cifnet_pl.learning.cifnet_module import CIFNetModule
 
     owners: dict[str, Any] = {
         "trainer.": Trainer, "data.": CIFNetDataModule, "energy.": EnergyMonitor, "checkpoint.": TaskCheckpoint,

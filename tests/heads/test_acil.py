@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
-from cifnet_pl.errors import CheckpointError, UsageError
 from cifnet_pl.heads import ACILHead
 from cifnet_pl.heads.acil import draw_projection
+from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.heads.projected import PROJECTION, golden_steps, learn_random, matrices_alive
 
 

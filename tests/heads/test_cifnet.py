@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cifnet_pl.errors import UsageError
 from cifnet_pl.heads import CIFNetHead
 from cifnet_pl.statistics import GCV_GRID
+from cifnet_pl.utilities.errors import UsageError
 from tests.heads.literal import SLOPES, Array, Ints, LiteralCIFNet
 
 EPSILON = 0.05

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from cifnet_pl.errors import CifnetError
 from cifnet_pl.heads import Head, SGDHead
+from cifnet_pl.utilities.errors import CifnetError
 from tests.heads.suite import HEADS, WIDTH, Case, Task, difference, learn, memory, queries, reloaded, stream
 from tests.simulated_device import simulated_device
 

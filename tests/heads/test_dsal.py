@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cifnet_pl.errors import UsageError
 from cifnet_pl.heads import ACILHead, DSALHead
+from cifnet_pl.utilities.errors import UsageError
 from tests.heads.projected import PROJECTION, golden_steps, learn_random, matrices_alive
 
 

@@ -11,9 +11,9 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.errors import UsageError
 from cifnet_pl.heads import Head, LogisticHead, SGDHead
 from cifnet_pl.heads.logistic import ABSENT
+from cifnet_pl.utilities.errors import UsageError
 from tests.models import learn_digits
 
 _images, _targets = load_digits(return_X_y=True)

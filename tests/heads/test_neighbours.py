@@ -5,8 +5,8 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
-from cifnet_pl.errors import UsageError
 from cifnet_pl.heads import KNNHead
+from cifnet_pl.utilities.errors import UsageError
 
 _images, _targets = load_digits(return_X_y=True)
 Z, Y = torch.from_numpy(_images[:1000] / 16), torch.from_numpy(_targets[:1000]).long()

@@ -8,9 +8,9 @@ from sklearn.datasets import load_digits
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
-from cifnet_pl.errors import CheckpointError, UsageError
 from cifnet_pl.heads import NCMHead, RidgeHead, SLDAHead
 from cifnet_pl.heads.prototypes import oas_shrinkage
+from cifnet_pl.utilities.errors import CheckpointError, UsageError
 
 _images, _targets = load_digits(return_X_y=True)
 # Forty of each digit, so that equal priors and pooled covariances mean the same to scikit-learn and to us.

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cifnet_pl.errors import UnsupportedError, UsageError
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.statistics import GCV_GRID
+from cifnet_pl.utilities.errors import UnsupportedError, UsageError
 from tests.heads.literal import Array, Ints
 
 EPSILON = 0.05

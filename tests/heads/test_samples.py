@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cifnet_pl.errors import CheckpointError
 from cifnet_pl.heads.samples import Samples
+from cifnet_pl.utilities.errors import CheckpointError
 
 
 def rows(seed: int, n: int = 12) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from cifnet_pl.errors import CheckpointError, CifnetError, NonFiniteError, UnsupportedError, UsageError
 from cifnet_pl.heads import Head
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError, NonFiniteError, UnsupportedError, UsageError
 from tests.heads.suite import (
     HEADS,
     LABELS,

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from cifnet_pl.metrics import average_accuracy, forgetting
-from cifnet_pl.record import RunRecord, TaskRow, to_csv
-from cifnet_pl.storage import write_text
+from cifnet_pl.learning.run_record import RunRecord, TaskRow, to_csv
+from cifnet_pl.model.metrics import average_accuracy, forgetting
+from cifnet_pl.utilities.files import write_text
 
 SOURCE = "cpu estimated (cpu_load), ram estimated"
 HEADS: dict[str, dict[str, Any]] = {

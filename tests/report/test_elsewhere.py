@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from cifnet_pl.errors import CifnetError
 from cifnet_pl.report.elsewhere import published_groups, published_numbers, read_external
 from cifnet_pl.report.settings import Setting
+from cifnet_pl.utilities.errors import CifnetError
 
 CIFAR = Setting("CIFAR-100", "10", 10, 100, 32, "file:x", "data")
 FIVE = Setting("CIFAR-100", "5", 20, 100, 32, "file:x", "data")

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from cifnet_pl.errors import UsageError
 from cifnet_pl.report.runs import find_folders, is_complete, read_run, read_runs
+from cifnet_pl.utilities.errors import UsageError
 from tests.report.synthetic import write_run
 
 

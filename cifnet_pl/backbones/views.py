@@ -1,0 +1,91 @@
+"""More from the same frozen network: earlier layers beside the last one, and the mirror image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cifnet_pl.utilities.errors import UsageError
+
+LAYERS: dict[str, tuple[str, ...]] = {
+    "efficientnet_lite_pytorch.model.EfficientNet": ("network._blocks.10", "network._blocks.14"),
+    "torchvision.models.resnet.ResNet": ("layer3",),
+}
+"""Class of a network → its layers, besides the last, that :class:`Layers` reads: the ends of its late stages."""
+
+
+class Layers(nn.Module):
+    """The embedding of ``network`` beside the globally averaged outputs of earlier layers, in one pass.
+
+    Args:
+        network: (n, 3, h, w) → (n, d).
+        names: its sub-modules whose outputs (n, c, h, w) are averaged over h and w.
+    """
+
+    def __init__(self, network: nn.Module, names: Sequence[str]):
+        super().__init__()
+        self.layered = network  # the name is part of the weights' hash, so that no cache takes one for the other
+        self._kept: list[Tensor] = []
+        for name in names:
+            network.get_submodule(name).register_forward_hook(self._keep)
+
+    def _keep(self, layer: nn.Module, given: Any, output: Tensor) -> None:
+        self._kept.append(output.mean(dim=(2, 3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, d + Σ c)."""
+        self._kept.clear()
+        z = self.layered(x)
+        joined = torch.cat([z, *self._kept], dim=1)
+        self._kept.clear()
+        return joined
+
+
+class Mirrored(nn.Module):
+    """The mean embedding of an image and its mirror image, at twice the time."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.mirrored = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, d)."""
+        z: Tensor = (self.mirrored(x) + self.mirrored(x.flip(3))) / 2
+        return z
+
+
+def layers(network: nn.Module, features: int) -> tuple[nn.Module, int]:
+    """:class:`Layers` of a network whose late stages are known, and its width; UsageError for others."""
+    for part in (network, *network.children()):
+        names = LAYERS.get(f"{type(part).__module__}.{type(part).__name__}")
+        if names is not None:
+            richer = Layers(network, names).eval()
+            with torch.inference_mode():  # asked once
+                return richer, int(richer(torch.zeros(1, 3, 64, 64)).shape[1])
+    raise UsageError(
+        f"+layers knows the late stages of EfficientNet-Lite0 and of torchvision's ResNets, not of "
+        f"{type(network).__name__}: leave it out"
+    )
+
+
+def mirror(network: nn.Module, features: int) -> tuple[nn.Module, int]:
+    """:class:`Mirrored`, as wide as the network."""
+    return Mirrored(network), features
+
+
+VIEWS: dict[str, Callable[[nn.Module, int], tuple[nn.Module, int]]] = {"layers": layers, "mirror": mirror}
+"""Suffix of a backbone's name → function (network, width) → richer network, its width."""
+
+
+def split_views(name: str) -> tuple[str, list[str]]:
+    """``"file:a+b.pth+mirror+layers"`` → ``("file:a+b.pth", ["layers", "mirror"])``: always in that order."""
+    found: list[str] = []
+    base, plus, last = name.rpartition("+")
+    while plus and last in VIEWS and last not in found:
+        found.append(last)
+        name = base
+        base, plus, last = name.rpartition("+")
+    return name, sorted(found, key=list(VIEWS).index)

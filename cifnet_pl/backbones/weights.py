@@ -1,0 +1,86 @@
+"""Weight files of any training framework: read without executing anything, matched by name to a network."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from cifnet_pl.utilities.errors import CheckpointError, UsageError
+from cifnet_pl.utilities.text import first_line
+
+PREFIXES = (
+    *("module.", "_orig_mod.", "model.", "network.", "net.", "backbone.", "trunk.", "encoder.", "encoder_q."),
+    *("base_encoder.", "online_encoder.", "teacher."),
+)
+"""Prefixes that training frameworks put before a network's names, stripped repeatedly.
+
+Of frameworks that train two copies of a network, only those of the copy that is meant to be used.
+"""
+
+
+def match_names(stored: Mapping[str, Tensor], own: Collection[str]) -> dict[str, Tensor]:
+    """The stored tensors under the network's ``own`` names, with as few ``PREFIXES`` stripped as it takes.
+
+    E.g. ``module.encoder_q.conv1.weight`` → ``conv1.weight``. Names that fit nothing are left out; a name of the
+    network may itself begin with a prefix (``encoder.`` in a vision transformer).
+
+    Raises:
+        CheckpointError: two tensors fit the same name, so that it is open which network is meant.
+    """
+    found: dict[str, str] = {}
+    for key in stored:
+        name: str | None = key
+        while name is not None and name not in own:
+            prefix = next((p for p in PREFIXES if name.startswith(p)), None)
+            name = name[len(prefix) :] if prefix else None
+        if name is None:
+            continue
+        if name in found:
+            raise CheckpointError(
+                f"the checkpoint holds two networks, {found[name]} and {key} both fit {name}: save one of them alone"
+            )
+        found[name] = key
+    return {name: stored[key] for name, key in found.items()}
+
+
+def fill(network: nn.Module, stored: Mapping[str, Tensor], source: str) -> None:
+    """Load all tensors of a network; raises CheckpointError with those that are missing or of another shape."""
+    own = network.state_dict()
+    matched = match_names(stored, own)
+    counters = {k for k in own if k.endswith("num_batches_tracked")}  # unused in evaluation mode
+    missing = sorted(own.keys() - counters - matched.keys())
+    unlike = sorted(k for k in matched if matched[k].shape != own[k].shape)
+    if missing or unlike:
+        listed = ", ".join((missing + unlike)[:10]) + (", …" if len(missing + unlike) > 10 else "")
+        raise CheckpointError(
+            f"{source} does not fill the network: {len(missing)} tensors missing and {len(unlike)} of another shape, "
+            f"of {len(own)} ({listed})"
+        )
+    network.load_state_dict(own | matched)
+
+
+NESTED = ("state_dict", "model", "model_state_dict", "teacher", "student", "network", "net", "backbone", "encoder")
+"""Keys under which training frameworks store a state dict inside a checkpoint, the likelier first."""
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint, whether it is a state dict or holds one; never executes code from it."""
+    if not path.is_file():
+        raise UsageError(f"checkpoint {path} does not exist")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # any parser may fail in its own way on a damaged or hostile file
+        raise CheckpointError(f"cannot read {path}: {type(error).__name__}: {first_line(error)}") from error
+    while isinstance(content, dict):
+        inner = next((content[key] for key in NESTED if isinstance(content.get(key), dict)), None)
+        if inner is None:
+            return {k: v for k, v in content.items() if isinstance(v, Tensor)}
+        content = inner
+    raise CheckpointError(f"{path} holds a {type(content).__name__}, expected a dictionary of tensors")

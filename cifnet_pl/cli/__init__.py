@@ -1,0 +1,1 @@
+"""The command line: one file for each sub-command, and all knowledge of LightningCLI."""

@@ -1,0 +1,132 @@
+"""``classify``: name what is on photos, any number of them, into a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import IO
+
+from cifnet_pl.backbones.precision import check_precision
+from cifnet_pl.cli.gallery import IN_GALLERY, SHOWN, write_gallery
+from cifnet_pl.data.photos import find_photos
+from cifnet_pl.model.classifier import Classifier, Prediction
+from cifnet_pl.model.loading import load
+from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.files import exclusive, write_atomic
+from cifnet_pl.utilities.progress import counted, on_terminal
+from cifnet_pl.utilities.text import printable
+
+
+def classify(
+    model: str,
+    images: str,
+    output: str,
+    top: int = 5,
+    strict: bool = False,
+    gallery: str | None = None,
+    precision: str | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Classify photos into a CSV file: file, class, probability, and the next most probable classes.
+
+    Photos that cannot be read are named and left out. Rows come in the order of the names, in folders of up to 10,000
+    entries; beyond that as the file system lists them, so that memory does not grow with their number.
+
+    Args:
+        model: a run's folder, a checkpoint file or a bundle.
+        images: a photo, a folder (with all its sub-folders), or a pattern in quotes, e.g. "holiday/**/*.jpg".
+        output: the CSV file.
+        top: number of classes per photo.
+        strict: whether to stop at a photo that cannot be read.
+        gallery: picture (PNG) of up to 24 of the photos with their three most probable classes.
+        precision: of the network, 32-true, bf16-mixed or 16-mixed; null for the one that the model was learned in.
+        overwrite: whether existing files may be replaced.
+
+    Raises:
+        UsageError: ``top`` below one, an unknown precision, a file that exists, or another process that is writing it.
+        DataError: no photo there that can be read, or with ``strict`` one that cannot.
+        CheckpointError: there is no model at ``model``, or it is damaged.
+    """
+    if top < 1:
+        raise UsageError(f"--top is {top}, expected at least 1")
+    if precision is not None:
+        check_precision(precision)
+    target, picture = Path(output).expanduser(), Path(gallery).expanduser() if gallery else None
+    if picture is not None and picture.suffix.lower() != ".png":
+        raise UsageError(f"--gallery {picture} is a PNG picture: give it a name that ends in .png")
+    if picture is not None and picture.resolve() == target.resolve():
+        raise UsageError(f"--output and --gallery are one file, {target}: give two names")
+    with exclusive(target), exclusive(picture) if picture is not None else nullcontext():
+        for path in (target, picture):
+            if path is not None and path.is_dir():
+                raise UsageError(f"{path} is a folder, expected a file")
+            if path is not None and path.exists() and not overwrite:
+                raise UsageError(f"{path} exists already: choose another name, or add --overwrite true")
+        found = load(model)
+        found.precision = precision or found.precision
+        table = Table(found, images, top, strict)
+        write_atomic(target, table.write)
+        if picture is not None:
+            write_gallery(table.sample, picture)
+    print(f"{table.classified} photos classified in {target}, {table.unreadable} unreadable left out")
+    if picture is not None:
+        print(f"gallery of {len(table.sample)} of them in {picture}")
+
+
+class Table:
+    """The rows of one classification, written as they are made.
+
+    Attributes:
+        classified, unreadable: photos so far.
+        sample: a random sample of the predictions (reservoir sampling), for the gallery.
+    """
+
+    def __init__(self, model: Classifier, images: str, top: int, strict: bool):
+        self.model, self.images, self.strict = model, images, strict
+        self.top = min(top, len(model.class_names))
+        self.classified = self.unreadable = 0
+        self.sample: list[Prediction] = []
+        self._chance = random.Random(0)
+
+    def write(self, file: IO[bytes]) -> None:
+        """Write the whole table."""
+        header = ["file", "class", "probability"]
+        header += [f"{name}_{k}" for k in range(2, self.top + 1) for name in ("class", "probability")]
+        text = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="", write_through=True)
+        rows = csv.writer(text, lineterminator="\n")
+        rows.writerow(header)
+        for prediction in self._predictions():
+            pairs = zip(prediction.classes, prediction.probabilities, strict=True)
+            cells = [cell for name, share in pairs for cell in (name, f"{share:.6f}")]
+            rows.writerow([str(prediction.file), *cells[: 2 * self.top]])
+        text.detach()
+        if not self.classified:
+            raise DataError(f"none of the {self.unreadable} photos of {printable(self.images)} can be read")
+
+    def _predictions(self) -> Iterator[Prediction]:
+        total = sum(1 for _ in find_photos(self.images)) if on_terminal() else None
+        wanted = max(self.top, SHOWN)  # the gallery's, too
+        for prediction in counted(self.model.classify(find_photos(self.images), wanted), "classifying", total):
+            if prediction.unreadable is None:
+                self.classified += 1
+                self._consider(prediction)
+                yield prediction
+                continue
+            place = f"{printable(str(prediction.file))}: {prediction.unreadable}"
+            if self.strict:
+                raise DataError(f"cannot read photo {place}; repair or remove it, or leave out --strict")
+            self.unreadable += 1
+            print(f"skipped {place}", file=sys.stderr)
+
+    def _consider(self, prediction: Prediction) -> None:
+        if len(self.sample) < IN_GALLERY:
+            self.sample.append(prediction)
+            return
+        place = self._chance.randrange(self.classified)
+        if place < IN_GALLERY:
+            self.sample[place] = prediction

@@ -1,0 +1,92 @@
+"""``info``: what a stored model knows, and what it has cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from cifnet_pl.model.bundle import is_bundle, read_versions
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.description import Event
+from cifnet_pl.model.loading import load
+from cifnet_pl.utilities.text import printable
+
+
+def info(model: str) -> None:
+    """Show a model's classes with counts, its tasks and history, size, energy so far, backbone and versions.
+
+    Args:
+        model: a run's folder, a checkpoint file or a bundle.
+
+    Raises:
+        CheckpointError: there is no model at ``model``, or it is damaged.
+    """
+    found = load(model, device="cpu")
+    place = Path(model).expanduser()
+    versions = read_versions(place) if is_bundle(place) else {}
+    console = Console()
+    console.print(class_table(found))
+    if found.history:
+        console.print(history_table(found.history))
+    for line in lines(found, versions):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def class_table(model: Classifier) -> Table:
+    """A row a task: its classes, each with the number of photos learned."""
+    table = Table("task", "classes", "learned from")
+    for k, names in enumerate(model.tasks):
+        shown = ", ".join(f"{printable(name)} ({model.counts[name]})" for name in names)
+        table.add_row(str(k + 1), str(len(names)), shown.replace("[", r"\["))
+    return table
+
+
+def history_table(history: list[Event]) -> Table:
+    """A row for everything that happened to the model."""
+    table = Table()
+    for name in ("step", "classes", "photos", "accuracy %", "old classes %", "s", "kWh"):
+        table.add_column(name, justify="left" if name == "step" else "right")
+    for event in history:
+        old = "–" if event.old_accuracy is None else f"{event.old_accuracy_before:.1f} → {event.old_accuracy:.1f}"
+        table.add_row(
+            printable(event.what).replace("[", r"\["),
+            str(event.classes),
+            _number(event.photos, ""),
+            _number(event.accuracy, ".1f"),
+            old,
+            _number(event.seconds, ".1f"),
+            _number(event.energy_kwh, ".1e"),
+        )
+    return table
+
+
+def lines(model: Classifier, versions: dict[str, str]) -> list[str]:
+    """Everything about a model that is no table."""
+    elements = model.state_elements()
+    stored = sum(value.numel() * value.element_size() for value in model.tensors().values())
+    parts = ", ".join(f"{name} {count:,}" for name, count in elements.items() if count)
+    measured = [event.energy_kwh for event in model.history if event.energy_kwh is not None]
+    energy = f"{sum(measured):.1e} kWh" if measured else "not measured"
+    missing = len(model.history) - len(measured)
+    if measured and missing:
+        energy += f", without {missing} of {len(model.history)} steps that were not measured"
+    sources = {printable(event.energy_source) for event in model.history if event.energy_source}
+    if measured and sources:
+        energy += f" ({'; '.join(sorted(sources))})"
+    head, backbone = model.head, model.backbone
+    settings = ", ".join(f"{key} {value}" for key, value in head.settings().items())
+    return [
+        f"{len(model.class_names)} classes in {len(model.tasks)} tasks, from {sum(model.counts.values()):,} photos",
+        f"head {type(head).__name__} ({settings}), temperature {float(head.temperature):.3g}",
+        f"backbone {printable(backbone.name)}, {backbone.parameters_count:,} parameters, sha256 {backbone.sha256[:12]}",
+        f"photos: {model.image_size} px, crop ratio {model.crop_ratio:g}, embedded in {model.precision}",
+        f"state {stored / 1e6:.2f} MB ({parts} numbers)",
+        f"energy so far {energy}",
+        *([f"written by {', '.join(f'{key} {value}' for key, value in versions.items())}"] if versions else []),
+    ]
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)

@@ -1,0 +1,304 @@
+"""The command line of runs: everything this package knows about LightningCLI is in this file."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import warnings
+from collections.abc import Collection
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, cast
+
+from jsonargparse import Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from rich.console import Console
+
+from cifnet_pl.backbones.precision import check_precision
+from cifnet_pl.cli.commands import COMMANDS
+from cifnet_pl.cli.error_messages import explained
+from cifnet_pl.cli.parsing import DEFAULT_HEAD, OneSentence, buried_error, with_clean_heads
+from cifnet_pl.data import CIFNetDataModule
+from cifnet_pl.learning.callbacks import (
+    EnergyMonitor,
+    PredictionTable,
+    RunTable,
+    TaskCheckpoint,
+    TaskMetrics,
+    TaskProgressBar,
+    TrajectoryPlot,
+)
+from cifnet_pl.learning.callbacks.checkpoint import AtomicCheckpointIO
+from cifnet_pl.learning.strategy import check_number, check_strategy, leaving_the_group, register_strategy
+from cifnet_pl.utilities import run_folders as runs
+from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.files import exclusive, write_text
+from cifnet_pl.utilities.processes import is_first_process
+from cifnet_pl.utilities.text import first_line
+
+LOG_FOLDER = "lightning_logs"
+DEFAULT_MODEL = {
+    "class_path": "cifnet_pl.CIFNetModule",
+    "init_args": {"head": {"class_path": f"cifnet_pl.heads.{DEFAULT_HEAD}"}},
+}
+TRAINER_DEFAULTS: dict[str, Any] = {
+    "num_sanity_val_steps": 0,
+    "reload_dataloaders_every_n_epochs": 1,
+    "use_distributed_sampler": False,
+    "log_every_n_steps": 1,
+    "enable_model_summary": False,
+    "logger": False,
+    "callbacks": None,
+}
+SHORT_PRECISIONS = ("32", "bf16", "16")
+"""Lightning's other names for the precisions of :mod:`cifnet_pl.backbones.precision`."""
+SUMMARIES = {
+    "fit": "Learn all tasks of a data source, one after the other, and evaluate after each.",
+    "validate": "Evaluate a checkpoint on the held-out images of all classes that it has learned.",
+    "test": "The same as validate: a class-incremental run has one held-out set.",
+    "predict": "Predict the held-out images of all classes learned, into predictions.csv of the run's folder.",
+}
+
+
+class CLIParser(OneSentence, LightningArgumentParser):
+    """Lightning's parser with short errors."""
+
+
+class SaveConfig(SaveConfigCallback):
+    """Writes ``config.yaml`` atomically, without the checkpoint that the run started from: it re-runs as it is."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Nothing yet: whether the run can begin at all is not known before its checkpoint is read."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the configuration when a run begins to learn; that makes its folder a run's folder."""
+        folder = trainer.log_dir  # asks all processes
+        if trainer.is_global_zero and folder:
+            config = self.config.clone()
+            for key in ("ckpt_path", "weights_only"):
+                config.pop(key, None)
+            write_text(Path(folder) / "config.yaml", self.parser.dump(config, skip_none=False))
+
+
+class CIFNetCLI(LightningCLI):
+    """``fit``, ``validate``, ``test`` and ``predict`` from YAML files and options.
+
+    Args:
+        wanted: the sub-commands to build parsers for; each takes a tenth of a second.
+        held: takes the right to write the run's folder, until it is closed.
+        options: of LightningCLI.
+    """
+
+    def __init__(self, wanted: Collection[str], held: ExitStack, **options: Any):
+        self._wanted, self._held = wanted, held
+        super().__init__(**options)
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # Lightning calls it on the object
+        """Names of Trainer methods, each with its parameters that are no options."""
+        return {name: skipped for name, skipped in LightningCLI.subcommands().items() if name in self._wanted}
+
+    def setup_parser(
+        self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]
+    ) -> None:
+        """Describe the sub-commands in this package's words."""
+        super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
+        for choice in cast(Any, self.parser)._subcommands_action._choices_actions:
+            choice.help = SUMMARIES[choice.dest]
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the experiment's name, the energy options, and derive what need not be said twice."""
+        parser.add_argument("--experiment", default="default", help="name of the run's folder under lightning_logs/")
+        parser.add_argument("--logs", default=LOG_FOLDER, help="folder that holds all experiments")
+        parser.add_lightning_class_args(EnergyMonitor, "energy")
+        parser.add_lightning_class_args(TaskCheckpoint, "checkpoint")
+        parser.link_arguments("data", "trainer.max_epochs", lambda data: data.n_tasks, apply_on="instantiate")
+        parser.set_defaults({"model": DEFAULT_MODEL})
+
+    def _parse_ckpt_path(self) -> None:
+        """Never let a checkpoint override the given settings: the module compares both and says what differs."""
+
+    def _set_seed(self) -> None:
+        """Seed everything, or say what a seed may be."""
+        seed = self._own.get("seed_everything")
+        if isinstance(seed, int) and not 0 <= seed < 2**32:
+            raise UsageError(f"seed_everything is {seed}, expected 0 to {2**32 - 1}")
+        super()._set_seed()
+
+    def before_instantiate_classes(self) -> None:
+        """Seed the module, its buffer and its head, place the run, and refuse strategies that lose what they learn."""
+        config = self._own
+        seed = config.get("seed_everything")
+        if isinstance(seed, int) and not isinstance(seed, bool):
+            for part in ("", ".head.init_args", ".buffer.init_args"):
+                options = config.get(f"model.init_args{part}")
+                if options is not None and "seed" in options:
+                    options["seed"] = seed
+        check_strategy(config.trainer.strategy)
+        if config.trainer.precision is not None and str(config.trainer.precision) not in SHORT_PRECISIONS:
+            check_precision(str(config.trainer.precision))
+        self.place = self._place_run(config)
+        config["ckpt_path"] = str(self.place.checkpoint) if self.place.checkpoint else None
+        if self.place.news and is_first_process():
+            print(self.place.news, flush=True)
+
+    @property
+    def _own(self) -> Namespace:
+        return cast(Namespace, self.config[self.subcommand] if self.subcommand else self.config)
+
+    def _place_run(self, config: Namespace) -> runs.Place:
+        base = runs.experiment_folder(str(config.logs), str(config.experiment))
+        if self.subcommand == "fit":
+            return runs.place_fit(base, config.get("ckpt_path"))
+        configs = [Path(str(path)) for path in config.get("config") or []]
+        return runs.place_evaluation(base, config.get("ckpt_path"), configs)
+
+    def before_fit(self) -> None:
+        """Take the run's folder, before anything is computed, and refuse one that cannot be written to or is taken."""
+        folder = self.place.folder
+        if is_first_process():  # the one that writes
+            fresh = not folder.exists()
+            runs.require_writable(folder.parent)
+            self._held.enter_context(exclusive(folder))
+            if fresh and folder.exists():
+                raise UsageError(f"another run has just used {folder}: give the command once more")
+
+    def instantiate_classes(self) -> None:
+        """Build everything; an error of this package reaches the user as it is, not as jsonargparse reports it."""
+        try:
+            super().instantiate_classes()
+        except (ValueError, TypeError) as error:
+            raise buried_error(error) or error from None
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Add the loggers, the table of predictions and the atomic checkpoint writer."""
+        folder, options = self.place.folder, self._get(self.config_init, "trainer")
+        bar = options.get("enable_progress_bar")
+        kwargs["enable_progress_bar"] = bar = Console().is_terminal if bar is None else bar
+        self.trainer_defaults["callbacks"] = [TaskMetrics(), TrajectoryPlot(), *[TaskProgressBar()] * bar, RunTable()]
+        if self.subcommand == "fit":
+            board = TensorBoardLogger(
+                folder.parent.parent, name=folder.parent.name, version=folder.name, default_hp_metric=False
+            )
+            kwargs["logger"] = [board, *_as_list(options.get("logger"))]
+        elif self.subcommand == "predict":
+            self.trainer_defaults["callbacks"].append(PredictionTable(folder))
+        if options.get("default_root_dir") is None:
+            kwargs["default_root_dir"] = str(folder.parent)  # where Lightning puts checkpoints that SLURM asks for
+        kwargs["plugins"] = [*_as_list(options.get("plugins")), AtomicCheckpointIO()]
+        given = [*_as_list(options.get("callbacks"))]
+        try:
+            trainer = super().instantiate_trainer(**kwargs)
+        except (ValueError, TypeError, MisconfigurationException) as error:
+            raise UsageError(f"the options of trainer do not fit: {first_line(error)}") from error
+        check_number(trainer)
+        # The user's callbacks see a task's measurements, and what they save has them; checkpoints stay last.
+        cast(Any, trainer).callbacks.sort(key=lambda callback: (isinstance(callback, Checkpoint), callback in given))
+        return trainer
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        # Linked values live in the instantiated configuration, the checkpoint was placed in the parsed one.
+        found = super()._prepare_subcommand_kwargs(subcommand)
+        found["ckpt_path"] = self._own.get("ckpt_path")
+        found["weights_only"] = True
+        if "return_predictions" in found:
+            found["return_predictions"] = False
+        return found
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value in (None, False, True) else [value]
+
+
+def run(args: list[str]) -> None:
+    """Run one sub-command.
+
+    Raises:
+        CifnetError: bad input; any other exception is a fault of the package.
+    """
+    if args and not args[0].startswith("-") and args[0] not in SUMMARIES:
+        raise unknown_name("sub-command", args[0], [*SUMMARIES, *COMMANDS])
+    _quieten()
+    register_strategy()
+    try:
+        with explained(), leaving_the_group():
+            _run_lightning(with_clean_heads(args), [*COMMANDS])
+    except SIGTERMException as error:  # Lightning lets it pass for success
+        raise SystemExit(128 + signal.SIGTERM) from error
+
+
+def _run_lightning(args: list[str], others: list[str]) -> None:
+    wanted = args[:1] if args and args[0] in SUMMARIES else list(SUMMARIES)
+    with ExitStack() as held:
+        CIFNetCLI(
+            wanted,
+            held,
+            model_class=LightningModule,
+            datamodule_class=CIFNetDataModule,
+            save_config_callback=SaveConfig,
+            subclass_mode_model=True,
+            seed_everything_default=1,
+            trainer_defaults=dict(TRAINER_DEFAULTS),
+            parser_class=CLIParser,
+            parser_kwargs={
+                "prog": "cifnet",
+                "description": "Class-incremental learning without training: a frozen backbone and a closed-form head.",
+                "epilog": f"Other commands, each with --help: {', '.join(others)}." if others else None,
+                **{name: {"description": text} for name, text in SUMMARIES.items() if name in wanted},
+            },
+            auto_configure_optimizers=False,
+            args=args,
+        )
+
+
+QUIET_WARNINGS = (
+    r".*does not have many workers.*",
+    r".*in eval mode at the start of training.*",
+    r".*configure_optimizers.*returned.*None.*",
+    r".*GPU available but not used.*",
+    r".*isinstance\(treespec, LeafSpec\).*",
+    r".*smaller than the logging interval.*",
+    r".*LightningCLI's args parameter.*",
+    r".*Couldn't infer the batch indices.*",
+    r".*Total length of .* across ranks is zero.*",
+)
+QUIET_NEWS = (
+    "`Trainer.fit` stopped",
+    "💡 Tip",
+    "TPU available",
+    "HPU available",
+    "GPU available",
+    "Seed set to",
+    "Restoring states from",
+    "Restored all states",
+    "Loaded model weights",
+    "Initializing distributed",
+    "distributed_backend=",
+    "CUDA_VISIBLE_DEVICES: ",
+    "that has Tensor Cores",  # sums are in float64, or wanted to be exact in float32
+    "Automatic Mixed Precision",
+)
+LOGGERS = (
+    "lightning.pytorch.utilities.rank_zero",
+    "lightning.fabric.utilities.rank_zero",
+    "lightning.fabric.utilities.seed",
+    "lightning.fabric.utilities.distributed",
+    "lightning.pytorch.accelerators.cuda",
+)
+
+
+def _quieten() -> None:
+    """Silence advice that is wrong for a run without gradients, and news that the run's own lines tell better."""
+    for message in QUIET_WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    return not any(part in text for part in QUIET_NEWS)

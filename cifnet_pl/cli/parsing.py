@@ -1,0 +1,156 @@
+"""What jsonargparse does not do by itself: errors of one sentence, and a head without its predecessor's options."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from jsonargparse import ArgumentParser
+
+from cifnet_pl import heads
+from cifnet_pl.utilities.errors import CifnetError, UsageError, unknown_name
+
+DEFAULT_HEAD = "CIFNetHead"
+EPOCHS = "--trainer.max_epochs cannot be set, a task is one epoch: use --data.max_tasks or --data.classes_per_task"
+
+
+class OneSentence(ArgumentParser):
+    """A parser that raises :class:`UsageError` with one sentence where jsonargparse prints its whole search."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise the short error; parsers that jsonargparse uses within itself keep its own."""
+        if not self.exit_on_error:
+            super().error(message, ex)
+        parser = getattr(ex, "subcommand_parser", None) or self
+        options = [option for action in parser._actions for option in action.option_strings]
+        raise UsageError(sentence(message, options)) from ex
+
+
+def sentence(message: str, options: Collection[str] = ()) -> str:
+    """The one thing in a message of jsonargparse that the user can act on; ``options`` are those that exist."""
+    linked = re.search(r"--> trainer\.max_epochs", message)
+    if linked:
+        return EPOCHS
+    missing = re.match(r"the following arguments are required: (.*)", message)
+    if missing:
+        names = (f"--{name}" if f"--{name}" in options else name for name in missing[1].split(", "))
+        return f"the following arguments are required: {', '.join(names)}"
+    unrecognised = re.match(r"unrecognized arguments: (.*)", message)
+    if unrecognised:
+        return _unknown_option(unrecognised[1].split()[0], options)
+    keys = re.findall(r'Parser key "([^"]+)"', message)
+    refused = re.search(r"Option '([^']+)' is not accepted", message)
+    if refused:
+        return _unknown_option("--" + ".".join([*keys, refused[1]]), options)
+    lines = [line.strip().removeprefix("- ") for line in message.splitlines()]
+    kind = re.compile(r"Expected an? (?!path)(.+?)(?:\. Got value.*|: .*)?$")
+    expected = [found[1] for line in lines if (found := kind.search(line))]
+    given = re.search(r"Got value: (.*?)(?:\. Got value.*)?$|Given value: (.*)$", message, re.MULTILINE)
+    absent = re.search(r"No module named '[^']*'|module '\S+' has no attribute '[^']*'", message)
+    if not keys or not expected or not given or absent:
+        last = next(line for line in reversed(lines) if line)
+        reason = absent[0].replace("No", "no") if absent else re.sub(r"\. Got value.*", "", last)
+        return ": ".join(["--" + ".".join(keys), reason] if keys else [reason])
+    kinds = dict.fromkeys(_plain_type(name) for name in expected if "NoneType" not in name)
+    return f"--{'.'.join(keys)} is '{given[1] or given[2]}', expected {' or '.join(kinds)}"
+
+
+def _unknown_option(name: str, options: Collection[str]) -> str:
+    given = name.split("=")[0]
+    known = [
+        o for o in options if o.startswith("--") and not o.endswith(("+", ".help")) and not given.startswith(f"{o}.")
+    ]
+    near = difflib.get_close_matches(given, known, n=2, cutoff=0.8)
+    everything = "--print_config shows all, --help explains them" if "--print_config" in options else "see --help"
+    hint = f"did you mean {' or '.join(near)}?" if near else everything
+    return f"unknown option {name}: {hint}"
+
+
+def _plain_type(kind: str) -> str:
+    plain = re.sub(r"<class '([\w.]+)'>", lambda m: m[1].split(".")[-1], kind)
+    plain = re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", plain)
+    return {"dot import path string": "the name of a class"}.get(plain, plain)
+
+
+def buried_error(error: BaseException) -> CifnetError | None:
+    """The package's own error that a library wrapped into one of its own, if there is one."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, CifnetError):
+        seen = seen.__cause__ or seen.__context__
+    return seen
+
+
+# ---------------------------------------------------------------------- heads on the command line
+
+
+def with_clean_heads(args: Sequence[str]) -> list[str]:
+    """The same arguments, so that a head never inherits options of another class (and unknown heads are refused).
+
+    jsonargparse keeps the options of an earlier class that the new one happens to accept: a RidgeHead over a
+    configuration with a CIFNetHead would get its ridge, which is on another scale. Where the class changes, the
+    head is set to null first. Options given before the class still apply.
+
+    Raises:
+        UsageError: an unknown head, with the nearest names; a configuration file that is missing or not YAML.
+    """
+    result: list[str] = []
+    current, run = DEFAULT_HEAD, len(args) + 1
+    for i, arg in enumerate(args):
+        key, _, attached = arg.partition("=")
+        value = attached or (args[i + 1] if i + 1 < len(args) else "")
+        if key in ("--config", "-c") and value:
+            new, run = _class_name(_head_of(_read_yaml(Path(value)))), len(args) + 1
+            place = len(result)
+        elif re.match(r"--model\.(init_args\.)?head(\.|$)", key):
+            run = min(run, len(result))
+            new = _class_name(value) if key.endswith(("head", "head.class_path")) else None
+            place = run
+        else:
+            new = None
+        if new is not None and new != current:
+            chosen = [] if key in ("--config", "-c") else ["--model.head", value]
+            result[place:place] = ["--model.head", "null", *chosen]
+            current = new
+        result.append(arg)
+    return result
+
+
+def _read_yaml(path: Path) -> Any:
+    if not path.is_file():
+        raise UsageError(f"configuration file {path} does not exist")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"configuration file {path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict | None):
+        raise UsageError(f"configuration file {path} holds a {type(content).__name__}, expected sections (name: …)")
+    trainer = (content or {}).get("trainer")
+    if isinstance(trainer, dict) and trainer.get("max_epochs") is not None:
+        raise UsageError(EPOCHS)
+    return content
+
+
+def _head_of(config: Any) -> Any:
+    for key in ("model", "init_args", "head"):
+        inner = config.get(key) if isinstance(config, dict) else None
+        if key == "init_args" and inner is None:
+            continue
+        config = inner
+    return config.get("class_path") if isinstance(config, dict) else config
+
+
+def _class_name(head: Any) -> str | None:
+    """The name of a head's class; UsageError for one without a module that is not known."""
+    if isinstance(head, str) and head.startswith("{"):
+        head = yaml.safe_load(head).get("class_path")
+    if not isinstance(head, str) or head in ("", "null") or head.startswith("-"):
+        return None
+    known = [name for name in heads.__all__ if name != "Head"]
+    name = head.removeprefix("cifnet_pl.heads.")
+    if "." not in name and name not in known:
+        raise unknown_name("head", name, known)
+    return name

@@ -1,0 +1,64 @@
+"""``unpack``: the images of a data source as class folders, to try the commands that take photos."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PIL import Image
+
+from cifnet_pl.data.image_sets import ImageSet, SourceOptions, expanded
+from cifnet_pl.data.sources import build_source
+from cifnet_pl.model.description import class_names
+from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.files import new_folder
+from cifnet_pl.utilities.progress import counted
+
+
+def unpack(
+    source: str,
+    output: str,
+    classes: list[str] | None = None,
+    size: int = 64,
+    root: str | None = None,
+    download: bool = False,
+) -> None:
+    """Write the images of a data source as PNG files, OUTPUT/train/CLASS/… and OUTPUT/val/CLASS/….
+
+    Args:
+        source: digits, cifar100 or torchvision:<data set>.
+        output: folder for them.
+        classes: names of the classes that are wanted; all if none is given.
+        size: side of the images in pixels.
+        root: folder of the source's data.
+        download: whether a torchvision set may be fetched.
+
+    Raises:
+        UsageError: an unknown source or class, or a folder that is not empty.
+        DataError: the source's data is missing.
+    """
+    target = expanded(Path(output))
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"{target} exists already and is not an empty folder: choose another --output")
+    if source == "folder":
+        raise UsageError("source folder is class folders already: expected digits, cifar100 or torchvision:<data set>")
+    if size < 1:
+        raise UsageError(f"--size is {size}, expected at least 1 pixel")
+    found = build_source(source, SourceOptions(Path(root) if root else None, download=download))
+    names = class_names(found.class_names, source)
+    for name in classes or []:
+        if name not in names:
+            raise unknown_name("class", name, names)
+    wanted = set(classes or names)
+    with new_folder(target) as folder:
+        count = _write(found.train, names, wanted, folder / "train", size)
+        count += _write(found.val, names, wanted, folder / "val", size)
+    print(f"{count} images of {len(wanted)} classes in {target}/train and {target}/val")
+
+
+def _write(images: ImageSet, names: list[str], wanted: set[str], folder: Path, size: int) -> int:
+    rows = [row for row in range(len(images)) if names[images.labels[row]] in wanted]
+    for row in counted(rows, f"writing {folder.name}", len(rows)):
+        home = folder / names[images.labels[row]]
+        home.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(images.square(row, size, 1.0)).save(home / f"{images.names[row]:0>6}.png")
+    return len(rows)

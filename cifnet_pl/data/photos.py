@@ -1,0 +1,134 @@
+"""Photos in files: find them without holding their names in memory, and decode them in the background."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from fnmatch import fnmatchcase
+from itertools import chain, islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cifnet_pl.data.folders import listing
+from cifnet_pl.data.images import UnreadableImage, is_image, read_square
+from cifnet_pl.data.workers import cores
+from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.text import printable
+
+SORTED_AT_ONCE = 10_000
+"""Entries of one folder that are sorted by name before the next ones are read: memory stays bounded."""
+
+BATCHES_AHEAD = 2
+"""Batches that are being decoded while one is being embedded."""
+
+
+class PhotoBatch(NamedTuple):
+    """Decoded photos: ``image`` (m, 3, s, s) uint8 holds those of ``files`` whose ``unreadable`` is None, in order."""
+
+    files: tuple[Path, ...]
+    image: Tensor
+    unreadable: tuple[str | None, ...]
+
+
+def find_photos(place: str) -> Iterator[Path]:
+    """Photos of one file, of a folder with all its sub-folders, or of a glob (``**`` for any depth).
+
+    Hidden files, and in folders files whose name is not an image's, are passed over; no folder is entered twice.
+
+    Raises:
+        DataError: there is no such file or folder, it holds no photo, or a folder cannot be read.
+    """
+    path = Path(os.path.expanduser(place))
+    if path.is_dir():
+        found, what = _walk(path, set()), f"folder {printable(place)} holds no photo"
+    elif path.exists():
+        return iter([path])
+    elif glob.has_magic(str(path)):
+        found, what = _matching(path), f"no photo matches {printable(place)}"
+    else:
+        raise DataError(f"no file or folder {printable(place)}: give a photo, a folder, or a pattern in quotes")
+    first = next(found, None)
+    if first is None:
+        raise DataError(f"{what}: give a photo, a folder of photos, or a pattern in quotes")
+    return chain([first], found)
+
+
+def _matching(pattern: Path) -> Iterator[Path]:
+    """Photos whose path matches; as the shell does it, but no link leads in circles and no list is kept."""
+    plain = next(i for i, part in enumerate(pattern.parts) if glob.has_magic(part))
+    base, parts = Path(*pattern.parts[:plain]), pattern.parts[plain:]
+    if base.is_dir():
+        depth = None if "**" in parts else len(parts)
+        yield from (path for path in _walk(base, set(), depth) if matches(path.relative_to(base).parts, parts))
+
+
+def matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether the parts of a path match the parts of a glob, in which ``**`` stands for any number of them."""
+    if not pattern:
+        return not names
+    if pattern[0] == "**":
+        return any(matches(names[i:], pattern[1:]) for i in range(len(names) + 1))
+    return bool(names) and fnmatchcase(names[0], pattern[0]) and matches(names[1:], pattern[1:])
+
+
+def _walk(folder: Path, visited: set[str], depth: int | None = None) -> Iterator[Path]:
+    """Photos below ``folder``, at most ``depth`` levels deep; memory does not grow with their number."""
+    real = os.path.realpath(folder)
+    if real in visited:
+        return
+    visited.add(real)
+    with listing(), os.scandir(folder) as entries:
+        while part := sorted(islice(entries, SORTED_AT_ONCE), key=lambda entry: entry.name):
+            for entry in part:
+                path = folder / entry.name
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    if depth is None or depth > 1:
+                        yield from _walk(path, visited, None if depth is None else depth - 1)
+                elif is_image(path):
+                    yield path
+
+
+def squares(files: Iterable[Path], size: int, crop_ratio: float) -> Iterator[PhotoBatch]:
+    """Decode photos in threads, a few batches ahead of the consumer; memory does not grow with their number."""
+    count = batch_size(size)
+    remaining = iter(files)
+    waiting: deque[tuple[tuple[Path, ...], list[Future[np.ndarray | str]]]] = deque()
+    pool = ThreadPoolExecutor(cores(), "decode")
+    try:
+        while True:
+            while len(waiting) <= BATCHES_AHEAD and (part := tuple(islice(remaining, count))):
+                waiting.append((part, [pool.submit(_read, file, size, crop_ratio) for file in part]))
+            if not waiting:
+                return
+            yield _collect(*waiting.popleft(), size)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def batch_size(size: int) -> int:
+    """Photos in one batch: 64 up to 512 pixels a side, fewer of larger ones."""
+    return max(1, min(64, 2**24 // size**2))
+
+
+def _read(file: Path, size: int, crop_ratio: float) -> np.ndarray | str:
+    try:
+        return read_square(file, size, crop_ratio)
+    except UnreadableImage as error:
+        return str(error)
+
+
+def _collect(files: tuple[Path, ...], results: list[Future[np.ndarray | str]], size: int) -> PhotoBatch:
+    decoded = [result.result() for result in results]
+    good = [pixels for pixels in decoded if not isinstance(pixels, str)]
+    stacked = np.stack(good) if good else np.zeros((0, size, size, 3), dtype=np.uint8)
+    reasons = tuple(reason if isinstance(reason, str) else None for reason in decoded)
+    return PhotoBatch(files, torch.from_numpy(stacked).permute(0, 3, 1, 2), reasons)

@@ -1,0 +1,161 @@
+"""Energy per task with CodeCarbon: learning apart from evaluation, CPU, GPU and RAM apart, never online."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, fields
+from typing import Any, cast
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+
+from cifnet_pl.utilities.errors import unknown_name
+from cifnet_pl.utilities.text import first_line
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Energy in kWh by component, and the emissions in kg of CO₂ equivalents."""
+
+    cpu: float = 0.0
+    gpu: float = 0.0
+    ram: float = 0.0
+    co2_kg: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """kWh of all components."""
+        return self.cpu + self.gpu + self.ram
+
+    def __add__(self, other: Energy) -> Energy:
+        return Energy(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __sub__(self, other: Energy) -> Energy:
+        return Energy(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
+
+
+def check_country(code: str) -> str:
+    """The ISO 3166 code of a country that CodeCarbon has a carbon intensity for; UsageError otherwise."""
+    from codecarbon.input import DataSource
+
+    known = cast(Any, DataSource)().get_global_energy_mix_data()
+    if code not in known:
+        raise unknown_name("country (three-letter ISO code)", code, known)
+    return code
+
+
+class EnergyMonitor(Callback):
+    """Measures every task's learning and its evaluation; one tracker a node, and no fault of it ends a run.
+
+    Args:
+        enabled: whether to measure at all.
+        country_iso_code: three-letter code for the carbon intensity of electricity.
+        measure_seconds: interval of the tracker's own sampling, between task edges.
+    """
+
+    def __init__(self, enabled: bool = True, country_iso_code: str = "USA", measure_seconds: int = 15):
+        self.enabled, self.measure_seconds = enabled, measure_seconds
+        self.country_iso_code = check_country(country_iso_code)
+        self.source: str | None = None
+        self.learning: Energy | None = None
+        self.evaluation: Energy | None = None
+        self._tracker: Any = None
+        self._mark = Energy()
+        self._warned = False
+
+    # ------------------------------------------------------------------ hooks, in the order Lightning calls them
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Start the node's tracker."""
+        if self.enabled and stage == "fit" and trainer.local_rank == 0 and self._tracker is None:
+            self._start()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A task begins."""
+        self._lap()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Learning is over, evaluation begins."""
+        self.learning = self._lap()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Evaluation is over; with several nodes, add up what their trackers read."""
+        self.evaluation = self._lap()
+        if self.enabled and trainer.num_nodes > 1:
+            self.learning = _over_nodes(trainer, self.learning)
+            self.evaluation = _over_nodes(trainer, self.evaluation)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Stop the tracker."""
+        if self._tracker is not None:
+            self._guard(self._tracker.stop)
+            self._tracker = None
+
+    # ------------------------------------------------------------------ the tracker
+
+    def _start(self) -> None:
+        def start() -> None:
+            logging.getLogger("codecarbon").setLevel(logging.CRITICAL)
+            from codecarbon import OfflineEmissionsTracker
+
+            self._tracker = OfflineEmissionsTracker(
+                country_iso_code=self.country_iso_code,
+                measure_power_secs=self.measure_seconds,
+                save_to_file=False,
+                allow_multiple_runs=True,
+                log_level=logging.CRITICAL,
+            )
+            self._tracker.start()
+            self.source = _source(self._tracker)
+
+        self._guard(start)
+
+    def _lap(self) -> Energy | None:
+        """Energy since the last call; None where nothing is measured."""
+        if self._tracker is None:
+            return None
+        before = self._mark
+
+        def read() -> None:
+            self._tracker._measure_power_and_energy()  # flush() leaves out what took less than 50 ms
+            data = self._tracker._prepare_emissions_data()
+            self._mark = Energy(data.cpu_energy, data.gpu_energy, data.ram_energy, data.emissions)
+
+        self._guard(read)
+        return self._mark - before if self._tracker is not None else None
+
+    def _guard(self, action: Any) -> None:
+        # CodeCarbon probes hardware in many ways; whatever fails there must not cost the user a run.
+        try:
+            action()
+        except Exception as error:
+            if not self._warned:
+                rank_zero_warn(f"energy is not measured: {type(error).__name__}: {first_line(error)}")
+            tracker, self._tracker, self.source, self._warned = self._tracker, None, None, True
+            if tracker is not None:
+                self._guard(tracker.stop)
+
+
+def _source(tracker: Any) -> str:
+    """Where the numbers come from, e.g. "cpu estimated (cpu_load), gpu nvml, ram estimated"."""
+    parts = []
+    for hardware in tracker._hardware:
+        kind = type(hardware).__name__.lower()
+        if kind == "gpu":
+            parts.append("gpu nvml")
+        elif kind == "ram":
+            parts.append("ram estimated")
+        else:
+            mode = str(getattr(hardware, "_mode", "unknown"))
+            measured = mode in ("intel_rapl", "intel_power_gadget")
+            parts.append(f"cpu {mode}" if measured else f"cpu estimated ({mode})")
+    return ", ".join(parts)
+
+
+def _over_nodes(trainer: Trainer, energy: Energy | None) -> Energy:
+    """Sum over processes: only one a node holds a reading."""
+    own = energy if energy is not None else Energy()
+    values = torch.tensor([own.cpu, own.gpu, own.ram, own.co2_kg], dtype=torch.float64)
+    total = trainer.strategy.reduce(values.to(trainer.strategy.root_device), reduce_op="sum")
+    return Energy(*total.tolist())

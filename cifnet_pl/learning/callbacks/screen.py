@@ -1,0 +1,154 @@
+"""What the user sees: a progress bar that speaks of tasks, and one table at the end."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import RichProgressBar
+from rich.console import Console
+from rich.table import Table
+
+from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics, run_folder
+from cifnet_pl.learning.run_record import RunRecord, TaskRow
+from cifnet_pl.learning.task_module import TaskModule
+
+LOG_WIDTH = 120
+"""Columns where there is no terminal, so that a table in a log is whole."""
+
+
+class TaskProgressBar(RichProgressBar):
+    """Lightning's Rich bar with "Task k/K" for "Epoch" and the accuracy over all classes seen."""
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take the bar off the screen before the table is printed."""
+        self._stop_progress()
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        return f"Task {current_epoch + 1}/{self.trainer.max_epochs}"
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """Only A_k of the last task, in percent."""
+        metrics = super().get_metrics(trainer, pl_module)
+        return {"A_k": f"{cast(float, metrics['A_k']):.1f} %"} if "A_k" in metrics else {}
+
+
+def number(value: float | None, digits: int = 1, unit: str = "") -> str:
+    """A number for the screen; a dash where nothing was measured."""
+    return "–" if value is None else f"{value:.{digits}f}{unit}"
+
+
+def small(value: float | None) -> str:
+    """An energy for the screen, with two significant digits."""
+    return "–" if value is None else f"{value:.1e}"
+
+
+def megabytes(row: TaskRow, module: TaskModule) -> float:
+    """What is kept after a task, in megabytes: statistics and the buffer's content, each in its precision."""
+    statistics = row.state_elements - row.buffer_elements
+    return (statistics * module.bytes_per_element + row.buffer_elements * module.bytes_per_buffer_element) / 1e6
+
+
+def record_table(record: RunRecord, module: TaskModule) -> Table:
+    """A row a task, then the run as a whole."""
+    table = Table()
+    names = ("task", "classes", "A_k %", "Ā %", "forgetting %", "ECE %", "learning s", "kWh", "state MB")
+    for name in names:
+        table.add_column(name, justify="right")
+    for row in record.rows:
+        table.add_row(
+            str(row.task),
+            str(row.classes_seen),
+            number(row.A_k),
+            number(row.average),
+            number(row.forgetting),
+            number(row.ece),
+            number(row.train_seconds),
+            small(row.energy_kwh),
+            number(megabytes(row, module), 2),
+        )
+    return table
+
+
+class RunTable(Callback):
+    """One line a task where there is no terminal to draw a bar on, and one table at the end."""
+
+    def __init__(self) -> None:
+        console = Console()
+        self.console = console if console.is_terminal else Console(width=LOG_WIDTH)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say how the task went, unless the progress bar does."""
+        evaluation = cast(TaskModule, pl_module).evaluation
+        assert evaluation is not None
+        if trainer.is_global_zero and trainer.state.fn == "fit" and not self.console.is_terminal:
+            ece = number(evaluation.ece, 1, " %")
+            done = f"task {trainer.current_epoch + 1}/{trainer.max_epochs}"
+            self._say(f"{done}: A_k {number(evaluation.accuracy, 1, ' %')}, ECE {ece}")
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Show what validate or test found, once the progress bar is gone."""
+        if stage in ("validate", "test") and trainer.is_global_zero:
+            self._show_evaluation(cast(TaskModule, pl_module))
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say what is going to be learned, and where its results will be."""
+        module, folder = cast(TaskModule, pl_module), run_folder(trainer)
+        if not trainer.is_global_zero:
+            return
+        stream, done = module.data.stream(module.learned_tasks), module.tasks_finished
+        what = f"{len(stream.classes())} classes in {len(stream)} tasks"
+        where = f"{trainer.world_size} x {module.device.type}" if trainer.world_size > 1 else module.device.type
+        if done == len(stream):
+            self._say(f"{what}: all are learned already, nothing is left to do")
+            return
+        start = f", going on after task {done}" if trainer.ckpt_path else ""
+        self._say(f"{what} on {where}{start}" + (f"; run folder {folder}" if folder else ""))
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, highlight=False, soft_wrap=True)
+
+    def _show_evaluation(self, module: TaskModule) -> None:
+        evaluation = module.evaluation
+        if evaluation is None:
+            return
+        table = Table()
+        for name in ("task", "classes", "accuracy %"):
+            table.add_column(name, justify="right")
+        for k, (names, accuracy) in enumerate(zip(module.learned_tasks, evaluation.task_accuracy, strict=True)):
+            table.add_row(str(k + 1), str(len(names)), number(accuracy))
+        table.add_section()
+        table.add_row("all", str(len(module.class_names)), number(evaluation.accuracy))
+        self.console.print(table)
+        self._say(f"ECE {number(evaluation.ece, 1, ' %')}")
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Tell who interrupts a run how it goes on."""
+        done = cast(TaskModule, pl_module).tasks_finished
+        if (
+            trainer.state.fn == "fit"
+            and trainer.is_global_zero
+            and isinstance(exception, KeyboardInterrupt | SystemExit)
+        ):
+            self._say(f"stopped after task {done}: the same command with --ckpt_path last goes on from there")
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print the table and where everything is."""
+        folder = run_folder(trainer)  # asks all processes
+        found = [c for c in cast(Any, trainer).callbacks if isinstance(c, TaskMetrics)]
+        if not trainer.is_global_zero or not found or not found[0].record.rows:
+            return
+        record = found[0].record
+        module = cast(TaskModule, pl_module)
+        self.console.print(record_table(record, module))
+        s = record.summary()
+        energy = f"{small(s['energy_kwh'])} kWh" + (f" ({s['energy_source']})" if s["energy_source"] else "")
+        lines = [
+            f"Ā {number(s['A_bar'], 1, ' %')}   A_K {number(s['A_K'], 1, ' %')}   "
+            f"forgetting {number(s['forgetting'])}   ECE {number(s['ece'], 1, ' %')}",
+            f"learning {s['train_seconds']:.1f} s, {energy}; evaluation {s['eval_seconds']:.1f} s",
+            f"state {megabytes(record.rows[-1], module):.2f} MB ({s['state_elements']:,} numbers)",
+            f"run folder {folder}",
+        ]
+        for line in lines:
+            self._say(line)

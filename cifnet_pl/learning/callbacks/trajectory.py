@@ -1,0 +1,59 @@
+"""The accuracy trajectory as a picture: in the run's folder and in TensorBoard."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics, run_folder
+from cifnet_pl.learning.run_record import RunRecord
+from cifnet_pl.utilities.files import write_atomic
+
+
+def draw_trajectory(record: RunRecord, title: str) -> Figure:
+    """A_k and Ā over the number of classes seen, and below it each task's own accuracy over time."""
+    figure = Figure(figsize=(7, 6.2), dpi=120, layout="constrained")
+    upper, lower = figure.subplots(2, 1, height_ratios=[3, 2], sharex=False)
+    seen = [row.classes_seen for row in record.rows]
+    marker = "o" if len(seen) <= 25 else ""
+    upper.plot(seen, [_nan(row.A_k) for row in record.rows], marker + "-", color="black", label="$A_k$")
+    upper.plot(seen, [_nan(row.average) for row in record.rows], "--", color="tab:blue", label=r"$\bar A$ so far")
+    upper.set(xlabel="classes seen", ylabel="accuracy (%)", title=title)
+    upper.xaxis.set_major_locator(MaxNLocator(integer=True))
+    upper.grid(alpha=0.3)
+    upper.legend()
+    size = len(record.matrix)
+    grid = [[_nan(row[j]) if j < len(row) else float("nan") for j in range(size)] for row in record.matrix]
+    image = lower.imshow(
+        grid, cmap="viridis", vmin=0, vmax=100, aspect="auto", extent=(0.5, size + 0.5, size + 0.5, 0.5)
+    )
+    lower.set(xlabel="classes of task", ylabel="after task")
+    for axis in (lower.xaxis, lower.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(image, ax=lower, label="accuracy (%)")
+    return figure
+
+
+def _nan(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+class TrajectoryPlot(Callback):
+    """Draws the trajectory once, when the run ends."""
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write ``trajectory.png`` and add the figure to TensorBoard."""
+        folder = run_folder(trainer)
+        found = [c for c in cast(Any, trainer).callbacks if isinstance(c, TaskMetrics)]
+        if not trainer.is_global_zero or folder is None or not found or not (folder / "tasks.csv").is_file():
+            return
+        record = found[0].record
+        figure = draw_trajectory(record, f"{folder.parent.name}, {folder.name.replace('_', ' ')}")
+        write_atomic(folder / "trajectory.png", lambda file: figure.savefig(file, format="png"))
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_figure("trajectory", figure, global_step=len(record.rows))

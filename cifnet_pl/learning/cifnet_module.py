@@ -1,0 +1,254 @@
+"""The training-free LightningModule: glue between the stream, a frozen backbone, a head and a buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from cifnet_pl.backbones import build_backbone
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.data.loading import Batch, EmbeddingBatch
+from cifnet_pl.heads import CIFNetHead, Head, calibration
+from cifnet_pl.learning.strategy import check_trainer
+from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.utilities.errors import CheckpointError, NonFiniteError, check_embeddings
+from cifnet_pl.utilities.processes import of_all_processes
+from cifnet_pl.utilities.text import first_line
+
+AT_ONCE = 256
+"""Embeddings that are added to the sums at once, at least: a Gram matrix is read and written for each addition."""
+
+
+class CIFNetModule(TaskModule):
+    """A frozen backbone and a closed-form head.
+
+    ``training_step`` embeds a batch and adds it to the head's sums; at the end of the epoch the sums are added over
+    processes, the buffer is shown to the new neurons, and the head is solved. Nothing has a gradient.
+
+    Args:
+        backbone: name of the frozen network, see :mod:`cifnet_pl.backbones`.
+        head: makes the head from the width of the embeddings; on the command line, a class of ``cifnet_pl.heads``;
+            null for CIFNetHead.
+        buffer: the calibration buffer, or null for none; left empty by heads that have no use for it.
+        architecture: torchvision model name or resnet32_cifar, for backbone ``file:…``.
+        download: whether weights that are not on this machine may be fetched.
+        calibrate: whether to set the head's temperature after each task, from the leave-one-out scores of the buffer's
+            samples (:mod:`cifnet_pl.heads.calibration`); needs a buffer, whether or not the head learns from it.
+    """
+
+    def __init__(
+        self,
+        backbone: str = "embedded:efficientnet_lite0",
+        head: Callable[[int], Head] | None = None,
+        buffer: CalibrationBuffer | None = None,
+        architecture: str | None = None,
+        download: bool = False,
+        calibrate: bool = False,
+    ):
+        super().__init__()
+        self.backbone = build_backbone(backbone, architecture, download)
+        self.head: Head = (head or CIFNetHead)(self.backbone.features)
+        if calibrate:
+            calibration.check(self.head, buffer)
+        self.calibrate = calibrate
+        self.buffer: CalibrationBuffer | None = buffer if self.head.uses_buffer or calibrate else None
+        self._embedded: list[tuple[Tensor, Tensor]] = []  # with their labels; not in the sums yet
+        self._reduced = False
+
+    def settings(self) -> dict[str, Any]:
+        """Backbone, head and buffer, by everything that their tensors depend on."""
+        head = {"class": type(self.head).__name__, **self.head.settings()}
+        buffer = self.buffer.settings() if self.buffer is not None else {"capacity": 0}
+        return {**super().settings(), "backbone": self.backbone.sha256, "head": head, "buffer": buffer}
+
+    def configure_callbacks(self) -> list[Any]:
+        """The buffer's own callback belongs to the module: without it the buffer would stay empty."""
+        return [BufferUpdate()] if self.buffer is not None else []
+
+    # ------------------------------------------------------------------ learning
+
+    def setup(self, stage: str) -> None:
+        """Refuse processes that cannot learn together, before a photo is embedded."""
+        if stage == "fit":
+            check_trainer(self.trainer)
+            if not self.head.reduces:
+                self.refuse_several_processes(type(self.head).__name__)
+
+    def begin_task(self, names: list[str], labels: list[int]) -> None:
+        """Open the task in the head."""
+        self._embedded, self._reduced = [], False
+        self.head.begin_task(labels, self.data.class_counts(names))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Embed the batch, and add it to the sums with those before it. Returns what the buffer may keep."""
+        z = self.embed(batch)
+        self._embedded.append((z, batch.label))
+        if sum(len(labels) for _, labels in self._embedded) >= AT_ONCE:
+            self._observe()
+        return {"z": z, "label": batch.label, "key": batch.key}
+
+    def _observe(self) -> None:
+        batches, self._embedded = self._embedded, []
+        if batches:
+            z, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+            self.head.observe(z, labels)
+
+    def abort_task(self, labels: list[int]) -> None:
+        """Take the task that was under way out of the head again."""
+        self.head.abort_task()
+
+    def embed(self, batch: Batch) -> Tensor:
+        """(n, d) float32 embeddings of a batch: those that it brings, or of its images, offered to the cache.
+
+        Raises:
+            NonFiniteError: an embedding holds NaN or Inf; names the batch of a task, counted from 0, and the image.
+        """
+        if isinstance(batch, EmbeddingBatch):
+            return batch.embedding
+        z = cast(Tensor, self.backbone(batch.image))
+        try:
+            check_embeddings(z, self.backbone.features)
+        except NonFiniteError as error:
+            learning, source = self.trainer.training, self.data.source
+            name = (source.train if learning else source.val).names[int(batch.row[error.rows[0]])]
+            where = f"batch {self.trainer.fit_loop.batch_idx}, " if learning else "evaluation, "
+            raise NonFiniteError(f"{where}image {name}: {error}", error.rows) from error
+        self.data.remember(batch.row, z)
+        return z
+
+    def reduce_statistics(self) -> None:
+        """Add what is left of this task to the sums, and these over all processes, once."""
+        self._observe()
+        if not self._reduced and self.trainer.world_size > 1:
+            self.head.reduce_(lambda tensor: self.trainer.strategy.reduce(tensor, reduce_op="sum"))
+        self._reduced = True
+
+    def finish_task(self) -> None:
+        """Solve the head on the sums of all processes.
+
+        Raises:
+            DataError: a class of which no image could be learned.
+        """
+        self.reduce_statistics()
+        empty = [self.class_names[label] for label, count in self.head.class_counts().items() if not count]
+        self.refuse_empty(empty)
+        self.head.solve()
+        self.head.refresh()  # evaluation follows at once; what it needs belongs to learning's time and energy
+        if self.calibrate and self.buffer is not None:
+            calibration.calibrate(self.head, *self.buffer.items())
+
+    # ------------------------------------------------------------------ prediction
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(n, C) float64 probabilities of uint8 images (n, 3, h, w)."""
+        return self.head.probabilities(self.backbone(images))
+
+    def probabilities(self, batch: Batch) -> Tensor:
+        """Probabilities of an evaluation batch."""
+        return self.head.probabilities(self.embed(batch))
+
+    def state_elements(self) -> dict[str, int]:
+        """Numbers kept between tasks, by component; the head's own, and the buffer's."""
+        stored = self.buffer.state_elements() if self.buffer is not None else 0
+        return {**self.head.state_elements(), "buffer": stored}
+
+    @property
+    def bytes_per_element(self) -> int:
+        """Bytes of one number of the head's statistics."""
+        return self.head.dtype.itemsize
+
+    def describe(self) -> dict[str, Any]:
+        """Head, backbone and their settings, for ``summary.json``."""
+        return {
+            **super().describe(),
+            "head": type(self.head).__name__,
+            "head_settings": self.head.settings(),
+            "buffer_settings": self.buffer.settings() if self.buffer is not None else None,
+        }
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what the model needs besides to live on without this run: the network that embeds a photo."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["cifnet"]["backbone"] = self.backbone.describe()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Everything but the backbone, which never changes: its hash is stored instead."""
+        state = super().state_dict(*args, **kwargs)
+        return {key: value for key, value in state.items() if not key.startswith("backbone.")}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load everything but the backbone.
+
+        Raises:
+            CheckpointError: tensors are missing, of another shape, or do not fit each other.
+        """
+        try:
+            result = super().load_state_dict(state_dict, strict=False, assign=assign)
+        except (RuntimeError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"the checkpoint does not fit the head: {first_line(error)}") from error
+        missing = [key for key in result.missing_keys if not key.startswith("backbone.")]
+        if strict and (missing or result.unexpected_keys):
+            raise CheckpointError(
+                f"the checkpoint does not fit the head: missing {missing[:3]}, unexpected {result.unexpected_keys[:3]}"
+            )
+        if self.class_names and sorted(self.head.classes) != list(range(len(self.class_names))):
+            raise CheckpointError(
+                f"the checkpoint is damaged: it names {len(self.class_names)} classes, "
+                f"but its head has learned {len(self.head.classes)}"
+            )
+        return result
+
+
+class BufferUpdate(Callback):
+    """UpdateBuffer and OversampleBuffer of the paper's Algorithm 1, around each task's solve."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse a run whose classes the capacity cannot hold before any image is embedded."""
+        module = cast(CIFNetModule, pl_module)
+        _buffer(module).quota(len(module.data.stream(module.learned_tasks).classes()))
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the task with no candidates."""
+        _buffer(pl_module).discard_pending()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Offer the batch's embeddings to the buffer."""
+        _buffer(pl_module).add(outputs["z"], outputs["label"], outputs["key"])
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Show the samples of past classes to the new neurons; then select among the new ones.
+
+        Lightning calls this before the module's own hook, which solves the head.
+        """
+        module, buffer = cast(CIFNetModule, pl_module), _buffer(pl_module)
+        module.close_task()
+        module.reduce_statistics()
+        buffer.show_to(module.head)
+        _gather_pending(trainer, buffer)
+        buffer.commit()
+
+
+def _buffer(pl_module: LightningModule) -> CalibrationBuffer:
+    buffer = cast(CIFNetModule, pl_module).buffer
+    assert buffer is not None
+    return buffer
+
+
+def _gather_pending(trainer: Trainer, buffer: CalibrationBuffer) -> None:
+    """Give every process the candidates of all, so that all select the same."""
+    if trainer.world_size == 1:
+        return
+    pending = of_all_processes([part.cpu() for part in buffer.pending()])
+    device = buffer.y.device
+    parts = [part for part in pending if len(part[1])]
+    if parts:
+        z, y, key = (torch.cat(group).to(device) for group in zip(*parts, strict=True))
+        buffer.replace_pending(z, y, key)

@@ -1,0 +1,104 @@
+"""What a checkpoint of a run must hold for another run to go on from it, and Lightning's counters for that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from cifnet_pl.utilities.errors import CheckpointError
+
+FORMAT = 1
+"""Version of what :class:`cifnet_pl.learning.task_module.TaskModule` adds to a checkpoint."""
+
+
+def read_stored(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``TaskModule.on_save_checkpoint`` added, checked; CheckpointError if it is not as written there."""
+    stored = checkpoint.get("cifnet")
+    if not isinstance(stored, dict) or stored.get("format") != FORMAT:
+        raise CheckpointError(
+            f"the checkpoint is not one of this version of cifnet_pl (format {FORMAT}): "
+            f"found {stored.get('format') if isinstance(stored, dict) else 'a plain Lightning checkpoint'}"
+        )
+    names, sizes = stored.get("class_names"), stored.get("task_sizes")
+    whole = (
+        isinstance(stored.get("settings"), dict)
+        and all(isinstance(stored.get(flag), bool) for flag in ("under_way", "closing"))
+        and isinstance(names, list)
+        and all(isinstance(name, str) for name in names)
+        and len(set(names)) == len(names)
+        and isinstance(sizes, list)
+        and all(type(size) is int and size > 0 for size in sizes)
+        and sum(sizes) == len(names)
+        and (bool(sizes) or not stored["under_way"])
+    )
+    if not whole:
+        raise CheckpointError("the checkpoint is damaged: its list of classes and tasks does not make sense")
+    return stored
+
+
+def rewind_checkpoint(checkpoint: Mapping[str, Any], tasks: int) -> None:
+    """Set Lightning's counters to ``tasks`` finished epochs, whichever hook the checkpoint was written in.
+
+    Resumed as they are, counters of a task that was under way would skip its hooks and its first batches.
+    """
+    try:
+        if not checkpoint.keys() >= {"callbacks", "optimizer_states", "lr_schedulers"}:
+            raise KeyError("saved with weights_only")
+        fit_loop = checkpoint["loops"]["fit_loop"]
+        for counts in (fit_loop["epoch_progress"]["current"], fit_loop["epoch_progress"]["total"]):
+            counts.update(dict.fromkeys(("ready", "started", "processed", "completed"), tasks))
+        batches = fit_loop["epoch_loop.batch_progress"]
+        batches["current"].update(dict.fromkeys(batches["current"], 0))
+        batches["is_last_batch"] = False
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            "the checkpoint holds weights only, or is damaged: a run can be evaluated with it, but not go on"
+        ) from error
+
+
+def require_same(own: Mapping[str, Any], stored: Any) -> None:
+    """Raise CheckpointError, naming the first difference, unless all of ``own`` is ``stored`` in a checkpoint too."""
+    ours, other = flat_settings(own), flat_settings(stored) if isinstance(stored, Mapping) else {}
+    for key, value in ours.items():
+        found = other.get(key)
+        if type(found) is not type(value) or found != value:
+            raise CheckpointError(
+                f"the checkpoint was made with {key} = {found}, this run has {value}: "
+                "use the same settings, or start a new experiment"
+            )
+
+
+def require_same_images(own: Mapping[str, Any], stored: Any) -> None:
+    """:func:`require_same` for what ``CIFNetDataModule.describe_images`` says: preparation, and what is held back."""
+    require_same(_named(own), _named(stored))
+
+
+def _named(images: Any) -> dict[str, Any]:
+    """By the names of the options."""
+    images = images if isinstance(images, Mapping) else {}
+    split = images.get("held_back")
+    fraction, seed = split if isinstance(split, list) and len(split) == 2 else (None, None)
+    sizes = {key: images.get(key) for key in ("image_size", "crop_ratio")}
+    return {**sizes, "val_fraction": fraction, "split_seed": seed}
+
+
+def count_tasks(trainer: Trainer, tasks: int) -> None:
+    """Let ``current_epoch`` and ``global_step`` of a Trainer say that ``tasks`` tasks are learned."""
+    epochs = trainer.fit_loop.epoch_progress
+    steps = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+    for counts in (epochs.current, epochs.total, steps.total):
+        for name in vars(counts):
+            setattr(counts, name, tasks)
+
+
+def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one level, ``{"head": {"ridge": 1}}`` → ``{"head.ridge": 1}``."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flat_settings(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

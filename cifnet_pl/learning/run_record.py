@@ -1,0 +1,120 @@
+"""What a run leaves behind: the rows, the matrix and the summary of its folder. Plain Python, no Lightning."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from cifnet_pl.model.metrics import average_accuracy, backward_transfer, forgetting, max_drop
+from cifnet_pl.utilities.files import write_json, write_text
+
+
+@dataclass
+class TaskRow:
+    """One row of ``tasks.csv``: percentages 0–100, seconds, kWh, nats; None where something was not measured."""
+
+    task: int
+    classes_seen: int
+    A_k: float | None
+    average: float | None
+    forgetting: float | None
+    ece: float | None
+    train_seconds: float
+    solve_seconds: float
+    eval_seconds: float
+    energy_kwh: float | None
+    energy_source: str | None
+    state_elements: int
+    buffer_elements: int
+    eval_energy_kwh: float | None
+    nll: float | None = None
+
+
+@dataclass
+class RunRecord:
+    """Everything measured so far: the rows, the accuracy matrix, and energy by component."""
+
+    rows: list[TaskRow] = field(default_factory=list)
+    matrix: list[list[float | None]] = field(default_factory=list)
+    energy: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def trajectory(self) -> list[float | None]:
+        """A_k of each task."""
+        return [row.A_k for row in self.rows]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dictionaries, for a checkpoint."""
+        rows = [asdict(row) for row in self.rows]
+        return {"rows": rows, "matrix": [list(row) for row in self.matrix], "energy": dict(self.energy)}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> RunRecord:
+        """The record that :meth:`state_dict` describes."""
+        names = {f.name for f in fields(TaskRow)}
+        rows = [TaskRow(**{k: v for k, v in row.items() if k in names}) for row in state["rows"]]
+        return cls(rows, [list(row) for row in state["matrix"]], dict(state["energy"]))
+
+    def summary(self, **about: Any) -> dict[str, Any]:
+        """The content of ``summary.json``; ``about`` adds what the record does not know (head, seed, …)."""
+        last = self.rows[-1]
+        energy = _sum_if_all_known([row.energy_kwh for row in self.rows])
+        known = energy is not None
+        return {
+            "A_K": last.A_k,
+            "A_bar": average_accuracy(self.trajectory),
+            "A_k": self.trajectory,
+            "forgetting": forgetting(self.matrix),
+            "bwt": backward_transfer(self.matrix),
+            "max_drop": max_drop(self.trajectory),
+            "ece": last.ece,
+            "nll": last.nll,
+            "train_seconds": sum(row.train_seconds for row in self.rows),
+            "eval_seconds": sum(row.eval_seconds for row in self.rows),
+            "energy_kwh": energy,
+            "energy_source": last.energy_source,
+            "energy_cpu_kwh": self.energy.get("cpu") if known else None,
+            "energy_gpu_kwh": self.energy.get("gpu") if known else None,
+            "energy_ram_kwh": self.energy.get("ram") if known else None,
+            "co2_kg": self.energy.get("co2_kg") if known else None,
+            "eval_energy_kwh": _sum_if_all_known([row.eval_energy_kwh for row in self.rows]),
+            "A_K_per_kwh": last.A_k / energy if energy and last.A_k is not None else None,
+            "state_elements": last.state_elements,
+            "buffer_elements": last.buffer_elements,
+            "n_tasks": len(self.rows),
+            "n_classes": last.classes_seen,
+            **about,
+        }
+
+    def write_tables(self, folder: Path) -> None:
+        """Write ``tasks.csv`` and ``accuracy_matrix.csv``, each atomically."""
+        columns = [f.name for f in fields(TaskRow)]
+        write_text(folder / "tasks.csv", to_csv(columns, [[getattr(r, c) for c in columns] for r in self.rows]))
+        header = ["task", *(f"task_{j + 1}" for j in range(len(self.matrix)))]
+        body = [[k + 1, *row] for k, row in enumerate(self.matrix)]
+        write_text(folder / "accuracy_matrix.csv", to_csv(header, body))
+
+    def write_summary(self, folder: Path, **about: Any) -> None:
+        """Write ``summary.json`` atomically: it says that the run is whole."""
+        write_json(folder / "summary.json", self.summary(**about))
+
+
+def _sum_if_all_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def to_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """CSV text; None is an empty cell, short rows are filled with empty cells."""
+    lines = []
+    for row in (header, *rows):
+        cells = ["" if value is None else value for value in row]
+        line = io.StringIO()
+        # Before Python 3.13 only characters of the line's own end are quoted, and a file name may hold either.
+        csv.writer(line, lineterminator="\r\n").writerow(cells + [""] * (len(header) - len(cells)))
+        lines.append(line.getvalue().removesuffix("\r\n") + "\n")
+    return "".join(lines)

@@ -1,0 +1,93 @@
+"""Several processes without a gradient wrapper: every process embeds its exact share, and the sums are added."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning.pytorch import Trainer
+from lightning.pytorch.overrides.distributed import _sync_module_states
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+
+from cifnet_pl.backbones.precision import check_precision
+from cifnet_pl.utilities.errors import UsageError
+
+
+class StatisticsDDPStrategy(DDPStrategy):
+    """Lightning's DDP launcher, process group and reductions, for modules in which nothing has a gradient."""
+
+    strategy_name = "ddp"
+
+    def configure_ddp(self) -> None:
+        """Make all processes start from the same tensors; there are no gradients to synchronise."""
+        assert self.model is not None
+        if any(p.requires_grad for p in self.model.parameters()):
+            super().configure_ddp()
+        else:
+            _sync_module_states(self.model)
+
+
+def register_strategy() -> None:
+    """Put the strategy in the place of "ddp", so that ``strategy: auto`` finds it too."""
+    StrategyRegistry.register(
+        "ddp",
+        StatisticsDDPStrategy,
+        description=StatisticsDDPStrategy.__doc__,
+        override=True,
+        start_method="popen",
+    )
+
+
+@contextmanager
+def leaving_the_group() -> Iterator[None]:
+    """End the process group of a run with the block: an interpreter that ends before gloo's threads is aborted.
+
+    After an error NCCL's group is left alone, as it would wait for processes that may be gone.
+    """
+    try:
+        yield
+    except BaseException:
+        _leave({"gloo"})
+        raise
+    _leave({"gloo", "nccl"})
+
+
+def _leave(backends: Collection[str]) -> None:
+    group = torch.distributed
+    if group.is_available() and group.is_initialized() and group.get_backend() in backends:
+        group.destroy_process_group()
+
+
+def check_number(trainer: Trainer) -> None:
+    """Refuse a Trainer that expects another number of processes than torchrun started."""
+    started, expected = int(os.environ.get("WORLD_SIZE") or 1), trainer.num_devices * trainer.num_nodes
+    if TorchElasticEnvironment.detect() and started != expected:
+        raise UsageError(
+            f"torchrun started {started} processes, the Trainer expects {expected}: "
+            "--trainer.devices times --trainer.num_nodes must be that number"
+        )
+
+
+def check_trainer(trainer: Trainer) -> None:
+    """Refuse a Trainer, however it was made, that would round the sums, or whose processes would not learn together."""
+    check_precision(str(trainer.precision))
+    strategy = trainer.strategy
+    check_strategy(getattr(strategy, "_start_method", strategy))
+    if trainer.world_size > 1 and not isinstance(strategy, StatisticsDDPStrategy):
+        raise UsageError(
+            f"{type(strategy).__name__} waits for gradients, and there are none: "
+            "use Trainer(strategy=cifnet_pl.distributed.StatisticsDDPStrategy())"
+        )
+
+
+def check_strategy(strategy: Any) -> None:
+    """Refuse strategies that start processes by spawning or forking: the parent would never see what they learned."""
+    name = strategy if isinstance(strategy, str) else getattr(strategy, "strategy_name", type(strategy).__name__)
+    if "spawn" in name or "fork" in name or "notebook" in name:
+        raise UsageError(f"strategy '{name}' would lose what the processes learn: use auto or ddp")
+    if any(word in name for word in ("fsdp", "deepspeed", "xla", "model_parallel")):
+        raise UsageError(f"strategy '{name}' shards gradients that do not exist here: use auto or ddp")

@@ -1,0 +1,306 @@
+"""A LightningModule that learns a stream of tasks, one an epoch, and evaluates after each: glue only."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from torchmetrics import CatMetric
+from torchmetrics.classification import MulticlassCalibrationError
+
+from cifnet_pl.backbones import Backbone
+from cifnet_pl.data.datamodule import CIFNetDataModule
+from cifnet_pl.data.loading import Batch
+from cifnet_pl.learning.resume import (
+    FORMAT,
+    count_tasks,
+    read_stored,
+    require_same,
+    require_same_images,
+    rewind_checkpoint,
+)
+from cifnet_pl.model.metrics import ClassAccuracy, percent
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError, DataError, UsageError
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Result of one evaluation over all classes seen: percentages, NLL in nats, None where nothing was tested."""
+
+    accuracy: float | None
+    task_accuracy: list[float | None]
+    ece: float | None
+    nll: float | None
+    seconds: float
+
+
+class TaskModule(LightningModule):
+    """One task is one epoch: opens tasks, evaluates after each, and owns the map from class name to label.
+
+    Subclasses learn in ``training_step`` and finish a task in ``finish_task``; they score in ``scores``.
+
+    Attributes:
+        class_names: name of each label 0, 1, …; append-only, so that a class added later never shifts another.
+        learned_tasks: class names of each task begun, in order.
+        backbone: set by subclasses; says how the data module must prepare images.
+        epochs: passes over a task's images that learn from them.
+        evaluation: result of the last evaluation.
+        solve_seconds: time that ``finish_task`` took for the last task.
+    """
+
+    class_names: list[str]
+    learned_tasks: list[list[str]]
+    backbone: Backbone
+    epochs: int = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.class_names, self.learned_tasks = [], []
+        self.evaluation: Evaluation | None = None
+        self.solve_seconds = 0.0
+        self._accuracy: ClassAccuracy | None = None
+        self._calibration: MulticlassCalibrationError | None = None
+        self._evaluation_start = 0.0
+        self._under_way = self._closing = False
+
+    # ------------------------------------------------------------------ for subclasses
+
+    def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
+        """The training images ``rows`` of task ``task`` (from 0) in the order of learning, one array for each pass.
+
+        Asked more than once for a task, before ``begin_task`` too.
+        """
+        return [rows]
+
+    def begin_task(self, names: list[str], labels: list[int]) -> None:
+        """Make room for the classes of a new task."""
+
+    def finish_task(self) -> None:
+        """Learn what is left to learn once all batches of a task have been seen."""
+
+    def probabilities(self, batch: Batch) -> Tensor:
+        """(n, C) float64 class probabilities of an evaluation batch, column c for label c."""
+        raise CifnetError(f"{type(self).__name__} does not predict")
+
+    def settings(self) -> dict[str, Any]:
+        """What a checkpoint's tensors depend on; compared on loading."""
+        return {"module": type(self).__name__}
+
+    def describe(self) -> dict[str, Any]:
+        """What ``summary.json`` says of the model: head, backbone, backbone_params, precision of the network."""
+        name, parameters = self.backbone.name, self.backbone.parameters_count
+        about = {"head": type(self).__name__, "backbone": name, "backbone_params": parameters}
+        return {**about, "precision": str(self.trainer.precision)}
+
+    def state_elements(self) -> dict[str, int]:
+        """Numbers kept between tasks, by component."""
+        return {"parameters": sum(p.numel() for p in self.parameters())}
+
+    @property
+    def bytes_per_element(self) -> int:
+        """Bytes of one of those numbers, the buffer's apart."""
+        return 4
+
+    @property
+    def bytes_per_buffer_element(self) -> int:
+        """Bytes of one number of the component "buffer"."""
+        return 4
+
+    def abort_task(self, labels: list[int]) -> None:
+        """Forget what was seen of a task that was under way when the run stopped."""
+
+    # ------------------------------------------------------------------ the task protocol
+
+    @property
+    def data(self) -> CIFNetDataModule:
+        """The data module that feeds this module."""
+        return cast(CIFNetDataModule, cast(Any, self.trainer).datamodule)
+
+    @property
+    def tasks_finished(self) -> int:
+        """Number of tasks learned to their end."""
+        return len(self.learned_tasks) - self._under_way
+
+    def configure_optimizers(self) -> list[Any]:
+        """No optimizer: nothing here is trained by gradients."""
+        return []
+
+    def on_fit_start(self) -> None:
+        """Count the tasks that are left, and set what every run needs, however its Trainer was made."""
+        self._rewind_task()
+        trainer = self.trainer
+        trainer.fit_loop.max_epochs = len(self.data.stream(self.learned_tasks))
+        # A module that has learned before goes on where it stopped, with any Trainer.
+        count_tasks(trainer, self.tasks_finished)
+        cast(Any, trainer).reload_dataloaders_every_n_epochs = 1  # a task is an epoch
+        # Lightning would evaluate at the start, and before on_train_epoch_end: both times an unsolved head.
+        trainer.num_sanity_val_steps = 0
+        trainer.check_val_every_n_epoch = 2**62
+
+    def on_train_epoch_start(self) -> None:
+        """Open the task of this epoch."""
+        names = self.data.task_classes(self.data.task)
+        start = len(self.class_names)
+        self.class_names += names
+        self.learned_tasks.append(names)
+        self._under_way, self._closing = True, False
+        self.begin_task(names, list(range(start, len(self.class_names))))
+
+    def on_train_epoch_end(self) -> None:
+        """Finish the task, count it as one optimizer step, evaluate."""
+        start = time.perf_counter()
+        self.close_task()
+        self.finish_task()
+        self.solve_seconds = time.perf_counter() - start
+        self._under_way = self._closing = False
+        self._count_step()
+        self._evaluate()
+
+    def close_task(self) -> None:
+        """From here until the task is finished its state is neither old nor new; no run can go on from there."""
+        self._closing = True
+
+    def _count_step(self) -> None:
+        # Without an optimizer global_step stays 0, and Lightning's ModelCheckpoint silently saves nothing.
+        progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        progress.increment_ready()
+        progress.increment_completed()
+
+    def _evaluate(self) -> None:
+        """Run Lightning's own validation loop inside the training loop, as it does itself mid-epoch."""
+        trainer: Trainer = self.trainer
+        trainer.validating = True
+        trainer.fit_loop.epoch_loop.val_loop.run()
+        trainer.training = True
+
+    # ------------------------------------------------------------------ evaluation
+
+    def on_validation_epoch_start(self) -> None:
+        """Start counting over all classes seen."""
+        if not self.class_names:
+            raise UsageError("nothing is learned yet: give a checkpoint with --ckpt_path")
+        classes = len(self.class_names)
+        self._accuracy = ClassAccuracy(classes).to(self.device)
+        # Class counts below two are fine for the top-1 error it computes, but not for its argument check.
+        self._calibration = MulticlassCalibrationError(max(2, classes), n_bins=15, validate_args=False)
+        self._calibration.to(self.device)
+        # All of them, as for the ECE: a running sum would round differently with other batches.
+        self._nll = CatMetric().to(self.device)
+        self._evaluation_start = time.perf_counter()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Count correct predictions and the confidence that they were made with."""
+        if len(batch.label):
+            probabilities = self.probabilities(batch)
+            assert self._accuracy is not None
+            assert self._calibration is not None
+            self._accuracy.update(probabilities.argmax(dim=1), batch.label)
+            self._calibration.update(probabilities, batch.label)
+            own = probabilities.gather(1, batch.label[:, None]).flatten()
+            # One dimension and float32: what torchmetrics has for a process without images.
+            self._nll.update(-own.clamp_min(torch.finfo(own.dtype).tiny).log().float())
+
+    def on_validation_epoch_end(self) -> None:
+        """Turn the counts of all processes into A_k, per-task accuracies, ECE and NLL."""
+        assert self._accuracy is not None
+        assert self._calibration is not None
+        # torchmetrics makes a scalar of the single count of a first task with one class.
+        correct, total = (counts.reshape(-1).tolist() for counts in self._accuracy.compute())
+        tasks, start = [], 0
+        for names in self.learned_tasks:
+            part = slice(start, start + len(names))
+            tasks.append(percent(sum(correct[part]), sum(total[part])))
+            start += len(names)
+        accuracy = percent(sum(correct), sum(total))
+        ece = 100 * float(self._calibration.compute()) if sum(total) else None
+        nll = float(torch.as_tensor(self._nll.compute()).double().mean()) if sum(total) else None
+        seconds = time.perf_counter() - self._evaluation_start
+        self.evaluation = Evaluation(accuracy, tasks, ece, nll, seconds)
+        if accuracy is not None:
+            self.log("A_k", accuracy, prog_bar=True, logger=False, sync_dist=True)  # the same on all processes
+
+    def on_validation_end(self) -> None:
+        """Let the cache have what each process embedded."""
+        self.data.share_collected()
+
+    on_test_epoch_start = on_validation_epoch_start
+    test_step = validation_step
+    on_test_epoch_end = on_validation_epoch_end
+    on_test_end = on_predict_end = on_validation_end
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(rows, labels, probabilities) of the most probable class of each image."""
+        top = self.probabilities(batch).max(dim=1)
+        return batch.row, top.indices, top.values
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def refuse_several_processes(self, name: str) -> None:
+        """Raise UsageError if the run has more than one process, as ``name`` cannot learn in them."""
+        if self.trainer.world_size > 1:
+            raise UsageError(f"{name} learns in one process, not in {self.trainer.world_size}: --trainer.devices 1")
+
+    def refuse_empty(self, names: list[str]) -> None:
+        """Raise DataError if there are ``names`` of classes of which no image could be learned."""
+        if names:
+            raise DataError(
+                f"no image of class '{names[0]}' was learned: none could be read, or trainer options limit the batches"
+            )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the class map, the settings, how photos are prepared, and whether a task is under way.
+
+        Such a task starts again on resume.
+        """
+        checkpoint["cifnet"] = {
+            "format": FORMAT,
+            "under_way": self._under_way,
+            "closing": self._closing,
+            "class_names": list(self.class_names),
+            "task_sizes": [len(names) for names in self.learned_tasks],
+            "settings": self.settings(),
+            "images": self.data.describe_images(self.backbone.preprocessing),
+            "precision": str(self.trainer.precision),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Check that the checkpoint belongs to this module, and take over its class map.
+
+        Raises:
+            CheckpointError: another format, module, backbone, head or buffer than this run's; a damaged one; one
+                that holds weights only, or was written while a task was being solved, where a run is to go on.
+        """
+        stored = read_stored(checkpoint)
+        require_same(self.settings(), stored["settings"])
+        self.class_names = list(stored["class_names"])
+        names = iter(self.class_names)
+        self.learned_tasks = [[next(names) for _ in range(size)] for size in stored["task_sizes"]]
+        self._under_way = stored["under_way"]
+        if self._trainer is not None:
+            images = self.data.describe_images(self.backbone.preprocessing)
+            require_same_images(images, stored.get("images"))
+        goes_on = self._trainer is not None and self.trainer.state.fn == "fit"
+        if stored["closing"] or (self._under_way and not goes_on):
+            what = "while it was being solved" if stored["closing"] else "in its middle: fit can go on from it, else"
+            raise CheckpointError(
+                f"the checkpoint does not hold task {len(self.learned_tasks)}, it was written {what}; "
+                "use another one, such as last.ckpt of the run's folder"
+            )
+        if goes_on:
+            require_same({"precision": str(self.trainer.precision)}, stored)
+            rewind_checkpoint(checkpoint, self.tasks_finished)
+
+    def _rewind_task(self) -> None:
+        """Take back a task that a mid-epoch checkpoint (a signal, a SLURM requeue) caught under way."""
+        if self._under_way:
+            names = self.learned_tasks.pop()
+            labels = list(range(len(self.class_names) - len(names), len(self.class_names)))
+            del self.class_names[labels[0] :]
+            self.abort_task(labels)
+            self._under_way = False

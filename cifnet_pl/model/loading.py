@@ -1,0 +1,131 @@
+"""Any stored model, by one function: a run's folder, one of its checkpoints, or a bundle."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cifnet_pl.model.bundle import is_bundle, open_bundle
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.description import Entry
+from cifnet_pl.model.validation import assemble
+from cifnet_pl.utilities.errors import CheckpointError
+from cifnet_pl.utilities.run_folders import CHECKPOINT, versions
+from cifnet_pl.utilities.text import first_line, printable
+
+MODULE = "CIFNetModule"
+
+
+def load(path: Path | str, device: torch.device | str | None = None, download: bool = False) -> Classifier:
+    """Load a model that can classify, and go on learning.
+
+    Args:
+        path: a bundle, a run's folder (``lightning_logs/NAME/version_N``, or ``lightning_logs/NAME`` for the newest
+            version), or a checkpoint file.
+        device: where to put it; None for the first GPU if there is one, else the CPU.
+        download: whether weights of the backbone that are not on this machine may be fetched.
+
+    Raises:
+        CheckpointError: there is no such model, or the file is damaged, hostile, or of another version.
+        CifnetError: its backbone cannot be built on this machine.
+    """
+    place = Path(path).expanduser()
+    model = read_bundle(place, download) if is_bundle(place) else _from_checkpoint(checkpoint_of(place), download)
+    return model.to(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+
+
+def read_bundle(folder: Path, download: bool = False) -> Classifier:
+    """Read the model of a bundle; arguments and errors as for :func:`load`."""
+    with open_bundle(folder) as (description, shapes, read):
+        return assemble(description, shapes, read, str(folder), download)
+
+
+def checkpoint_of(path: Path) -> Path:
+    """The checkpoint file that ``path`` means; CheckpointError if there is none."""
+    if path.is_file():
+        return path
+    if not path.exists():
+        raise CheckpointError(f"no model at {path}: expected a run's folder, a checkpoint file or a bundle")
+    newest = [folder / CHECKPOINT for folder in reversed(versions(path))]
+    for candidate in (path / CHECKPOINT, *newest):
+        if candidate.is_file():
+            return candidate
+    raise CheckpointError(f"{path} is neither a bundle (no config.json) nor a run's folder (no {CHECKPOINT})")
+
+
+def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
+    """Read a checkpoint file of a run without executing anything from it.
+
+    Raises:
+        CheckpointError: the file is missing, truncated, compressed (it could grow without bound), not of this package,
+            or holds more than tensors and plain containers.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"no checkpoint at {path}: look in a run's folder for {CHECKPOINT}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                raise CheckpointError(f"{path} is compressed: it was not written by this package")
+            damaged = archive.testzip()  # torch.load does not look at the checksums
+            if damaged is not None:
+                raise CheckpointError(f"{path} is damaged: the checksum of {printable(damaged)} is wrong; use a copy")
+        content = torch.load(path, map_location=map_location, weights_only=True)
+    except CheckpointError:
+        raise
+    except Exception as error:  # the unpickler fails in many ways on damaged or hostile files
+        raise CheckpointError(
+            f"cannot read checkpoint {path}, it is damaged or not a checkpoint: {first_line(error)[:200]}"
+        ) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds a {type(content).__name__}, expected a checkpoint")
+    missing = [key for key in ("cifnet", "state_dict", "pytorch-lightning_version") if key not in content]
+    if missing:
+        raise CheckpointError(f"{path} is no checkpoint of a run of this package: it has no '{missing[0]}'")
+    return content
+
+
+def _from_checkpoint(path: Path, download: bool) -> Classifier:
+    content = read_checkpoint(path)
+    stored = Entry(content["cifnet"], str(path), "cifnet")
+    settings = stored.sub("settings")
+    if settings.get("module", str) != MODULE:
+        raise CheckpointError(f"{path} is of a {printable(settings.content['module'])}, expected a {MODULE}")
+    if stored.get("under_way", bool):
+        raise CheckpointError(f"{path} was saved in the middle of a task: finish the run with --ckpt_path last first")
+    description = {
+        "backbone": stored.sub("backbone").content,
+        **({"precision": stored.content["precision"]} if "precision" in stored.content else {}),
+        "images": stored.sub("images").content,
+        "head": settings.sub("head").content,
+        "buffer": None if settings.sub("buffer").content == {"capacity": 0} else settings.sub("buffer").content,
+        "class_names": stored.get("class_names", list),
+        "task_sizes": stored.get("task_sizes", list),
+        "history": _history(content.get("callbacks"), str(path)),
+    }
+    tensors = _tensors(content["state_dict"], str(path))
+    shapes = {key: tuple(value.shape) for key, value in tensors.items()}
+    return assemble(description, shapes, lambda: tensors, str(path), download)
+
+
+def _tensors(state: Any, where: str) -> dict[str, Tensor]:
+    entry = Entry(state, where, "state_dict")
+    wrong = [key for key, value in entry.content.items() if not isinstance(value, Tensor)]
+    if wrong:
+        raise CheckpointError(f"{where} is damaged: '{printable(wrong[0])}' is not a tensor")
+    return dict(entry.content)
+
+
+def _history(callbacks: Any, where: str) -> list[dict[str, Any]]:
+    """The rows of the run's record, as events."""
+    record = callbacks.get("TaskMetrics") if isinstance(callbacks, Mapping) else None
+    rows = Entry(record, where, "TaskMetrics").get("rows", list) if record is not None else []
+    names = {"classes": "classes_seen", "accuracy": "A_k", "seconds": "train_seconds"}
+    names |= {name: name for name in ("energy_kwh", "energy_source")}
+    missing = {"photos": None, "old_accuracy_before": None, "old_accuracy": None}
+    entries = [Entry(row, where, "rows").content for row in rows]
+    return [{"what": "task", **missing, **{ours: row.get(theirs) for ours, theirs in names.items()}} for row in entries]

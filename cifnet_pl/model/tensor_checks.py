@@ -1,0 +1,148 @@
+"""Tensors from outside, believed in nothing: whether they are those of a head or a buffer, before and after loading."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.heads import Head
+from cifnet_pl.heads.samples import Samples
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError
+from cifnet_pl.utilities.text import first_line, printable
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+PER_TASK = re.compile(r"cohorts\.(0|[1-9]\d{0,8})\.")
+"""Names of tensors that a head has once for each task."""
+
+
+def check_shapes(
+    head: Head, buffer: CalibrationBuffer | None, tasks: Sequence[int], shapes: Shapes, where: str
+) -> None:
+    """Compare the shapes in a file with those that ``head`` has after ``tasks`` of so many classes.
+
+    What a head of one and of two classes looks like tells which dimensions grow with the classes. Those that only
+    ``solve`` fills may be empty or have a place for each class; samples are as many as there are.
+
+    Raises:
+        CheckpointError: a tensor too many or too few, or of another shape.
+    """
+    one, two = _shapes_with(head, 1), _shapes_with(head, 2)
+    samples = {name for name, module in head.named_modules() if isinstance(module, Samples)}
+    left = {key.removeprefix("head.") for key in shapes if key.startswith("head.")}
+    left_over = {key for key in shapes if not key.startswith("head.")}
+    for key, small in one.items():
+        repeated = PER_TASK.match(key)
+        sizes = list(enumerate(tasks)) if repeated else [(0, sum(tasks))]
+        for task, classes in sizes:
+            name = PER_TASK.sub(f"cohorts.{task}.", key) if repeated else key
+            stored = shapes.get(f"head.{name}", (-1,))
+            free = key.rpartition(".")[0] in samples
+            if key.endswith(".past_weight"):  # a place for each class of the tasks before
+                fits = stored == (sum(tasks[:task]),)
+            else:
+                fits = _fits(stored, small, two[key], classes, free)
+            if not fits:
+                raise CheckpointError(
+                    f"{where} is damaged or of another version: tensor head.{name} has shape {stored}, "
+                    f"which {classes} classes in an embedding of width {head.in_features} do not have"
+                )
+            left.discard(name)
+    if buffer is not None:
+        left_over -= {f"buffer.{key}" for key in buffer.state_dict()}
+    foreign = sorted(left | left_over)
+    if foreign:
+        raise CheckpointError(f"{where} holds a tensor '{printable(foreign[0][:60])}' that its head does not have")
+
+
+def _shapes_with(head: Head, classes: int) -> dict[str, tuple[int, ...]]:
+    fresh = head.fresh()
+    fresh.begin_task(range(classes), [1] * classes)
+    return {key: tuple(value.shape) for key, value in fresh.state_dict().items()}
+
+
+def _fits(stored: tuple[int, ...], one: tuple[int, ...], two: tuple[int, ...], classes: int, free: bool) -> bool:
+    if len(stored) != len(one):
+        return False
+    allowed = []
+    for small, large in zip(one, two, strict=True):
+        grown = small + (classes - 1) * (large - small)
+        allowed.append(None if free and small == 0 else {0, classes} if small == large == 0 else {grown})
+    return all(sizes is None or size in sizes for size, sizes in zip(stored, allowed, strict=True))
+
+
+def load_part(module: Head | CalibrationBuffer, prefix: str, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Load the tensors whose names begin with ``prefix``.
+
+    Raises:
+        CheckpointError: one is not a dense, finite tensor whose memory is all there, or of another dtype.
+    """
+    state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+    for key, value in state.items():
+        if not _is_plain(value):
+            raise CheckpointError(f"{where} holds '{printable(key)}', which is not a whole tensor of finite numbers")
+    try:
+        module.load_state_dict(state, strict=True)
+    except CifnetError as error:
+        raise CheckpointError(f"{where} is damaged: {error}") from error
+    except Exception as error:  # tensors from outside can make loading fail in many ways
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"{where} does not fit a {type(module).__name__}: {reason}") from error
+    for key, value in module.state_dict().items():
+        if value.dtype != state[key].dtype:
+            raise CheckpointError(f"{where} holds '{key}' in {state[key].dtype}, expected {value.dtype}")
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is what it says: a view could claim any size, and NaN would spread to every score."""
+    return (
+        tensor.layout == torch.strided
+        and tensor.device.type == "cpu"
+        and tensor.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool)
+        and tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
+        and bool(torch.isfinite(tensor).all())
+    )
+
+
+def check_head(head: Head, tasks: Sequence[int], where: str) -> None:
+    """The numbers of a loaded head make sense together: it is solved, and scores its classes.
+
+    Raises:
+        CheckpointError: they do not.
+    """
+    if not bool(head.solved) or bool(head.under_way):
+        raise CheckpointError(f"{where} was stored in the middle of a task: go on with that run, then store it")
+    classes, numbers = sum(tasks), head.task_of.tolist()
+    in_order = numbers == [k for k, size in enumerate(tasks) for _ in range(size)]
+    if len(set(head.classes)) < classes or not in_order:
+        raise CheckpointError(f"{where} is damaged: the labels or tasks of its classes are not in order")
+    if not float(head.temperature) > 0:
+        raise CheckpointError(f"{where} is damaged: its temperature is {float(head.temperature):g}")
+    for module in head.modules():
+        if isinstance(module, Samples):
+            same = len(module.z) == len(module.y) == len(module.weight)
+            if not same or not set(module.y.tolist()) <= set(head.classes):
+                raise CheckpointError(f"{where} is damaged: its samples are not all of classes that it knows")
+    try:
+        counts = head.class_counts()
+        scores = head(torch.zeros(1, head.in_features))
+    except Exception as error:  # numbers that do not go together fail wherever they meet first
+        raise CheckpointError(f"{where} is damaged: its tensors do not go together ({first_line(error)})") from error
+    if min(counts.values()) < 1:
+        raise CheckpointError(f"{where} is damaged: it has a class without photos")
+    if scores.shape != (1, classes) or not torch.isfinite(scores).all():
+        raise CheckpointError(f"{where} is damaged: its head does not give {classes} finite scores")
+
+
+def check_buffer(buffer: CalibrationBuffer, head: Head, where: str) -> None:
+    """The parts of a loaded buffer go together, and with the head; CheckpointError otherwise."""
+    z, y = buffer.items()
+    whole = len(z) == len(y) == len(buffer.key) and z.is_floating_point()
+    if not whole or (len(z) and z.shape[1] != head.in_features):
+        raise CheckpointError(f"{where} is damaged: the parts of its buffer do not go together")
+    if not set(y.tolist()) <= set(head.classes):
+        raise CheckpointError(f"{where} is damaged: its buffer holds classes that the head does not know")

@@ -1,0 +1,65 @@
+"""Ridge regression with a free bias: centre features and targets, then solve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cifnet_pl.statistics.gcv import solve_gcv
+from cifnet_pl.statistics.solve import leverages, solve_ridge
+
+
+@dataclass(frozen=True)
+class Centred:
+    """Weighted least squares with a free bias, after centring features and targets.
+
+    gram: (d, d) ``Σ ω z zᵀ − n μ μᵀ``; moment: (d, C) ``Σ ω z tᵀ − n μ t̄ᵀ``; mean: (d,) μ; target_mean: (C,) t̄;
+    target_energy: () ``tr(Y_cᵀ Y_c)``; samples: number of distinct samples.
+    """
+
+    gram: Tensor
+    moment: Tensor
+    mean: Tensor
+    target_mean: Tensor
+    target_energy: Tensor
+    samples: int
+
+    @classmethod
+    def from_augmented(cls, gram: Tensor, moment: Tensor, target_square: Tensor, samples: int) -> Centred:
+        """Centre sums over ``x̃ = [1; z]``.
+
+        Args:
+            gram: (d+1, d+1) ``Σ ω x̃x̃ᵀ``.
+            moment: (d+1, C) ``Σ ω x̃ tᵀ``.
+            target_square: () ``Σ ω t²`` over all samples and classes.
+            samples: number of distinct samples.
+        """
+        total = gram[0, 0]
+        mean, target_mean = gram[0, 1:] / total, moment[0] / total
+        return cls(
+            gram=gram[1:, 1:] - total * torch.outer(mean, mean),
+            moment=moment[1:] - total * torch.outer(mean, target_mean),
+            mean=mean,
+            target_mean=target_mean,
+            target_energy=target_square - total * target_mean.square().sum(),
+            samples=samples,
+        )
+
+    def solve(self, ridge: float | str) -> tuple[Tensor, float]:
+        """Weights (d+1, C) with the bias in row 0, and the ridge used.
+
+        ``ridge`` is a number added to the centred Gram matrix, or "gcv" for generalised cross-validation.
+        """
+        if ridge == "gcv":
+            weights, chosen = solve_gcv(self.gram, self.moment, self.target_energy, self.samples, free=1)
+        else:
+            chosen = float(ridge)
+            weights = solve_ridge(self.gram, self.moment, self.gram.new_tensor(chosen))
+        bias = self.target_mean - self.mean @ weights
+        return torch.cat([bias[None], weights]), chosen
+
+    def leverages(self, z: Tensor, ridge: float, mass: Tensor) -> Tensor:
+        """:func:`leverages` (n,) of embeddings z (n, d) with a free bias; ``mass`` () is the total weight ``Σ ω``."""
+        return 1 / mass + leverages(self.gram, self.gram.new_tensor(ridge), z - self.mean)

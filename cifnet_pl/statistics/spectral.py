@@ -1,0 +1,84 @@
+"""Eigendecomposition of a Gram matrix for what ridge regression asks of it: the spectrum, and a few rotated columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.linalg import get_lapack_funcs
+from torch import Tensor
+
+from cifnet_pl.utilities.errors import CifnetError
+
+FACTORED_FROM = 64
+"""Smallest width for which the eigenvectors are left as factors; below, any way takes no time."""
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """``V diag(values) Vᵀ``.
+
+    values: (p,) eigenvalues, ascending; exactly zero beyond the rank. rotate: (p, C) → ``Vᵀx``; back: (p, C) → ``Vx``.
+    """
+
+    values: Tensor
+    rotate: Callable[[Tensor], Tensor]
+    back: Callable[[Tensor], Tensor]
+
+
+def spectrum(gram: Tensor, rank: int, columns: int) -> Spectrum:
+    """Eigendecomposition of a Gram matrix (p, p), float64 or float32, of rank at most ``rank``.
+
+    Eigenvalues beyond that rank, and those below the precision, hold only rounding: they are zero here. ``columns``,
+    how many will be rotated, decides in which form the eigenvectors are kept.
+
+    Raises:
+        CifnetError: the sums overflowed.
+    """
+    if not torch.isfinite(gram.trace()):
+        raise CifnetError(f"the Gram matrix overflowed {gram.dtype}: scale the embeddings down, or use dtype: float64")
+    # Few samples leave many eigenvalues that are zero but for rounding, over which divide and conquer can fail to
+    # converge. Moved away from zero they are equal to working precision, and deflate. In place, and put back
+    # exactly: a Gram matrix may be most of the memory.
+    diagonal = gram.diagonal().clone()
+    shift = diagonal.mean()
+    # Factors rotate there and back in 8p²C operations instead of 4p²C, and save the 2p³ of their product.
+    factored = gram.device.type == "cpu" and len(gram) >= max(FACTORED_FROM, 2 * columns)
+    try:
+        gram.diagonal().add_(shift)
+        found = _factored(gram) if factored else _whole(gram)
+    finally:
+        gram.diagonal().copy_(diagonal)
+    found.values.sub_(shift)
+    found.values[: len(gram) - min(len(gram), rank)] = 0
+    found.values[found.values <= torch.finfo(gram.dtype).eps * found.values[-1]] = 0
+    return found
+
+
+def _whole(gram: Tensor) -> Spectrum:
+    values, vectors = torch.linalg.eigh(gram)
+    return Spectrum(values, lambda x: vectors.T @ x, lambda x: vectors @ x)
+
+
+def _factored(gram: Tensor) -> Spectrum:
+    """``G = Q T Qᵀ`` with T tridiagonal, ``T = U diag(values) Uᵀ``: V = QU is never formed.
+
+    Without the product QU it takes half as long (p = 1280, few columns). LAPACK's sytrd leaves Q as Householder
+    reflectors of all rows but the first, in the form that ormqr applies, as LAPACK's own ormtr does.
+    """
+    sytrd, sytrd_lwork, stevd = get_lapack_funcs(("sytrd", "sytrd_lwork", "stevd"), (gram.numpy(),))
+    lwork = int(sytrd_lwork(len(gram), lower=1)[0])
+    packed, diagonal, below, scales, _ = sytrd(gram.numpy().T, lower=1, lwork=lwork)
+    values, vectors, failed = stevd(diagonal, below)
+    if failed:
+        raise np.linalg.LinAlgError("the eigenvalues of the Gram matrix did not converge")
+    reflectors, scale, inner = torch.from_numpy(packed)[1:, :-1], torch.from_numpy(scales), torch.from_numpy(vectors)
+
+    def reflected(x: Tensor, transpose: bool) -> Tensor:
+        return torch.cat([x[:1], torch.ormqr(reflectors, scale, x[1:], transpose=transpose)])
+
+    return Spectrum(
+        torch.from_numpy(values), lambda x: inner.T @ reflected(x, True), lambda x: reflected(inner @ x, False)
+    )

@@ -1,0 +1,146 @@
+"""Atomic writes: a file is there whole or not at all, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from cifnet_pl.utilities.errors import CifnetError, UsageError
+
+
+def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write through ``write(file)`` to a temporary file beside ``path``, flush it to the disk, and rename it.
+
+    Raises:
+        CifnetError: the disk is full or not writable; an old file at ``path`` is left as it was.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except (OSError, RuntimeError) as error:
+        refusal = _of_the_system(error)
+        if refusal is None:
+            raise
+        raise CifnetError(f"cannot write {path}: {refusal.strerror or refusal}; nothing was changed") from error
+    finally:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def _of_the_system(error: BaseException | None) -> OSError | None:
+    """The system's own error behind ``error``: on a full disk torch.save raises a RuntimeError of its own."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` as UTF-8, atomically; undecodable file names keep their bytes."""
+    write_atomic(path, lambda file: file.write(text.encode("utf-8", "surrogateescape")))
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write strict JSON (null instead of NaN), atomically."""
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder to write many files into that becomes ``target``, which must not exist or be empty, when it is whole.
+
+    Raises:
+        CifnetError: the disk is full or not writable.
+    """
+    temporary = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+        yield temporary
+        temporary.chmod(0o777 & ~_umask())
+        os.replace(temporary, target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise CifnetError(f"cannot write {target}: {error.strerror or error}; nothing was changed") from error
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def exclusive(output: Path) -> Iterator[None]:
+    """Hold the right to write ``output``, a file or a folder; the system takes it back from a killed process.
+
+    Raises:
+        UsageError: another process is writing it.
+        CifnetError: the folder that holds it cannot be written.
+    """
+    lock = output.parent / f".{output.name}.lock"
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = _take(lock)
+    except BlockingIOError:
+        raise UsageError(f"another process is writing {output}: wait for it, or choose another output") from None
+    except OSError as error:
+        raise CifnetError(f"cannot write {output}: {error.strerror or error}; nothing was changed") from error
+    _HELD.add(descriptor)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        _HELD.discard(descriptor)
+        os.close(descriptor)
+
+
+_HELD: set[int] = set()
+
+
+def _let_go() -> None:
+    """In a forked process, such as one that decodes images: it must not hold what its parent was killed with."""
+    while _HELD:
+        os.close(_HELD.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+def _take(lock: Path) -> int:
+    """Descriptor of the locked file ``lock``; BlockingIOError if another process holds it."""
+    while True:
+        descriptor = os.open(lock, os.O_CREAT | os.O_RDWR, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if lock.exists() and os.path.samestat(os.fstat(descriptor), lock.stat()):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # a writer that has just finished removed the file while we were opening it
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

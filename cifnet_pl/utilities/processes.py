@@ -1,0 +1,25 @@
+"""Helpers for a run in several processes: which one writes, and what all of them hold."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, TypeVar
+
+import torch.distributed
+
+T = TypeVar("T")
+
+
+def is_first_process() -> bool:
+    """Whether this process writes for the whole run, as its launcher's variables say; read anew at every call."""
+    ranks = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
+    return all(os.environ.get(name, "0") in ("", "0") for name in ranks)
+
+
+def of_all_processes(given: T) -> list[T]:
+    """What each process of this run gives, in the order of their ranks; all must ask for it."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return [given]
+    parts: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(parts, given)
+    return parts

@@ -1,0 +1,487 @@
+"""Frozen backbones: what they compute, where their weights come from, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+from torch import Tensor, nn
+from torchvision.models import resnet18, vit_b_16
+
+from cifnet_pl import backbones
+from cifnet_pl.backbones import Backbone, Preprocessing, build_backbone, headless
+from cifnet_pl.backbones.weights import match_names, read_tensors
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
+
+LITE0 = "embedded:efficientnet_lite0"
+
+
+def images(count: int, side: int = 32, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (count, 3, side, side), generator=generator, dtype=torch.uint8)
+
+
+@pytest.fixture(scope="module")
+def lite0() -> Backbone:
+    return build_backbone(LITE0)
+
+
+@pytest.fixture(scope="module")
+def resnet_state() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    return resnet18(weights=None).state_dict()
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Fails every attempt to open a connection or look a name up, and counts them."""
+    attempts: list[object] = []
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        attempts.append(args)
+        raise OSError("no network in this test")
+
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+    for name in ("create_connection", "getaddrinfo", "gethostbyname"):
+        monkeypatch.setattr(socket, name, refuse)
+    return attempts
+
+
+# ---------------------------------------------------------------------- every backbone
+
+
+class TestEmbedded:
+    def test_width_and_dtype(self, lite0: Backbone) -> None:
+        z = lite0(images(2, 64))
+        assert (z.shape, z.dtype) == ((2, 1280), torch.float32)
+        assert lite0.features == 1280
+        assert 3_000_000 < lite0.parameters_count < 4_000_000  # 4.7 million with the classifier of 1000 classes
+
+    def test_normalisation(self, lite0: Backbone) -> None:
+        """(255·x − 127) / 128 for x in [0, 1], as the weights' authors feed them."""
+        seen: list[Tensor] = []
+        hook = lite0.network.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        pixels = torch.arange(256, dtype=torch.uint8).repeat(16).reshape(1, 1, 64, 64).expand(1, 3, 64, 64)
+        lite0(pixels)
+        hook.remove()
+        expected = (pixels.double() - 127) / 128
+        assert (seen[0].double() - expected).abs().max() < 1e-6
+        assert lite0.preprocessing.image_size == 224
+
+    def test_it_recognises_what_it_was_trained_on(self, lite0: Backbone) -> None:
+        """Weights at random, or a wrong order of channels, would not put two photos of one scene nearest."""
+        from sklearn.datasets import load_sample_images
+
+        crops = []
+        for photo in load_sample_images().images:
+            picture = torch.from_numpy(photo.copy()).permute(2, 0, 1)
+            crops += [picture[:, 40:264, 60:284], picture[:, 150:374, 300:524]]
+        z = nn.functional.normalize(lite0(torch.stack(crops)))
+        similarity = z @ z.T
+        assert similarity[0, 1] > similarity[0, 2:].max() + 0.05
+        assert similarity[2, 3] > similarity[2, :2].max() + 0.05
+
+    def test_a_batch_is_its_images(self, lite0: Backbone) -> None:
+        batch = images(5, 48)
+        whole = lite0(batch)
+        single = torch.cat([lite0(image[None]) for image in batch])
+        assert (whole - single).abs().max() < 1e-5 * whole.abs().max()
+
+    def test_repeatable_and_frozen(self, lite0: Backbone) -> None:
+        batch = images(3, 48)
+        before = lite0.sha256
+        first = lite0(batch)
+        lite0.train()
+        for module in lite0.modules():
+            assert not module.training
+        assert torch.equal(lite0(batch), first)
+        assert all(not p.requires_grad for p in lite0.parameters())
+        assert not first.requires_grad
+        lite0._sha256 = None
+        assert lite0.sha256 == before  # no running statistics moved
+
+    def test_memory_format_of_the_input_does_not_matter(self, lite0: Backbone) -> None:
+        batch = images(2, 48)
+        assert torch.equal(lite0(batch), lite0(batch.contiguous(memory_format=torch.channels_last)))
+
+    def test_empty_batch(self, lite0: Backbone) -> None:
+        z = lite0(images(0))
+        assert (z.shape, z.dtype) == ((0, 1280), torch.float32)
+
+    def test_hash_is_the_same_in_every_build_and_changes_with_a_weight(self, lite0: Backbone) -> None:
+        other = build_backbone(LITE0)
+        assert other.sha256 == lite0.sha256
+        with torch.no_grad():
+            next(other.network.parameters())[0, 0, 0, 0] += 1e-3
+        other._sha256 = None
+        assert other.sha256 != lite0.sha256
+        assert build_backbone("pixels:8").sha256 != build_backbone("pixels:9").sha256
+
+
+def test_pixels_are_the_pixels() -> None:
+    backbone = build_backbone("pixels")
+    batch = images(4, 8)
+    assert (backbone.features, backbone.preprocessing.image_size) == (192, 8)
+    assert (backbone(batch) - batch.flatten(1) / 255).abs().max() < 1e-6
+    assert build_backbone("pixels:3")(images(2, 3)).shape == (2, 27)
+
+
+@pytest.mark.parametrize("wrong", [images(1).float(), images(1)[0], images(1)[:, :1], images(1).int()])
+def test_what_is_not_a_batch_of_images(wrong: Tensor) -> None:
+    with pytest.raises(CifnetError, match=r"images have shape .*, expected \(n, 3, h, w\) uint8"):
+        build_backbone("pixels")(wrong)
+
+
+def test_side_that_the_network_cannot_take() -> None:
+    """In one sentence that says which side it can."""
+    with pytest.raises(CifnetError, match=r"backbone pixels cannot embed images of 9x9 pixels .*image_size to 8, or"):
+        build_backbone("pixels")(images(2, 9))
+    transformer, features = headless(vit_b_16(weights=None))
+    backbone = Backbone("vit", transformer, features, Preprocessing(224))
+    with pytest.raises(CifnetError, match=r"vit cannot embed images of 32x32 pixels .*set --data.image_size to 224"):
+        backbone(images(1, 32))
+
+
+def test_a_fault_at_the_right_side_keeps_its_traceback() -> None:
+    class Broken(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError("a fault of the network")
+
+    with pytest.raises(RuntimeError, match="a fault of the network"):
+        Backbone("broken", Broken(), 4, Preprocessing(16))(images(1, 16))
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("embeded:efficientnet_lite0", "unknown backbone 'embeded': did you mean embedded?"),
+        ("embedded:efficientnet_lite1", "unknown embedded backbone .*did you mean efficientnet_lite0"),
+        ("torchvision:ResNet18_Weights.IMAGENET1K_V3", "did you mean .*ResNet18_Weights.IMAGENET1K_V1"),
+        ("torchvision:resnet18", "unknown torchvision weights 'resnet18'"),
+        ("torchvision:ResNet18_QuantizedWeights.DEFAULT", "unknown torchvision weights"),
+        ("torchvision:FasterRCNN_ResNet50_FPN_Weights.DEFAULT", "are not of an image classifier"),
+        ("torchvision:R3D_18_Weights.DEFAULT", "are not of an image classifier"),
+        ("timm:resnet19", "unknown timm model 'resnet19': did you mean resnet"),
+        ("timm:resnet18.a9_in1k", "unknown timm weights 'resnet18.a9_in1k': did you mean resnet18.a"),
+        ("pixels:0", "expected pixels or pixels:<side>"),
+        ("pixels:²", "expected pixels or pixels:<side>"),
+        ("file:weights.pth", "needs an architecture, e.g. --model.architecture resnet18"),
+    ],
+)
+def test_unknown_names(name: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence) as caught:
+        build_backbone(name)
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_architecture(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="unknown architecture 'resnet81': did you mean"):
+        build_backbone("file:weights.pth", "resnet81")
+    with pytest.raises(UsageError, match=r"checkpoint .*weights.pth does not exist"):
+        build_backbone(f"file:{tmp_path}/weights.pth", "resnet18")
+    with pytest.raises(UsageError, match="has no linear classifier that could be cut off"):
+        build_backbone("file:weights.pth", "squeezenet1_0")
+
+
+# ---------------------------------------------------------------------- torchvision
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of torchvision weights."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    folder = tmp_path / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    return folder
+
+
+RESNET = "torchvision:ResNet18_Weights.IMAGENET1K_V1"
+
+
+def test_missing_torchvision_weights(hub: Path, no_network: list[object]) -> None:
+    with pytest.raises(CifnetError) as caught:
+        build_backbone(RESNET)
+    assert str(caught.value).startswith("the weights ResNet18_Weights.IMAGENET1K_V1 are not on this machine")
+    assert f"looked for {hub}/resnet18-f37072fd.pth" in str(caught.value)
+    assert "allow the download with --model.download true" in str(caught.value)
+    assert not no_network
+
+
+def test_failed_download_of_torchvision_weights(hub: Path, no_network: list[object]) -> None:
+    with pytest.raises(CifnetError, match=r"cannot fetch the weights ResNet18_Weights.IMAGENET1K_V1 from http"):
+        build_backbone(RESNET, download=True)
+    assert no_network
+    assert list(hub.iterdir()) == []
+
+
+def test_cached_torchvision_weights(hub: Path, resnet_state: dict[str, Tensor], no_network: list[object]) -> None:
+    torch.save(resnet_state, hub / "resnet18-f37072fd.pth")
+    backbone = build_backbone(RESNET)
+    expected = backbones.Preprocessing(224, 224 / 256)
+    assert (backbone.features, backbone.preprocessing) == (512, expected)
+    loaded = backbone.network.state_dict()
+    assert loaded.keys() == resnet_state.keys() - {"fc.weight", "fc.bias"}
+    assert all(torch.equal(loaded[key], resnet_state[key]) for key in loaded)
+    assert not no_network
+
+
+def test_damaged_torchvision_weights(hub: Path, resnet_state: dict[str, Tensor]) -> None:
+    file = hub / "resnet18-f37072fd.pth"
+    torch.save({k: v for k, v in resnet_state.items() if k != "layer1.0.conv1.weight"}, file)
+    with pytest.raises(CheckpointError, match=r"does not hold the weights .*layer1.0.conv1.weight"):
+        build_backbone(RESNET)
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="cannot read"):
+        build_backbone(RESNET)
+
+
+# ---------------------------------------------------------------------- timm
+
+
+@pytest.fixture
+def timm_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, dict[str, Tensor]], None]:
+    """An empty Hugging Face cache, and what puts weights of a repository there."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+
+    def put(repository: str, tensors: dict[str, Tensor]) -> None:
+        folder = tmp_path / f"models--{repository.replace('/', '--')}"
+        (folder / "snapshots" / "0123").mkdir(parents=True, exist_ok=True)
+        (folder / "refs").mkdir(exist_ok=True)
+        (folder / "refs" / "main").write_text("0123")
+        contiguous = {key: value.contiguous() for key, value in tensors.items()}
+        safetensors.torch.save_file(contiguous, folder / "snapshots" / "0123" / "model.safetensors")
+
+    return put
+
+
+@pytest.mark.usefixtures("timm_cache")
+def test_missing_timm_weights(no_network: list[object]) -> None:
+    with pytest.raises(CifnetError) as caught:
+        build_backbone("timm:resnet18.a1_in1k")
+    assert str(caught.value).startswith("the weights of timm:resnet18.a1_in1k are not on this machine")
+    assert "model.safetensors of timm/resnet18.a1_in1k" in str(caught.value)
+    assert "--model.download true" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not no_network
+
+
+@pytest.mark.usefixtures("timm_cache")
+def test_failed_download_of_timm_weights(no_network: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(CifnetError, match=r"cannot fetch the weights of timm:resnet18.a1_in1k: ") as caught:
+        build_backbone("timm:resnet18.a1_in1k", download=True)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "repository", "features"),
+    [
+        ("resnet18", "timm/resnet18.a1_in1k", 512),
+        ("mobilenetv3_small_050.lamb_in1k", "timm/mobilenetv3_small_050.lamb_in1k", 1024),
+    ],
+)
+def test_cached_timm_weights(
+    name: str,
+    repository: str,
+    features: int,
+    timm_cache: Callable[[str, dict[str, Tensor]], None],
+    no_network: list[object],
+) -> None:
+    """The second one has a layer between pooling and classifier: its width is that of what comes out."""
+    torch.manual_seed(1)
+    state = timm.create_model(name, pretrained=False).state_dict()
+    timm_cache(repository, state)
+    backbone = build_backbone(f"timm:{name}")
+    assert backbone.features == features
+    assert backbone(images(2, 64)).shape == (2, features)
+    loaded = backbone.network.state_dict()
+    assert len(loaded) == len(state) - 2
+    assert all(torch.equal(loaded[key], state[key]) for key in loaded)
+    assert not no_network
+
+    del state["conv1.weight" if "conv1.weight" in state else "conv_stem.weight"]
+    timm_cache(repository, state)
+    with pytest.raises(CheckpointError, match=r"do not fill the network: .*conv.*weight"):
+        build_backbone(f"timm:{name}")
+
+
+# ---------------------------------------------------------------------- files
+
+
+def save(content: Any, tmp_path: Path) -> str:
+    torch.save(content, tmp_path / "weights.pth")
+    return f"file:{tmp_path}/weights.pth"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "nesting"),
+    [
+        ("", ()),
+        ("", ("model",)),
+        ("module.", ("state_dict",)),
+        ("module.encoder_q.", ("state_dict",)),
+        ("module.base_encoder.", ("state_dict",)),
+        ("backbone.", ()),
+        ("encoder.", ("model",)),
+        ("model.net.", ("state_dict",)),
+        ("_orig_mod.module.", ("model", "state_dict")),
+        ("module.backbone.", ("teacher",)),
+    ],
+)
+def test_prefixes_and_nesting_of_frameworks(
+    prefix: str, nesting: tuple[str, ...], resnet_state: dict[str, Tensor], tmp_path: Path
+) -> None:
+    content: Any = {prefix + key: value for key, value in resnet_state.items()}
+    content["module.queue"] = torch.zeros(3)  # what frameworks store besides
+    content["module.encoder_k.conv1.weight"] = torch.zeros(1)
+    for key in nesting:
+        content = {"epoch": 3, key: content}
+    backbone = build_backbone(save(content, tmp_path), "resnet18")
+    loaded = backbone.network.state_dict()
+    assert backbone.features == 512
+    assert all(torch.equal(loaded[key], resnet_state[key]) for key in loaded)
+
+
+def test_half_precision_and_missing_counters(resnet_state: dict[str, Tensor], tmp_path: Path) -> None:
+    state = {k: v.half() if v.is_floating_point() else v for k, v in resnet_state.items() if "num_batches" not in k}
+    backbone = build_backbone(save(state, tmp_path), "resnet18")
+    assert backbone(images(1, 64)).dtype == torch.float32
+
+
+def test_names_that_begin_with_a_prefix_themselves() -> None:
+    own = ["encoder.layers.0.weight", "conv_proj.weight"]
+    stored = {f"module.encoder.{name}": torch.ones(1) for name in own} | {"module.encoder.ln": torch.ones(1)}
+    assert sorted(match_names(stored, own)) == sorted(own)
+    plain = {name: torch.ones(1) for name in own}
+    assert sorted(match_names(plain, own)) == sorted(own)
+
+
+def test_safetensors(resnet_state: dict[str, Tensor], tmp_path: Path) -> None:
+    safetensors.torch.save_file(resnet_state, tmp_path / "weights.safetensors")
+    backbone = build_backbone(f"file:{tmp_path}/weights.safetensors", "resnet18")
+    assert torch.equal(backbone.network.state_dict()["conv1.weight"], resnet_state["conv1.weight"])
+
+
+def test_tensors_missing_or_of_another_shape_are_listed(resnet_state: dict[str, Tensor], tmp_path: Path) -> None:
+    state = dict(resnet_state)
+    del state["layer4.1.bn2.running_var"], state["conv1.weight"]
+    state["bn1.weight"] = torch.zeros(3)
+    with pytest.raises(CheckpointError) as caught:
+        build_backbone(save(state, tmp_path), "resnet18")
+    assert "2 tensors missing and 1 of another shape" in str(caught.value)
+    for name in ("layer4.1.bn2.running_var", "conv1.weight", "bn1.weight"):
+        assert name in str(caught.value)
+
+
+def test_another_architecture_is_refused(resnet_state: dict[str, Tensor], tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"does not fill the network: \d+ tensors missing"):
+        build_backbone(save(resnet_state, tmp_path), "resnet34")
+    with pytest.raises(CheckpointError, match="tensors missing"):
+        build_backbone(save({"epoch": 1}, tmp_path), "resnet18")
+
+
+def test_two_networks_in_one_file(resnet_state: dict[str, Tensor], tmp_path: Path) -> None:
+    both = {f"{part}.{k}": v for part in ("backbone", "encoder") for k, v in resnet_state.items()}
+    with pytest.raises(CheckpointError, match=r"two networks, backbone.conv1.weight and encoder.conv1.weight both fit"):
+        build_backbone(save(both, tmp_path), "resnet18")
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_truncated_file(suffix: str, resnet_state: dict[str, Tensor], tmp_path: Path) -> None:
+    file = tmp_path / f"weights.{suffix}"
+    if suffix == "pth":
+        torch.save(resnet_state, file)
+    else:
+        safetensors.torch.save_file(resnet_state, file)
+    for keep in (0, 10, 100_000):
+        file.write_bytes(file.read_bytes()[:keep])
+        with pytest.raises(CheckpointError, match=f"cannot read {file}: ") as caught:
+            build_backbone(f"file:{file}", "resnet18")
+        assert "\n" not in str(caught.value)
+
+
+class Payload:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, trace: Path):
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.trace,)
+
+
+@pytest.mark.parametrize("how", ["torch", "pickle", "nested"])
+def test_hostile_files_are_never_executed(how: str, tmp_path: Path, hub: Path) -> None:
+    trace, file = tmp_path / "executed", tmp_path / "weights.pth"
+    payload = {"state_dict": {"conv1.weight": Payload(trace)}} if how == "nested" else Payload(trace)
+    if how == "pickle":
+        file.write_bytes(pickle.dumps(payload, protocol=2))
+    else:
+        torch.save(payload, file)
+    with pytest.raises(CheckpointError, match="cannot read"):
+        build_backbone(f"file:{file}", "resnet18")
+    (hub / "resnet18-f37072fd.pth").write_bytes(file.read_bytes())
+    with pytest.raises(CheckpointError, match="cannot read"):
+        build_backbone(RESNET)
+    assert not trace.exists()
+    if how == "pickle":
+        pickle.loads(file.read_bytes())
+        assert trace.exists()  # so that the test could have failed
+
+
+def test_file_without_a_dictionary(tmp_path: Path) -> None:
+    torch.save(torch.zeros(3), tmp_path / "a.pth")
+    with pytest.raises(CheckpointError, match="holds a Tensor, expected a dictionary of tensors"):
+        read_tensors(tmp_path / "a.pth")
+
+
+# ---------------------------------------------------------------------- more of the same network
+
+
+def test_layers_and_mirror(lite0: Backbone) -> None:
+    """By hand: the outputs of two blocks, averaged over the image; the mean over an image and its mirror image."""
+    batch = images(3, 64)
+    rich = build_backbone(LITE0 + "+layers+mirror")
+    assert rich.features == 1280 + 112 + 192
+    assert (rich.name, rich.preprocessing) == (LITE0 + "+layers+mirror", lite0.preprocessing)
+    parts: list[Tensor] = []
+    network = cast(Any, lite0.network).network
+    hooks = [network._blocks[i].register_forward_hook(lambda m, a, z: parts.append(z.mean((2, 3)))) for i in (10, 14)]
+    z = [lite0(batch), lite0(batch.flip(3))]
+    for hook in hooks:
+        hook.remove()
+    wanted = (torch.cat([z[0], *parts[:2]], 1) + torch.cat([z[1], *parts[2:]], 1)) / 2
+    assert torch.allclose(rich(batch), wanted, atol=1e-5)
+    assert torch.equal(rich(batch), rich(batch))
+    assert torch.allclose(rich(batch), rich(batch.flip(3)), atol=1e-5)
+
+
+def test_layers_of_resnets(resnet_state: dict[str, Tensor], tmp_path: Path) -> None:
+    torch.save(resnet_state, tmp_path / "a+b.pth")
+    plain = build_backbone(f"file:{tmp_path}/a+b.pth", "resnet18")
+    rich = build_backbone(f"file:{tmp_path}/a+b.pth+layers", "resnet18")
+    assert (plain.features, rich.features) == (512, 512 + 256)
+    assert torch.allclose(rich(images(2, 64))[:, :512], plain(images(2, 64)), atol=1e-5)
+
+
+def test_one_networks_views_have_hashes_of_their_own() -> None:
+    names = [LITE0 + views for views in ("", "+layers", "+mirror", "+layers+mirror")]
+    hashes = [build_backbone(name).sha256 for name in names]
+    assert len(set(hashes)) == 4
+    assert build_backbone(LITE0 + "+mirror+layers").sha256 == hashes[-1]
+
+
+def test_views_that_are_not_known() -> None:
+    with pytest.raises(UsageError, match="knows the late stages of EfficientNet-Lite0"):
+        build_backbone("pixels:8+layers")
+    with pytest.raises(UsageError, match="efficientnet_lite0"):
+        build_backbone(LITE0 + "+layer")

@@ -1,0 +1,143 @@
+"""A model lives on in the precision that it was learned in."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+
+import cifnet_pl
+from cifnet_pl.__main__ import main
+from cifnet_pl.backbones import build_backbone
+from cifnet_pl.backbones.precision import FLOAT32, REDUCED, autocast
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.utilities.errors import CheckpointError, UsageError
+from tests.cli.test_extend import assert_same_scores, fit
+from tests.command_line import make_photos
+from tests.models import config_of, forge, learned
+
+NETWORK = ["--model.backbone", "embedded:efficientnet_lite0", "--data.image_size", "32", "--model.head", "RidgeHead"]
+BF16 = ["--trainer.precision", "bf16-mixed"]
+SIZES = ["--data.initial_classes", "3", "--data.classes_per_task", "1"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photos of three and of four classes; runs over either in bf16, and over three in float32."""
+    root = tmp_path_factory.mktemp("made")
+    for name, classes in (("three", ["ant", "bee", "cat"]), ("four", ["ant", "bee", "cat", "dog"])):
+        make_photos(root / name / "train", classes, 8)
+        make_photos(root / name / "val", classes, 2)
+        fit(root / name, root / "runs" / name, *NETWORK, *SIZES, *BF16)
+    make_photos(root / "new", ["dog"], 8)
+    fit(root / "three", root / "runs" / "float32", *NETWORK, *SIZES)
+    return root
+
+
+def load(made: Path, run: str) -> Classifier:
+    return cifnet_pl.load(made / "runs" / run / "default", device="cpu")
+
+
+@pytest.mark.parametrize("precision", [FLOAT32, *REDUCED])
+def test_the_network_computes_in_it(precision: str):
+    model = learned()
+    model.backbone, model.precision = build_backbone("embedded:efficientnet_lite0"), precision
+    images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
+    exact, z = model.backbone(images), model.embed(images)
+    assert z.dtype == torch.float32
+    assert torch.equal(z, exact) == (precision == FLOAT32)
+    assert torch.nn.functional.cosine_similarity(z, exact).min() > 0.98
+    with autocast("cpu", precision):
+        assert torch.equal(z, model.backbone(images))
+
+
+def test_a_run_in_bf16_is_extended_and_forgotten_in_bf16(made: Path, tmp_path: Path, capsys):
+    before, both = load(made, "three"), load(made, "four")
+    assert before.precision == both.precision == "bf16-mixed"
+    words = ["--images", str(made / "new"), "--output", str(tmp_path / "more")]
+    assert main(["extend", "--model", str(made / "runs" / "three" / "default"), *words]) == 0
+    extended = cifnet_pl.load(tmp_path / "more", device="cpu")
+    z = torch.randn(30, 1280, generator=torch.Generator().manual_seed(0)).relu()
+    assert extended.precision == "bf16-mixed"
+    assert_same_scores(extended, both, z, 1e-2)
+    words = ["--class", "dog", "--images", str(made / "four" / "train" / "dog"), "--output", str(tmp_path / "less")]
+    assert main(["forget", "--model", str(made / "runs" / "four" / "default"), *words]) == 0
+    assert "forgotten exactly: its 8 photos" in capsys.readouterr().out
+    assert_same_scores(cifnet_pl.load(tmp_path / "less", device="cpu"), before, z, 1e-2)
+    assert main(["info", "--model", str(tmp_path / "less")]) == 0
+    assert "embedded in bf16-mixed" in capsys.readouterr().out
+
+
+def test_photos_in_another_precision_are_not_those_that_were_learned(made: Path, tmp_path: Path, capsys):
+    model = load(made, "float32")
+    model.precision = "bf16-mixed"
+    model.save(tmp_path / "b")
+    words = ["--class", "bee", "--images", str(made / "three" / "train" / "bee"), "--output", str(tmp_path / "less")]
+    assert main(["forget", "--model", str(tmp_path / "b"), *words]) == 1
+    said = capsys.readouterr().err
+    assert "class 'bee' was learned from 8 photos" in said
+    assert "(in bf16-mixed, other kinds of processors give others too: forget where it was learned)" in said
+
+
+def test_models_of_two_precisions_are_not_merged(made: Path, tmp_path: Path, capsys):
+    runs = [str(made / "runs" / name / "default") for name in ("float32", "three")]
+    assert main(["merge", *runs, "--output", str(tmp_path / "b")]) == 2
+    assert "they embed photos in different precisions: 32-true, and bf16-mixed" in capsys.readouterr().err
+
+
+def test_classifying_in_another_one(made: Path, tmp_path: Path, capsys):
+    tables = {}
+    for name in ("own", "bf16-mixed", FLOAT32):
+        more = [] if name == "own" else ["--precision", name]
+        words = ["--images", str(made / "four" / "val"), "--output", str(tmp_path / name), *more]
+        assert main(["classify", "--model", str(made / "runs" / "four" / "default"), *words]) == 0
+        tables[name] = (tmp_path / name).read_text()
+    assert tables["own"] == tables["bf16-mixed"] != tables[FLOAT32]
+    words = ["--images", str(made / "four" / "val"), "--output", str(tmp_path / "x"), "--precision", "half"]
+    assert main(["classify", "--model", str(made / "runs" / "four" / "default"), *words]) == 2
+    assert "precision half does not leave the statistics alone: use 32-true, bf16" in capsys.readouterr().err
+
+
+def test_a_graph_computes_in_float32_and_says_so(made: Path, tmp_path: Path, capsys):
+    model = load(made, "three")
+    for name, precision in (("a", "bf16-mixed"), ("b", FLOAT32)):
+        model.precision = precision
+        model.save(tmp_path / name)
+        words = ["--format", "onnx", "--output", str(tmp_path / f"{name}.onnx")]
+        assert main(["export", "--model", str(tmp_path / name), *words]) == 0
+    first, said, checked, again, checked_again = capsys.readouterr().out.splitlines()
+    assert said == "the graph computes in float32; the model learned from embeddings in bf16-mixed"
+    assert checked == checked_again  # against the same network in float32: a graph has nothing to do with bf16
+    assert "classes in" in first
+    assert "classes in" in again
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_a_trainer_that_would_round_the_sums_is_refused(precision: str, tmp_path: Path):
+    module = cifnet_pl.CIFNetModule("pixels:8")
+    data = cifnet_pl.CIFNetDataModule("digits", image_size=8, num_workers=0)
+    trainer = Trainer(accelerator="cpu", precision=precision, logger=False, default_root_dir=tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=f"precision {precision} does not leave the statistics alone"):
+        trainer.fit(module, data)
+
+
+def test_bundles(tmp_path: Path):
+    model = learned()
+    model.precision = "16-mixed"
+    model.save(tmp_path / "b")
+    assert cifnet_pl.load(tmp_path / "b").precision == "16-mixed"
+    config = config_of(tmp_path / "b")
+    for forged, shown in (("bf16-true", "'bf16-true'"), ("\x1b[31m", r"'\\x1b\[31m'")):
+        forge(tmp_path / "b", {**config, "precision": forged})
+        with pytest.raises(CheckpointError, match=f"was learned in precision {shown}, expected 32-true, bf16"):
+            cifnet_pl.load(tmp_path / "b")
+    forge(tmp_path / "b", {**config, "precision": ["32-true"]})
+    with pytest.raises(CheckpointError, match="precision is list, not str"):
+        cifnet_pl.load(tmp_path / "b")
+    forge(tmp_path / "b", {key: value for key, value in config.items() if key != "precision"})
+    assert cifnet_pl.load(tmp_path / "b").precision == FLOAT32  # of before it was recorded
+    model.precision = "bf16"
+    for use in (lambda: model.save(tmp_path / "c"), lambda: model.embed(torch.zeros(1, 3, 2, 2, dtype=torch.uint8))):
+        with pytest.raises(UsageError, match="precision bf16 does not"):
+            use()
+    assert not (tmp_path / "c").exists()

@@ -1,0 +1,126 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torchvision.models import resnet18
+
+from cifnet_pl.backbones import build_backbone
+from cifnet_pl.backbones.resnet32 import Block, ResNet32
+from cifnet_pl.utilities.errors import CheckpointError, UsageError
+
+
+def network() -> ResNet32:
+    torch.manual_seed(0)
+    made = ResNet32()
+    for name, buffer in made.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.normal_(0, 0.1)
+    return made.eval()
+
+
+def test_it_is_the_papers_size() -> None:
+    count = sum(p.numel() for p in ResNet32().parameters())
+    assert f"{count / 1e6:.2f}" == "0.46"
+    # Stem 432 + 32; stages of 5 blocks with two 3x3 convolutions each, batch normalisation 2 a channel.
+    stages = 10 * 9 * 16 * 16 + (9 * 16 * 32 + 9 * 9 * 32 * 32) + (9 * 32 * 64 + 9 * 9 * 64 * 64)
+    assert count == 432 + stages + 2 * (16 + 10 * (16 + 32 + 64))
+    assert len([n for n, _ in ResNet32().named_parameters() if "conv" in n]) == 31  # and the classifier is the 32nd
+
+
+def test_shapes_of_the_stages() -> None:
+    made, x = network(), torch.randn(2, 3, 32, 32)
+    y = made.bn1(made.conv1(x)).relu()
+    assert y.shape == (2, 16, 32, 32)
+    for stage, shape in ((made.layer1, (16, 32)), (made.layer2, (32, 16)), (made.layer3, (64, 8))):
+        y = stage(y)
+        assert y.shape == (2, shape[0], shape[1], shape[1])
+    assert torch.allclose(made(x), y.mean(dim=(2, 3)))
+
+
+def test_the_shortcut_has_no_parameters() -> None:
+    block = Block(4, 8, 2).eval()
+    for convolution in (block.conv1, block.conv2):
+        convolution.weight.data.zero_()
+    x = torch.rand(1, 4, 6, 6)
+    y = block(x)
+    assert torch.equal(y[:, 2:6], x[:, :, ::2, ::2])
+    assert not y[:, :2].any()
+    assert not y[:, 6:].any()
+
+
+Layout = Callable[[dict[str, Tensor]], dict[str, object]]
+
+
+def prefixed(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {prefix + name: tensor for name, tensor in state.items()}
+
+
+def other(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor + 1 for name, tensor in state.items()}
+
+
+LAYOUTS: dict[str, Layout] = {
+    "plain": lambda state: dict(state),
+    "solo-learn": lambda state: {
+        "epoch": 399,
+        "state_dict": {
+            **prefixed(state, "backbone."),
+            **prefixed(other(state), "momentum_backbone."),
+            "classifier.weight": torch.zeros(100, 64),
+            "projector.0.weight": torch.zeros(8, 64),
+        },
+        "pytorch-lightning_version": "1.6.4",
+    },
+    "MoCo": lambda state: {
+        "epoch": 200,
+        "arch": "resnet",
+        "state_dict": {
+            **prefixed(state, "module.encoder_q."),
+            "module.encoder_q.fc.0.weight": torch.zeros(64, 64),
+            **prefixed(other(state), "module.encoder_k."),
+            "module.queue": torch.zeros(128, 16),
+        },
+    },
+    "MoCo v3": lambda state: {
+        "state_dict": {
+            **prefixed(state, "module.base_encoder."),
+            **prefixed(other(state), "module.momentum_encoder."),
+            "module.predictor.0.weight": torch.zeros(4, 4),
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_checkpoints_of_self_supervised_training_load(layout: str, tmp_path: Path) -> None:
+    made = network()
+    torch.save(LAYOUTS[layout](made.state_dict()), tmp_path / "weights.pth")
+    backbone = build_backbone(f"file:{tmp_path / 'weights.pth'}", "resnet32_cifar")
+    assert backbone.features == 64
+    assert backbone.preprocessing.image_size == 32
+    images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
+    mean, std = (torch.tensor(v)[:, None, None] for v in (backbone.preprocessing.mean, backbone.preprocessing.std))
+    with torch.no_grad():
+        expected = made((images / 255 - mean) / std)
+    assert torch.allclose(backbone(images), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["solo-learn", "MoCo"])
+def test_so_do_those_of_torchvisions_resnets(layout: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    made = resnet18(weights=None).eval()
+    made.fc = torch.nn.Identity()
+    torch.save(LAYOUTS[layout](made.state_dict()), tmp_path / "weights.pth")
+    backbone = build_backbone(f"file:{tmp_path / 'weights.pth'}", "resnet18")
+    assert backbone.parameters_count == 11_176_512  # 11.17 M, as in tab:imagenet100-efficiency
+    assert all(torch.equal(t, made.state_dict()[name]) for name, t in backbone.network.state_dict().items())
+
+
+def test_another_architecture_does_not_fit(tmp_path: Path) -> None:
+    torch.save(resnet18(weights=None).state_dict(), tmp_path / "weights.pth")
+    with pytest.raises(CheckpointError, match="tensors missing"):
+        build_backbone(f"file:{tmp_path / 'weights.pth'}", "resnet32_cifar")
+    with pytest.raises(UsageError, match="did you mean resnet32_cifar"):
+        build_backbone(f"file:{tmp_path / 'weights.pth'}", "resnet32cifar")

@@ -1,0 +1,218 @@
+"""Classifying files: what the table says, which files it takes, and what happens with those that cannot be read."""
+
+import csv
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import cifnet_pl
+from cifnet_pl.__main__ import main
+from cifnet_pl.data.images import read_square
+from tests.command_line import environment, make_photos
+from tests.models import empty
+
+CLASSES = ["ant", "bee", "cat"]
+
+
+def colours(root: Path, count: int = 12) -> None:
+    make_photos(root, CLASSES, count)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle that tells three colours apart, and photos of them."""
+    root = tmp_path_factory.mktemp("made")
+    colours(root / "photos")
+    model = empty("ridge")
+    files = sorted((root / "photos").rglob("*.png"))
+    z = model.embed(torch.stack([torch.from_numpy(read_square(f, 2).copy()).permute(2, 0, 1) for f in files]))
+    model.begin_task(CLASSES)
+    model.observe(z, torch.tensor(model.labels(f.parent.name for f in files)), torch.arange(len(files)))
+    model.finish_task()
+    model.save(root / "b")
+    return root
+
+
+@pytest.fixture
+def place(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def classify(place: Path, images: str, *options: str) -> int:
+    given = ["--model", str(place / "b"), "--images", images, "--output", str(place / "out.csv")]
+    return main(["classify", *given, *options])
+
+
+def table(place: Path) -> list[dict[str, str]]:
+    with (place / "out.csv").open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_table(place: Path, capsys: pytest.CaptureFixture[str]):
+    assert classify(place, str(place / "photos")) == 0
+    rows = table(place)
+    assert list(rows[0]) == ["file", "class", "probability", "class_2", "probability_2", "class_3", "probability_3"]
+    assert [row["file"] for row in rows] == sorted(str(path) for path in (place / "photos").rglob("*.png"))
+    assert all(row["class"] == Path(row["file"]).parent.name for row in rows)
+    model = cifnet_pl.load(place / "b")
+    for row in rows[::7]:
+        pixels = torch.from_numpy(read_square(Path(row["file"]), 2).copy()).permute(2, 0, 1)[None]
+        expected = model.probabilities(pixels)[0]
+        shares = [float(row[f"probability{k}"]) for k in ("", "_2", "_3")]
+        assert shares == sorted(shares, reverse=True)
+        assert shares == pytest.approx(expected.sort(descending=True).values.tolist(), abs=1e-6)
+        names = [row[f"class{k}"] for k in ("", "_2", "_3")]
+        assert names == [model.class_names[i] for i in expected.argsort(descending=True)]
+    assert "36 photos classified" in capsys.readouterr().out
+
+
+def test_top(place: Path):
+    assert classify(place, str(place / "photos"), "--top", "1") == 0
+    assert list(table(place)[0]) == ["file", "class", "probability"]
+    assert classify(place, str(place / "photos"), "--top", "2", "--overwrite", "true") == 0
+    assert list(table(place)[0]) == ["file", "class", "probability", "class_2", "probability_2"]
+
+
+def test_one_file_a_pattern_and_nested_folders(place: Path):
+    assert classify(place, str(place / "photos" / "ant" / "3.png")) == 0
+    assert [Path(row["file"]).name for row in table(place)] == ["3.png"]
+    deep = place / "photos" / "ant" / "a" / "b"
+    deep.mkdir(parents=True)
+    shutil.copy(place / "photos" / "bee" / "1.png", deep / 'Ströme, "x".PNG')
+    (deep / "notes.txt").write_text("no photo")
+    (deep / ".hidden.png").write_bytes(b"")
+    (deep / "loop").symlink_to(place / "photos", target_is_directory=True)
+    assert classify(place, str(place / "photos"), "--overwrite") == 0
+    rows = {row["file"]: row["class"] for row in table(place)}
+    assert len(rows) == 37
+    assert rows[str(deep / 'Ströme, "x".PNG')] == "bee"
+    assert classify(place, str(place / "photos" / "**" / "1*.png"), "--overwrite") == 0
+    assert sorted(Path(row["file"]).name for row in table(place)) == sorted(["1.png", "10.png", "11.png"] * 3)
+    for odd in ("[brackets]", "a*b"):
+        (place / odd).mkdir()
+        shutil.copy(place / "photos" / "cat" / "0.png", place / odd)
+        assert classify(place, str(place / odd), "--overwrite") == 0
+        assert [row["class"] for row in table(place)] == ["cat"]
+
+
+def test_names_that_are_not_text_keep_their_bytes(place: Path):
+    name = b"caf\xe9.png".decode("utf-8", "surrogateescape")
+    try:
+        shutil.copy(place / "photos" / "cat" / "0.png", place / "photos" / name)
+    except OSError:
+        return  # this file system has no such names
+    assert classify(place, str(place / "photos")) == 0
+    assert str(place / "photos" / name) in {row["file"] for row in table(place)}
+
+
+def test_unreadable_files_are_listed_and_counted(place: Path, capsys: pytest.CaptureFixture[str]):
+    for i, content in enumerate([b"", b"not a photo", (place / "photos" / "ant" / "1.png").read_bytes()[:60]]):
+        (place / "photos" / "ant" / f"broken{i}.png").write_bytes(content)
+    assert classify(place, str(place / "photos")) == 0
+    said = capsys.readouterr()
+    assert said.err.count("skipped ") == 3
+    assert all(f"broken{i}.png" in said.err for i in range(3))
+    assert "36 photos classified" in said.out
+    assert "3 unreadable left out" in said.out
+    assert len(table(place)) == 36
+
+
+def test_strict_stops_and_leaves_no_table(place: Path, capsys: pytest.CaptureFixture[str]):
+    (place / "photos" / "bee" / "broken.png").write_bytes(b"")
+    assert classify(place, str(place / "photos"), "--strict") == 1
+    assert "broken.png" in capsys.readouterr().err
+    assert not (place / "out.csv").exists()
+    assert classify(place, str(place / "photos"), "--strict", "false") == 0
+
+
+def test_only_unreadable_files(place: Path, capsys: pytest.CaptureFixture[str]):
+    """As for a folder without photos: no table of nothing."""
+    (place / "x").mkdir()
+    (place / "x" / "a.png").write_bytes(b"")
+    before = sorted(place.iterdir())
+    assert classify(place, str(place / "x"), "--gallery", str(place / "g.png")) == 1
+    assert f"none of the 1 photos of {place / 'x'} can be read" in capsys.readouterr().err
+    assert sorted(place.iterdir()) == before
+
+
+REFUSED = [
+    (["--images", "{tmp}/nowhere"], 1, "no file or folder"),
+    (["--images", "{tmp}/*.gif"], 1, "no photo matches"),
+    (["--images", "{tmp}/empty"], 1, "holds no photo"),
+    (["--top", "0"], 2, "--top"),
+    (["--top", "many"], 2, "--top"),
+    (["--output", "{tmp}/b"], 2, "is a folder"),
+    (["--output", "{tmp}/old.csv"], 2, "--overwrite true"),
+    (["--gallery", "{tmp}/old.png"], 2, "--overwrite true"),
+    (["--gallery", "{tmp}/new.gif"], 2, "ends in .png"),
+    (["--gallery", "{tmp}/old.csv/x.png"], 1, "cannot write"),
+    (["--output", "{tmp}/new.png", "--gallery", "{tmp}/new.png"], 2, "give two names"),
+    (["--model", "{tmp}/old.csv"], 1, "damaged or not a checkpoint"),
+]
+
+
+@pytest.mark.parametrize(("options", "code", "reason"), REFUSED)
+def test_refusals(options: list[str], code: int, reason: str, place: Path, capsys: pytest.CaptureFixture[str]):
+    (place / "empty").mkdir()
+    (place / "old.csv").write_text("mine")
+    (place / "old.png").write_text("mine")
+    before = sorted(place.rglob("*"))
+    assert classify(place, str(place / "photos"), *(o.format(tmp=place) for o in options)) == code
+    assert reason in capsys.readouterr().err
+    assert sorted(place.rglob("*")) == before
+    assert (place / "old.csv").read_text() == "mine"
+
+
+def test_gallery(place: Path):
+    assert classify(place, str(place / "photos"), "--gallery", str(place / "g.png")) == 0
+    with Image.open(place / "g.png") as picture:
+        assert picture.format == "PNG"
+        pixels = np.asarray(picture.convert("RGB"))
+    assert pixels.shape[0] > 1000 < pixels.shape[1]  # four rows of six
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 1000  # photos, not an empty page
+    assert (
+        classify(place, str(place / "photos" / "ant" / "0.png"), "--gallery", str(place / "1.png"), "--overwrite") == 0
+    )
+    with Image.open(place / "1.png") as picture:
+        assert picture.size[0] < 400
+
+
+def test_memory_does_not_grow_with_the_number_of_files(place: Path):
+    """A folder with 6,000 links to one photo, and one with 600; the sorting of names is bounded tightly."""
+    peaks = []
+    for count in (600, 6_000):
+        folder = place / f"many{count}"
+        folder.mkdir()
+        for i in range(count):
+            (folder / f"a photo with a rather long name, as cameras and people give them {i:06}.png").symlink_to(
+                place / "photos" / "ant" / "0.png"
+            )
+        code = (
+            "import resource; from cifnet_pl.data import photos; from cifnet_pl.__main__ import main\n"
+            "photos.SORTED_AT_ONCE = 200\n"
+            f"assert main(['classify', '--model', {str(place / 'b')!r}, '--images', {str(folder)!r}, "
+            f"'--output', {str(place / f'{count}.csv')!r}]) == 0\n"
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+        assert done.returncode == 0, done.stderr
+        peaks.append(int(done.stdout.splitlines()[-1]))
+    assert peaks[1] - peaks[0] < 4_000  # kB
+
+
+def test_python(place: Path):
+    model = cifnet_pl.load(place / "b")
+    (found,) = model.classify([place / "photos" / "bee" / "2.png"], top=2)
+    assert found.classes[0] == "bee"
+    assert len(found.classes) == len(found.probabilities) == 2
+    (place / "broken.png").touch()
+    (lost,) = model.classify([place / "broken.png"])
+    assert lost.unreadable
+    assert lost.classes == ()

@@ -1,0 +1,147 @@
+"""Every configuration in the repository runs, whatever is laid over it on the command line."""
+
+import contextlib
+import io
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cifnet_pl.__main__ import main
+from tests.command_line import FAST, make_photos
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+ALL = sorted(path for path in CONFIGS.rglob("*.yaml") if "paper" not in path.parts)  # those are sweeps
+CIFNET_OVER_CIFNET = ["--model.head", "CIFNetHead", "--model.head.ridge", "1.0"]
+
+
+def resolved(*args: str) -> dict:
+    """What ``--print_config`` shows."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), pytest.raises(SystemExit) as stop:
+        main(["fit", *args, "--print_config"])
+    assert stop.value.code in (0, None)
+    return yaml.safe_load(text.getvalue())
+
+
+def head_of(*args: str) -> dict:
+    return resolved(*args)["model"]["init_args"]["head"]
+
+
+def test_there_are_configs_for_every_source_and_ablation():
+    names = {path.relative_to(CONFIGS).as_posix() for path in ALL}
+    assert {"quickstart.yaml", "folder.yaml", "cifar100.yaml", "digits_ridge.yaml"} <= names
+    assert {"iterative/finetune.yaml", "iterative/icarl.yaml"} <= names
+    assert {f"ablation/{name}.yaml" for name in ("no_buffer", "no_oversampling", "locked", "released")} <= names
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.relative_to(CONFIGS).as_posix())
+def test_config_runs(path, tmp_path):
+    tiny = [*FAST, "--data.root", "null", "--data.max_tasks", "2", "--data.class_order", "3"]
+    assert main(["fit", "--config", str(path), *tiny, "--logs", str(tmp_path)]) == 0
+    experiment = yaml.safe_load(path.read_text())["experiment"]
+    saved = yaml.safe_load((tmp_path / experiment / "version_0" / "config.yaml").read_text())
+    # What the file itself says about the head and the buffer is what ran.
+    written = yaml.safe_load(path.read_text())["model"]["init_args"]
+    for part in {"head", "buffer"} & written.keys():
+        ran = saved["model"]["init_args"][part]
+        assert (written[part] is None) == (ran is None)
+        if ran is not None:
+            assert written[part]["init_args"].items() <= ran["init_args"].items()
+    assert written.keys() <= saved["model"]["init_args"].keys()
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    return make_photos(tmp_path_factory.mktemp("photos"), list("abcd"))
+
+
+OVER_FOLDER = {
+    "cifnet": CIFNET_OVER_CIFNET,
+    "ridge": ["--model.head", "RidgeHead"],
+    "ridge, option first": ["--model.head.transform", "sqrt_l2", "--model.head", "RidgeHead"],
+    "no buffer": ["--model.buffer", "null"],
+    "small buffer": ["--model.buffer.capacity", "30"],
+    "ridge, no buffer": ["--model.head", "RidgeHead", "--model.buffer", "null", "--data.class_order", "7"],
+    "everything": [*CIFNET_OVER_CIFNET, "--model.buffer.per_class", "5", "--data.class_order", "7"],
+}
+
+
+@pytest.mark.parametrize("options", OVER_FOLDER.values(), ids=OVER_FOLDER)
+def test_options_over_the_folder_config(options, photos, tmp_path):
+    fixed = [
+        "--data.root",
+        str(photos),
+        "--data.classes_per_task",
+        "2",
+        "--seed_everything",
+        "1",
+        "--experiment",
+        "mine",
+    ]
+    fast = ["--model.backbone", "pixels:8", "--data.image_size", "8", "--data.num_workers", "0"]
+    fast += ["--energy.enabled", "false", "--logs", str(tmp_path)]
+    assert main(["fit", "--config", str(CONFIGS / "folder.yaml"), *fixed, *options, *fast]) == 0
+    assert (tmp_path / "mine" / "version_0" / "summary.json").is_file()
+
+
+def test_the_documented_line_runs_with_the_embedded_network(photos, tmp_path):
+    line = ["fit", "--config", str(CONFIGS / "folder.yaml"), "--data.root", str(photos), "--data.classes_per_task", "2"]
+    line += ["--model.head", "RidgeHead", "--model.backbone", "embedded:efficientnet_lite0", "--data.image_size", "32"]
+    line += ["--data.class_order", "7", "--seed_everything", "1", "--experiment", "mine"]
+    assert main([*line, "--logs", str(tmp_path), "--energy.enabled", "false", "--data.num_workers", "0"]) == 0
+    assert len((tmp_path / "mine" / "version_0" / "tasks.csv").read_text().splitlines()) == 3
+
+
+class TestHeads:
+    """A head never gets options that were meant for a head of another class."""
+
+    FOLDER = ("--config", str(CONFIGS / "folder.yaml"))
+    LOCKED = ("--config", str(CONFIGS / "ablation" / "locked.yaml"))
+    EXACT = ("--config", str(CONFIGS / "digits_ridge.yaml"))
+
+    def test_default_is_the_papers(self):
+        assert head_of("--data.source", "digits")["class_path"] == "cifnet_pl.heads.CIFNetHead"
+
+    @pytest.mark.parametrize("config", [(), FOLDER, LOCKED], ids=["defaults", "folder", "locked"])
+    @pytest.mark.parametrize("spelling", [["--model.head", "RidgeHead"], ["--model.head=RidgeHead"],
+                                          ["--model.head", "cifnet_pl.heads.RidgeHead"],
+                                          ["--model.init_args.head", "RidgeHead"],
+                                          ["--model.head", '{"class_path": "RidgeHead"}']], ids=str)  # fmt: skip
+    def test_ridge_is_not_inherited(self, config, spelling):
+        head = head_of(*config, *spelling)
+        assert head["class_path"] == "cifnet_pl.heads.RidgeHead"
+        assert head["init_args"]["ridge"] == "gcv"
+        assert "update_past" not in head["init_args"]
+
+    def test_nor_from_one_file_by_the_next(self):
+        head = head_of(*self.LOCKED, *self.EXACT, "--model.head.epsilon", "0.1")
+        assert head["init_args"] | {"ridge": "gcv", "epsilon": 0.1} == head["init_args"]
+        head = head_of(*self.EXACT, *self.LOCKED)
+        assert head["class_path"] == "cifnet_pl.heads.CIFNetHead"
+        assert head["init_args"]["update_past"] is False
+
+    def test_options_of_the_same_class_stay(self):
+        head = head_of(*self.LOCKED, "--model.head", "CIFNetHead", "--model.head.ridge", "5.0")
+        assert head["init_args"]["update_past"] is False
+        assert head["init_args"]["ridge"] == 5.0
+
+    def test_options_before_and_after_the_class_count(self):
+        head = head_of(
+            *self.LOCKED, "--model.head.ridge", "2", "--model.head", "RidgeHead", "--model.head.epsilon", "0.2"
+        )
+        assert (head["init_args"]["ridge"], head["init_args"]["epsilon"]) == (2.0, 0.2)
+
+
+def test_print_config_is_yaml_that_names_every_section():
+    shown = resolved("--config", str(CONFIGS / "quickstart.yaml"), "--model.buffer.capacity", "77")
+    assert {"model", "data", "trainer", "energy", "experiment", "logs", "seed_everything"} <= shown.keys()
+    assert shown["model"]["init_args"]["buffer"]["init_args"]["capacity"] == 77
+
+
+@pytest.mark.parametrize("args", [["--help"], ["fit", "--help"], ["predict", "--help"]], ids=" ".join)
+def test_help_exits_with_0(args, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(args)
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: cifnet")

@@ -1,0 +1,259 @@
+"""Bad input through the command line: one sentence that says what is wrong and what to do, and the right exit code."""
+
+import os
+import resource
+import subprocess
+
+import pytest
+import torch
+from torch import nn
+
+import cifnet_pl.backbones
+from cifnet_pl.__main__ import main
+from cifnet_pl.backbones import Preprocessing
+from cifnet_pl.data.images import read_square
+from tests.command_line import BUFFER, FAST, checkpoint, command, environment, fit, learned, make_photos
+
+RUN, USAGE = 1, 2
+
+# fmt: off
+REFUSED = [
+    # names
+    (["--model.head", "CIFNetHed"], USAGE, ["head 'CIFNetHed'", "CIFNetHead"]),
+    (["--model.head", "cifnet_pl.heads.Ridge"], USAGE, ["head 'Ridge'", "RidgeHead"]),
+    (["--model.head", "nowhere.Head"], USAGE, ["--model.head", "no module named 'nowhere'"]),
+    (["--model", "Nothing"], USAGE, ["--model is 'Nothing'", "name of a class"]),
+    (["--model.backbone", "pixel"], USAGE, ["backbone 'pixel'", "pixels"]),
+    (["--model.backbone", "torchvision:resnet18"], USAGE, ["'resnet18'", "ResNet18_Weights.IMAGENET1K_V1"]),
+    (["--model.backbone", "timm:resnet1"], USAGE, ["'resnet1'", "resnet10t"]),
+    (["--model.backbone", "embedded:lite"], USAGE, ["'lite'", "efficientnet_lite0"]),
+    (["--model.backbone", "file:none.pt", "--model.architecture", "resnet81"], USAGE, ["'resnet81'", "resnet18"]),
+    (["--data.source", "digit"], USAGE, ["data source 'digit'", "digits"]),
+    ([*BUFFER, "--model.buffer.strategy", "randm"], USAGE, ["strategy 'randm'", "random"]),
+    (["--model.head", "RidgeHead", "--model.head.transform", "sqrt"], USAGE, ["transform 'sqrt'", "sqrt_l2"]),
+    (["--model.head.weighting", "release"], USAGE, ["weighting 'release'", "released"]),
+    (["--energy.country_iso_code", "UKX"], USAGE, ["country", "'UKX'"]),
+    (["--data.on_corrupt", "ignore"], USAGE, ["on_corrupt", "'ignore'", "error", "skip"]),
+    # data
+    (["--data.source", "folder"], USAGE, ["no data folder", "--data.root"]),
+    (["--data.source", "folder", "--data.root", "nowhere/photos"], RUN, ["nowhere/photos", "--data.root"]),
+    (["--data.source", "cifar100", "--data.root", "nowhere"], RUN, ["nowhere", "--data.root", "--data.download true"]),
+    (["--data.classes_per_task", "11"], USAGE, ["11", "10"]),
+    (["--data.classes_per_task", "[4,4,4]"], USAGE, ["12", "10"]),
+    (["--data.classes_per_task", "0"], USAGE, ["classes_per_task", "0"]),
+    (["--data.class_order", "[1,1,2]"], USAGE, ["class_order", "twice"]),
+    (["--data.image_size", "0"], USAGE, ["image_size", "0"]),
+    (["--data.image_size", "2049"], USAGE, ["image_size", "2049", "2048"]),
+    (["--data.max_tasks", "0"], USAGE, ["max_tasks is 0", "at least 1"]),
+    (["--data.num_workers", "-1"], USAGE, ["num_workers is -1", "at least 0"]),
+    (["--data.val_fraction", "1"], USAGE, ["val_fraction", "between 0 and 1"]),
+    # numbers
+    (["--model.head.ridge", "0"], USAGE, ["ridge", "0", "positive"]),
+    (["--model.head.ridge", "-1"], USAGE, ["ridge", "-1", "positive"]),
+    (["--model.head.ridge", "abc"], USAGE, ["ridge", "'abc'", "positive", "gcv"]),
+    (["--model.head", "RidgeHead", "--model.head.ridge", "nan"], USAGE, ["ridge", "nan", "positive"]),
+    (["--model.head.epsilon", "0.6"], USAGE, ["epsilon", "0.6", "0.5"]),
+    (["--model.head.dtype", "float16"], USAGE, ["dtype", "'float16'", "float64"]),
+    ([*BUFFER, "--model.buffer.capacity", "9"], USAGE, ["9", "10 classes", "capacity"]),
+    ([*BUFFER, "--model.buffer.capacity", "0"], USAGE, ["capacity", "0"]),
+    (["--data.batch_size", "many"], USAGE, ["--data.batch_size", "'many'", "int"]),
+    (["--data.classes_per_task", "2.5"], USAGE, ["--data.classes_per_task", "'2.5'", "int"]),
+    (["--model.head.update_past", "7"], USAGE, ["--model.head.update_past", "'7'", "bool"]),
+    (["--model.buffer.capacity", "x"], USAGE, ["--model.buffer.capacity", "'x'", "int"]),
+    (["--seed_everything", "-1"], USAGE, ["seed_everything is -1", "4294967295"]),
+    (["--seed_everything", "4294967296"], USAGE, ["seed_everything is 4294967296"]),
+    ([*BUFFER, "--seed_everything", "false", "--model.buffer.seed", "-5"], USAGE, ["buffer seed is -5"]),
+    (["--experiment", ".."], USAGE, ["'..' is not a plain name"]),
+    (["--experiment", ""], USAGE, ["'' is not a plain name"]),
+    (["--seed_everything", "abc"], USAGE, ["--seed_everything", "'abc'", "int"]),
+    # Lightning
+    (["--trainer.precision", "bf16-true"], USAGE, ["bf16-true", "statistics", "bf16-mixed"]),
+    (["--trainer.precision", "64"], USAGE, ["64", "statistics"]),
+    (["--trainer.strategy", "ddp_spawn"], USAGE, ["ddp_spawn", "use auto or ddp"]),
+    (["--trainer.strategy", "ddp_notebook"], USAGE, ["ddp_notebook", "use auto or ddp"]),
+    (["--trainer.strategy", "fsdp"], USAGE, ["fsdp", "use auto or ddp"]),
+    (["--trainer.strategy", "nothing"], USAGE, ["strategy='nothing'"]),
+    (["--trainer.accelerator", "abacus"], USAGE, ["accelerator='abacus'"]),
+    (["--trainer.max_epochs", "3"], USAGE, ["--trainer.max_epochs", "--data.max_tasks"]),
+    # options
+    (["--data.clases_per_task", "3"], USAGE, ["--data.clases_per_task", "did you mean --data.classes_per_task?"]),
+    (["--model.head.lambda", "3"], USAGE, ["--model.head.lambda", "unknown option"]),
+    (["--model.backbon", "pixels"], USAGE, ["--model.backbon", "unknown option"]),
+    (["--data.root"], USAGE, ["--data.root", "expected one argument"]),
+    (["--config", "nowhere.yaml"], USAGE, ["nowhere.yaml", "does not exist"]),
+    (["--experiment", "a/b"], USAGE, ["'a/b'", "--logs"]),
+    # checkpoints
+    (["--ckpt_path", "nowhere.ckpt"], RUN, ["nowhere.ckpt", "checkpoints/last.ckpt"]),
+]
+# fmt: on
+
+
+def one_sentence(capsys) -> str:
+    """The error that was printed: one line, and neither a traceback nor the package's way to say it twice."""
+    shown = capsys.readouterr().err
+    assert "Traceback" not in shown
+    assert shown.startswith("cifnet: error: "), shown
+    assert shown.count("\n") == 1, shown
+    assert len(shown) < 500, shown
+    return shown
+
+
+@pytest.mark.parametrize(("options", "code", "fragments"), REFUSED, ids=[" ".join(case[0]) for case in REFUSED])
+def test_refused(options, code, fragments, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert fit(tmp_path / "logs", *options) == code
+    shown = one_sentence(capsys)
+    assert [fragment for fragment in fragments if fragment not in shown] == [], shown
+    # Nothing was learned, so nothing is there that could be taken for a run.
+    assert not list(tmp_path.rglob("tasks.csv"))
+    assert not list(tmp_path.rglob("config.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("words", "fragments"),
+    [(["fot"], ["sub-command 'fot'", "fit"]), ([], ["subcommand"]), (["fit", "photos"], ["unknown option photos"])],
+    ids=["misspelled", "none", "positional"],
+)
+def test_sub_commands(words, fragments, capsys):
+    assert main(words) == USAGE
+    shown = one_sentence(capsys)
+    assert all(fragment in shown for fragment in fragments)
+
+
+@pytest.mark.parametrize(
+    ("text", "fragments"),
+    [
+        ("model: [unclosed", ["not YAML"]),
+        ("- a list", ["list", "sections"]),
+        ("model: {class_path: cifnet_pl.CIFNetModule, init_args: {head: {class_path: RidgeHed}}}", ["RidgeHead"]),
+        ("model: {init_args: {head: RidgeHed}}", ["'RidgeHed'", "RidgeHead"]),
+        ("model: {class_path: cifnet_pl.CIFNetModule, init_args: {backbon: pixels}}", ["--model.backbon"]),
+        ("data: {batch_size: many}", ["--data.batch_size", "'many'"]),
+        ("trainer: {max_epochs: 3}", ["--trainer.max_epochs", "--data.max_tasks"]),
+        ("photos: here", ["photos"]),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_configuration_files(text, fragments, tmp_path, capsys):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    assert main(["fit", "--config", str(path)]) == USAGE
+    shown = one_sentence(capsys)
+    assert [fragment for fragment in fragments if fragment not in shown] == [], shown
+
+
+def test_evaluation_needs_a_checkpoint(tmp_path, capsys):
+    assert main(["validate", *FAST, "--logs", str(tmp_path)]) == USAGE
+    assert "--ckpt_path" in one_sentence(capsys)
+    assert main(["predict", *FAST, "--logs", str(tmp_path), "--ckpt_path", "last"]) == RUN
+    assert "no run of experiment 'default'" in one_sentence(capsys)
+
+
+def test_buffer_is_refused_before_any_image_is_embedded(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cifnet_pl.backbones.Backbone, "forward", lambda *_: pytest.fail("an image was embedded"))
+    assert fit(tmp_path, *BUFFER, "--model.buffer.capacity", "9") == USAGE
+    one_sentence(capsys)
+
+
+class Blinding(nn.Module):
+    """Flattens images; the embedding of one with as much light as ``light`` becomes NaN."""
+
+    def __init__(self, light: float):
+        super().__init__()
+        self.light = light
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = x.flatten(1)
+        z[(z.sum(1) - self.light).abs() < 1e-3] = float("nan")
+        return z
+
+
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_broken_embedding_names_batch_and_image(part, tmp_path, monkeypatch, capsys):
+    for name in ("train", "val"):
+        make_photos(tmp_path / "photos" / name, ["ant", "bee"], per_class=40)
+    light = read_square(tmp_path / "photos" / part / "bee" / "7.png", 8).sum() / 255
+    if part == "val":  # else it would be met in learning: both parts hold the same pictures
+        (tmp_path / "photos" / "train" / "bee" / "7.png").unlink()
+    shape = Preprocessing(8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    monkeypatch.setitem(cifnet_pl.backbones.BACKBONES, "blinding", lambda *_: (Blinding(float(light)), 192, shape))
+    options = ["--data.source", "folder", "--data.root", str(tmp_path / "photos"), "--data.classes_per_task", "2"]
+    # Batches of 32 images: 40 ants, then the bees.
+    assert fit(tmp_path, *options, "--model.backbone", "blinding", "--data.batch_size", "32") == RUN
+    shown = one_sentence(capsys)
+    assert ("batch 2, image bee/7.png" if part == "train" else "evaluation, image bee/7.png") in shown
+    assert "NaN" in shown
+
+
+def test_class_without_a_readable_image(tmp_path, capsys):
+    photos = make_photos(tmp_path / "photos", ["ant", "bee", "cow"])
+    for path in (photos / "bee").iterdir():
+        path.write_bytes(b"not an image")
+    options = ["--data.source", "folder", "--data.root", str(photos), "--data.classes_per_task", "3"]
+    assert fit(tmp_path, *options) == RUN
+    assert "bee/" in one_sentence(capsys)
+    assert fit(tmp_path, *options, "--data.on_corrupt", "skip") == RUN
+    assert "class 'bee'" in one_sentence(capsys)
+
+
+def test_logs_that_cannot_be_written(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert fit(tmp_path / "file" / "logs") == RUN
+    assert "choose another place with --logs" in one_sentence(capsys)
+
+
+def test_full_disk_leaves_the_last_checkpoint_as_it_was(tmp_path):
+    folder = learned(tmp_path, "--data.max_tasks", "1")
+    before = (folder / "checkpoints" / "last.ckpt").read_bytes()
+    limit = len(before) + 1000
+    words = command("fit", *FAST, "--logs", str(tmp_path), "--ckpt_path", "last")
+    # In a process of its own: the limit would meet the log of the tests as well.
+    full = subprocess.run(
+        words,
+        env=environment(),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert full.returncode == RUN
+    assert "cannot write" in full.stderr
+    assert "Traceback" not in full.stderr
+    assert (folder / "checkpoints" / "last.ckpt").read_bytes() == before
+    assert os.listdir(folder / "checkpoints") == ["last.ckpt"]
+    assert not (folder / "summary.json").exists()  # the run is not whole
+    assert fit(tmp_path, "--ckpt_path", "last") == 0
+    assert checkpoint(folder)["cifnet"]["task_sizes"] == [2, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("name", ["a\nb", "red\x1b[31m"])
+def test_class_folders_with_control_characters(name, tmp_path, capsys):
+    make_photos(tmp_path / "photos", ["ant", name])
+    options = ["--data.source", "folder", "--data.root", str(tmp_path / "photos"), "--data.classes_per_task", "1"]
+    assert fit(tmp_path, *options) == RUN
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1
+    assert "\x1b" not in shown
+    assert "has control characters: rename it" in shown
+
+
+def test_folders_that_are_no_versions(tmp_path):
+    (tmp_path / "default" / "version_²").mkdir(parents=True)
+    learned(tmp_path, "--data.max_tasks", "1")
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_folder_of_the_run_that_cannot_be_written(tmp_path, capsys):
+    folder = learned(tmp_path, "--data.max_tasks", "1")
+    folder.chmod(0o500)
+    assert fit(tmp_path, "--ckpt_path", "last") == RUN
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_interrupted_command(monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cifnet_pl.cli.commands.run_command", interrupt)
+    assert main(["info", "--model", "x"]) == 130
+    assert capsys.readouterr().err == "cifnet: error: interrupted; outputs are whole or not there\n"

@@ -1,0 +1,142 @@
+"""ONNX: the graph's numbers are torch's, and its resize is Pillow's."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+import cifnet_pl
+from cifnet_pl.__main__ import main
+from cifnet_pl.backbones import build_backbone
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.data.images import square
+from cifnet_pl.heads import CIFNetHead, NCMHead
+from cifnet_pl.model import onnx as onnx_graph
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.onnx import Graph, Square, check_onnx, cubic_kernel, onnx_bytes
+from cifnet_pl.utilities.errors import CifnetError
+from tests.models import learned
+
+PHOTOS = [np.array(photo) for photo in load_sample_images().images]
+
+
+def model_of(name: str, size: int, crop_ratio: float) -> Classifier:
+    """A model of tiles of two real photos: sky, roofs, petals, leaves."""
+    backbone = build_backbone(name)
+    model = Classifier(backbone, CIFNetHead(backbone.features), CalibrationBuffer(20), [], size, crop_ratio)
+    corners = {"sky": (0, (0, 300)), "roofs": (0, (250, 100)), "petals": (1, (150, 250)), "leaves": (1, (300, 0))}
+    for names in (["sky", "petals"], ["roofs", "leaves"]):
+        model.begin_task(names, [6, 6])
+        for name in names:
+            photo, (top, left) = corners[name]
+            tiles = [
+                PHOTOS[photo][top + 5 * i : top + 5 * i + 100, left + 9 * i : left + 9 * i + 110] for i in range(6)
+            ]
+            pixels = np.stack([square(Image.fromarray(tile), size, crop_ratio) for tile in tiles])
+            z = model.embed(torch.from_numpy(pixels).permute(0, 3, 1, 2))
+            model.observe(z, torch.full((6,), model.labels([name])[0]), torch.arange(6))
+        model.finish_task()
+    return model
+
+
+def run(content: bytes, images: np.ndarray) -> np.ndarray:
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return session.run(None, {"images": images})[0]
+
+
+@pytest.mark.parametrize("size", [8, 64, 224])
+@pytest.mark.parametrize("crop_ratio", [1.0, 0.875])
+@pytest.mark.parametrize("cut", [(427, 640), (100, 131), (33, 20), (8, 8), (64, 64), (1, 1), (3, 200)])
+def test_resize_is_pillows(size: int, crop_ratio: float, cut: tuple[int, int]):
+    """Every pixel within the one level that Pillow's fixed-point weights may differ by; both orders of the passes."""
+    image = PHOTOS[0][: cut[0], : cut[1]]
+    expected = square(Image.fromarray(image), size, crop_ratio).astype(int)
+    found = Square(size, crop_ratio)(torch.from_numpy(image.copy())[None])[0].permute(1, 2, 0).numpy()
+    # Newer versions of Pillow resize tall images vertically first: then the 8-bit result in between is another one.
+    turned = (
+        Square(size, crop_ratio)(torch.from_numpy(image.transpose(1, 0, 2).copy())[None])[0].permute(2, 1, 0).numpy()
+    )
+    assert min(np.abs(found - expected).max(), np.abs(turned - expected).max()) <= 1
+    assert np.abs(found - expected).mean() < 0.3
+
+
+def test_kernel():
+    x = torch.linspace(-3, 3, 601, dtype=torch.float64)
+    weights = cubic_kernel(x)
+    assert weights[300] == 1
+    assert torch.allclose(weights[[100, 200, 400, 500]], torch.zeros(4, dtype=torch.float64), atol=1e-12)
+    shifts = torch.stack([cubic_kernel(torch.tensor(0.3, dtype=torch.float64) + k) for k in range(-3, 4)])
+    assert torch.isclose(shifts.sum(), torch.ones((), dtype=torch.float64))  # a partition of unity
+
+
+def test_network_and_head_in_one_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    model = model_of("embedded:efficientnet_lite0", 64, 0.875)
+    model.head.temperature.fill_(0.7)
+    model.save(tmp_path / "b")
+    target = tmp_path / "m" / "model.onnx"
+    assert main(["export", "--model", str(tmp_path / "b"), "--format", "onnx", "--output", str(target)]) == 0
+    assert "checked on real photos" in capsys.readouterr().out
+    content = target.read_bytes()
+    onnx.checker.check_model(onnx.load_from_string(content))
+    again = cifnet_pl.load(tmp_path / "b", device="cpu")
+    for count in (1, 2, 5):  # any batch size
+        tiles = np.stack([PHOTOS[i % 2][10 * i : 10 * i + 200, :150] for i in range(count)])
+        found = run(content, tiles)
+        squares = np.stack([square(Image.fromarray(tile), 64, 0.875) for tile in tiles])
+        expected = again.probabilities(torch.from_numpy(squares).permute(0, 3, 1, 2)).numpy()
+        assert found.shape == (count, 4)
+        assert found.dtype == np.float32
+        assert np.abs(found.sum(axis=1) - 1).max() < 1e-5
+        assert np.abs(found - expected).max() < 2e-2  # one level in some pixels
+        assert (found.argmax(axis=1) == expected.argmax(axis=1)).all()
+    metadata = {p.key: p.value for p in onnx.load_from_string(content).metadata_props}
+    assert json.loads(metadata["class_names"]) == model.class_names
+    assert metadata["image_size"] == "64"
+    assert str(Path(cifnet_pl.__file__).parent).encode() not in content  # nothing of this machine is in the file
+
+
+@pytest.mark.parametrize("head", ["cifnet-released", "dsal", "ncm", "knn"])
+def test_every_head_and_names_in_any_language(head: str):
+    tasks = [["Ströme", "図書館"], ["\udcff", '"quoted"', "five"]]
+    content, check = onnx_bytes(learned(head, tasks))
+    assert check.torch <= 1e-4
+    assert run(content, PHOTOS[0][None, :90, :70]).shape == (1, 5)
+    metadata = {p.key: p.value for p in onnx.load_from_string(content).metadata_props}
+    assert json.loads(metadata["class_names"]) == [name for task in tasks for name in task]
+
+
+def test_a_head_that_cannot_be_expressed_says_so(monkeypatch: pytest.MonkeyPatch):
+    """Scores whose steps depend on the values of the embeddings."""
+    monkeypatch.setattr(NCMHead, "scoring", lambda self: lambda z: z[:, :6] if z.sum() > 0 else -z[:, :6])
+    with pytest.raises(CifnetError, match="this model cannot be written as ONNX"):
+        onnx_bytes(learned("ncm"))
+
+
+def test_the_check_would_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Another model's graph, or other class names, do not pass; and nothing is overwritten unasked."""
+    content, check = onnx_bytes(learned("ridge"))
+    other = learned("slda")
+    with pytest.raises(CifnetError, match=r"onnxruntime differs from torch by .* more than 0\.0001"):
+        check_onnx(content, Graph(other).eval(), other)
+    renamed = learned("ridge")
+    renamed.class_names[0] = "aunt"
+    with pytest.raises(CifnetError, match="class names do not come back"):
+        check_onnx(content, Graph(renamed).eval(), renamed)
+
+    monkeypatch.setattr(onnx_graph, "onnx_bytes", lambda model: (content, check))  # as made above
+    other.save(tmp_path / "b")
+    (tmp_path / "m.onnx").write_text("mine")
+    given = ["export", "--model", str(tmp_path / "b"), "--format", "onnx", "--output"]
+    assert main([*given, str(tmp_path / "m.onnx")]) == 2
+    assert "--overwrite true" in capsys.readouterr().err
+    assert (tmp_path / "m.onnx").read_text() == "mine"
+    assert main([*given, str(tmp_path / "b")]) == 2
+    assert "expected a file" in capsys.readouterr().err
+    assert main([*given, str(tmp_path / "m.onnx"), "--overwrite"]) == 0
+    assert (tmp_path / "m.onnx").read_bytes() == content

@@ -1,0 +1,316 @@
+"""Extending a model: the same numbers as one run that learned everything, scores before it learns, clear refusals."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import cifnet_pl
+from cifnet_pl.__main__ import main
+from cifnet_pl.cli.forget import remove
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.lessons import ClassPhotos, Lesson, learn, split
+from cifnet_pl.utilities.errors import UnsupportedError
+from tests.command_line import make_photos
+from tests.models import MAKERS, TASKS, WIDTH, empty, learned, samples, teach
+
+FAST = ["--model.backbone", "pixels:4", "--data.source", "folder", "--data.image_size", "4", "--data.num_workers", "0"]
+FAST += ["--energy.enabled", "false", "--data.batch_size", "7"]
+
+
+def fit(root: Path, logs: Path, *options: str) -> Path:
+    """A run over ``root``; its folder."""
+    assert main(["fit", *FAST, "--data.root", str(root), "--logs", str(logs), *options]) == 0
+    return logs / "default" / "version_0"
+
+
+def queries() -> torch.Tensor:
+    return torch.randn(30, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def columns(model: Classifier, names: list[str]) -> list[int]:
+    return [model.class_names.index(name) for name in names]
+
+
+def assert_same_scores(model: Classifier, other: Classifier, z: torch.Tensor, tolerance: float = 1e-9) -> None:
+    """Equal scores, class by class, relative to the largest."""
+    assert sorted(model.class_names) == sorted(other.class_names)
+    ours, theirs = model.head(z), other.head(z)[:, columns(other, model.class_names)]
+    assert float((ours - theirs).abs().max()) <= tolerance * float(theirs.abs().max())
+
+
+OLD, NEW = ["ant", "bee", "cat", "dog"], ["elk", "fox"]
+HEADS = {
+    "cifnet": ["--model.head", "CIFNetHead", "--model.buffer", "CalibrationBuffer", "--model.buffer.capacity", "9"],
+    "ridge": ["--model.head", "RidgeHead"],
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_equal_to_the_next_task_of_the_run(head: str, tmp_path: Path):
+    """Photos of uneven classes; the buffer is smaller than what was seen, so that it is oversampled and shrinks."""
+    root = make_photos(tmp_path / "all" / "train", [*OLD, *NEW], 9)
+    for i in range(5, 9):
+        (root / "elk" / f"{i}.png").unlink()
+    make_photos(tmp_path / "all" / "val", [*OLD, *NEW], 2)
+    options = [*HEADS[head], "--data.classes_per_task", "2"]
+    whole = cifnet_pl.load(fit(tmp_path / "all", tmp_path / "whole", *options))
+    part = fit(tmp_path / "all", tmp_path / "part", *options, "--data.max_tasks", "2")
+    for name in OLD:  # what is left in the folder is NEW
+        for path in (root / name).iterdir():
+            path.unlink()
+        (root / name).rmdir()
+    assert main(["extend", "--model", str(part), "--images", str(root), "--output", str(tmp_path / "b")]) == 0
+    extended = cifnet_pl.load(tmp_path / "b")
+    assert extended.tasks == whole.tasks
+    assert extended.counts == whole.counts
+    z = torch.randn(40, extended.head.in_features, generator=torch.Generator().manual_seed(0)) / 4
+    assert_same_scores(extended, whole, z)
+    assert (extended.buffer is None) == (whole.buffer is None)
+    if extended.buffer is not None and whole.buffer is not None:
+        assert torch.equal(extended.buffer.key, whole.buffer.key)
+        assert torch.equal(extended.buffer.y, whole.buffer.y)
+        assert torch.equal(extended.buffer.z, whole.buffer.z)
+
+
+def photos_of(root: Path, names: list[str], count: int = 7) -> ClassPhotos:
+    """Class folders of ``count`` empty files each, for lessons that get their embeddings from elsewhere."""
+    for name in names:
+        (root / name).mkdir(parents=True, exist_ok=True)
+        for i in range(count):
+            (root / name / f"{i}.png").touch()
+    return ClassPhotos.find(str(root), "--images")
+
+
+@pytest.mark.parametrize("head", MAKERS)
+def test_a_lesson_is_a_task(head: str, tmp_path: Path):
+    """For every head, from the same embeddings, in other batches."""
+    whole, extended = learned(head), learned(head)
+    teach(whole, ["gnu", "hen"])
+    lesson = Lesson(extended, photos_of(tmp_path, ["gnu", "hen"]), [7, 7])
+    z, _, _ = samples(["gnu", "hen"])
+    for rows in np.array_split(np.arange(14), 4):
+        lesson.observe(rows, z[torch.from_numpy(rows)])
+    lesson.finish()
+    assert extended.tasks == [*TASKS, ["gnu", "hen"]]
+    tolerance = 1e-4 if head in ("cifnet-float32", "knn", "sgd", "logistic") else 1e-9
+    if extended.buffer is None:  # the buffer's choice depends on keys, which are random in teach()
+        assert_same_scores(extended, whole, queries(), tolerance)
+
+
+ADDITIVE = ["ridge", "ridge-joined", "acil", "acil-given", "ncm", "slda", "knn"]
+
+
+@pytest.mark.parametrize("head", ADDITIVE)
+def test_more_photos_of_known_classes_are_exact(head: str, tmp_path: Path):
+    """Half of two classes first, the rest later, together with a new class: as if all had come at once."""
+    z, own, keys = samples(["ant", "bee", "gnu"], 8)
+    first = torch.tensor([name != "gnu" and i % 2 == 0 for i, name in enumerate(own)])
+    model = empty(head)
+    model.begin_task(["ant", "bee"])
+    model.observe(z[first], torch.tensor(model.labels([n for n, f in zip(own, first, strict=True) if f])), keys[first])
+    model.finish_task()
+    whole = empty(head)
+    for names in (["ant", "bee"], ["gnu"]):
+        rows = torch.tensor([name in names for name in own])
+        whole.begin_task(names)
+        whole.observe(z[rows], torch.tensor(whole.labels([n for n in own if n in names])), keys[rows])
+        whole.finish_task()
+    photos = photos_of(tmp_path, ["ant", "bee"], 4)
+    photos = photos_of(tmp_path, ["gnu"], 8)
+    lesson = Lesson(model, photos, [4, 4, 8])
+    lesson.observe(np.arange(16), z[~first])
+    lesson.finish()
+    assert model.counts == whole.counts == {"ant": 8, "bee": 8, "gnu": 8}
+    assert_same_scores(model, whole, queries())
+
+
+@pytest.mark.parametrize("head", ["cifnet", "dsal", "ridge-balanced", "logistic", "sgd"])
+def test_heads_that_cannot_take_more_say_so(head: str, tmp_path: Path):
+    model = learned(head)
+    before = model.tensors()
+    with pytest.raises(UnsupportedError, match=r"cannot add photos to class 'ant', which is learned already: "):
+        Lesson(model, photos_of(tmp_path, ["ant"]), [7])
+    assert all(torch.equal(value, before[key]) for key, value in model.tensors().items())
+
+
+# ---------------------------------------------------------------------- the command
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a bundle of an exact head that knows OLD, and the photos that it learned from."""
+    root = tmp_path_factory.mktemp("made")
+    make_photos(root / "old" / "train", OLD, 6)
+    make_photos(root / "old" / "val", OLD, 4)
+    run = fit(root / "old", root / "logs", "--model.head", "RidgeHead", "--data.classes_per_task", "2")
+    assert main(["export", "--model", str(run), "--output", str(root / "b")]) == 0
+    shutil.rmtree(root / "logs")
+    return root
+
+
+@pytest.fixture
+def bundle(made: Path, tmp_path: Path) -> Path:
+    """A copy of that bundle, with its photos beside it."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "b"
+
+
+def extend(bundle: Path, images: Path, output: Path, *options: str) -> int:
+    return main(["extend", "--model", str(bundle), "--images", str(images), "--output", str(output), *options])
+
+
+def test_scores_are_taken_before_learning(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    images = make_photos(tmp_path / "new", NEW, 10)
+    capsys.readouterr()
+    assert extend(bundle, images, tmp_path / "c", "--check", str(tmp_path / "old" / "val")) == 0
+    said = capsys.readouterr().out
+    model = cifnet_pl.load(tmp_path / "c")
+    event = model.history[-1]
+    assert model.class_names == [*OLD, *NEW]
+    assert model.counts["elk"] == 10  # the fifth that was held back is learned as well
+    assert (event.what, event.classes, event.photos) == ("extend", 6, 20)
+    assert f"held-back fifth of the new photos: {event.accuracy:.1f} % of 4 right" in said
+    assert f"{event.old_accuracy_before:.1f} % right before, {event.old_accuracy:.1f} % after" in said
+    # the figures are those of a model that learned 4/5
+    old, photos = cifnet_pl.load(bundle), ClassPhotos.find(str(images), "--images")
+    _, score = learn(old, photos)
+    files = [photos.files.root / photos.files.names[i] for i in np.flatnonzero(split(photos))]
+    rest = Path(shutil.copytree(images, tmp_path / "rest"))
+    for file in files:
+        (rest / file.relative_to(photos.files.root)).unlink()
+    trial, _ = learn(old, ClassPhotos.find(str(rest), "--images"))
+    assert sum(trial.counts.values()) == sum(old.counts.values()) + 16
+    right = [p.classes[0] == p.file.parent.name for p in trial.classify(files)]
+    assert score.total == 4
+    assert event.accuracy == score.percent == 25 * sum(right)
+
+
+def test_noise_that_was_learned_would_score_better_than_noise_held_back(bundle: Path, tmp_path: Path):
+    """Photos without any class structure: a score near chance shows that the held-back ones were not learned."""
+    draw = np.random.default_rng(0)
+    for name in ("x", "y"):
+        (tmp_path / "noise" / name).mkdir(parents=True)
+        for i in range(30):
+            pixels = draw.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "noise" / name / f"{i}.png")
+    photos = ClassPhotos.find(str(tmp_path / "noise"), "--images")
+    final, score = learn(cifnet_pl.load(bundle), photos)
+    learned_all = [p.classes[0] == p.file.parent.name for p in final.classify((tmp_path / "noise").rglob("*.png"))]
+    assert score.percent is not None
+    assert score.percent <= 75 < 100 * sum(learned_all) / 60
+
+
+def test_the_model_itself_is_not_changed(bundle: Path, tmp_path: Path):
+    before = {path.name: path.read_bytes() for path in bundle.iterdir()}
+    assert extend(bundle, make_photos(tmp_path / "new", NEW), tmp_path / "c") == 0
+    assert {path.name: path.read_bytes() for path in bundle.iterdir()} == before
+
+
+def test_a_class_with_one_photo(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert extend(bundle, make_photos(tmp_path / "new", ["elk"], 1), tmp_path / "c") == 0
+    assert "held-back" not in capsys.readouterr().out
+    assert cifnet_pl.load(tmp_path / "c").counts["elk"] == 1
+    assert cifnet_pl.load(tmp_path / "c").history[-1].accuracy is None
+
+
+def test_unreadable_photos_are_named_and_left_out(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    images = make_photos(tmp_path / "new", NEW, 5)
+    (images / "elk" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 broken")
+    assert extend(bundle, images, tmp_path / "c") == 0
+    assert "skipped" in (said := capsys.readouterr().err)
+    assert "broken.jpg" in said
+    assert cifnet_pl.load(tmp_path / "c").counts["elk"] == 5
+
+
+def test_only_held_back_photos_can_be_read(bundle: Path, tmp_path: Path):
+    """Whatever the split says, the trial learns every class of which anything can be read."""
+    images = make_photos(tmp_path / "new", NEW, 6)
+    photos = ClassPhotos.find(str(images), "--images")
+    for row in np.flatnonzero(~split(photos)):
+        if photos.files.names[row].startswith("elk"):
+            (images / photos.files.names[row]).write_bytes(b"broken")
+    assert extend(bundle, images, tmp_path / "c") == 0
+    assert cifnet_pl.load(tmp_path / "c").counts["elk"] == 1
+    assert cifnet_pl.load(tmp_path / "c").history[-1].photos == 7
+
+
+REFUSED = [
+    (["elk"], ["--check", "{tmp}/nowhere"], 1, "--check"),
+    (["ant"], [], 2, "class 'ant' is already learned: add --more"),
+    (["ant", "elk"], [], 2, "class 'ant' is already learned: add --more"),
+    ([], [], 1, "no sub-folders"),
+    (["elk"], ["--check", "{tmp}/new"], 1, "no folder of a class that the model knows"),
+    (["elk"], ["--output", "{tmp}/b"], 2, "--overwrite true"),
+    (["elk"], ["--output", "{tmp}/new"], 2, "other files"),
+    (["elk"], ["--model", "{tmp}/nowhere"], 1, "no model at"),
+    (["elk"], ["--model", "{tmp}"], 1, "neither a bundle"),
+    (["elk"], ["--images", "{tmp}/nowhere"], 1, "--images"),
+    (["elk"], ["--immages", "{tmp}"], 2, "--images"),
+]
+
+
+@pytest.mark.parametrize(("names", "options", "code", "reason"), REFUSED)
+def test_refusals(
+    names: list[str], options: list[str], code: int, reason: str, bundle: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+):  # fmt: skip
+    (tmp_path / "new").mkdir()
+    make_photos(tmp_path / "new", names)
+    before = sorted(tmp_path.rglob("*"))
+    given = ["--model", str(bundle), "--images", str(tmp_path / "new"), "--output", str(tmp_path / "c")]
+    given += [option.format(tmp=tmp_path) for option in options]
+    assert main(["extend", *given]) == code
+    said = capsys.readouterr().err.splitlines()
+    assert reason in said[-1]
+    assert said[-1].startswith("cifnet: error: ")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_no_photo_of_a_class_can_be_read(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    images = make_photos(tmp_path / "new", NEW)
+    for path in (images / "fox").iterdir():
+        path.write_bytes(b"no photo")
+    assert extend(bundle, images, tmp_path / "c") == 1
+    assert "no photo of class 'fox' can be read" in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
+
+
+def test_more_through_the_command_line(bundle: Path, tmp_path: Path):
+    images = make_photos(tmp_path / "new", ["ant", "elk"], 5)
+    assert extend(bundle, images, tmp_path / "c", "--more") == 0
+    model = cifnet_pl.load(tmp_path / "c")
+    assert (model.counts["ant"], model.counts["elk"], model.counts["bee"]) == (11, 5, 6)
+    assert extend(tmp_path / "c", make_photos(tmp_path / "only", ["bee"], 3), tmp_path / "d", "--more") == 0
+    assert cifnet_pl.load(tmp_path / "d").counts["bee"] == 9
+
+
+def test_a_name_that_a_bundle_could_not_hold_is_refused_before_learning(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    images = make_photos(tmp_path / "new", ["elk", "line\nbreak"])
+    assert extend(bundle, images, tmp_path / "c") == 1
+    assert "control characters" in capsys.readouterr().err
+
+
+def test_a_calibrated_model_stays_calibrated(tmp_path: Path):
+    """Its temperature is that of a run which learned everything, and belongs to the classes that it knows now."""
+    root = make_photos(tmp_path / "all" / "train", [*OLD, *NEW], 9)
+    make_photos(tmp_path / "all" / "val", [*OLD, *NEW], 2)
+    options = ["--model.head", "RidgeHead", "--model.calibrate", "true", "--model.buffer", "CalibrationBuffer"]
+    options += ["--data.classes_per_task", "2"]
+    whole = cifnet_pl.load(fit(tmp_path / "all", tmp_path / "whole", *options))
+    part = cifnet_pl.load(fit(tmp_path / "all", tmp_path / "part", *options, "--data.max_tasks", "2"))
+    for name in OLD:
+        shutil.rmtree(root / name)
+    final, _ = learn(part, ClassPhotos.find(str(root), "--images"))
+    assert float(final.head.temperature) == pytest.approx(float(whole.head.temperature), rel=1e-6)
+    assert float(final.head.temperature) != float(part.head.temperature)
+    remove(final, final.labels(["fox"]))
+    again = float(final.head.temperature)
+    assert again != float(whole.head.temperature)
+    final.calibrate()
+    assert float(final.head.temperature) == again

@@ -1,0 +1,223 @@
+"""Forgetting: exact with the photos, plainly less without them, refused where it would be wrong."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import cifnet_pl
+from cifnet_pl.__main__ import main
+from cifnet_pl.cli.forget import check_same, remove
+from cifnet_pl.heads import Head
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.utilities.errors import DataError
+from tests.cli.test_extend import assert_same_scores, fit, queries
+from tests.command_line import make_photos
+from tests.models import WIDTH, empty, learned, samples
+
+NAMES = ["ant", "bee", "cat", "dog"]
+
+
+def forgotten(model: Classifier, name: str) -> Classifier:
+    """Take a class out, with the embeddings that it was learned from."""
+    z, own, _ = samples([name])
+    label = model.labels([name])[0]
+    other = model.head.fresh()
+    other.begin_task([label], [len(own)])
+    other.observe(z, torch.full((len(z),), label))
+    model.head.subtract_(other)
+    remove(model, [label])
+    return model
+
+
+@pytest.mark.parametrize("head", ["ridge", "ridge-joined", "acil", "ncm", "slda"])
+@pytest.mark.parametrize("name", ["ant", "cat", "fox"])
+def test_exact_from_embeddings(head: str, name: str):
+    """First class, only class of its task, last class."""
+    tasks = [["ant", "bee"], ["cat"], ["dog", "fox"]]
+    without = [[own for own in task if own != name] for task in tasks]
+    model = forgotten(learned(head, tasks), name)
+    never = learned(head, [task for task in without if task])
+    assert model.tasks == never.tasks
+    assert model.counts == never.counts
+    assert_same_scores(model, never, queries(), 1e-8)
+
+
+@pytest.mark.parametrize("head", ["cifnet", "ridge", "slda", "knn", "logistic", "acil", "dsal"])
+def test_removal_leaves_the_others_alone(head: str):
+    model = learned(head)
+    kept = [i for i, name in enumerate(model.class_names) if name != "dog"]
+    before = model.head(queries())[:, kept]
+    remove(model, model.labels(["dog"]))
+    assert model.class_names == ["ant", "bee", "cat", "elk", "fox"]
+    assert model.tasks == [["ant", "bee"], ["cat"], ["elk", "fox"]]
+    if head not in ("knn", "slda", "acil", "dsal"):
+        torch.testing.assert_close(model.head(queries()), before, rtol=0, atol=1e-12)
+    if model.buffer is not None:
+        assert set(model.buffer.y.tolist()) <= set(model.head.classes)
+        assert len(model.buffer.y) == 10  # two of each class
+
+
+def test_a_forgotten_class_can_be_learned_again(tmp_path: Path):
+    model = learned("cifnet")
+    remove(model, model.labels(["fox", "ant"]))
+    z, own, keys = samples(["ant"])
+    model.begin_task(["ant"])
+    model.observe(z, torch.tensor(model.labels(own)), keys)
+    model.finish_task()
+    model.save(tmp_path / "b")
+    again = cifnet_pl.load(tmp_path / "b")
+    assert again.class_names == ["bee", "cat", "dog", "elk", "ant"]
+    assert torch.equal(again.head(queries()), model.head(queries()))
+
+
+# ---------------------------------------------------------------------- the command
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs over four classes and over three: over all photos, and with a part held back by the run itself."""
+    root = tmp_path_factory.mktemp("made")
+    make_photos(root / "photos" / "train", NAMES, 8)
+    make_photos(root / "photos" / "val", NAMES, 2)
+    shutil.copytree(root / "photos", root / "fewer")
+    for part in ("train", "val"):
+        shutil.rmtree(root / "fewer" / part / "bee")
+    ridge = ["--model.head", "RidgeHead", "--data.classes_per_task", "2"]
+    fit(root / "photos", root / "four", *ridge)
+    fit(root / "fewer", root / "three", *ridge)
+    make_photos(root / "loose", NAMES, 10)
+    fit(root / "loose", root / "split", *ridge)
+    cifnet = ["--model.head", "CIFNetHead", "--model.buffer", "CalibrationBuffer", "--data.classes_per_task", "2"]
+    fit(root / "photos", root / "buffered", *cifnet)
+    return root
+
+
+def forget(model: Path, output: Path, *options: str, name: str = "bee") -> int:
+    return main(["forget", "--model", str(model), "--class", name, "--output", str(output), *options])
+
+
+def test_with_photos(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    photos = made / "photos" / "train" / "bee"
+    assert forget(made / "four" / "default", tmp_path / "b", "--images", str(photos)) == 0
+    assert "forgotten exactly: its 8 photos" in capsys.readouterr().out
+    model, never = cifnet_pl.load(tmp_path / "b"), cifnet_pl.load(made / "three" / "default")
+    assert model.counts == never.counts
+    z = torch.randn(30, model.head.in_features, generator=torch.Generator().manual_seed(0))
+    assert_same_scores(model, never, z, 1e-8)
+    assert model.history[-1].photos == 8
+
+
+def test_without_photos(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for head, undone in (("four", True), ("buffered", False)):
+        assert forget(made / head / "default", tmp_path / head) == 0
+        said = capsys.readouterr().out
+        assert "is removed: it cannot be predicted" in said
+        assert "8 photos remains" in said
+        assert ("to undo that too, forget it from" in said) == undone
+        assert ("CIFNetHead cannot undo that. Learned again, its old photos count against it" in said) != undone
+        model = cifnet_pl.load(tmp_path / head)
+        assert model.class_names == ["ant", "cat", "dog"]
+        assert model.history[-1].photos is None
+        assert model.buffer is None or len(model.buffer.y) == 24
+
+
+def test_exact_is_only_what_is(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Removed without its photos, learned again and forgotten with them: the first time still counts."""
+    photos = made / "photos" / "train" / "bee"
+    assert forget(made / "four" / "default", tmp_path / "removed") == 0
+    (tmp_path / "new").mkdir()
+    shutil.copytree(photos, tmp_path / "new" / "bee")
+    capsys.readouterr()
+    words = ["--images", str(tmp_path / "new"), "--output", str(tmp_path / "again")]
+    assert main(["extend", "--model", str(tmp_path / "removed"), *words]) == 0
+    assert "if it is among bee, those photos count against it" in capsys.readouterr().err
+    assert forget(tmp_path / "again", tmp_path / "b", "--images", str(photos)) == 0
+    said = capsys.readouterr().out
+    assert "a class was removed earlier without its photos, which still count" in said
+    assert "had it never seen them" not in said
+
+
+def test_photos_that_the_run_held_back_are_not_taken_out(made: Path, tmp_path: Path):
+    """The whole folder is given; the run had learned eight of its ten photos."""
+    assert forget(made / "split" / "default", tmp_path / "b", "--images", str(made / "loose" / "bee")) == 0
+    assert cifnet_pl.load(tmp_path / "b").class_names == ["ant", "cat", "dog"]
+
+
+def test_other_photos_are_refused(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    model = made / "four" / "default"
+    shutil.copytree(made / "photos" / "train" / "bee", tmp_path / "few")
+    (tmp_path / "few" / "0.png").unlink()
+    (tmp_path / "few" / "1.png").write_bytes(b"broken")
+    for images, given in [(made / "photos" / "train" / "cat", "others"), (tmp_path / "few", "6 that can be read")]:
+        assert forget(model, tmp_path / "b", "--images", str(images)) == 1
+        assert f"learned from 8 photos, {images} holds {given}" in capsys.readouterr().err
+    assert forget(model, tmp_path / "b", "--images", str(tmp_path / "nowhere")) == 1
+    assert "no folder" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_head_that_cannot_subtract_says_so(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    photos = made / "photos" / "train" / "bee"
+    assert forget(made / "buffered" / "default", tmp_path / "b", "--images", str(photos)) == 1
+    said = capsys.readouterr().err
+    assert "CIFNetHead cannot subtract" in said
+    assert "leave out --images" in said
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_head_that_needs_counts_says_that_it_cannot_subtract(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    balanced = ["--model.head", "RidgeHead", "--model.head.balanced", "true", "--data.classes_per_task", "2"]
+    fit(made / "photos", tmp_path / "balanced", *balanced)
+    photos = made / "photos" / "train" / "bee"
+    assert forget(tmp_path / "balanced" / "default", tmp_path / "b", "--images", str(photos)) == 1
+    assert "RidgeHead cannot subtract: balanced=True weighs samples by final class counts" in capsys.readouterr().err
+
+
+def test_unknown_and_last_classes(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert forget(made / "four" / "default", tmp_path / "b", name="beee") == 2
+    assert "did you mean bee?" in capsys.readouterr().err
+    learned("ridge", [["ant"]]).save(tmp_path / "one")
+    assert forget(tmp_path / "one", tmp_path / "b", name="ant") == 2
+    assert "at least one must stay" in capsys.readouterr().err
+
+
+def test_the_option_is_a_word_that_python_keeps_for_itself(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["forget", "--help"])
+    assert "--class CLASS " in capsys.readouterr().out
+    assert main(["forget", "--model", "a", "--output", "b"]) == 2
+    assert capsys.readouterr().err.endswith("required: --class\n")
+    assert main(["forget", "--classes", "a"]) == 2
+    assert capsys.readouterr().err.endswith("unknown option --classes: did you mean --class?\n")
+    assert main(["forget", "--frame", "a"]) == 2
+    assert capsys.readouterr().err.endswith("unknown option --frame: see --help\n")
+
+
+def test_width_of_the_fixtures():
+    """The embeddings of the models above are those of ``samples``."""
+    assert empty("ridge").head.in_features == samples(["ant"])[0].shape[1] == WIDTH
+
+
+@pytest.mark.parametrize("count", [100, 2000])
+def test_one_other_photo_is_noticed_in_a_large_class(count: int, tmp_path: Path):
+    model = empty("ridge")
+    model.begin_task(["ant", "bee"])
+    z = 5 + torch.randn(2 * count, model.head.in_features, generator=torch.Generator().manual_seed(0))
+    model.observe(z, torch.arange(2).repeat_interleave(count), torch.arange(2 * count))
+    model.finish_task()
+
+    def given(photos: torch.Tensor) -> Head:
+        own, label = model.head.fresh(), model.labels(["ant"])[0]
+        own.begin_task([label])
+        own.observe(photos, torch.full((len(photos),), label))
+        return own
+
+    rounded = z[:count] * (1 + 1e-6 * torch.randn(count, 1))
+    check_same(model, given(rounded), "ant", tmp_path)
+    rounded[0] = z[count]
+    with pytest.raises(DataError, match="holds others"):
+        check_same(model, given(rounded), "ant", tmp_path)

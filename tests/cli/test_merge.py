@@ -1,0 +1,243 @@
+"""Merging: equal to one run over all photos where the statistics are sums, refused where it would not be."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import cifnet_pl
+from cifnet_pl.__main__ import main
+from cifnet_pl.model.classifier import Classifier
+from tests.cli.test_extend import fit
+from tests.command_line import FAST, make_photos
+from tests.models import empty, learned, samples, teach
+
+NAMES = ["ant", "bee", "cat", "dog"]
+RIDGE = ["--model.head", "RidgeHead"]
+ADDITIVE = [RIDGE, *(["--model.head", name] for name in ("NCMHead", "SLDAHead"))]
+ADDITIVE += [["--model.head", "ACILHead", "--model.head.width", "50"]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photos of four classes; site A has half of ant, bee and cat, site B the others, and all of dog."""
+    root = tmp_path_factory.mktemp("made")
+    make_photos(root / "all" / "train", NAMES, 8)
+    make_photos(root / "all" / "val", NAMES, 2)
+    for site, odd in (("a", 0), ("b", 1)):
+        shutil.copytree(root / "all", root / site)
+        for path in (root / site / "train").rglob("*.png"):
+            if int(path.stem) % 2 != odd and path.parent.name != "dog":
+                path.unlink()
+    shutil.rmtree(root / "a" / "train" / "dog")
+    shutil.rmtree(root / "a" / "val" / "dog")
+    return root
+
+
+def merge(*words: object) -> int:
+    return main(["merge", *map(str, words)])
+
+
+def site(capacity: int, *photos: tuple[torch.Tensor, list[str], torch.Tensor]) -> Classifier:
+    """What one place has learned, in one task, from embeddings, names of classes and keys; with a buffer."""
+    model = empty("ridge")
+    model.buffer = cifnet_pl.CalibrationBuffer(capacity)
+    model.begin_task(NAMES)
+    for z, own, keys in photos:
+        model.observe(z, torch.tensor(model.labels(own)), keys)
+    model.finish_task()
+    return model
+
+
+def scores_by_name(model: Classifier, z: torch.Tensor) -> torch.Tensor:
+    """Columns in alphabetical order."""
+    return model.head(z)[:, sorted(range(len(model.class_names)), key=model.class_names.__getitem__)]
+
+
+def difference(model: Classifier, other: Classifier) -> float:
+    """Relative difference of the scores of random embeddings."""
+    z = torch.randn(50, model.head.in_features, generator=torch.Generator().manual_seed(0))
+    ours, theirs = scores_by_name(model, z), scores_by_name(other, z)
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+@pytest.mark.parametrize("head", ADDITIVE, ids=lambda options: options[1])
+def test_equals_one_run_over_all_photos(
+    head: list[str], made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Other tasks, another order of classes, and a class that only one site has."""
+    fit(made / "a", tmp_path / "a", *head, "--data.class_order", "[2, 0, 1]", "--data.classes_per_task", "1")
+    fit(made / "b", tmp_path / "b", *head, "--data.classes_per_task", "2")
+    fit(made / "all", tmp_path / "all", *head, "--data.classes_per_task", "4")
+    capsys.readouterr()
+    assert merge(tmp_path / "a" / "default", tmp_path / "b" / "default", "--output", tmp_path / "c") == 0
+    assert "2 models merged: 4 classes from 32 photos" in capsys.readouterr().out
+    merged, pooled = cifnet_pl.load(tmp_path / "c"), cifnet_pl.load(tmp_path / "all" / "default")
+    assert merged.class_names == ["cat", "ant", "bee", "dog"]
+    assert merged.counts == dict.fromkeys(merged.class_names, 8)
+    assert difference(merged, pooled) <= 1e-9
+    assert main(["info", "--model", str(tmp_path / "c")]) == 0
+    assert "merge" in capsys.readouterr().out
+    assert main(["classify", "--model", str(tmp_path / "c"), "--images", str(made / "all" / "val"),
+                 "--output", str(tmp_path / "out.csv")]) == 0  # fmt: skip
+    rows = (tmp_path / "out.csv").read_text().splitlines()[1:]
+    assert all(Path(row.split(",")[0]).parent.name == row.split(",")[1] for row in rows), rows
+
+
+def test_three_sites_of_which_one_has_a_buffer_for_calibration(tmp_path: Path):
+    """All merged buffers are one: the same photos as if one site had seen them all."""
+    sites = []
+    for seed in range(3):
+        z, own, keys = samples(NAMES, 6, seed)
+        site(20, (z, own, keys)).save(tmp_path / f"{seed}")
+        sites.append((z, own, keys))
+    assert merge(*(tmp_path / f"{seed}" for seed in range(3)), "--output", tmp_path / "merged") == 0
+    pooled = site(20, *sites)
+    merged = cifnet_pl.load(tmp_path / "merged")
+    assert difference(merged, pooled) <= 1e-9
+    assert merged.buffer is not None
+    assert torch.equal(merged.buffer.key, pooled.buffer.key)
+    assert torch.equal(merged.buffer.z, pooled.buffer.z)
+    assert torch.equal(merged.buffer.y, pooled.buffer.y)
+
+
+def test_what_was_merged_goes_on_learning(tmp_path: Path):
+    learned("ridge", [["ant", "bee"]]).save(tmp_path / "a")
+    learned("ridge", [["cat"], ["bee2", "dog"]]).save(tmp_path / "b")
+    assert merge(tmp_path / "a", tmp_path / "b", "--output", tmp_path / "c") == 0
+    merged = teach(cifnet_pl.load(tmp_path / "c"), ["elk"])
+    assert merged.tasks == [["ant", "bee"], ["cat"], ["bee2", "dog"], ["elk"]]
+    assert difference(merged, learned("ridge", [["ant", "bee"], ["cat"], ["bee2", "dog"], ["elk"]])) <= 1e-9
+
+
+def test_cifnet_shards_without_a_buffer(tmp_path: Path):
+    """Two halves of the samples of the same tasks; with a buffer the pooled run would have chosen other samples."""
+    halves = [empty("cifnet"), empty("cifnet")]
+    whole = empty("cifnet")
+    for model in (*halves, whole):
+        model.buffer = None
+    for names in (["ant", "bee"], ["cat"]):
+        z, own, keys = samples(names, 8)
+        for model, rows in zip((*halves, whole), (slice(0, None, 2), slice(1, None, 2), slice(None)), strict=True):
+            model.begin_task(names)
+            model.observe(z[rows], torch.tensor(model.labels(own))[rows], keys[rows])
+            model.finish_task()
+    for k, model in enumerate(halves):
+        model.save(tmp_path / f"{k}")
+    assert merge(tmp_path / "0", tmp_path / "1", "--output", tmp_path / "c") == 0
+    assert difference(cifnet_pl.load(tmp_path / "c"), whole) <= 1e-9
+
+
+@pytest.mark.parametrize(
+    ("head", "other", "reason"),
+    [
+        ("cifnet", "cifnet", "after calibration"),
+        ("ridge", "acil", "RidgeHead"),
+        ("ridge", "ridge-joined", "transform"),
+        ("dsal", "dsal", "cannot merge"),
+        ("logistic", "logistic", "cannot merge"),
+        ("ridge-balanced", "ridge-balanced", "balanced"),
+    ],
+)
+def test_refused(head: str, other: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    learned(head).save(tmp_path / "a")
+    learned(other).save(tmp_path / "b")
+    assert merge(tmp_path / "a", tmp_path / "b", "--output", tmp_path / "c") in (1, 2)
+    said = capsys.readouterr().err
+    assert said.startswith(f"cifnet: error: cannot merge {tmp_path / 'b'} into {tmp_path / 'a'}: ")
+    assert reason in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "c").exists()
+
+
+def test_another_tasks_order_of_cifnet_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for name, tasks in (("a", [["ant"], ["bee"]]), ("b", [["bee"], ["ant"]])):
+        model = learned("cifnet", tasks)
+        model.save(tmp_path / name)
+    assert merge(tmp_path / "a", tmp_path / "b", "--output", tmp_path / "c") == 2
+    assert "same task sequence" in capsys.readouterr().err
+
+
+def test_other_backbones_and_photos(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    options = [*FAST, "--data.source", "folder", "--data.root", str(made / "a"), *RIDGE, "--logs", str(tmp_path)]
+    assert main(["fit", *options, "--experiment", "eight"]) == 0
+    assert (
+        main(["fit", *options, "--model.backbone", "pixels:4", "--data.image_size", "4", "--experiment", "four"]) == 0
+    )
+    capsys.readouterr()
+    assert merge(tmp_path / "eight", tmp_path / "four", "--output", tmp_path / "c") == 2
+    assert "their backbones differ: pixels:8" in capsys.readouterr().err
+    model = cifnet_pl.load(tmp_path / "eight")
+    model.crop_ratio = 0.5
+    model.save(tmp_path / "cropped")
+    assert merge(tmp_path / "eight", tmp_path / "cropped", "--output", tmp_path / "c") == 2
+    assert "prepared differently: 8 px with crop ratio 1, and 8 px with crop ratio 0.5" in capsys.readouterr().err
+
+
+def test_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    learned("ridge").save(tmp_path / "a")
+    learned("ridge").save(tmp_path / "b")
+    for words, reason in (
+        ([tmp_path / "a", "--output", tmp_path / "c"], "expected at least two"),
+        ([tmp_path / "a", tmp_path / "b" / ".." / "a", "--output", tmp_path / "c"], "is given twice"),
+        ([tmp_path / "a", tmp_path / "b", "--output", tmp_path / "a"], "holds a bundle already"),
+    ):
+        assert merge(*words) == 2
+        assert reason in capsys.readouterr().err
+    assert merge(tmp_path / "a", tmp_path / "none", "--output", tmp_path / "c") == 1
+    assert "no model at" in capsys.readouterr().err
+
+
+def test_photos_of_one_name_at_two_sites_are_two_photos(tmp_path: Path):
+    sites = []
+    for seed in range(2):
+        z, own, _ = samples(NAMES, 6, seed)
+        site(100, (z, own, torch.arange(len(z)))).save(tmp_path / f"{seed}")  # IMG_0.jpg, IMG_1.jpg, …
+        sites.append(z)
+    assert merge(tmp_path / "0", tmp_path / "1", "--output", tmp_path / "merged") == 0
+    merged = cifnet_pl.load(tmp_path / "merged")
+    assert merged.buffer is not None
+    assert sorted(merged.buffer.z.norm(dim=1).tolist()) == sorted(
+        torch.cat(sites).to(merged.buffer.z).norm(dim=1).tolist()
+    )
+    assert len(merged.buffer.key.unique()) == len(merged.buffer.key)
+    # The same photos once more are the same photos.
+    merged.buffer.add_more(*(part.clone() for part in (merged.buffer.z, merged.buffer.y, merged.buffer.key)))
+    merged.buffer.commit()
+    assert len(merged.buffer.z) == 2 * len(sites[0])
+
+
+def test_other_heads_are_named(tmp_path: Path, capsys):
+    learned("ridge", [["ant", "bee"]]).save(tmp_path / "a")
+    learned("ncm", [["cat", "dog"]]).save(tmp_path / "b")
+    assert merge(tmp_path / "a", tmp_path / "b", "--output", tmp_path / "c") == 2
+    assert "their heads differ: RidgeHead and NCMHead" in capsys.readouterr().err
+
+
+def test_the_same_model_in_another_place_is_refused(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    fit(made / "a", tmp_path / "a", *RIDGE, "--data.classes_per_task", "1")
+    run = tmp_path / "a" / "default" / "version_0"
+    assert main(["export", "--model", str(run), "--output", str(tmp_path / "bundle")]) == 0
+    for same in (run.parent, run / "checkpoints" / "last.ckpt", tmp_path / "bundle"):
+        assert merge(run, same, "--output", tmp_path / "m") == 2
+        assert f"{same} holds the same model as {run}: its photos would count twice" in capsys.readouterr().err
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_class_that_comes_back_after_its_removal_is_mentioned(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """What the others learned from its photos when it was there still counts against it."""
+    for site in ("a", "b"):
+        fit(made / site, tmp_path / site, *RIDGE, "--data.classes_per_task", "1")
+    site_a, site_b = tmp_path / "a" / "default", tmp_path / "b" / "default"
+    words = ["--model", str(site_a), "--class", "bee", "--output", str(tmp_path / "without")]
+    assert main(["forget", *words]) == 0
+    for pair in ((tmp_path / "without", site_b), (site_b, tmp_path / "without")):
+        capsys.readouterr()
+        assert merge(*pair, "--output", tmp_path / "m", "--overwrite") == 0
+        assert "removed from this model without its photos; if it is among bee, dog, " in capsys.readouterr().err
+        assert cifnet_pl.load(tmp_path / "m").remembers_removed
+    assert merge(site_a, site_b, "--output", tmp_path / "m", "--overwrite") == 0
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,200 @@
+"""Kills, rivals and full disks: nothing half-written is ever read as whole, and trying again gives the same result."""
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from cifnet_pl.__main__ import main
+from cifnet_pl.model.bundle import CONFIG
+from cifnet_pl.model.loading import read_bundle
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
+from cifnet_pl.utilities.files import exclusive, new_folder, write_text
+from tests.command_line import make_photos
+from tests.killing import at_call, in_a_process, kill_self, start
+from tests.models import learned
+
+STEPS = ["replace", "fsync", "unlink", "mkdir"]
+"""Functions of ``os`` through which every write goes."""
+
+NEW = "ncm"
+"""The head of the bundle that is written over another one."""
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """The files of a bundle that a reader sees."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+def write(step: str, number: int, after: bool, target: Path) -> int:
+    """Save a bundle and die at call ``number`` of a function of ``os``."""
+    new = learned(NEW)
+    setattr(os, step, at_call(number, getattr(os, step), kill_self, after))
+    new.save(target, overwrite=True)
+    return 0
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("old", [False, True])
+def test_killed_at_every_step_of_a_write(step: str, after: bool, old: bool, tmp_path: Path):
+    new, before = learned(NEW), learned("ridge")
+    new.save(tmp_path / "expected")
+    for number in range(1, 20):
+        target = tmp_path / f"{number}"
+        if old:
+            before.save(target)
+        code = in_a_process(partial(write, step, number, after, target), tmp_path / "output")
+        assert code in (0, -signal.SIGKILL), (tmp_path / "output").read_text()
+        if old or (target / CONFIG).exists():
+            assert type(read_bundle(target).head) in (type(new.head), type(before.head))
+        else:
+            with pytest.raises(CheckpointError, match="not a bundle"):
+                read_bundle(target)
+        new.save(target, overwrite=True)  # nothing that is left lies in the way
+        assert content(target) == content(tmp_path / "expected")
+        assert sorted(path.name for path in target.iterdir()) == sorted(content(target))
+        if code == 0:
+            break
+    else:
+        raise AssertionError("the write has more steps than were tried")
+
+
+def hold(target: Path, ready: Path) -> int:
+    """Take the lock of ``target``, say so and keep it."""
+    with exclusive(target):
+        ready.touch()
+        time.sleep(60)
+    return 0
+
+
+def hold_with_a_worker(target: Path, ready: Path) -> int:
+    """The same, with a forked process as those that decode images."""
+    with exclusive(target):
+        get_context("fork").Process(target=time.sleep, args=(5,)).start()
+        ready.touch()
+        time.sleep(60)
+    return 0
+
+
+def test_what_a_killed_writer_leaves_running_does_not_hold_its_place(tmp_path: Path):
+    process = start(partial(hold_with_a_worker, tmp_path / "b", tmp_path / "ready"), tmp_path / "output")
+    while not (tmp_path / "ready").exists():
+        assert process.is_alive(), (tmp_path / "output").read_text()
+        time.sleep(0.01)
+    with pytest.raises(UsageError, match="another process"), exclusive(tmp_path / "b"):
+        pass
+    process.kill()
+    process.join()
+    with exclusive(tmp_path / "b"):
+        pass
+
+
+@contextmanager
+def another_writer(target: Path, folder: Path) -> Iterator[None]:
+    """A process that is writing ``target``, killed at the end."""
+    ready = folder / "ready"
+    process = start(partial(hold, target, ready), folder / "output")
+    while not ready.exists():
+        assert process.is_alive(), (folder / "output").read_text()
+        time.sleep(0.01)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.parametrize("name", ["export", "extend", "forget", "classify", "onnx"])
+def test_the_second_writer_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    learned("ridge").save(tmp_path / "b")
+    make_photos(tmp_path / "new", ["yak"], 2)
+    target = tmp_path / "out"
+    options = {
+        "export": ["export"],
+        "onnx": ["export", "--format", "onnx"],
+        "extend": ["extend", "--images", str(tmp_path / "new")],
+        "forget": ["forget", "--class", "ant"],
+        "classify": ["classify", "--images", str(tmp_path / "new")],
+    }[name]
+    given = [*options, "--model", str(tmp_path / "b"), "--output", str(target)]
+    with another_writer(target, tmp_path):
+        assert main(given) == 2
+        assert f"another process is writing {target}" in capsys.readouterr().err
+        assert not target.exists()
+    if name != "onnx":  # the process is gone, and its lock with it
+        assert main(given) == 0
+    assert not list(tmp_path.glob(".*.lock")) or name == "onnx"
+
+
+def test_a_lock_is_given_back(tmp_path: Path):
+    target = tmp_path / "deep" / "out"
+    with exclusive(target), pytest.raises(UsageError, match="another process"), exclusive(target):
+        pass
+    with pytest.raises(KeyError), exclusive(target):
+        raise KeyError
+    with exclusive(target):
+        pass
+    assert list((tmp_path / "deep").iterdir()) == []
+
+
+@contextmanager
+def full_disk(limit: int) -> Iterator[None]:
+    """Writes past ``limit`` bytes of a file fail, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("limit", [0, 100, 2000])
+def test_full_disk(limit: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    learned("ridge").save(tmp_path / "b")
+    make_photos(tmp_path / "new", ["yak"], 60)
+    (tmp_path / "old.csv").write_text("mine")
+    learned("ncm").save(tmp_path / "old")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    model = ["--model", str(tmp_path / "b"), "--overwrite", "true", "--output"]
+    with full_disk(limit):
+        for arguments in (
+            ["classify", "--images", str(tmp_path / "new"), *model, str(tmp_path / "old.csv")],
+            ["extend", "--images", str(tmp_path / "new"), *model, str(tmp_path / "old")],
+            ["extend", "--images", str(tmp_path / "new"), *model, str(tmp_path / "fresh")],
+            ["forget", "--class", "ant", *model, str(tmp_path / "old")],
+            ["unpack", "--source", "digits", "--output", str(tmp_path / "digits")],
+        ):
+            assert main(arguments) == 1
+            said = capsys.readouterr().err.splitlines()[-1]
+            assert said.startswith("cifnet: error: cannot write ")
+            assert "File too large; nothing was changed" in said
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert not (tmp_path / "fresh").exists()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CifnetError, match="cannot write"), exclusive(tmp_path / "file" / "out"):
+        pass
+    with pytest.raises(CifnetError, match="cannot write"):
+        write_text(tmp_path / "file" / "out", "x")
+
+
+def test_a_new_folder_is_there_whole_or_not_at_all(tmp_path: Path):
+    with suppress(KeyError), new_folder(tmp_path / "f") as folder:
+        (folder / "a").touch()
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []
+    with new_folder(tmp_path / "f") as folder:
+        (folder / "a").touch()
+        assert not (tmp_path / "f").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+    assert [path.name for path in (tmp_path / "f").iterdir()] == ["a"]

@@ -1,0 +1,128 @@
+"""What the shared source suite tests: a tiny data set on disk for each source, in that source's own layout.
+
+To add a source, add one line to ``CASES``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torchvision import datasets
+
+from cifnet_pl.data.image_sets import Source, SourceOptions
+from cifnet_pl.data.sources import build_source
+from tests.data.tree import COLOURS, class_tree, fill, photo
+
+
+@dataclass(frozen=True)
+class Case:
+    """A source, how to lay it out below a folder, and what it must then hold.
+
+    Attributes:
+        source: its name on the command line.
+        write: lays the data out below an empty folder.
+        classes: the names that it must give, in order.
+        sizes: number of training and of validation images.
+    """
+
+    source: str
+    write: Callable[[Path, pytest.MonkeyPatch], None]
+    classes: tuple[str, ...]
+    sizes: tuple[int, int]
+
+    def build(self, root: Path) -> Source:
+        """Build the source over what was laid out."""
+        return build_source(self.source, SourceOptions(root))
+
+
+def nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data come with a package."""
+
+
+def parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class_tree(root / "train", 5)
+    for i, name in enumerate(("blue", "green", "red")):
+        fill(root / "val" / name, COLOURS[name], i, first=100)  # the first class has none
+
+
+def whole(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class_tree(root, 5)
+    fill(root / "red", COLOURS["red"], 7)
+
+
+def cifar100(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pickles of the original archive, two images a class for training and one for testing."""
+    folder = root / "cifar-100-python"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+
+    def write(name: str, content: dict[str, Any]) -> str:
+        data = pickle.dumps(content)
+        (folder / name).write_bytes(data)
+        return hashlib.md5(data).hexdigest()
+
+    def part(count: int) -> dict[str, Any]:
+        labels = rng.permutation(np.repeat(np.arange(100), count)).tolist()
+        return {"data": rng.integers(0, 256, (100 * count, 3072), dtype=np.uint8), "fine_labels": labels}
+
+    monkeypatch.setattr(datasets.CIFAR100, "train_list", [["train", write("train", part(2))]])
+    monkeypatch.setattr(datasets.CIFAR100, "test_list", [["test", write("test", part(1))]])
+    meta = {"fine_label_names": [f"class {c:02d}" for c in range(100)]}
+    meta_entry = {"filename": "meta", "key": "fine_label_names", "md5": write("meta", meta)}
+    monkeypatch.setattr(datasets.CIFAR100, "meta", meta_entry)
+
+
+def gtsrb(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traffic signs: numbered folders for training, a table for testing, and no class names."""
+    base = root / "gtsrb"
+    rows = ["Filename;ClassId"]
+    (base / "GTSRB/Final_Test/Images").mkdir(parents=True)
+    for c, colour in enumerate(COLOURS.values()):
+        folder = base / f"GTSRB/Training/{c:05d}"
+        folder.mkdir(parents=True)
+        for i in range(3):
+            photo(colour, seed=i).save(folder / f"{i}.ppm")
+        photo(colour, seed=50).save(base / f"GTSRB/Final_Test/Images/{c}.ppm")
+        rows.append(f"{c}.ppm;{c}")
+    (base / "GT-final_test.csv").write_text("\n".join(rows) + "\n")
+
+
+def country211(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class_tree(root / "country211/train", 4)
+    for name in ("blue", "green", "red"):
+        fill(root / "country211/test" / name, COLOURS[name], 2, first=10)
+
+
+def imagenette(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Class names are tuples of synonyms; the held-out part is called val."""
+    for c, wnid in enumerate(("n01440764", "n02102040")):
+        for part, count, first in (("train", 3, 0), ("val", 1, 90)):
+            folder = root / "imagenette2" / part / wnid
+            folder.mkdir(parents=True)
+            for i in range(first, first + count):
+                photo(list(COLOURS.values())[c], seed=i).save(folder / f"{i}.JPEG".lower())
+
+
+def eurosat(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No parts of its own."""
+    class_tree(root / "eurosat/2750", 5)
+
+
+THREE = ("blue", "green", "red")
+CASES = [
+    Case("digits", nothing, tuple(map(str, range(10))), (1438, 359)),
+    Case("folder", parts, THREE, (15, 3)),
+    Case("folder", whole, THREE, (4 + 4 + 6, 1 + 1 + 1)),
+    Case("cifar100", cifar100, tuple(f"class {c:02d}" for c in range(100)), (200, 100)),
+    Case("torchvision:GTSRB", gtsrb, ("0", "1", "2", "3"), (12, 4)),
+    Case("torchvision:Country211", country211, THREE, (12, 6)),
+    Case("imagenette", imagenette, ("tench, Tinca tinca", "English springer, English springer spaniel"), (6, 2)),
+    Case("torchvision:EuroSAT", eurosat, THREE, (12, 3)),
+]

@@ -1,0 +1,113 @@
+"""The data module between runs: nothing of one learner reaches the next, and no process outlives its run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from cifnet_pl import CIFNetDataModule
+from cifnet_pl.heads import RidgeHead
+from cifnet_pl.utilities.errors import DataError
+from tests.data.tree import class_tree
+from tests.lightning_runs import digits, module, trainer
+
+
+def accuracy(data: CIFNetDataModule, tmp_path: Path, invert: bool = False) -> list[float | None]:
+    """Accuracies on the five tasks at the end of a run; ``invert`` embeds every image as its negative."""
+    model = module(head=RidgeHead, buffer=None)
+    if invert:
+        model.backbone.scale.neg_()
+        model.backbone.shift.add_(1)
+    trainer(tmp_path).fit(model, datamodule=data)
+    assert model.evaluation is not None
+    return model.evaluation.task_accuracy
+
+
+def test_embeddings_of_one_backbone_are_not_used_for_another(tmp_path: Path) -> None:
+    """An affine change of the embeddings changes nothing as long as it is the same in learning and evaluation."""
+    shared = digits()
+    first = accuracy(shared, tmp_path)
+    second = accuracy(shared, tmp_path, invert=True)
+    assert second == pytest.approx(first, abs=2)
+    assert min(value for value in second if value is not None) > 80
+
+
+def test_labels_of_one_learner_are_not_used_for_another(tmp_path: Path) -> None:
+    """Both have ten classes at the end, in another order."""
+    data = digits()
+    one, two = module(head=RidgeHead, buffer=None), module(head=RidgeHead, buffer=None)
+    trainer(tmp_path).fit(one, datamodule=data)
+    trainer(tmp_path).fit(two, datamodule=digits(class_order=3))
+    assert one.class_names != two.class_names
+    assert one.evaluation is not None
+    assert two.evaluation is not None
+    known = two.evaluation.accuracy
+    trainer(tmp_path).validate(two, datamodule=data, verbose=False)
+    assert two.evaluation.accuracy == known
+
+
+def test_an_image_is_embedded_once_for_all_tasks(tmp_path: Path) -> None:
+    model = module(head=RidgeHead, buffer=None)
+    counts: list[int] = []
+    embed = model.backbone.forward
+
+    def count(images: Tensor) -> Tensor:
+        counts.append(len(images))
+        return embed(images)
+
+    model.backbone.forward = count  # type: ignore[method-assign]
+    data = digits()
+    trainer(tmp_path).fit(model, datamodule=data)
+    assert sum(counts) == len(data.source.train) + len(data.source.val)
+    counts.clear()
+    none = digits(memory_mb=0)
+    again = module(head=RidgeHead, buffer=None)
+    again.backbone.forward = model.backbone.forward  # type: ignore[method-assign]
+    trainer(tmp_path).fit(again, datamodule=none)
+    assert sum(counts) > len(data.source.train) + 2 * len(data.source.val)
+    assert torch.equal(again.head.state_dict()["weights"], model.head.state_dict()["weights"])
+
+
+def test_all_workers_start_before_the_network_fills_the_memory(tmp_path: Path) -> None:
+    """A fork copies what the process writes to afterwards, in learning time if it came after the first pass."""
+    before = {child.pid for child in multiprocessing.active_children()}
+    model, workers = module(head=RidgeHead, buffer=None), []
+    embed = model.backbone.forward
+
+    def look(images: Tensor) -> Tensor:
+        workers.append({child.pid for child in multiprocessing.active_children()} - before)
+        return embed(images)
+
+    model.backbone.forward = look  # type: ignore[method-assign]
+    trainer(tmp_path, max_epochs=2).fit(model, datamodule=digits(num_workers=2))
+    assert len(workers[0]) == 4  # two that decode training images, two for testing
+    assert all(found == workers[0] for found in workers)
+
+
+def test_processes_on_one_machine_share_out_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)), raising=False)
+    before = {child.pid for child in multiprocessing.active_children()}
+    data = digits(num_workers=None)
+    data.trainer = trainer(tmp_path, devices=3, strategy="ddp")
+    data.trainer.strategy.connect(module(head=RidgeHead, buffer=None))
+    data.train_dataloader()
+    assert len({child.pid for child in multiprocessing.active_children()} - before) == 4  # as above
+    data.on_exception(KeyboardInterrupt())
+    assert {child.pid for child in multiprocessing.active_children()} <= before
+
+
+def test_no_process_outlives_its_run(tmp_path: Path) -> None:
+    before = {child.pid for child in multiprocessing.active_children()}
+    trainer(tmp_path).fit(module(head=RidgeHead, buffer=None), datamodule=digits(num_workers=2))
+    assert {child.pid for child in multiprocessing.active_children()} <= before
+    root = class_tree(tmp_path / "photos")
+    (root / "red" / "bad.png").write_bytes(b"")
+    broken = CIFNetDataModule(root=str(root), classes_per_task=3, image_size=8, num_workers=2)
+    with pytest.raises(DataError, match=r"bad\.png"):
+        trainer(tmp_path, max_epochs=1).fit(module(head=RidgeHead, buffer=None), datamodule=broken)
+    assert {child.pid for child in multiprocessing.active_children()} <= before

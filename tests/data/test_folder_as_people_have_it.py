@@ -1,0 +1,359 @@
+"""Folders of photos as people have them, through the command line: learned, or refused in one sentence."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.test_images import bomb
+from tests.data.tree import COLOURS, class_tree, fill, photo, run, summary
+
+GREEN, RED = COLOURS["green"], COLOURS["red"]
+
+
+def predictions(logs: Path) -> list[dict[str, str]]:
+    """Rows of ``predictions.csv``; undecodable bytes of names come back as they were."""
+    (found,) = logs.glob("default/version_*/predictions.csv")
+    text = found.read_bytes().decode("utf-8", "surrogateescape")
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def learn_and_predict(root: Path, logs: Path, *options: str) -> list[dict[str, str]]:
+    """Learn, then predict the validation images with the checkpoint."""
+    assert run(root, logs, *options) == 0
+    assert run(root, logs, *options, "--ckpt_path", "last", command="predict") == 0
+    return predictions(logs)
+
+
+# ---------------------------------------------------------------------- learned and evaluated
+
+
+def write_every_kind(folder: Path, colour: tuple[int, int, int]) -> list[str]:
+    """One image of each kind that photo folders hold; returns their names."""
+    folder.mkdir(parents=True)
+    plain = photo(colour, size=(50, 40))
+    grey = np.full((30, 20), int(np.mean(colour)), dtype=np.uint16)
+    palette = plain.convert("P", palette=Image.Palette.ADAPTIVE, colors=16)
+    tall = photo(colour, size=(1, 20000))
+    kinds: dict[str, tuple[Image.Image, dict[str, object]]] = {
+        "small.png": (photo(colour, size=(3, 2)), {}),
+        "large.jpg": (photo(colour, size=(900, 700)), {}),
+        "cmyk.jpg": (plain.convert("CMYK"), {"quality": 95}),
+        "grey 16 bit.png": (Image.fromarray(grey * 257), {}),
+        "grey 16 bit.tif": (Image.fromarray(grey * 257), {}),
+        "float.tiff": (Image.fromarray(grey.astype(np.float32) / 255), {}),
+        "palette.png": (palette, {"transparency": 255}),
+        "palette.gif": (palette, {}),
+        "moving.gif": (palette, {"save_all": True, "append_images": [Image.new("P", plain.size, 1)]}),
+        "rgba.png": (plain.convert("RGBA"), {}),
+        "la.png": (plain.convert("LA"), {}),
+        "one bit.bmp": (plain.convert("1"), {}),
+        "lossy.webp": (plain, {}),
+        "long.png": (tall, {}),
+        "long.JPG": (tall.rotate(90, expand=True), {}),
+        "UPPER.JPEG": (plain, {}),
+        "scan.PPM": (plain, {}),
+    }
+    for name, (image, options) in kinds.items():
+        image.save(folder / name, **options)  # type: ignore[arg-type]
+    plain.save(folder / "really a png.jpg", format="PNG")
+    plain.save(folder / "really a jpeg.png", format="JPEG")
+    return sorted([*kinds, "really a png.jpg", "really a jpeg.png"])
+
+
+def test_every_kind_of_image(tmp_path: Path) -> None:
+    root, logs = tmp_path / "photos", tmp_path / "logs"
+    for part in ("train", "val"):
+        for c in ("green", "red"):
+            names = write_every_kind(root / part / c, COLOURS[c])
+    rows = learn_and_predict(root, logs)
+    assert sorted(row["file"] for row in rows) == sorted(f"{c}/{name}" for c in ("green", "red") for name in names)
+    grey = {name for name in names if "bit" in name or "float" in name or "la." in name}
+    assert len(grey) == 5
+    coloured = [row for row in rows if row["file"].split("/")[1] not in grey]
+    assert [row["class"] for row in coloured] == [row["true_class"] for row in coloured]
+    assert summary(logs)["n_classes"] == 2
+
+
+def test_exif_orientation_decides_what_is_learned(tmp_path: Path) -> None:
+    """Two classes that differ in what is up. Taken as stored, the two would hold the same pixels."""
+    root, logs = tmp_path / "photos", tmp_path / "logs"
+    turns = {1: 0, 3: 180, 6: 90, 8: 270}  # orientation → how far the upright image was turned to store it
+    for part, seed in (("train", 0), ("val", 100)):
+        for name, upper, lower in (("red above", RED, GREEN), ("red below", GREEN, RED)):
+            folder = root / part / name
+            folder.mkdir(parents=True)
+            for orientation, angle in turns.items():
+                image = Image.new("RGB", (32, 48))
+                image.paste(photo(upper, seed + orientation, (32, 24)), (0, 0))
+                image.paste(photo(lower, seed + orientation, (32, 24)), (0, 24))
+                exif = Image.Exif()
+                exif[0x0112] = orientation
+                image.rotate(angle, expand=True).save(folder / f"{orientation}.jpg", quality=95, exif=exif)
+    rows = learn_and_predict(root, logs)
+    assert len(rows) == 8
+    assert [row["class"] for row in rows] == [row["true_class"] for row in rows]
+
+
+NAMES = [
+    "Kätzchen",
+    "γάτα 猫 🐈",
+    "with spaces  and, commas; \"quotes\" and 'apostrophes'",
+    "-starts with a dash",
+    "100% $HOME `x` *?[a]#{b}",
+    "null",
+    "007",
+]
+
+
+def test_names_of_all_kinds(tmp_path: Path) -> None:
+    root, logs = tmp_path / "fotos à moi", tmp_path / "logs"
+    for i, name in enumerate(NAMES):
+        folder = root / name / "nested" / name
+        folder.mkdir(parents=True)
+        for k in range(5):
+            photo(((i & 1) * 255, (i >> 1 & 1) * 255, (i >> 2 & 1) * 255), seed=k).save(folder / f"{k} {name}.png")
+    rows = learn_and_predict(root, logs)
+    assert sorted(row["true_class"] for row in rows) == sorted(NAMES)
+    assert [row["class"] for row in rows] == [row["true_class"] for row in rows]
+    assert all((root / row["file"]).is_file() for row in rows)
+
+
+def test_names_that_are_not_text(tmp_path: Path) -> None:
+    """Bytes that are not UTF-8, as old archives and memory cards leave them."""
+    root, logs = tmp_path / "photos", tmp_path / "logs"
+    latin = os.fsdecode(b"K\xe4tzchen")
+    try:
+        fill(root / latin, RED, 5)
+    except OSError:
+        assert not (root / latin).exists()  # this file system takes no such names: then nobody can have them here
+        return
+    fill(root / "green", GREEN, 5)
+    (root / latin / "0.png").rename(root / latin / os.fsdecode(b"\xff\xfe.png"))
+    rows = learn_and_predict(root, logs)
+    assert {row["class"] for row in rows} == {latin, "green"}
+    assert [row["class"] for row in rows] == [row["true_class"] for row in rows]
+
+
+def test_undecodable_name_of_a_corrupt_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = class_tree(tmp_path / "photos")
+    (root / "red" / "a\nb.jpg").write_bytes(b"\xff\xd8\xff\xe0")
+    assert run(root, tmp_path / "logs") == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "red/a\\nb.jpg: " in error
+    assert error.startswith("cifnet: error: cannot read image")
+
+
+def test_linked_class_folders_and_loops(tmp_path: Path) -> None:
+    root, logs = class_tree(tmp_path / "photos"), tmp_path / "logs"
+    fill(tmp_path / "other disk" / "grey", COLOURS["white"], 5)
+    (root / "grey").symlink_to(tmp_path / "other disk" / "grey")
+    (root / "red" / "loop").symlink_to(root / "red")
+    (root / "blue" / "all").symlink_to(root)
+    (tmp_path / "other disk" / "grey" / "round").symlink_to(tmp_path / "other disk")
+    (root / "itself").symlink_to("red/../itself.png")
+    (root / "itself").unlink()
+    rows = learn_and_predict(root, logs)
+    assert sorted(row["file"].split("/")[0] for row in rows) == ["blue", "green", "grey", "red"]
+    assert [row["class"] for row in rows] == [row["true_class"] for row in rows]
+
+
+def test_stray_and_hidden_files(tmp_path: Path) -> None:
+    root, logs = class_tree(tmp_path / "photos"), tmp_path / "logs"
+    for stray in ("README.txt", "red/notes.txt", "red/.DS_Store", "green/Thumbs.db", "blue/._0.png", "blue/film.mp4"):
+        (root / stray).write_text("no image")
+    (root / ".cache").mkdir()
+    assert run(root, logs) == 0
+    assert (summary(logs)["n_classes"], summary(logs)["A_K"]) == (3, 100.0)
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_single_images_and_missing_validation(tmp_path: Path, workers: str) -> None:
+    """A class with one image is learned from it; where nothing is held out, nothing is claimed."""
+    root, logs = class_tree(tmp_path / "photos"), tmp_path / "logs"
+    fill(root / "white", (255, 255, 255), 1)
+    assert run(root, logs, "--data.num_workers", workers) == 0
+    written = summary(logs)
+    assert written["n_classes"] == 4
+    assert written["A_k"] == [100.0] * 4
+    (matrix,) = logs.glob("default/version_0/accuracy_matrix.csv")
+    assert matrix.read_text().splitlines()[-1] == "4,100.0,100.0,100.0,"
+
+
+def test_no_validation_images_at_all(tmp_path: Path) -> None:
+    root, logs = tmp_path / "photos", tmp_path / "logs"
+    class_tree(root / "train")
+    (root / "val").mkdir()
+    assert run(root, logs) == 0
+    written = summary(logs)
+    assert (written["A_K"], written["A_bar"], written["forgetting"], written["ece"]) == (None, None, None, None)
+    assert written["n_classes"] == 3
+
+
+# ---------------------------------------------------------------------- one unreadable image
+
+
+def truncated_jpeg() -> bytes:
+    file = io.BytesIO()
+    photo(RED, size=(200, 200)).save(file, "JPEG")
+    return file.getvalue()[: len(file.getvalue()) // 2]
+
+
+UNREADABLE = {
+    "empty.jpg": (b"", "no image of a known format"),
+    "text.png": (b"not an image", "no image of a known format"),
+    "truncated.jpg": (truncated_jpeg(), "image file is truncated"),
+    "bomb.png": (bomb(), "Image size (2500000000 pixels) exceeds limit of"),
+    "phone.heic": (b"\0\0\0\x18ftypheic", "no image of a known format"),
+    "header only.tif": (b"II*\0" + struct.pack("<I", 8), ""),
+}
+
+
+@pytest.mark.parametrize(("name", "workers"), [*((name, "0") for name in UNREADABLE), ("truncated.jpg", "2")])
+def test_unreadable_image(
+    name: str, workers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error that names the file; or, if told so, it is left out and counted."""
+    content, reason = UNREADABLE[name]
+    root = class_tree(tmp_path / "photos")
+    (root / "blue" / name).write_bytes(content)
+    options = ("--data.num_workers", workers, "--data.split_seed", "3")
+    assert run(root, tmp_path / "logs", *options) == 1
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("cifnet: error:")]
+    assert len(errors) == 1
+    assert errors[0].startswith(f"cifnet: error: cannot read image {root}/blue/{name}: {reason}")
+    assert errors[0].endswith(": repair or remove it, or use --data.on_corrupt skip")
+
+    assert run(root, tmp_path / "skip", *options, "--data.on_corrupt", "skip") == 0
+    assert f"unreadable images left out: 1, the first: {root}/blue/{name}" in caplog.text
+    assert summary(tmp_path / "skip")["n_classes"] == 3
+
+
+def test_several_unreadable_images_are_counted_once_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Validation images are decoded again after every task, and the same name may be bad in both parts."""
+    root = tmp_path / "photos"
+    class_tree(root / "train")
+    class_tree(root / "val")
+    for part in ("train", "val"):
+        (root / part / "blue" / "0.png").write_bytes(b"")
+    (root / "val" / "red" / "1.png").write_bytes(b"")
+    assert run(root, tmp_path / "logs", "--data.on_corrupt", "skip") == 0
+    assert "unreadable images left out: 3, the first: " in caplog.text
+
+
+def test_class_without_a_readable_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = class_tree(tmp_path / "photos")
+    for file in (root / "green").iterdir():
+        file.write_bytes(b"")
+    assert run(root, tmp_path / "logs", "--data.on_corrupt", "skip") == 1
+    assert "'green'" in capsys.readouterr().err.splitlines()[-1]
+    assert not list((tmp_path / "logs").glob("*/*/summary.json"))
+
+
+# ---------------------------------------------------------------------- refused
+
+
+def empty_class(root: Path) -> None:
+    (root / "amber").mkdir()
+
+
+def only_text(root: Path) -> None:
+    (root / "amber").mkdir()
+    (root / "amber" / "notes.txt").write_text("soon")
+
+
+def no_folders(root: Path) -> None:
+    for folder in list(root.iterdir()):
+        for file in folder.iterdir():
+            file.rename(root / f"{folder.name} {file.name}")
+        folder.rmdir()
+
+
+def no_root(root: Path) -> None:
+    root.rename(root.with_name("elsewhere"))
+
+
+def root_is_a_file(root: Path) -> None:
+    no_root(root)
+    root.write_text("")
+
+
+def into_train(root: Path) -> None:
+    no_root(root)
+    root.mkdir()
+    root.with_name("elsewhere").rename(root / "train")
+
+
+def unknown_class_in_val(root: Path) -> None:
+    into_train(root)
+    fill(root / "val" / "violet", RED, 2)
+
+
+def train_is_empty(root: Path) -> None:
+    (root / "train").mkdir()
+    (root / "val").mkdir()
+
+
+def broken_link(root: Path) -> None:
+    (root / "amber").symlink_to(root / "unplugged disk")
+
+
+REFUSED: list[tuple[Callable[[Path], None], str]] = [
+    (empty_class, "class folder {root}/amber holds no image (.avif"),
+    (only_text, "class folder {root}/amber holds no image (.avif"),
+    (no_folders, "{root} has no sub-folders: expected one folder of images per class"),
+    (no_root, "no folder {root}: set --data.root to a folder with one sub-folder of images per class"),
+    (root_is_a_file, "no folder {root}: set --data.root to a folder with one sub-folder of images per class"),
+    (into_train, "{root} has train, expected train and val: call the held-out folder val, or set --data.root to"),
+    (unknown_class_in_val, "class 'violet' is in {root}/val but not in {root}/train: add its training images, or"),
+    (train_is_empty, "{root}/train has no sub-folders: expected one folder of images per class"),
+    (broken_link, "the link {root}/amber leads nowhere: repair or remove it"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "sentence"), REFUSED, ids=lambda value: getattr(value, "__name__", ""))
+def test_refused_in_one_sentence(
+    spoil: Callable[[Path], None], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = class_tree(tmp_path / "photos", 2)
+    spoil(root)
+    assert run(root, tmp_path / "logs") == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f"cifnet: error: {sentence.format(root=root)}")
+    assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--data.classes_per_task", "4"), "the first task asks for 4 classes, the data has 3"),
+        (("--data.class_order", "[red, pink]"), "class_order names 'pink', which the data source does not have"),
+        (("--data.class_order", "-3"), "class_order is -3, expected a seed"),
+        (("--data.val_fraction", "1.5"), "val_fraction is 1.5, expected a number between 0 and 1"),
+        (("--data.image_size", "0"), "image_size is 0, expected 1 to 2048 pixels, or null"),
+        (("--data.num_workers", "-1"), "num_workers is -1, expected at least 0"),
+        (("--data.memory_mb", "-1"), "expected at least 0"),
+        (("--data.on_corrupt", "ignore"), "on_corrupt is 'ignore', expected error or skip"),
+        (("--data.source", "foldr"), "unknown data source 'foldr': did you mean folder"),
+        (("--data.source", "torchvision:CIFAR"), "did you mean torchvision:CIFAR10"),
+    ],
+)
+def test_wrong_usage(
+    options: tuple[str, str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(class_tree(tmp_path / "photos", 2), tmp_path / "logs", *options) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert sentence in line
+
+
+def test_no_root_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, tmp_path / "logs", "--data.root", "null") == 2
+    assert "no data folder was given: set --data.root to a folder with" in capsys.readouterr().err

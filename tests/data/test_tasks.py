@@ -1,0 +1,150 @@
+"""Class order and task sizes: every class exactly once, and nothing that was learned ever moves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from cifnet_pl.data.tasks import TaskStream, order_classes, task_sizes
+from cifnet_pl.utilities.errors import DataError, UsageError
+
+names = st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=25, unique=True)
+seeds = st.integers(0, 2**32 - 1)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[list[str], int, int, int | None]:
+    """Class names, a seed, classes per task and an initial size that fit each other."""
+    classes = draw(names)
+    initial = draw(st.none() | st.integers(1, len(classes)))
+    per_task = draw(st.integers(1, len(classes) if initial is None else 30))
+    return classes, draw(seeds), per_task, initial
+
+
+@given(names, seeds)
+def test_seed_is_numpys_permutation(classes: list[str], seed: int) -> None:
+    expected = [classes[i] for i in np.random.default_rng(seed).permutation(len(classes))]
+    assert order_classes(classes, seed) == expected
+
+
+@given(names, seeds)
+def test_list_of_positions_or_names_is_taken_as_given(classes: list[str], seed: int) -> None:
+    positions = np.random.default_rng(seed).permutation(len(classes))[: 1 + seed % len(classes)].tolist()
+    chosen = [classes[i] for i in positions]
+    assert order_classes(classes, positions) == chosen
+    assert order_classes(classes, chosen) == chosen
+    assert order_classes(classes, None) == classes
+
+
+@given(plans())
+def test_every_class_is_in_exactly_one_task(plan: tuple[list[str], int, int, int | None]) -> None:
+    classes, seed, per_task, initial = plan
+    stream = TaskStream.plan(classes, seed, per_task, initial)
+    assert sorted(stream.classes()) == sorted(classes)
+    assert stream.classes() == order_classes(classes, seed)
+    sizes = [len(task) for task in stream.tasks]
+    if initial is not None:
+        assert sizes.pop(0) == initial
+    assert all(size == per_task for size in sizes[:-1])
+    assert all(1 <= size <= per_task for size in sizes[-1:])
+
+
+@given(names, st.data())
+def test_list_sizes(classes: list[str], data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=6))
+    initial = data.draw(st.none() | st.integers(1, 5))
+    wanted = ([] if initial is None else [initial]) + sizes
+    if sum(wanted) > len(classes):
+        with pytest.raises(UsageError, match=f"{sum(wanted)} classes, the data has {len(classes)}"):
+            task_sizes(len(classes), sizes, initial)
+    else:
+        stream = TaskStream.plan(classes, None, sizes, initial)
+        assert [len(task) for task in stream.tasks] == wanted
+        assert stream.classes() == classes[: sum(wanted)]
+
+
+@given(plans(), st.data())
+def test_learned_tasks_never_move_when_classes_are_added(
+    plan: tuple[list[str], int, int, int | None], data: st.DataObject
+) -> None:
+    classes, seed, per_task, initial = plan
+    before = TaskStream.plan(classes, seed, per_task, initial)
+    learned = before.tasks[: data.draw(st.integers(0, len(before)))]
+    added = data.draw(st.lists(st.text(min_size=5, max_size=6), max_size=6, unique=True))
+    grown = data.draw(st.permutations([*classes, *added]))
+    assume(learned or initial is not None or per_task <= len(grown))
+    after = TaskStream.plan(grown, seed, per_task, initial, learned)
+    assert after.tasks[: len(learned)] == learned
+    assert sorted(after.classes()) == sorted(grown)
+    if learned:
+        assert all(len(task) == per_task for task in after.tasks[len(learned) : -1])
+
+
+@given(plans(), st.data())
+def test_going_on_without_new_classes_is_the_same_stream(
+    plan: tuple[list[str], int, int, int | None], data: st.DataObject
+) -> None:
+    classes, seed, per_task, initial = plan
+    whole = TaskStream.plan(classes, seed, per_task, initial)
+    done = data.draw(st.integers(0, len(whole)))
+    assert TaskStream.plan(classes, seed, per_task, initial, whole.tasks[:done]) == whole
+
+
+def test_going_on_with_a_list_takes_the_sizes_that_are_left() -> None:
+    stream = TaskStream.plan(list("abcdefg"), None, [2, 1, 3], learned=[["g", "a"]])
+    assert stream.tasks == (("g", "a"), ("b",), ("c", "d", "e"))
+
+
+def test_slices_are_streams() -> None:
+    stream = TaskStream.plan(list("abcde"), None, 2)
+    assert stream[1:].classes() == ["c", "d", "e"]
+    assert len(stream[:1]) == 1
+
+
+def test_class_that_is_gone_is_an_error() -> None:
+    with pytest.raises(DataError, match="class 'b' was learned before, but the data no longer has it"):
+        TaskStream.plan(["a", "c"], None, 1, learned=[["a", "b"]])
+
+
+@pytest.mark.parametrize(
+    ("classes", "per_task", "initial", "sentence"),
+    [
+        (3, 4, None, "the first task asks for 4 classes, the data has 3"),
+        (3, 1, 4, "the first task asks for 4 classes, the data has 3"),
+        (3, [2, 2], None, "ask for 4 classes, the data has 3"),
+        (3, 0, None, "classes_per_task is 0: every task needs at least one class"),
+        (3, -2, None, "classes_per_task is -2"),
+        (3, 1, 0, "initial_classes 0: every task needs at least one class"),
+        (3, [1], 0, "initial_classes 0: every task needs at least one class"),
+        (3, [], None, r"classes_per_task is \[\]: every task"),
+        (3, [1, 0], None, "every task needs at least one class"),
+    ],
+)
+def test_impossible_sizes_are_usage_errors(
+    classes: int, per_task: int | list[int], initial: int | None, sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence) as caught:
+        task_sizes(classes, per_task, initial)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("order", "sentence"),
+    [
+        (-1, "class_order is -1, expected a seed of at least 0"),
+        ([0, 0], "names a class twice"),
+        ([0, 3], "position 3, expected 0 to 2"),
+        ([-1], "position -1, expected 0 to 2"),
+        (["a", "x"], "names 'x', which the data source does not have"),
+    ],
+)
+def test_impossible_orders_are_usage_errors(order: int | list[int] | list[str], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        order_classes(["a", "b", "c"], order)
+
+
+def test_no_classes_at_all() -> None:
+    with pytest.raises(DataError, match="no classes"):
+        TaskStream.plan([], None, 1)

@@ -1,0 +1,394 @@
+"""Leave-one-out scores against literally leaving a sample out, and the temperature that is fitted to them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+from torch import Tensor
+from torchmetrics.functional.classification import multiclass_calibration_error
+
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, KNNHead, LogisticHead, NCMHead, RidgeHead, SLDAHead
+from cifnet_pl.heads.calibration import calibrate, fit_temperature
+from cifnet_pl.utilities.errors import CifnetError, UnsupportedError, UsageError
+from tests.command_line import BUFFER, checkpoint, fit, learned
+from tests.models import learn_digits
+
+D = 5
+TASKS = [[7], [-3, 4], [100, 0, 1]]
+
+
+class Stream:
+    """Three uneven tasks, and a buffer that shrinks and is shown with a weight of its own for each class and task."""
+
+    def __init__(self, seed: int):
+        generator = torch.Generator().manual_seed(seed)
+        self.z: dict[int, Tensor] = {}
+        for label in [c for task in TASKS for c in task]:
+            count = int(torch.randint(6, 12, (), generator=generator))
+            centre = 2 * torch.randn(D, generator=generator, dtype=torch.float64)
+            self.z[label] = centre + torch.randn(count, D, generator=generator, dtype=torch.float64)
+        weights = torch.randint(1, 5, (3, 6), generator=generator).double().tolist()
+        before = [[c for task in TASKS[:k] for c in task] for k in range(3)]
+        self.past = [{c: (5 - k, weights[k][i]) for i, c in enumerate(before[k])} for k in range(3)]
+
+    def learn(self, head: Head, left_out: tuple[int, int] | None = None) -> Head:
+        """Learn everything, but for sample number i of a class if ``left_out`` is (class, i)."""
+        for k, classes in enumerate(TASKS):
+            head.begin_task(classes, [len(self.z[c]) for c in classes])
+            for label in classes:
+                head.observe(*self.samples(label, len(self.z[label]), left_out))
+            for label, (quota, weight) in self.past[k].items():
+                z, y = self.samples(label, quota, left_out)
+                head.observe_past(z, y, torch.full((len(y),), weight, dtype=torch.float64))
+            head.solve()
+        return head
+
+    def samples(self, label: int, count: int, left_out: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
+        rows = [i for i in range(count) if (label, i) != left_out]
+        return self.z[label][rows], torch.full((len(rows),), label)
+
+    def stored(self) -> tuple[Tensor, Tensor]:
+        """The three samples of each class that were in the buffer all along."""
+        return torch.cat([self.z[c][:3] for c in self.z]), torch.tensor([c for c in self.z for _ in range(3)])
+
+
+def literal(stream: Stream, make: Any) -> Tensor:
+    """Scores of every stored sample by heads that never saw it; ``make(k)`` builds the head for the k-th."""
+    z, y = stream.stored()
+    heads = (stream.learn(make(n), (int(y[n]), n % 3)) for n in range(len(y)))
+    return torch.cat([head(z[[n]]) for n, head in enumerate(heads)])
+
+
+RIDGES = {
+    "plain": {},
+    "epsilon": {"epsilon": 0.2},
+    "sqrt_l2": {"transform": "sqrt_l2"},
+    "joined": {"transform": "joined"},
+    "balanced": {"balanced": True},
+}
+
+
+@pytest.mark.parametrize("options", RIDGES.values(), ids=RIDGES)
+@pytest.mark.parametrize("ridge", [0.3, "gcv"])
+@settings(max_examples=3)
+@given(seed=st.integers(0, 10_000))
+def test_exact_head(options: dict[str, Any], ridge: float | str, seed: int) -> None:
+    stream = Stream(seed)
+    head = RidgeHead(D, ridge=ridge, **options)
+    stream.learn(head)
+    same_ridge = head.ridge_used.item()
+    expected = literal(stream, lambda n: RidgeHead(D, ridge=same_ridge, **options))
+    assert torch.allclose(head.leave_one_out(*stream.stored()), expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("options", RIDGES.values(), ids=RIDGES)
+def test_without_a_class_that_was_removed_the_others_are_left_out_as_before(options: dict[str, Any]) -> None:
+    stream, head = Stream(3), RidgeHead(D, ridge=0.3, **options)
+    stream.learn(head)
+    z, y = stream.stored()
+    before = head.leave_one_out(z, y)
+    rows, columns = (y != -3) & (y != 100), [head.classes.index(c) for c in (7, 4, 0, 1)]
+    head.remove_classes([-3, 100])
+    assert torch.allclose(head.leave_one_out(z[rows], y[rows]), before[rows][:, columns], rtol=1e-9, atol=1e-9)
+
+
+def test_a_sample_without_which_nothing_is_known() -> None:
+    head = RidgeHead(D)
+    head.begin_task([4])
+    z, y = torch.randn(1, D), torch.tensor([4])
+    head.observe(z, y)
+    head.solve()
+    assert head.leave_one_out(z, y).isnan().all()
+    assert calibrate(head, z, y) == 1.0
+    assert head.probabilities(z).tolist() == [[1.0]]
+    photos = torch.randn(6, D, generator=torch.Generator().manual_seed(0))
+    locked = CIFNetHead(D, ridge="gcv", update_past=False)
+    for label, rows in ((0, [0]), (1, [1, 2, 3, 4, 5])):
+        locked.begin_task([label])
+        locked.observe(photos[rows], torch.full((len(rows),), label))
+        locked.solve()
+    assert math.isfinite(calibrate(locked, photos[:3], torch.tensor([0, 1, 1])))
+
+
+@pytest.mark.parametrize("make", [RidgeHead, CIFNetHead, ACILHead])
+@pytest.mark.parametrize("noise", [0.0, 1e-3])
+def test_photos_that_are_nearly_alike_in_float32(make: type[Head], noise: float) -> None:
+    """Generalised cross-validation wants no ridge at all here; float32 sums have none to spare."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(4).repeat(20)
+    z = torch.randn(4, 30, generator=generator)[y] + noise * torch.randn(80, 30, generator=generator)
+    options = {"width": 60} if make is ACILHead else {}
+    head = make(30, ridge="gcv", dtype="float32", **options)  # type: ignore[call-arg]
+    head.begin_task([0, 1, 2, 3])
+    head.observe(z, y)
+    head.solve()
+    assert calibrate(head, z, y) > 0
+    assert torch.equal(head.predict(z), y)
+
+
+@pytest.mark.parametrize("ridge", [0.3, "gcv"])
+@settings(max_examples=3)
+@given(seed=st.integers(0, 10_000))
+def test_acil(ridge: float | str, seed: int) -> None:
+    stream = Stream(seed)
+    head = ACILHead(D, width=20, ridge=ridge)
+    stream.learn(head)
+    expected = literal(stream, lambda n: ACILHead(D, width=20, ridge=head.ridge_used.item()))
+    assert torch.allclose(head.leave_one_out(*stream.stored()), expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("weighting", ["derivative", "released"])
+@pytest.mark.parametrize("update_past", [True, False])
+@settings(max_examples=3)
+@given(seed=st.integers(0, 10_000))
+def test_cifnet(weighting: str, update_past: bool, seed: int) -> None:
+    stream = Stream(seed)
+    options: dict[str, Any] = {"weighting": weighting, "update_past": update_past, "ridge": 0.01}
+    head = stream.learn(CIFNetHead(D, **options))
+    expected = literal(stream, lambda n: CIFNetHead(D, **options))
+    assert torch.allclose(head.leave_one_out(*stream.stored()), expected, rtol=1e-8, atol=1e-8)
+
+
+def weighted_scores(stream: Stream, head: CIFNetHead, left_out: tuple[int, int]) -> Tensor:
+    """Scores of one sample by ridge regression with a free bias without it: dense normal equations for every class."""
+    sample = stream.z[left_out[0]][left_out[1]]
+    columns = []
+    for k, classes in enumerate(TASKS):
+        parts = [(*stream.samples(c, len(stream.z[c]), left_out), 1.0) for c in classes]
+        parts += [(*stream.samples(c, quota, left_out), w) for c, (quota, w) in stream.past[k].items()]
+        if head.update_past:
+            later = [c for task in TASKS[k + 1 :] for c in task]
+            parts += [(*stream.samples(c, len(stream.z[c]), left_out), 1.0) for c in later]
+        z, y = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+        omega = torch.cat([torch.full((len(p[1]),), p[2], dtype=torch.float64) for p in parts])
+        x = torch.cat([torch.ones(len(z), 1, dtype=torch.float64), z], dim=1)
+        for c, ridge in zip(classes, head._parts[k].ridge_used.tolist(), strict=True):
+            positive, negative = head.slopes
+            is_own = (y == c).double()
+            weight = omega * (negative + (positive - negative) * is_own)
+            target = head.limit * (2 * is_own - 1)
+            penalty = ridge * torch.eye(D + 1, dtype=torch.float64)
+            penalty[0, 0] = 0
+            w = torch.linalg.solve(x.T @ (weight[:, None] * x) + penalty, x.T @ (weight * target))
+            columns.append(w[0] + sample @ w[1:])
+    return torch.stack(columns)
+
+
+@pytest.mark.parametrize("weighting", ["derivative", "released"])
+@pytest.mark.parametrize("update_past", [True, False])
+@settings(max_examples=3)
+@given(seed=st.integers(0, 10_000))
+def test_cifnet_with_gcv_at_the_ridges_that_it_chose(weighting: str, update_past: bool, seed: int) -> None:
+    stream = Stream(seed)
+    head = CIFNetHead(D, ridge="gcv", weighting=weighting, update_past=update_past)
+    stream.learn(head)
+    z, y = stream.stored()
+    scores = head.leave_one_out(z, y)
+    expected = torch.stack([weighted_scores(stream, head, (int(y[n]), n % 3)) for n in range(len(y))])
+    assert torch.allclose(scores, expected, rtol=1e-7, atol=1e-7)
+
+
+def test_dsal_is_near() -> None:
+    scores, exact, plain = [], [], []
+    for seed in range(5):
+        stream = Stream(seed)
+        head = stream.learn(DSALHead(D, width=20, ridge=1.0))
+        scores.append(head.leave_one_out(*stream.stored()))
+        exact.append(literal(stream, lambda n: DSALHead(D, width=20, ridge=1.0)))
+        plain.append(head(stream.stored()[0]))
+    found, wanted, naive = torch.cat(scores), torch.cat(exact), torch.cat(plain)
+    # Not exact, but most of what lies between the scores with and without the sample.
+    assert (found - wanted).norm() < 0.2 * (naive - wanted).norm()
+
+
+# ---------------------------------------------------------------------- what a sample's weight is known from
+
+
+def test_it_survives_a_file_and_removed_classes() -> None:
+    stream = Stream(3)
+    head = CIFNetHead(D)
+    stream.learn(head)
+    z, y = stream.stored()
+    before = head.leave_one_out(z, y)
+    again = CIFNetHead(D)
+    again.load_state_dict(head.state_dict())
+    assert torch.equal(again.leave_one_out(z, y), before)
+    again.remove_classes([-3, 0])
+    kept, columns = (y != -3) & (y != 0), [0, 2, 3, 5]
+    assert torch.allclose(again.leave_one_out(z[kept], y[kept]), before[kept][:, columns], rtol=1e-12)
+    again.remove_classes([7])
+    kept &= y != 7
+    assert torch.allclose(again.leave_one_out(z[kept], y[kept]), before[kept][:, [2, 3, 5]], rtol=1e-12)
+
+
+def test_samples_of_a_class_with_different_weights_are_refused() -> None:
+    head = CIFNetHead(D)
+    head.begin_task([1])
+    head.observe(torch.randn(6, D), torch.ones(6, dtype=torch.int64))
+    head.solve()
+    head.begin_task([2])
+    z = torch.randn(6, D)
+    head.observe(z, torch.full((6,), 2))
+    head.observe_past(z[:1], torch.tensor([1]), torch.tensor([2.0]))
+    head.observe_past(z[1:2], torch.tensor([1]), torch.tensor([3.0]))
+    head.solve()
+    with pytest.raises(UnsupportedError, match="calibration samples of class 1 had different weights"):
+        head.leave_one_out(z, torch.ones(6, dtype=torch.int64))
+    head.leave_one_out(z, torch.full((6,), 2))  # of its own class all is known
+
+
+def test_an_aborted_past_leaves_the_known_weights_alone() -> None:
+    stream = Stream(1)
+    head = CIFNetHead(D)
+    stream.learn(head)
+    z, y = stream.stored()
+    before = head.leave_one_out(z, y)
+    head.observe_past(*stream.samples(7, 1, None), torch.tensor([17.0]))
+    head.abort_task()
+    assert torch.allclose(head.leave_one_out(z, y), before, rtol=1e-9)
+
+
+@pytest.mark.parametrize("make", [NCMHead, SLDAHead, KNNHead, LogisticHead])
+def test_heads_without_a_closed_form_say_so(make: type[Head]) -> None:
+    head = make(D)
+    head.begin_task([1, 2])
+    z, y = torch.randn(6, D), torch.tensor([1, 2, 1, 2, 1, 2])
+    head.observe(z, y)
+    head.solve()
+    assert not head.leaves_one_out
+    with pytest.raises(UnsupportedError, match=f"{make.__name__} cannot leave samples out"):
+        calibrate(head, z, y)
+
+
+def test_bad_calls_are_refused() -> None:
+    head = RidgeHead(D)
+    with pytest.raises(CifnetError, match="not solved"):
+        head.leave_one_out(torch.zeros(1, D), torch.tensor([1]))
+    head.begin_task([1])
+    head.observe(torch.randn(3, D), torch.ones(3, dtype=torch.int64))
+    with pytest.raises(CifnetError, match="not solved"):
+        head.leave_one_out(torch.zeros(1, D), torch.tensor([1]))
+    head.solve()
+    with pytest.raises(UsageError, match="label 2"):
+        head.leave_one_out(torch.zeros(1, D), torch.tensor([2]))
+    with pytest.raises(UsageError, match="calibration needs stored samples"):
+        calibrate(head, torch.zeros(0, D), torch.zeros(0, dtype=torch.int64))
+
+
+# ---------------------------------------------------------------------- the temperature
+
+
+def ece(probabilities: Tensor, y: Tensor) -> float:
+    return 100 * multiclass_calibration_error(probabilities, y, probabilities.shape[1], n_bins=15).item()
+
+
+def nll(scores: Tensor, y: Tensor, temperature: float) -> float:
+    smoothed = torch.nn.functional.one_hot(y, scores.shape[1]) * (1 - 1 / (len(y) + 2)) + 1 / (
+        (len(y) + 2) * scores.shape[1]
+    )
+    return -(smoothed * (scores / temperature).log_softmax(1)).sum(1).mean().item()
+
+
+@given(st.integers(0, 10_000), st.floats(0.02, 50))
+def test_the_temperature_that_made_the_labels_is_found(seed: int, true: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = 2 * torch.randn(4000, 6, generator=generator, dtype=torch.float64)
+    y = torch.multinomial(torch.softmax(scores, dim=1), 1, generator=generator).flatten()
+    found = fit_temperature(true * scores, y)
+    assert found == pytest.approx(true, rel=0.1)
+    best = nll(true * scores, y, found)
+    assert all(best <= nll(true * scores, y, found * factor) for factor in (0.5, 0.9, 0.999, 1.001, 1.1, 2.0))
+
+
+@pytest.mark.parametrize("samples", [10, 100, 1000])
+def test_without_an_error_nothing_is_certain(samples: int) -> None:
+    """The chance of an error is not taken for less than about 1 in n."""
+    scores = torch.eye(4, dtype=torch.float64).repeat(samples // 4 + 1, 1)[:samples]
+    found = fit_temperature(scores, torch.arange(4).repeat(samples // 4 + 1)[:samples])
+    wrong = 1 - torch.softmax(torch.eye(4, dtype=torch.float64)[0] / found, 0)[0].item()
+    assert 0.3 / samples < wrong < 3 / samples
+
+
+def test_without_an_error_the_temperature_stays_within_reason() -> None:
+    scores = torch.eye(5, dtype=torch.float64)
+    found = fit_temperature(scores, torch.arange(5))
+    assert found > 0
+    assert math.isfinite(nll(scores, torch.arange(5), found))
+    assert fit_temperature(7 * scores, torch.arange(5)) == pytest.approx(7 * found, rel=1e-3)
+
+
+def test_scores_that_say_nothing_get_a_temperature_all_the_same() -> None:
+    assert fit_temperature(torch.zeros(4, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 0])) > 0
+    assert fit_temperature(torch.full((4, 1), 2.5, dtype=torch.float64), torch.zeros(4, dtype=torch.int64)) == 2.5
+
+
+HEADS = {
+    "ridge": lambda: RidgeHead(64),
+    "cifnet": lambda: CIFNetHead(64, ridge=1.0),
+    "acil": lambda: ACILHead(64, width=300),
+    "dsal": lambda: DSALHead(64, width=300),
+}
+
+
+@pytest.mark.parametrize("make", HEADS.values(), ids=HEADS)
+def test_digits_are_calibrated_as_well_as_on_the_test_set(make: Any) -> None:
+    images, targets = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(targets))
+    z, y = torch.from_numpy(images[order] / 16), torch.from_numpy(targets[order]).long()
+    head, buffer = make(), CalibrationBuffer(300)
+    learn_digits(head, buffer, z[:900], y[:900])
+    test, labels = z[900:], y[900:]
+    raw = ece(head.probabilities(test), labels)
+    temperature = calibrate(head, *buffer.items())
+    assert head.temperature.item() == temperature
+    fitted = ece(head.probabilities(test), labels)
+    oracle = fit_temperature(head(test), labels)
+    assert raw > 20
+    assert fitted < 4
+    assert nll(head(test), labels, temperature) < 1.05 * nll(head(test), labels, oracle)
+
+
+# ---------------------------------------------------------------------- in a run
+
+
+def ece_of(run: Path) -> list[float]:
+    return [float(row["ece"]) for row in csv.DictReader((run / "tasks.csv").open())]
+
+
+@pytest.mark.parametrize("name", ["CIFNetHead", "RidgeHead"])
+def test_a_run_calibrates_after_every_task(name: str, tmp_path: Path) -> None:
+    plain = learned(tmp_path / "plain", *BUFFER, "--model.head", name)
+    run = learned(tmp_path / "calibrated", *BUFFER, "--model.head", name, "--model.calibrate", "true")
+    assert ece_of(run)[-1] < 5 < 15 < ece_of(plain)[-1]
+    temperature = float(checkpoint(run)["state_dict"]["head.temperature"])
+    assert 0 < temperature < 1
+    assert float(checkpoint(plain)["state_dict"]["head.temperature"]) == 1
+    summaries = [json.loads((r / "summary.json").read_text()) for r in (plain, run)]
+    assert summaries[0]["A_k"] == summaries[1]["A_k"]
+    assert summaries[1]["buffer_elements"] == 300 * 192
+    assert summaries[0]["buffer_elements"] == (300 * 192 if name == "CIFNetHead" else 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--model.head", "RidgeHead"], "calibrate needs stored samples: give a calibration buffer"),
+        ([*BUFFER, "--model.head", "NCMHead"], "NCMHead has no leave-one-out scores"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused_at_once(
+    options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fit(tmp_path, *options, "--model.calibrate", "true") == 2
+    assert words in capsys.readouterr().err

@@ -1,0 +1,151 @@
+"""Energy per task: learning apart from evaluation, each component apart, and never the end of a run."""
+
+import csv
+import json
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import codecarbon
+import pytest
+
+from cifnet_pl.learning.callbacks.energy import Energy, EnergyMonitor, check_country
+from cifnet_pl.utilities.errors import UsageError
+from tests.command_line import fit
+
+MEASURED = ["--energy.enabled", "true", "--data.max_tasks", "3"]
+PLAIN = ("train_seconds", "energy_kwh", "energy_source", "eval_energy_kwh")
+
+
+class Cpu:
+    _mode = "intel_rapl"
+
+
+class GPU:
+    pass
+
+
+class RAM:
+    pass
+
+
+class Tracker:
+    """Counts a reading as 1 kWh of CPU, 10 of GPU, 100 of RAM and 0.5 kg, since the reading before."""
+
+    fail_at: tuple[str, int] = ("never", 0)
+    calls: dict[str, int]
+    stopped: list[bool]
+
+    def __init__(self, **options):
+        self.options, self.readings = options, 0
+        self.hit("init")
+        self._hardware = [Cpu(), GPU(), RAM()]
+
+    def hit(self, name):
+        self.calls[name] = self.calls.get(name, 0) + 1
+        if self.fail_at == (name, self.calls[name]):
+            raise RuntimeError("no sensor\nsecond line")
+
+    def start(self):
+        self.hit("start")
+
+    def _measure_power_and_energy(self):
+        self.hit("measure")
+        self.readings += 1
+
+    def _prepare_emissions_data(self):
+        n = self.readings
+        return SimpleNamespace(cpu_energy=1.0 * n, gpu_energy=10.0 * n, ram_energy=100.0 * n, emissions=0.5 * n)
+
+    def stop(self):
+        self.stopped.append(True)
+        self.hit("stop")
+
+
+@pytest.fixture
+def tracker(monkeypatch):
+    monkeypatch.setattr(Tracker, "calls", {}, raising=False)
+    monkeypatch.setattr(Tracker, "stopped", [], raising=False)
+    monkeypatch.setattr(codecarbon, "OfflineEmissionsTracker", Tracker)
+    return Tracker
+
+
+def results(logs: Path, version: int = 0):
+    folder = logs / "default" / f"version_{version}"
+    with (folder / "tasks.csv").open(newline="") as file:
+        return list(csv.DictReader(file)), json.loads((folder / "summary.json").read_text())
+
+
+def test_learning_and_evaluation_are_apart(tracker, tmp_path):
+    assert fit(tmp_path, *MEASURED) == 0
+    rows, summary = results(tmp_path)
+    # One reading at the start of a task, one after learning, one after evaluation.
+    assert tracker.calls["measure"] == 3 * 3
+    assert [float(row["energy_kwh"]) for row in rows] == [111.0] * 3
+    assert [float(row["eval_energy_kwh"]) for row in rows] == [111.0] * 3
+    assert {row["energy_source"] for row in rows} == {"cpu intel_rapl, gpu nvml, ram estimated"}
+    parts = [summary[f"energy_{part}_kwh"] for part in ("cpu", "gpu", "ram")]
+    assert parts == [3.0, 30.0, 300.0]
+    assert summary["energy_kwh"] == summary["eval_energy_kwh"] == 333.0
+    assert summary["co2_kg"] == 1.5
+    assert summary["A_K_per_kwh"] == pytest.approx(summary["A_K"] / 333.0)
+    assert tracker.stopped == [True]
+
+
+def test_a_run_that_goes_on_adds_up(tracker, tmp_path):
+    assert fit(tmp_path, *MEASURED) == 0
+    assert fit(tmp_path, *MEASURED, "--data.max_tasks", "5", "--ckpt_path", "last") == 0
+    rows, summary = results(tmp_path)
+    assert [float(row["energy_kwh"]) for row in rows] == [111.0] * 5
+    assert summary["energy_kwh"] == 555.0
+    assert summary["energy_ram_kwh"] == 500.0
+
+
+@pytest.mark.parametrize("where", [("init", 1), ("start", 1), ("measure", 1), ("measure", 5), ("stop", 1)], ids=str)
+def test_a_failure_costs_the_reading_and_not_the_run(where, tracker, tmp_path, monkeypatch):
+    monkeypatch.setattr(tracker, "fail_at", where)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert fit(tmp_path, *MEASURED) == 0
+    said = [str(w.message) for w in caught if "energy" in str(w.message)]
+    assert said == ["energy is not measured: RuntimeError: no sensor"]
+    rows, summary = results(tmp_path)
+    measured = {("measure", 5): 1, ("stop", 1): 3}.get(where, 0)  # tasks before the failure
+    assert [row["energy_kwh"] for row in rows] == ["111.0"] * measured + [""] * (3 - measured)
+    whole = measured == 3
+    for key in ("energy_kwh", "energy_cpu_kwh", "co2_kg", "A_K_per_kwh", "eval_energy_kwh"):
+        assert (summary[key] is not None) == whole, key
+    assert len(tracker.stopped) == {"init": 0, "stop": 2}.get(where[0], 1)
+
+
+def test_off_is_off(tracker, tmp_path):
+    assert fit(tmp_path, "--data.max_tasks", "1") == 0
+    assert tracker.calls == {}
+
+
+def test_with_the_real_tracker(tmp_path, capfd):
+    assert fit(tmp_path, *MEASURED, "--energy.country_iso_code", "FRA") == 0
+    rows, summary = results(tmp_path)
+    assert all(0 < float(row["energy_kwh"]) < 1 for row in rows)
+    assert all(0 < float(row["eval_energy_kwh"]) < 1 for row in rows)
+    assert "cpu" in summary["energy_source"]
+    assert "ram estimated" in summary["energy_source"]
+    parts = sum(summary[f"energy_{part}_kwh"] for part in ("cpu", "gpu", "ram"))
+    assert parts == pytest.approx(summary["energy_kwh"])
+    assert summary["co2_kg"] > 0
+    shown = capfd.readouterr()
+    assert "codecarbon" not in (shown.out + shown.err).lower()
+    assert f"kWh ({summary['energy_source']})" in shown.out
+
+
+def test_countries():
+    assert check_country("FRA") == "FRA"
+    with pytest.raises(UsageError, match="country"):
+        check_country("fra ")
+
+
+def test_energies_add():
+    difference = Energy(3, 2, 1, 1) - Energy(1, 1, 1, 1)
+    assert difference + Energy(1, 1, 1, 1) == Energy(3, 2, 1, 1)
+    assert difference.total == 3
+    assert EnergyMonitor(enabled=False).source is None

@@ -1,0 +1,84 @@
+"""What a person at a terminal sees."""
+
+import os
+import pty
+import re
+import select
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from cifnet_pl.__main__ import main
+from cifnet_pl.learning.callbacks.screen import number, small
+from tests.command_line import FAST, fit
+from tests.killing import start
+
+
+def at_a_terminal(work: Callable[[], int]) -> int:
+    """In a process whose output is a terminal of 100 columns."""
+    os.environ.update(COLUMNS="100", LINES="40", TERM="xterm")
+    return work()
+
+
+def seen_at_a_terminal(work: Callable[[], int]) -> str:
+    """Everything that ``work`` writes to a terminal, without colours."""
+    screen, other_side = pty.openpty()
+    process = start(partial(at_a_terminal, work), Path(os.ttyname(other_side)), terminal=True)
+    os.set_blocking(screen, False)
+    shown = b""
+    while process.is_alive() or select.select([screen], [], [], 0)[0]:
+        if select.select([screen], [], [], 0.1)[0]:
+            shown += os.read(screen, 65536)
+    os.close(other_side)
+    os.close(screen)
+    assert process.exitcode == 0, shown.decode()
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode()).replace("\r", "\n")
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="module")
+def terminal(logs) -> str:
+    """A run of three tasks."""
+    return seen_at_a_terminal(partial(fit, logs, "--data.max_tasks", "3"))
+
+
+@pytest.mark.parametrize("command", ["validate", "predict"])
+def test_results_follow_the_bar(command, terminal, logs):
+    shown = seen_at_a_terminal(partial(main, [command, *FAST, "--logs", str(logs), "--ckpt_path", "last"]))
+    result = shown.index("┏") if command == "validate" else shown.index(" predictions in ")
+    assert ("Validation" if command == "validate" else "Predicting") in shown[:result]
+    assert "━━ " not in shown[result:]
+    assert shown[result - 1] == "\n" or command == "predict"
+
+
+def test_the_bar_speaks_of_tasks(terminal):
+    for task in (1, 2, 3):
+        assert f"Task {task}/3 " in terminal
+    assert "Epoch" not in terminal
+    # The accuracy over all classes seen stands beside the bar of the task that follows.
+    assert re.search(r"Task 2/3 .*A_k: 100\.0 %", terminal)
+
+
+def test_the_bar_is_gone_before_the_table(terminal):
+    table = terminal.index("┏")
+    assert "Task" not in terminal[table:]
+    assert terminal[table - 1] == "\n"
+
+
+def test_nothing_but_bar_table_and_two_sentences(terminal):
+    words = {"Task", "Validation", "tasks", "classes", "run folder", "Ā", "learning", "state", "task"}
+    lines = [line for line in terminal.splitlines() if line.strip()]
+    strange = [line for line in lines if not any(word in line for word in words) and line[0] not in "┏┡│└├"]
+    assert strange == []
+
+
+def test_numbers():
+    assert number(None) == small(None) == "–"
+    assert number(12.345, 1, " %") == "12.3 %"
+    assert small(0.000123) == "1.2e-04"

@@ -1,0 +1,285 @@
+"""The module in Lightning's hands: what runs when, and that nothing of the backbone ever moves."""
+
+import math
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import nn
+
+import cifnet_pl.backbones
+from cifnet_pl import CalibrationBuffer, CIFNetModule
+from cifnet_pl.backbones import Preprocessing
+from cifnet_pl.data.loading import sample_key
+from cifnet_pl.heads import CIFNetHead, RidgeHead
+from cifnet_pl.learning.callbacks import TaskCheckpoint, TaskMetrics
+from cifnet_pl.utilities.errors import CheckpointError, UsageError
+from tests.command_line import fit
+from tests.lightning_runs import digits, module, trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
+
+
+class Recorder(Callback):
+    """Notes every hook, with the epoch and whether the head was solved."""
+
+    HOOKS = ("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_validation_start",
+             "on_validation_end", "on_train_end", "on_fit_end", "on_sanity_check_start")  # fmt: skip
+
+    def __init__(self):
+        self.seen = []
+        self.steps = []
+        for hook in self.HOOKS:
+            setattr(self, hook, lambda trainer, module, hook=hook: self.note(hook, trainer, module))
+
+    def note(self, hook, trainer, module):
+        self.seen.append((hook, trainer.current_epoch, bool(module.head.solved)))
+        self.steps.append((hook, trainer.global_step))
+        assert not any(part.training for part in module.backbone.modules()), hook
+        assert not any(p.requires_grad for p in module.parameters()), hook
+
+
+class RecordingCheckpoint(ModelCheckpoint):
+    """A Checkpoint sees the end of an epoch after the module."""
+
+    def __init__(self, seen, **options):
+        super().__init__(**options)
+        self.seen = seen
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.seen.append(("checkpoint", trainer.current_epoch, bool(pl_module.head.solved)))
+        assert trainer.training
+        super().on_train_epoch_end(trainer, pl_module)
+
+
+class TestOrder:
+    def test_of_hooks(self, tmp_path):
+        recorder = Recorder()
+        checkpoint = RecordingCheckpoint(recorder.seen, dirpath=tmp_path, save_on_train_epoch_end=True)
+        learner, data = module(), digits(max_tasks=3)
+        trainer(tmp_path, recorder, checkpoint).fit(learner, datamodule=data)
+        expected = [("on_fit_start", 0, True), ("on_train_start", 0, True)]
+        for task in range(3):
+            expected += [
+                ("on_train_epoch_start", task, True),  # of the callback: the module opens the task afterwards
+                ("on_train_epoch_end", task + 1, False),  # a plain callback comes before the solve
+                ("on_validation_start", task + 1, True),
+                ("on_validation_end", task + 1, True),
+                ("checkpoint", task + 1, True),
+            ]
+        expected += [("on_train_end", 3, True), ("on_fit_end", 3, True)]
+        assert [(hook, solved) for hook, _, solved in recorder.seen] == [(hook, solved) for hook, _, solved in expected]
+
+    def test_global_step_counts_tasks(self, tmp_path):
+        recorder = Recorder()
+        trainer(tmp_path, recorder).fit(module(), datamodule=digits(max_tasks=3))
+        assert [step for hook, step in recorder.steps if hook == "on_train_epoch_start"] == [0, 1, 2]
+        assert [step for hook, step in recorder.steps if hook == "on_validation_end"] == [1, 2, 3]
+
+    def test_of_our_callbacks_and_a_users(self, tmp_path, monkeypatch):
+        seen = []
+        for name in ("EnergyMonitor", "TaskMetrics", "RunTable"):
+            owner = getattr(cifnet_pl.callbacks, name)
+            real = owner.on_validation_end
+            note = lambda self, t, m, name=name, real=real: (seen.append(name), real(self, t, m))  # noqa: E731
+            monkeypatch.setattr(owner, "on_validation_end", note)
+        monkeypatch.setattr(LastSeen, "seen", seen, raising=False)
+        assert (
+            fit(tmp_path, "--data.max_tasks", "1", "--trainer.callbacks", "tests.learning.test_cifnet_module.LastSeen")
+            == 0
+        )
+        assert seen == ["EnergyMonitor", "TaskMetrics", "RunTable", "rows 1"]
+
+    def test_evaluation_sees_all_classes_so_far(self, tmp_path):
+        metrics, learner = TaskMetrics(), module()
+        trainer(tmp_path, metrics).fit(learner, datamodule=digits())
+        assert [row.classes_seen for row in metrics.record.rows] == [2, 4, 6, 8, 10]
+        assert [len(row) for row in metrics.record.matrix] == [1, 2, 3, 4, 5]
+        assert learner.evaluation.accuracy == metrics.record.rows[-1].A_k > 85
+
+    def test_nll_is_that_of_all_test_images(self, tmp_path):
+        learner, parts = module(), []
+
+        class Collect(Callback):
+            def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+                parts.extend(pl_module.probabilities(batch)[range(len(batch.label)), batch.label].tolist())
+
+        trainer(tmp_path, Collect(), max_epochs=1).fit(learner, datamodule=digits(batch_size=7, max_tasks=1))
+        assert len(parts) > 50
+        assert learner.evaluation.nll == pytest.approx(-sum(map(math.log, parts)) / len(parts), rel=1e-6)  # float32
+
+
+class LastSeen(Callback):
+    """A user's callback: how many rows the run's record has when it is called."""
+
+    seen: list
+
+    def on_validation_end(self, trainer, pl_module):
+        (metrics,) = [c for c in trainer.callbacks if isinstance(c, TaskMetrics)]
+        self.seen.append(f"rows {len(metrics.record.rows)}")
+
+
+class TestMonitor:
+    def test_model_checkpoint(self, tmp_path):
+        best = ModelCheckpoint(tmp_path, "{A_k:.2f}", monitor="A_k", mode="max", save_top_k=-1)
+        metrics = TaskMetrics()
+        run = trainer(tmp_path, metrics, best)
+        run.fit(module(), datamodule=digits())
+        names = {path.stem.split("-")[0] for path in tmp_path.glob("A_k=*.ckpt")}
+        assert names == {f"A_k={row.A_k:.2f}" for row in metrics.record.rows}
+        assert float(best.best_model_score) == pytest.approx(max(row.A_k for row in metrics.record.rows))
+        assert float(run.callback_metrics["A_k"]) == pytest.approx(metrics.record.rows[-1].A_k)
+
+    def test_from_the_command_line(self, tmp_path):
+        options = ["--trainer.callbacks", "ModelCheckpoint", "--trainer.callbacks.monitor", "A_k"]
+        options += ["--trainer.callbacks.mode", "max", "--trainer.callbacks.dirpath", str(tmp_path / "best")]
+        assert fit(tmp_path, "--data.max_tasks", "2", *options) == 0
+        (best,) = (tmp_path / "best").iterdir()
+        # Task 1 is the easiest, and the checkpoint can be gone on from.
+        assert torch.load(best, weights_only=True)["cifnet"]["task_sizes"] == [2]
+        assert fit(tmp_path, "--data.max_tasks", "2", "--ckpt_path", str(best)) == 0
+
+    def test_early_stopping(self, tmp_path):
+        metrics = TaskMetrics()
+        stop = EarlyStopping("A_k", stopping_threshold=1.0, mode="max")  # reached at once
+        trainer(tmp_path, metrics, stop).fit(module(), datamodule=digits())
+        assert len(metrics.record.rows) == 1
+
+
+class TestBackbone:
+    @pytest.fixture
+    def convolutional(self, monkeypatch):
+        """A network whose batch statistics and dropout would show at once if it were ever in training mode."""
+        torch.manual_seed(0)
+        layers = [
+            nn.Conv2d(3, 8, 3),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Dropout(0.5),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+        ]
+        network = nn.Sequential(*layers)
+        shape = Preprocessing(8, mean=(0.5,) * 3, std=(0.5,) * 3)
+        monkeypatch.setitem(cifnet_pl.backbones.BACKBONES, "convolutional", lambda *_: (network, 32, shape))
+        return network
+
+    def test_never_moves(self, convolutional, tmp_path):
+        before = {key: value.clone() for key, value in convolutional.state_dict().items()}
+        learner, recorder = module(backbone="convolutional"), Recorder()
+        digest = learner.backbone.sha256
+        learner.train()
+        learner.backbone.train(True)
+        assert not any(part.training for part in learner.backbone.modules())
+        trainer(tmp_path, recorder).fit(learner, datamodule=digits(max_tasks=2))
+        assert recorder.seen
+        for key, value in convolutional.state_dict().items():
+            assert torch.equal(value, before[key]), key
+        assert digest == cifnet_pl.backbones.Backbone("", convolutional, 32, learner.backbone.preprocessing).sha256
+
+    def test_is_not_in_the_checkpoint(self, convolutional, tmp_path):
+        learner = module(backbone="convolutional")
+        run = trainer(tmp_path)
+        run.fit(learner, datamodule=digits(max_tasks=2))
+        run.save_checkpoint(tmp_path / "it.ckpt")
+        content = torch.load(tmp_path / "it.ckpt", weights_only=True)
+        assert not [key for key in content["state_dict"] if "backbone" in key]
+        assert content["cifnet"]["settings"]["backbone"] == learner.backbone.sha256
+        with torch.no_grad():
+            convolutional[0].weight[0, 0, 0, 0] += 1e-3
+        with pytest.raises(CheckpointError, match="made with backbone ="):
+            trainer(tmp_path).validate(
+                module(backbone="convolutional"), datamodule=digits(), ckpt_path=tmp_path / "it.ckpt", verbose=False
+            )
+
+
+class TestWithoutTheCommandLine:
+    def test_defaults_of_the_trainer_are_put_right(self, tmp_path):
+        learner, data = module(head=RidgeHead, buffer=None), digits()
+        run = trainer(tmp_path, max_epochs=1, num_sanity_val_steps=2, check_val_every_n_epoch=1)
+        run.fit(learner, datamodule=data)
+        assert len(learner.learned_tasks) == 5
+        learned = learner.evaluation
+        run.validate(learner, datamodule=data, verbose=False)
+        assert learner.evaluation.task_accuracy == learned.task_accuracy
+
+    def test_a_second_fit_learns_nothing_twice(self, tmp_path):
+        learner, data = module(), digits(max_tasks=2)
+        trainer(tmp_path).fit(learner, datamodule=data)
+        before = {key: value.clone() for key, value in learner.state_dict().items()}
+        trainer(tmp_path).fit(learner, datamodule=data)
+        for key, value in learner.state_dict().items():
+            assert torch.equal(value, before[key]), key
+
+    def test_a_second_fit_learns_what_is_left(self, tmp_path):
+        whole, learner = module(), module()
+        trainer(tmp_path).fit(whole, datamodule=digits())
+        trainer(tmp_path).fit(learner, datamodule=digits(max_tasks=2))
+        run = trainer(tmp_path)
+        run.fit(learner, datamodule=digits())
+        assert run.global_step == run.current_epoch == 5
+        assert learner.class_names == whole.class_names
+        for key, value in learner.state_dict().items():
+            assert torch.equal(value, whole.state_dict()[key]), key
+        with pytest.raises(CheckpointError, match="5 tasks are learned, but the record holds measurements of 0"):
+            trainer(tmp_path, TaskMetrics()).fit(learner, datamodule=digits())
+
+    def test_evaluation_before_any_task(self, tmp_path):
+        with pytest.raises(UsageError, match="nothing is learned yet"):
+            trainer(tmp_path).validate(module(), datamodule=digits(), verbose=False)
+
+    def test_a_run_is_this_loop(self, tmp_path):
+        """The paper's Algorithm 1 in plain torch, with the same images in the same batches."""
+        learner, data = module(), digits(class_order=3, batch_size=50)
+        trainer(tmp_path).fit(learner, datamodule=data)
+        head, buffer = CIFNetHead(192), CalibrationBuffer(300)
+        images = data.source.train
+        for task, names in enumerate(learner.learned_tasks):
+            labels = {data.source.class_names.index(name): 2 * task + i for i, name in enumerate(names)}
+            rows = [row for position in labels for row in images.rows_of[position]]
+            head.begin_task(list(labels.values()))
+            for start in range(0, len(rows), 50):
+                batch = rows[start : start + 50]
+                pixels = torch.stack([torch.from_numpy(images.square(row, 8, 1.0)) for row in batch])
+                z = learner.backbone(pixels.permute(0, 3, 1, 2))
+                y = torch.tensor([labels[int(images.labels[row])] for row in batch])
+                key = [sample_key(data.source.class_names[images.labels[row]], images.names[row]) for row in batch]
+                head.observe(z, y)
+                buffer.add(z, y, torch.tensor(key))
+            past, y = buffer.items()
+            if task:
+                counts = head.class_counts()
+                head.observe_past(past, y, buffer.oversampling(max(counts[label] for label in labels.values())))
+            buffer.commit()
+            head.solve()
+            head.refresh()
+        for ours, theirs in ((head, learner.head), (buffer, learner.buffer)):
+            for key, value in theirs.state_dict().items():
+                assert torch.equal(value, ours.state_dict()[key]), key
+
+    def test_run_folder_of_a_logger(self, tmp_path):
+        logger = TensorBoardLogger(tmp_path, name="mine")
+        trainer(tmp_path, TaskMetrics(), TaskCheckpoint(), logger=logger).fit(module(), datamodule=digits(max_tasks=2))
+        names = {path.name for path in (tmp_path / "mine" / "version_0").rglob("*")}
+        assert {"tasks.csv", "accuracy_matrix.csv", "summary.json", "last.ckpt"} <= names
+
+    def test_head_by_default(self):
+        assert type(CIFNetModule("pixels:8").head).__name__ == "CIFNetHead"
+        assert CIFNetModule("pixels:8", RidgeHead).head.settings()["ridge"] == "gcv"
+
+    def test_buffer_is_left_out_where_no_head_wants_it(self):
+        assert module(head=RidgeHead).buffer is None
+        assert module().buffer is not None
+
+
+def test_batches_are_added_to_the_sums_many_rows_at_a_time(tmp_path, monkeypatch):
+    observe, rows = RidgeHead.observe, []
+    monkeypatch.setattr(RidgeHead, "observe", lambda head, z, y: (rows.append(len(z)), observe(head, z, y))[1])
+    learner, data = module(head=RidgeHead, buffer=None), digits(batch_size=60, classes_per_task=10)
+    trainer(tmp_path, max_epochs=1).fit(learner, data)
+    *whole, rest = rows
+    assert set(whole) == {300}
+    assert 0 < rest <= 300
+    assert sum(learner.head.class_counts().values()) == sum(rows) == len(data.source.train)

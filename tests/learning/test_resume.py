@@ -1,0 +1,591 @@
+"""A run that was stopped at any moment goes on and ends as if nothing had happened."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from matplotlib.figure import Figure
+
+import cifnet_pl.cli.lightning_cli
+import cifnet_pl.learning.callbacks.trajectory
+from cifnet_pl.__main__ import main
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.cli.lightning_cli import CIFNetCLI
+from cifnet_pl.heads.cifnet import CIFNetHead
+from cifnet_pl.learning.callbacks import TaskCheckpoint, TrajectoryPlot
+from cifnet_pl.learning.cifnet_module import CIFNetModule
+from cifnet_pl.learning.run_record import RunRecord
+from cifnet_pl.utilities.files import exclusive
+from tests.command_line import (
+    BUFFER,
+    FAST,
+    assert_same_model,
+    checkpoint,
+    command,
+    environment,
+    fit,
+    learned,
+    make_photos,
+    measurements,
+)
+from tests.killing import Act, Killed, at_call, in_a_process, kill_self
+
+OPTIONS = [*BUFFER, "--data.batch_size", "16", "--seed_everything", "5", "--data.max_tasks", "3"]
+LAST = ["--ckpt_path", "last"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_picture():
+    """Drawing takes longer than these runs."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cifnet_pl.callbacks.trajectory, "draw_trajectory", lambda *_: Figure(figsize=(1, 1), dpi=20))
+        yield
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory) -> Path:
+    """A run that nobody stopped."""
+    return learned(tmp_path_factory.mktemp("reference"), *OPTIONS)
+
+
+def assert_same_run(run: Path, reference: Path) -> None:
+    assert_same_model(run, reference)
+    assert measurements(run) == measurements(reference)
+    assert (run / "accuracy_matrix.csv").read_text() == (reference / "accuracy_matrix.csv").read_text()
+    ours, theirs = (json.loads((folder / "summary.json").read_text()) for folder in (run, reference))
+    assert ours["A_k"] == theirs["A_k"]
+    assert (run / "trajectory.png").is_file()
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["last.ckpt"]
+
+
+# What a run is doing → where it does it, which call of it, and whether it dies before or after that.
+MOMENTS = {
+    "writing its configuration": (cifnet_pl.cli.lightning_cli, "write_text", 1, "before"),
+    "its first batch": (CIFNetModule, "training_step", 1, "before"),
+    "its first solve": (CIFNetHead, "_solve", 1, "after"),
+    "a batch": (CIFNetModule, "training_step", 30, "before"),
+    "the last batch of a task": (CIFNetModule, "training_step", 36, "after"),
+    "filling its buffer": (CalibrationBuffer, "commit", 2, "after"),
+    "closing a task": (CIFNetModule, "finish_task", 2, "before"),
+    "solving": (CIFNetHead, "_solve", 2, "after"),
+    "evaluating": (CIFNetModule, "probabilities", 4, "before"),
+    "writing its tables": (RunRecord, "write_tables", 2, "before"),
+    "having written its tables": (RunRecord, "write_tables", 2, "after"),
+    "its first checkpoint": (torch, "save", 1, "before"),
+    "writing a checkpoint": (torch, "save", 2, "after"),
+    "having written a checkpoint": (TaskCheckpoint, "on_train_epoch_end", 2, "after"),
+    "having written the last checkpoint": (TaskCheckpoint, "on_train_epoch_end", 3, "after"),
+    "writing its summary": (RunRecord, "write_summary", 1, "before"),
+    "drawing": (TrajectoryPlot, "on_fit_end", 1, "before"),
+}
+
+
+def killed(moment: str, logs: Path, *options: str) -> int:
+    """A run that dies at a moment; the next four are such runs too, each with its own death."""
+    owner, name, number, when = MOMENTS[moment]
+    setattr(owner, name, at_call(number, getattr(owner, name), kill_self, when == "after"))
+    return fit(logs, *options)
+
+
+def killed_in_the_middle_of_a_file(logs: Path) -> int:
+    save = torch.save
+
+    def half(content: Any, file: BinaryIO) -> None:
+        file.write(b"half a checkpoint")
+        file.flush()
+        kill_self()
+
+    torch.save = at_call(2, save, lambda: setattr(torch, "save", half), after=True)
+    return fit(logs, *OPTIONS)
+
+
+def with_callbacks(*callbacks: Callback) -> None:
+    """Let the next runs of this process have ``callbacks`` of a user, as ``trainer.callbacks`` gives them."""
+    real = CIFNetCLI.instantiate_trainer
+
+    def instantiate(self: Any, **options: Any) -> Any:
+        self._get(self.config_init, "trainer")["callbacks"] = [*callbacks]
+        return real(self, **options)
+
+    CIFNetCLI.instantiate_trainer = instantiate
+
+
+def asked_to_stop(logs: Path) -> int:
+    with_callbacks(Act("on_train_batch_end", 2, lambda _: os.kill(os.getpid(), signal.SIGTERM), 3))
+    return fit(logs, *OPTIONS)
+
+
+def asked_to_stop_with_all_its_workers(logs: Path) -> int:
+    """As a job manager stops a job: a signal to every process of it."""
+    os.setsid()
+    with_callbacks(Act("on_train_batch_end", 2, lambda _: os.killpg(0, signal.SIGTERM), 3))
+    return fit(logs, *OPTIONS, "--data.num_workers", "2")
+
+
+def short_of_memory(logs: Path) -> int:
+    """The system kills a process that decodes."""
+
+    def kill_a_worker(_: Any) -> None:
+        multiprocessing.active_children()[0].kill()
+        time.sleep(5)  # until the news arrives
+
+    with_callbacks(Act("on_train_batch_end", 2, kill_a_worker, 3))
+    return fit(logs, *OPTIONS, "--data.num_workers", "2")
+
+
+STOPPED = "stopped after task 2: the same command with --ckpt_path last goes on from there"
+WORKER_KILLED = "cifnet: error: a process that decodes photos was killed, as systems do when memory is short"
+
+
+def under_slurm(run: Callable[..., int], logs: Path, *options: str) -> int:
+    """As the job scheduler starts it."""
+    job = {"NTASKS": 1, "JOB_NAME": "job", "JOB_ID": 7, "PROCID": 0, "LOCALID": 0, "NODEID": 0}
+    os.environ.update({f"SLURM_{name}": str(value) for name, value in job.items()}, PATH="")  # no scontrol here
+    return run(logs, *options)
+
+
+def near_its_time_limit(logs: Path, *options: str) -> int:
+    usr1 = Act("on_train_batch_end", 2, lambda _: os.kill(os.getpid(), signal.SIGUSR1), 3)
+    with_callbacks(usr1, Act("on_train_batch_end", 2, lambda _: kill_self(), 5))
+    return fit(logs, *options)
+
+
+class TestKill:
+    @pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
+    def test_at_any_moment(self, moment, reference, tmp_path, monkeypatch):
+        """In this process; what the dying process would have done is left undone by an exception nobody catches."""
+        owner, name, number, when = moment
+
+        def die() -> None:
+            raise Killed
+
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, at_call(number, getattr(owner, name), die, when == "after"))
+            with pytest.raises(Killed):
+                fit(tmp_path, *OPTIONS)
+        assert fit(tmp_path, *OPTIONS, *LAST) == 0
+        newest = max((tmp_path / "default").iterdir(), key=lambda path: path.stat().st_mtime)
+        assert_same_run(newest, reference)
+
+    @pytest.mark.parametrize("moment", ["a batch", "writing a checkpoint", "drawing"])
+    def test_by_the_system(self, moment, reference, tmp_path):
+        """In another process, with SIGKILL."""
+        code = in_a_process(partial(killed, moment, tmp_path, *OPTIONS), tmp_path / "output")
+        assert code == -signal.SIGKILL, (tmp_path / "output").read_text()
+        assert fit(tmp_path, *OPTIONS, *LAST) == 0
+        assert_same_run(tmp_path / "default" / "version_0", reference)
+
+    @pytest.mark.parametrize("seen", ["run folder", "task 2/3"])
+    def test_from_outside(self, seen, reference, tmp_path):
+        process = subprocess.Popen(
+            command("fit", *FAST, "--logs", str(tmp_path), *OPTIONS),
+            env=environment(PYTHONUNBUFFERED="1"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout is not None
+        shown = []
+        for line in process.stdout:
+            shown.append(line)
+            if seen in line:
+                break
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL, "".join(shown)
+        assert not (tmp_path / "default" / "version_0" / "summary.json").exists()
+        assert fit(tmp_path, *OPTIONS, *LAST) == 0
+        newest = max((tmp_path / "default").iterdir(), key=lambda path: path.stat().st_mtime)
+        assert_same_run(newest, reference)
+
+    def test_half_written_checkpoint_is_never_read(self, reference, tmp_path):
+        """A kill in the middle of the bytes leaves the checkpoint before as it was, and no litter in the end."""
+        code = in_a_process(partial(killed_in_the_middle_of_a_file, tmp_path), tmp_path / "output")
+        assert code == -signal.SIGKILL, (tmp_path / "output").read_text()
+        folder = tmp_path / "default" / "version_0" / "checkpoints"
+        assert len(list(folder.iterdir())) == 2
+        assert torch.load(folder / "last.ckpt", weights_only=True)["cifnet"]["task_sizes"] == [2, 2]
+        assert fit(tmp_path, *OPTIONS, *LAST) == 0
+        assert_same_run(folder.parent, reference)
+
+    def test_several_times(self, reference, tmp_path, monkeypatch):
+        def die() -> None:
+            raise Killed
+
+        for number in (25, 3, 20):
+            with monkeypatch.context() as patched:
+                patched.setattr(CIFNetModule, "training_step", at_call(number, CIFNetModule.training_step, die))
+                with pytest.raises(Killed):
+                    fit(tmp_path, *OPTIONS, *LAST)
+        assert fit(tmp_path, *OPTIONS, *LAST) == 0
+        assert_same_run(tmp_path / "default" / "version_0", reference)
+
+    @pytest.mark.parametrize(
+        ("stop", "code", "said"),
+        [
+            (asked_to_stop, 128 + signal.SIGTERM, STOPPED),
+            (asked_to_stop_with_all_its_workers, 128 + signal.SIGTERM, STOPPED),
+            (short_of_memory, 1, WORKER_KILLED),
+        ],
+    )
+    def test_and_it_can_say_so(self, stop, code, said, reference, tmp_path):
+        """SIGTERM, or a worker that is gone: the exit code says so, and the screen how to go on."""
+        assert in_a_process(partial(stop, tmp_path), tmp_path / "output") == code
+        shown = (tmp_path / "output").read_text()
+        assert said in shown
+        assert "Traceback" not in shown
+        assert fit(tmp_path, *OPTIONS, *LAST) == 0
+        assert_same_run(tmp_path / "default" / "version_0", reference)
+
+    def test_with_another_precision_it_does_not_go_on(self, tmp_path, capsys):
+        """Its later tasks would have other embeddings than its first ones."""
+        folder = learned(tmp_path, "--data.max_tasks", "1")
+        assert json.loads((folder / "summary.json").read_text())["precision"] == "32-true"
+        assert fit(tmp_path, *LAST, "--trainer.precision", "bf16-mixed") == 1
+        assert "made with precision = 32-true, this run has bf16-mixed" in capsys.readouterr().err
+        assert main(["validate", *FAST, "--logs", str(tmp_path), *LAST, "--trainer.precision", "bf16-mixed"]) == 0
+
+
+@contextmanager
+def callbacks(*of_a_user: Callback) -> Iterator[None]:
+    """For the runs of this process within the context."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            CIFNetCLI,
+            "instantiate_trainer",
+            CIFNetCLI.instantiate_trainer,
+        )
+        with_callbacks(*of_a_user)
+        yield
+
+
+class TestOtherCheckpoints:
+    """Checkpoints that something else than the end of a task wrote."""
+
+    @pytest.mark.parametrize(
+        ("hook", "batches"),
+        [
+            ("on_train_batch_start", 0),
+            ("on_train_batch_end", 0),
+            ("on_train_batch_end", 7),
+            ("on_train_batch_end", 17),  # the last one of the task
+            ("on_train_epoch_start", 0),
+            ("on_train_epoch_end", 0),
+            ("on_validation_end", 0),
+        ],
+    )
+    def test_go_on_with_the_task_started_again_clean(self, hook, batches, reference, tmp_path):
+        path = tmp_path / "mine.ckpt"
+        with callbacks(Act(hook, 1, lambda trainer: trainer.save_checkpoint(path), batches)):
+            learned(tmp_path, *OPTIONS)
+        assert path.is_file()
+        assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 0
+        assert_same_run(tmp_path / "default" / "version_1", reference)
+
+    def test_of_the_first_task(self, reference, tmp_path):
+        path = tmp_path / "mine.ckpt"
+        with callbacks(Act("on_train_batch_end", 0, lambda trainer: trainer.save_checkpoint(path), 4)):
+            learned(tmp_path, *OPTIONS)
+        assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 0
+        assert_same_run(tmp_path / "default" / "version_1", reference)
+
+    def test_of_the_exact_head(self, tmp_path):
+        path, options = tmp_path / "mine.ckpt", [*OPTIONS, "--model.head", "RidgeHead"]
+        with callbacks(Act("on_train_batch_end", 2, lambda trainer: trainer.save_checkpoint(path), 4)):
+            learned(tmp_path, *options)
+        assert fit(tmp_path, *options, "--ckpt_path", str(path)) == 0
+        assert_same_run(tmp_path / "default" / "version_1", tmp_path / "default" / "version_0")
+
+    def test_that_cannot_be_gone_on_from(self, tmp_path, monkeypatch, capsys):
+        """Written while a task was being solved (a signal): neither the old state nor the new one."""
+        path = tmp_path / "mine.ckpt"
+        trainers = []
+        with callbacks(Act("on_train_start", 0, trainers.append)), monkeypatch.context() as patched:
+            save = at_call(2, CIFNetHead._solve, lambda: trainers[0].save_checkpoint(path), after=True)
+            patched.setattr(CIFNetHead, "_solve", save)
+            learned(tmp_path, *OPTIONS)
+        capsys.readouterr()
+        assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 1
+        assert "it was written while it was being solved" in capsys.readouterr().err
+
+    def test_evaluation_of_half_a_task_is_refused(self, tmp_path, capsys):
+        path = tmp_path / "mine.ckpt"
+        with callbacks(Act("on_train_batch_end", 1, lambda trainer: trainer.save_checkpoint(path), 4)):
+            learned(tmp_path, *OPTIONS)
+        capsys.readouterr()
+        assert main(["validate", *FAST, *OPTIONS, "--logs", str(tmp_path), "--ckpt_path", str(path)]) == 1
+        assert "does not hold task 2, it was written in its middle" in capsys.readouterr().err
+
+    def test_weights_alone_are_for_evaluation(self, tmp_path, capsys):
+        path = tmp_path / "mine.ckpt"
+        save = Act("on_validation_end", 2, lambda trainer: trainer.save_checkpoint(path, weights_only=True))
+        with callbacks(save):
+            learned(tmp_path, *OPTIONS)
+        assert main(["validate", *FAST, *OPTIONS, "--logs", str(tmp_path), "--ckpt_path", str(path)]) == 0
+        capsys.readouterr()
+        assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 1
+        assert "can be evaluated with it, but not go on" in capsys.readouterr().err
+
+    def test_of_slurm(self, reference, tmp_path):
+        """SIGUSR1 before the time limit: Lightning saves and queues the job again, which picks it up by itself."""
+        assert (
+            in_a_process(partial(under_slurm, near_its_time_limit, tmp_path, *OPTIONS), tmp_path / "output")
+            == -signal.SIGKILL
+        )
+        assert (tmp_path / "default" / "hpc_ckpt_1.ckpt").is_file(), (tmp_path / "output").read_text()
+        assert in_a_process(partial(under_slurm, fit, tmp_path, *OPTIONS), tmp_path / "again") == 0, (
+            tmp_path / "again"
+        ).read_text()
+        assert "going on after task 2" in (tmp_path / "again").read_text()
+        assert_same_run(tmp_path / "default" / "version_1", reference)
+
+
+class TestMore:
+    """More tasks and more classes, later."""
+
+    def test_nothing_is_left_to_do(self, reference, tmp_path, capsys):
+        shutil.copytree(reference, tmp_path / "default" / "version_0")
+        before = (tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt").stat().st_mtime_ns
+        capsys.readouterr()
+        assert fit(tmp_path, *OPTIONS, *LAST) == 0
+        shown = capsys.readouterr()
+        assert shown.err == ""
+        assert "all are learned already, nothing is left to do" in shown.out
+        assert shown.out.count("│") > 3 * 8  # the table
+        assert_same_run(tmp_path / "default" / "version_0", reference)
+        assert (tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt").stat().st_mtime_ns == before
+
+    def test_tasks(self, reference, tmp_path):
+        folder = learned(tmp_path, *OPTIONS, "--data.max_tasks", "2")
+        summary = json.loads((folder / "summary.json").read_text())
+        assert summary["n_tasks"] == 2
+        assert fit(tmp_path, *OPTIONS, "--data.max_tasks", "3", *LAST) == 0
+        assert_same_run(folder, reference)
+
+    def test_fewer_tasks_than_learned(self, reference, tmp_path):
+        shutil.copytree(reference, tmp_path / "default" / "version_0")
+        assert fit(tmp_path, *OPTIONS, "--data.max_tasks", "1", *LAST) == 0
+        assert_same_run(tmp_path / "default" / "version_0", reference)
+
+    @pytest.mark.parametrize("order", [[], ["--data.class_order", "7"]], ids=["as given", "by seed"])
+    def test_classes_that_sort_first(self, order, tmp_path):
+        photos = make_photos(tmp_path / "photos", ["m", "n", "o", "p", "q"])
+        options = [*BUFFER, "--data.source", "folder", "--data.root", str(photos), *order]
+        folder = learned(tmp_path, *options)
+        first = checkpoint(folder)
+        sizes = first["cifnet"]["task_sizes"]
+        assert sizes == [2, 2, 1]
+        make_photos(photos, ["a", "b", "z"])
+        assert fit(tmp_path, *options, *LAST) == 0
+        then = checkpoint(folder)
+        names = then["cifnet"]["class_names"]
+        assert names[:5] == first["cifnet"]["class_names"]
+        assert sorted(names[5:]) == ["a", "b", "z"]
+        assert then["cifnet"]["task_sizes"] == [2, 2, 1, 2, 1]
+        assert then["state_dict"]["head.labels"].tolist() == list(range(8))
+        assert len(measurements(folder)) == 1 + 5
+        assert json.loads((folder / "summary.json").read_text())["n_classes"] == 8
+        # The patterns are easy to tell apart, so a shifted label would be seen.
+        assert json.loads((folder / "summary.json").read_text())["A_K"] > 80
+        # Sums of the first tasks' own samples are as they were: the new classes are only negatives for them.
+        counts = [state["state_dict"]["head.cohorts.0.sums.counts"] for state in (first, then)]
+        assert torch.equal(*counts)
+
+    def test_summary_is_gone_while_more_is_learned(self, tmp_path):
+        photos = make_photos(tmp_path / "photos", ["m", "n", "o"])
+        options = ["--data.source", "folder", "--data.root", str(photos)]
+        folder = learned(tmp_path, *options)
+        make_photos(photos, ["a"])
+        work = partial(killed, "its first batch", tmp_path, *options, *LAST)
+        assert in_a_process(work, tmp_path / "output") == -signal.SIGKILL
+        assert not (folder / "summary.json").exists()
+
+    def test_class_that_is_gone(self, tmp_path, capsys):
+        photos = make_photos(tmp_path / "photos", ["m", "n", "o"])
+        options = ["--data.source", "folder", "--data.root", str(photos)]
+        learned(tmp_path, *options)
+        shutil.rmtree(photos / "n")
+        capsys.readouterr()
+        assert fit(tmp_path, *options, *LAST) == 1
+        assert "class 'n'" in capsys.readouterr().err
+
+    def test_last_without_a_run(self, reference, tmp_path, capsys):
+        assert fit(tmp_path, *OPTIONS, *LAST) == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith(f"no run of experiment 'default' in {tmp_path} yet: starting with task 1")
+        assert_same_run(tmp_path / "default" / "version_0", reference)
+
+    def test_last_before_the_first_checkpoint(self, reference, tmp_path, capsys):
+        (tmp_path / "default" / "version_0").mkdir(parents=True)
+        (tmp_path / "default" / "version_0" / "config.yaml").write_text("")
+        assert fit(tmp_path, *OPTIONS, *LAST) == 0
+        assert "version_0 has no checkpoint yet: starting with task 1" in capsys.readouterr().out
+        assert_same_run(tmp_path / "default" / "version_0", reference)
+
+    def test_a_run_that_never_began_is_not_the_last_one(self, reference, tmp_path, capsys):
+        shutil.copytree(reference, tmp_path / "default" / "version_0")
+        assert fit(tmp_path, *OPTIONS, "--model.buffer.capacity", "3") == 2
+        capsys.readouterr()
+        assert fit(tmp_path, *OPTIONS, *LAST) == 0
+        assert f"run folder {tmp_path / 'default' / 'version_0'}" in capsys.readouterr().out
+
+
+OTHER = {
+    "backbone": (["--model.backbone", "pixels:4", "--data.image_size", "4"], ["backbone"]),
+    "head": (["--model.head", "RidgeHead"], ["head.class = CIFNetHead", "RidgeHead"]),
+    "ridge": (["--model.head.ridge", "0.5"], ["head.ridge = 0.01", "0.5"]),
+    "epsilon": (["--model.head.epsilon", "0.1"], ["head.epsilon = 0.05", "0.1"]),
+    "locked": (["--model.head.update_past", "false"], ["head.update_past = True", "False"]),
+    "no buffer": (["--model.buffer", "null"], ["buffer.capacity = 300", "0"]),
+    "buffer": (["--model.buffer.capacity", "200"], ["buffer.capacity = 300", "200"]),
+    "seed": (["--seed_everything", "6"], ["buffer.seed = 5", "6"]),
+    "held-back images": (["--data.split_seed", "5"], ["split_seed = 0", "5"]),
+    "their share": (["--data.val_fraction", "0.5"], ["val_fraction = 0.2", "0.5"]),
+    "image size": (["--model.backbone", "pixels:8", "--data.image_size", "9"], ["image_size = 8", "9"]),
+}
+
+
+class TestRefused:
+    @pytest.mark.parametrize(("options", "fragments"), OTHER.values(), ids=OTHER)
+    def test_of_other_settings(self, options, fragments, reference, tmp_path, capsys):
+        path = reference / "checkpoints" / "last.ckpt"
+        assert fit(tmp_path, *OPTIONS, *options, "--ckpt_path", str(path)) == 1
+        shown = capsys.readouterr().err
+        assert shown.count("\n") == 1
+        assert "Traceback" not in shown
+        assert [fragment for fragment in fragments if fragment not in shown] == [], shown
+
+    @pytest.mark.parametrize("size", [0, 100, 4000, -1], ids=lambda size: f"{size} bytes")
+    @pytest.mark.parametrize("sub_command", ["fit", "validate"])
+    def test_truncated(self, size, sub_command, reference, tmp_path, capsys):
+        whole = (reference / "checkpoints" / "last.ckpt").read_bytes()
+        path = tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(whole[:size])
+        (path.parent.parent / "config.yaml").write_text("")
+        assert main([sub_command, *FAST, *OPTIONS, "--logs", str(tmp_path), *LAST]) == 1
+        shown = capsys.readouterr().err
+        assert shown.count("\n") == 1
+        assert f"cannot read checkpoint {path}" in shown
+
+    @pytest.mark.parametrize("sub_command", ["fit", "validate"])
+    def test_one_flipped_bit(self, sub_command, reference, tmp_path, capsys):
+        shutil.copytree(reference, tmp_path / "default" / "version_0")
+        path = tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt"
+        with zipfile.ZipFile(path) as archive:
+            entry = max(archive.infolist(), key=lambda entry: entry.file_size)  # numbers of the head
+        content = bytearray(path.read_bytes())
+        content[entry.header_offset + entry.file_size // 2] ^= 0x40
+        path.write_bytes(content)
+        torch.load(path, weights_only=True)  # does not notice
+        assert main([sub_command, *FAST, *OPTIONS, "--logs", str(tmp_path), *LAST]) == 1
+        shown = capsys.readouterr().err
+        assert shown.count("\n") == 1
+        assert "is damaged: the checksum of" in shown
+
+    def test_two_runs_in_one_folder(self, reference, tmp_path, capsys):
+        shutil.copytree(reference, tmp_path / "default" / "version_0")
+        with exclusive(tmp_path / "default" / "version_0"):
+            assert fit(tmp_path, *OPTIONS, *LAST) == 2
+        shown = capsys.readouterr().err
+        assert f"another process is writing {tmp_path / 'default' / 'version_0'}" in shown
+        with exclusive(tmp_path / "default" / "version_1"):
+            assert fit(tmp_path, *OPTIONS) == 2
+        assert not (tmp_path / "default" / "version_1").exists()
+        assert fit(tmp_path, *OPTIONS, "--data.max_tasks", "1") == 0
+        assert (tmp_path / "default" / "version_1" / "summary.json").exists()
+        assert not list((tmp_path / "default").glob(".*.lock"))
+
+    def test_pickle_is_not_executed(self, reference, tmp_path, capsys):
+        class Payload:
+            def __reduce__(self):
+                return os.system, (f"touch {tmp_path / 'executed'}",)
+
+        content = checkpoint(reference)
+        content["cifnet"]["extra"] = Payload()
+        path = tmp_path / "hostile.ckpt"
+        torch.save(content, path)
+        assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 1
+        assert "cannot read checkpoint" in capsys.readouterr().err
+        time.sleep(0.2)
+        assert not (tmp_path / "executed").exists()
+
+
+def _without(key):
+    return lambda content: content["cifnet"].pop(key)
+
+
+def _with(key, value):
+    return lambda content: content["cifnet"].update({key: value})
+
+
+def _state(key, value):
+    return lambda content: content["state_dict"].update({key: value})
+
+
+HOSTILE = {
+    **{
+        f"no {key}": _without(key)
+        for key in ("format", "class_names", "task_sizes", "settings", "under_way", "closing")
+    },
+    "format": _with("format", 99),
+    "format is a list": _with("format", [1]),
+    "names are a text": _with("class_names", "012345"),
+    "names are numbers": _with("class_names", list(range(6))),
+    "a name twice": _with("class_names", ["0"] * 6),
+    "fewer names": _with("class_names", ["0", "1"]),
+    "more tasks than names": _with("task_sizes", [2] * 9),
+    "sizes are texts": _with("task_sizes", ["2"] * 3),
+    "negative size": _with("task_sizes", [8, -2]),
+    "sizes are None": _with("task_sizes", None),
+    "settings are a list": _with("settings", [1, 2]),
+    "a setting is a tensor": lambda c: c["cifnet"]["settings"]["head"].update(ridge=torch.rand(4)),
+    "a setting is gone": lambda c: c["cifnet"]["settings"].pop("head"),
+    "images are a list": _with("images", [1]),
+    "under way is a text": _with("under_way", "no"),
+    "under way before any task": lambda c: c["cifnet"].update(under_way=True, class_names=[], task_sizes=[]),
+    "nothing learned": lambda c: c["cifnet"].update(class_names=[], task_sizes=[]),
+    "metadata is a text": lambda c: c.update(cifnet="hello"),
+    "metadata is gone": lambda c: c.pop("cifnet"),
+    "state is gone": lambda c: c.pop("state_dict"),
+    "state is a list": lambda c: c.update(state_dict=[1]),
+    "loops are gone": lambda c: c.pop("loops"),
+    "loops are a text": lambda c: c.update(loops="hello"),
+    "record is a text": lambda c: c["callbacks"].update(TaskMetrics="hello"),
+    "record is empty": lambda c: c["callbacks"].update(TaskMetrics={}),
+    "rows are gone": lambda c: c["callbacks"]["TaskMetrics"].update(rows=[]),
+    "rows are texts": lambda c: c["callbacks"]["TaskMetrics"].update(rows=["a"] * 3),
+    "label of no class": _state("head.labels", torch.arange(5, 11)),
+    "fewer labels": _state("head.labels", torch.arange(4)),
+    "labels are floats": _state("head.labels", torch.rand(6)),
+    "labels are a text": _state("head.labels", "hello"),
+    "foreign tensor": _state("head.foreign", torch.rand(3)),
+    "weights of another shape": _state("head.cohorts.0.weights", torch.rand(3, 3, 3)),
+    "weights are gone": lambda c: c["state_dict"].pop("head.cohorts.0.weights"),
+}
+
+
+@pytest.mark.parametrize("harm", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_checkpoints_are_refused_in_one_sentence(harm, reference, tmp_path, capsys):
+    content = checkpoint(reference)
+    harm(content)
+    path = tmp_path / "hostile.ckpt"
+    torch.save(content, path)
+    assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("cifnet: error: "), shown
+    assert "checkpoint" in shown or "stored" in shown
+    assert shown.count("\n") == 1, shown

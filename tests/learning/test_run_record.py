@@ -1,0 +1,143 @@
+"""A run's record: its tables and its summary, with a gap where something was not measured."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cifnet_pl.learning.run_record import RunRecord, TaskRow, to_csv
+
+
+def row(task: int, accuracy: float | None = 80.0, energy: float | None = 1e-4) -> TaskRow:
+    return TaskRow(
+        task=task,
+        classes_seen=2 * task,
+        A_k=accuracy,
+        average=accuracy,
+        forgetting=None if task == 1 else 5.0,
+        ece=accuracy,
+        train_seconds=2.0,
+        solve_seconds=0.5,
+        eval_seconds=1.0,
+        energy_kwh=energy,
+        energy_source="cpu estimated" if energy is not None else None,
+        state_elements=100 * task,
+        buffer_elements=10,
+        eval_energy_kwh=energy,
+        nll=None if accuracy is None else 0.5,
+    )
+
+
+@pytest.fixture
+def record() -> RunRecord:
+    energy = {"cpu": 1.5e-4, "gpu": 0.0, "ram": 0.5e-4, "co2_kg": 1e-5}
+    return RunRecord([row(1, 90.0), row(2, 80.0)], [[90.0], [70.0, 90.0]], energy)
+
+
+def unmeasured() -> RunRecord:
+    return RunRecord([row(1, None, None), row(2, None, None)], [[None], [None, None]], {})
+
+
+def strict(text: str) -> Any:
+    """Parse JSON and refuse what is not JSON."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def read(path: Path) -> list[list[str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_tables(record: RunRecord, tmp_path: Path) -> None:
+    record.write_tables(tmp_path)
+    header, first, second = read(tmp_path / "tasks.csv")
+    wanted = "task classes_seen A_k average forgetting ece train_seconds solve_seconds eval_seconds energy_kwh"
+    assert header[:13] == [*wanted.split(), "energy_source", "state_elements", "buffer_elements"]
+    assert first[:6] == ["1", "2", "90.0", "90.0", "", "90.0"]
+    assert second[4] == "5.0"
+    assert read(tmp_path / "accuracy_matrix.csv") == [
+        ["task", "task_1", "task_2"],
+        ["1", "90.0", ""],
+        ["2", "70.0", "90.0"],
+    ]
+
+
+def test_summary(record: RunRecord, tmp_path: Path) -> None:
+    record.write_summary(tmp_path, head="RidgeHead", seed=None)
+    written = strict((tmp_path / "summary.json").read_text(encoding="utf-8"))
+    assert (written["A_K"], written["A_k"], written["A_bar"]) == (80.0, [90.0, 80.0], 85.0)
+    assert (written["ece"], written["nll"]) == (80.0, 0.5)
+    assert (written["forgetting"], written["bwt"], written["max_drop"]) == (20.0, -20.0, 10.0)
+    assert written["energy_kwh"] == pytest.approx(2e-4)
+    assert written["A_K_per_kwh"] == pytest.approx(80 / 2e-4)
+    assert (written["energy_cpu_kwh"], written["energy_gpu_kwh"]) == (1.5e-4, 0.0)
+    assert (written["train_seconds"], written["eval_seconds"]) == (4.0, 2.0)
+    assert (written["n_tasks"], written["n_classes"], written["state_elements"]) == (2, 4, 200)
+    assert (written["head"], written["seed"]) == ("RidgeHead", None)
+
+
+def test_what_was_not_measured_is_null_or_empty(tmp_path: Path) -> None:
+    record = unmeasured()
+    record.write_tables(tmp_path)
+    record.write_summary(tmp_path)
+    written = strict((tmp_path / "summary.json").read_text(encoding="utf-8"))
+    nothing = "A_K A_bar forgetting bwt max_drop ece nll energy_kwh energy_source energy_cpu_kwh energy_gpu_kwh"
+    for key in [*nothing.split(), "energy_ram_kwh", "co2_kg", "eval_energy_kwh", "A_K_per_kwh"]:
+        assert written[key] is None, key
+    assert written["A_k"] == [None, None]
+    table = read(tmp_path / "tasks.csv")
+    for name in ("A_k", "average", "ece", "nll", "energy_kwh", "energy_source", "eval_energy_kwh"):
+        assert [line[table[0].index(name)] for line in table[1:]] == ["", ""]
+    assert read(tmp_path / "accuracy_matrix.csv")[1:] == [["1", "", ""], ["2", "", ""]]
+    assert "nan" not in (tmp_path / "tasks.csv").read_text().lower()
+
+
+def test_a_sum_with_a_gap_is_a_gap(record: RunRecord) -> None:
+    record.rows[0] = replace(record.rows[0], energy_kwh=None)
+    assert record.summary()["energy_kwh"] is None
+    assert record.summary()["energy_cpu_kwh"] is None
+    assert record.summary()["A_K_per_kwh"] is None
+    assert record.summary()["eval_energy_kwh"] == pytest.approx(2e-4)
+    record.rows[1] = replace(record.rows[1], eval_energy_kwh=None)
+    assert record.summary()["eval_energy_kwh"] is None
+
+
+def test_round_trip_through_a_checkpoint(record: RunRecord) -> None:
+    for one in (record, unmeasured(), RunRecord()):
+        state = json.loads(json.dumps(one.state_dict(), allow_nan=False))
+        assert RunRecord.from_state_dict(state) == one
+    state = record.state_dict()
+    state["rows"][0]["a later column"] = 1
+    assert RunRecord.from_state_dict(state) == record
+    state["matrix"][0][0] = 0.0
+    assert record.matrix[0][0] == 90.0
+
+
+CELLS = (
+    st.none()
+    | st.text(st.characters(exclude_characters="\0"))
+    | st.sampled_from(["\r", "\n", "\r\n", "a,b", '"', "'", " x "])
+)
+
+
+@given(st.lists(st.lists(CELLS, min_size=3, max_size=3), max_size=5))
+def test_csv_gives_back_every_cell(rows: list[list[str | None]]) -> None:
+    text = to_csv(["a", "b", "c"], rows)
+    found = list(csv.reader(io.StringIO(text, newline="")))
+    assert found == [["a", "b", "c"], *([cell or "" for cell in row] for row in rows)]
+
+
+def test_short_rows_are_filled() -> None:
+    assert to_csv(["a", "b", "c"], [[1], [1, None, 2.5]]) == "a,b,c\n1,,\n1,,2.5\n"

@@ -1,0 +1,223 @@
+"""Two and three processes learn what one learns: the same sums, weights, buffer and measurements."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy
+
+from cifnet_pl.__main__ import main
+from cifnet_pl.learning.strategy import StatisticsDDPStrategy, check_strategy, check_trainer
+from cifnet_pl.utilities.errors import UsageError
+from tests.command_line import BUFFER, FAST, call, checkpoint, environment, fit, learned, make_photos, measurements
+from tests.killing import ended, start
+
+TWO = ["--trainer.devices", "2", "--trainer.accelerator", "cpu", "--trainer.strategy", "ddp"]
+LAST = ["--ckpt_path", "last"]
+
+
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def several(count: int, folder: Path, *words: str, timeout: float = 240) -> tuple[list[int], str]:
+    """Exit codes of processes that another program started (as torchrun does), and all that they wrote."""
+    port = free_port()
+    outputs = [folder / f"output_{number}" for number in range(count)]
+    processes = [start(partial(rank, number, count, port, words), output) for number, output in enumerate(outputs)]
+    end = time.monotonic() + timeout
+    codes = [ended(process, max(0, end - time.monotonic())) for process in processes]
+    return codes, "".join(output.read_text() for output in outputs)
+
+
+def rank(number: int, count: int, port: int, words: Sequence[str]) -> int:
+    """One of the processes."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(count), NODE_RANK="0")
+    os.environ.update(LOCAL_RANK=str(number))
+    code = main([*words, "--trainer.devices", str(count), "--trainer.accelerator", "cpu", "--trainer.strategy", "ddp"])
+    assert not torch.distributed.is_initialized()  # gloo's threads may abort an interpreter that ends before them
+    return code
+
+
+def assert_equal_models(run: Path, other: Path, tolerance: float = 1e-9) -> None:
+    """The same up to the order of a sum, or to ``tolerance`` through a network; the buffer holds the same samples."""
+    ours, theirs = checkpoint(run), checkpoint(other)
+    assert ours["cifnet"] == theirs["cifnet"]
+    assert ours["state_dict"].keys() == theirs["state_dict"].keys()
+    for key, tensor in ours["state_dict"].items():
+        wanted = theirs["state_dict"][key]
+        if (key.startswith("buffer") and tolerance <= 1e-9) or not tensor.is_floating_point():
+            assert torch.equal(tensor, wanted), key
+        else:
+            assert tensor.shape == wanted.shape
+            assert torch.linalg.vector_norm(tensor - wanted) <= tolerance * torch.linalg.vector_norm(wanted), key
+    rounded = [[[cell if "." not in cell else round(float(cell), 4) for cell in row] for row in measurements(folder)]
+               for folder in (run, other)]  # fmt: skip
+    assert rounded[0] == rounded[1]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    """A run of one process."""
+    return learned(tmp_path_factory.mktemp("alone"), *BUFFER)
+
+
+def test_the_launcher_of_lightning(alone, tmp_path):
+    """As a user starts it: one command, which starts the second process itself."""
+    done = call("fit", *FAST, *BUFFER, "--logs", str(tmp_path), *TWO)
+    assert done.returncode == 0, done.stderr
+    assert "10 classes in 5 tasks on 2 x cpu" in done.stdout
+    assert done.stdout.count("run folder") == 2  # one process speaks, at the start and at the end
+    assert done.stderr == ""
+    assert_equal_models(tmp_path / "default" / "version_0", alone)
+
+
+class TestTorchrun:
+    """As docs/scale_out.md has it."""
+
+    def test_learns(self, alone, tmp_path):
+        words = ["-m", "--", "cifnet_pl", "fit", *FAST, *BUFFER, "--logs", str(tmp_path), *TWO[:4]]
+        line = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+        line += ["--master_port", str(free_port()), *words]
+        done = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        assert_equal_models(tmp_path / "default" / "version_0", alone)
+
+    @pytest.mark.parametrize("devices", ["1", "3"])
+    def test_another_number_of_processes_is_refused(self, devices, tmp_path, monkeypatch, capsys):
+        for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
+            monkeypatch.setenv(name, value)
+        words = ["--logs", str(tmp_path), "--trainer.accelerator", "cpu", "--trainer.devices", devices]
+        assert main(["fit", *FAST, *words]) == 2
+        assert f"torchrun started 2 processes, the Trainer expects {devices}" in capsys.readouterr().err
+
+
+class TestSeveral:
+    def test_go_on_where_one_stopped(self, alone, tmp_path):
+        folder = learned(tmp_path, *BUFFER, "--data.max_tasks", "2")
+        codes, shown = several(2, tmp_path, "fit", *FAST, *BUFFER, "--logs", str(tmp_path), *LAST)
+        assert codes == [0, 0], shown
+        assert_equal_models(folder, alone)
+
+    def test_one_goes_on_where_two_stopped_and_both_predict_the_same(self, alone, tmp_path):
+        words = [*FAST, *BUFFER, "--logs", str(tmp_path)]
+        codes, shown = several(2, tmp_path, "fit", *words, "--data.max_tasks", "3")
+        assert codes == [0, 0], shown
+        assert fit(tmp_path, *BUFFER, *LAST) == 0
+        folder = tmp_path / "default" / "version_0"
+        assert_equal_models(folder, alone)
+        codes, shown = several(2, tmp_path, "predict", *words, *LAST)
+        assert codes == [0, 0], shown
+        by_two = (folder / "predictions.csv").read_text()
+        assert main(["predict", *words, *LAST]) == 0
+        assert (folder / "predictions.csv").read_text() == by_two
+
+    @pytest.mark.parametrize("head", ["CIFNetHead", "RidgeHead"])
+    def test_with_fewer_photos_than_processes(self, head, tmp_path):
+        """A class of one photo for learning and one for testing: the second process gets empty batches."""
+        photos = make_photos(tmp_path / "photos", ["a", "b", "c"], per_class=2)
+        options = ["--data.source", "folder", "--data.root", str(photos), "--data.classes_per_task", "1"]
+        options += [*BUFFER, "--model.head", head]
+        one = learned(tmp_path / "one", *options)
+        codes, shown = several(2, tmp_path, "fit", *FAST, *options, "--logs", str(tmp_path / "two"))
+        assert codes == [0, 0], shown
+        assert_equal_models(tmp_path / "two" / "default" / "version_0", one)
+
+    def test_a_head_that_keeps_samples_is_refused_at_the_start(self, tmp_path):
+        codes, shown = several(2, tmp_path, "fit", *FAST, "--logs", str(tmp_path), "--model.head", "KNNHead")
+        assert codes == [2, 2], shown
+        assert "KNNHead learns in one process, not in 2: --trainer.devices 1" in shown
+        assert "Traceback" not in shown
+
+    def test_batches_that_do_not_divide(self, alone, tmp_path):
+        words = [*FAST, *BUFFER, "--logs", str(tmp_path), "--data.batch_size", "13"]
+        codes, shown = several(2, tmp_path, "fit", *words)
+        assert codes == [0, 0], shown
+        assert_equal_models(tmp_path / "default" / "version_0", alone)
+
+    @pytest.mark.parametrize("head", ["CIFNetHead", "RidgeHead"])
+    def test_three_of_which_one_stopped_run_of_two(self, head, tmp_path):
+        """1, 2 and 3 processes agree, and a run may go on with another number of them."""
+        options = [*BUFFER, "--model.head", head, "--data.batch_size", "17"]
+        one = learned(tmp_path / "one", *options)
+        words = ["fit", *FAST, *options, "--logs", str(tmp_path / "more")]
+        for count, tasks in ((2, "2"), (3, "4")):
+            codes, shown = several(count, tmp_path, *words, "--data.max_tasks", tasks, *LAST)
+            assert codes == [0] * count, shown
+        codes, shown = several(2, tmp_path, *words, *LAST)
+        assert codes == [0, 0], shown
+        assert_equal_models(tmp_path / "more" / "default" / "version_0", one)
+
+    @pytest.mark.parametrize("count", [2, 3])
+    def test_through_a_network(self, count, tmp_path):
+        """Another batch shape changes the rounding of a float32 network."""
+        photos = make_photos(tmp_path / "photos", ["a", "b", "c", "d"], per_class=9)
+        options = ["--model.backbone", "embedded:efficientnet_lite0", "--data.source", "folder", "--data.root"]
+        options += [str(photos), "--data.image_size", "32", *BUFFER, "--model.head.ridge", "1.0"]
+        one = learned(tmp_path / "one", *options)
+        codes, shown = several(count, tmp_path, "fit", *FAST, *options, "--logs", str(tmp_path / "more"))
+        assert codes == [0] * count, shown
+        assert_equal_models(tmp_path / "more" / "default" / "version_0", one, 1e-5)
+
+    def test_an_error_of_one_ends_both(self, tmp_path):
+        """The corrupt photo is in the second half of its batch, which only the second process reads."""
+        photos = make_photos(tmp_path / "photos", ["a"], per_class=40)
+        last = sorted(photos.rglob("*.png"))[-1]
+        for path in [last, *sorted(photos.rglob("*.png"))[-9:]]:
+            path.write_bytes(b"not an image")
+        words = ["fit", *FAST, "--data.source", "folder", "--data.root", str(photos), "--data.classes_per_task", "1"]
+        codes, shown = several(2, tmp_path, *words, "--logs", str(tmp_path))
+        assert codes == [1, 1], shown
+        said = [line for line in shown.splitlines() if "error:" in line]
+        assert len(said) == 2
+        assert all(line.startswith("cifnet: error: ") for line in said), shown
+        assert any("cannot read image" in line for line in said)
+        assert "Traceback" not in shown
+
+    def test_what_they_embed_in_evaluation_is_cached(self, alone, tmp_path):
+        words = ["validate", *FAST, *BUFFER, "--logs", str(alone.parents[1]), *LAST, "--data.cache", "true"]
+        codes, shown = several(2, tmp_path, *words, "--data.cache_folder", str(tmp_path / "cache"))
+        assert codes == [0, 0], shown
+        assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 10
+
+    def test_photos_that_any_process_left_out_are_reported_once(self, tmp_path):
+        photos = make_photos(tmp_path / "photos", ["a", "b"], per_class=20)
+        unreadable = sorted(photos.rglob("*.png"))[3::4]
+        for path in unreadable:
+            path.write_bytes(b"not an image")
+        words = ["fit", *FAST, "--data.source", "folder", "--data.root", str(photos), "--data.classes_per_task", "1"]
+        codes, shown = several(2, tmp_path, *words, "--data.on_corrupt", "skip", "--logs", str(tmp_path))
+        assert codes == [0, 0], shown
+        assert shown.count("unreadable images left out") == 1
+        assert f"unreadable images left out: {len(unreadable)}, the first: " in shown
+
+
+class TestStrategies:
+    @pytest.mark.parametrize("name", ["ddp_spawn", "ddp_fork", "ddp_notebook", "fsdp", "deepspeed", "xla"])
+    def test_refused(self, name):
+        with pytest.raises(UsageError, match="use auto or ddp"):
+            check_strategy(name)
+
+    @pytest.mark.parametrize("strategy", ["auto", "ddp", StatisticsDDPStrategy()], ids=["auto", "ddp", "ours"])
+    def test_fine(self, strategy):
+        check_strategy(strategy)
+
+    def test_of_a_trainer_that_was_not_made_by_the_command_line(self):
+        one, own = Trainer(accelerator="cpu", devices=1, logger=False), StatisticsDDPStrategy()
+        for trainer in (one, Trainer(accelerator="cpu", devices=2, strategy=own, logger=False)):
+            check_trainer(trainer)
+        for wrong, why in ((DDPStrategy(), "waits for gradients"), (DDPStrategy(start_method="spawn"), "spawn")):
+            with pytest.raises(UsageError, match=why):
+                check_trainer(Trainer(accelerator="cpu", devices=2, strategy=wrong, logger=False))

@@ -1,0 +1,158 @@
+"""A bundle: the same scores after a round trip, still able to learn, and never half of one."""
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import cifnet_pl
+from cifnet_pl.model.bundle import CONFIG
+from cifnet_pl.model.loading import read_bundle
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
+from tests.command_line import environment
+from tests.models import MAKERS, WIDTH, config_of, learned, teach
+
+
+@pytest.mark.parametrize("head", MAKERS)
+def test_round_trip_is_bit_identical_and_goes_on_learning(head: str, tmp_path: Path):
+    model = learned(head)
+    model.save(tmp_path / "b")
+    again = cifnet_pl.load(tmp_path / "b", device="cpu")
+    z = torch.randn(20, WIDTH, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(again.head(z), model.head(z))
+    assert again.describe() == model.describe()
+    assert again.tasks == model.tasks
+    assert again.counts == model.counts
+    ours, theirs = model.tensors(), again.tensors()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    for either in (model, again):
+        teach(either, ["gnu"])
+    assert torch.equal(again.head(z), model.head(z))
+
+
+def test_content_decides_the_file(tmp_path: Path):
+    for name in ("a", "b"):
+        learned().save(tmp_path / name)
+    assert (tmp_path / "a" / CONFIG).read_bytes() == (tmp_path / "b" / CONFIG).read_bytes()
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == sorted(p.name for p in (tmp_path / "b").iterdir())
+
+
+def test_two_lines_without_lightning(tmp_path: Path):
+    learned().save(tmp_path / "b")
+    lines = f"import cifnet_pl, sys\nmodel = cifnet_pl.load({str(tmp_path / 'b')!r})\n"
+    lines += "print(model.class_names, 'lightning' in sys.modules, 'pytorch_lightning' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, env=environment())
+    assert done.stdout.split("] ")[1].split() == ["False", "False"], done.stderr
+
+
+def test_existing_bundles_are_kept_unless_asked(tmp_path: Path):
+    learned("ridge").save(tmp_path / "b")
+    with pytest.raises(UsageError, match="--overwrite true"):
+        learned("ncm").save(tmp_path / "b")
+    assert type(read_bundle(tmp_path / "b").head).__name__ == "RidgeHead"
+    learned("ncm").save(tmp_path / "b", overwrite=True)
+    assert type(read_bundle(tmp_path / "b").head).__name__ == "NCMHead"
+    assert len(list((tmp_path / "b").iterdir())) == 2  # the old tensors are gone
+
+
+def test_foreign_folders_are_never_overwritten(tmp_path: Path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").touch()
+    with pytest.raises(UsageError, match="other files"):
+        learned().save(tmp_path / "photos", overwrite=True)
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="is a file"):
+        learned().save(tmp_path / "file", overwrite=True)
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["a.jpg", "file", "photos"]
+
+
+def test_a_killed_writer_leaves_the_old_bundle_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    learned("ridge").save(tmp_path / "old")
+    real = os.replace
+
+    class Killed(BaseException):
+        pass
+
+    def until_config(source: str, target: Path) -> None:
+        if Path(target).name == CONFIG:
+            raise Killed
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", until_config)
+    for name in ("old", "new"):
+        with pytest.raises(Killed):
+            learned("ncm").save(tmp_path / name, overwrite=True)
+    monkeypatch.undo()
+    assert type(read_bundle(tmp_path / "old").head).__name__ == "RidgeHead"
+    with pytest.raises(CheckpointError):
+        read_bundle(tmp_path / "new")
+    for name in ("old", "new"):  # and the next writer is not in its way
+        learned("ncm").save(tmp_path / name, overwrite=True)
+        assert type(read_bundle(tmp_path / name).head).__name__ == "NCMHead"
+        assert len(list((tmp_path / name).iterdir())) == 2
+
+
+def test_full_disk_is_one_sentence_and_the_old_bundle_stays(tmp_path: Path):
+    learned("ridge").save(tmp_path / "old")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # a write past it fails as on a full disk
+    try:
+        for name in ("old", "new"):
+            with pytest.raises(CifnetError, match=r"cannot write .*; nothing was changed"):
+                learned("acil").save(tmp_path / name, overwrite=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()} == before
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["../up", "/root", "a/../b", "a\nb", "nul\0", "a\x1b[31m", "", "x" * 1001, "a//b", "a\\..\\b"]
+)
+def test_names_that_are_no_names_are_not_stored(name: str, tmp_path: Path):
+    with pytest.raises(CheckpointError, match="class name"):
+        learned(tasks=[["ant", name]]).save(tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("name", ["Ströme", "図書館/外観", "it's", "50% off", "\udcff broken", "a.b", "…", " "])
+def test_names_of_all_languages_come_back(name: str, tmp_path: Path):
+    learned(tasks=[["ant", name]]).save(tmp_path / "b")
+    assert read_bundle(tmp_path / "b").class_names == ["ant", name]
+
+
+def test_missing_parts(tmp_path: Path):
+    learned().save(tmp_path / "b")
+    (tensors,) = (tmp_path / "b").glob("tensors-*")
+    content = tensors.read_bytes()
+    tensors.write_bytes(content[:-1])
+    with pytest.raises(CheckpointError, match="not whole"):
+        read_bundle(tmp_path / "b")
+    tensors.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match="checksum is wrong"):
+        read_bundle(tmp_path / "b")
+    tensors.unlink()
+    with pytest.raises(CheckpointError, match="not whole"):
+        read_bundle(tmp_path / "b")
+    (tmp_path / "b" / CONFIG).unlink()
+    with pytest.raises(CheckpointError, match="not a bundle"):
+        read_bundle(tmp_path / "b")
+
+
+def test_an_edited_description_is_refused(tmp_path: Path):
+    learned().save(tmp_path / "b")
+    path = tmp_path / "b" / CONFIG
+    path.write_text(path.read_text().replace('"ant"', '"eel"'))
+    with pytest.raises(CheckpointError, match="edited"):
+        read_bundle(tmp_path / "b")
+
+
+def test_versions_are_noted(tmp_path: Path):
+    learned().save(tmp_path / "b")
+    assert set(config_of(tmp_path / "b")["versions"]) == {"cifnet_pl", "python", "torch"}

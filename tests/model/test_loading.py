@@ -1,0 +1,125 @@
+"""One function for runs, checkpoints and bundles; and what ``info`` and ``export`` make of them."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import cifnet_pl
+from cifnet_pl.__main__ import main
+from cifnet_pl.cli.commands import COMMANDS
+from cifnet_pl.learning.callbacks.checkpoint import AtomicCheckpointIO
+from cifnet_pl.model.loading import checkpoint_of
+from cifnet_pl.utilities.errors import CheckpointError
+from tests.command_line import BUFFER, checkpoint, learned
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return learned(tmp_path_factory.mktemp("logs"), *BUFFER, "--checkpoint.every_task", "true")
+
+
+def test_run_checkpoint_and_bundle_are_the_same_model(run: Path, tmp_path: Path):
+    assert main(["export", "--model", str(run), "--output", str(tmp_path / "b")]) == 0
+    z = torch.rand(20, 192)
+    shutil.copy(run / "checkpoints" / "last.ckpt", tmp_path / "alone.ckpt")  # a checkpoint needs nothing beside it
+    places = [run, run.parent, run / "checkpoints" / "last.ckpt", tmp_path / "alone.ckpt", tmp_path / "b"]
+    models = [cifnet_pl.load(place, device="cpu") for place in places]
+    for model in models:
+        assert torch.equal(model.head(z), models[0].head(z))
+        assert model.describe() == models[0].describe()
+    first = models[0]
+    assert first.class_names == [str(c) for c in range(10)]
+    assert first.tasks == [[str(c), str(c + 1)] for c in range(0, 10, 2)]
+    assert [event.accuracy for event in first.history] == [
+        row["A_k"] for row in checkpoint(run)["callbacks"]["TaskMetrics"]["rows"]
+    ]
+    assert (first.image_size, first.crop_ratio, first.held_back) == (8, 1.0, (0.2, 0))
+    assert first.buffer is not None
+    assert len(first.buffer.y) == 300
+
+
+def test_a_model_scores_as_its_run_did(run: Path, tmp_path: Path):
+    """Through files: the run's held-out digits, classified one by one."""
+    root = tmp_path / "digits"
+    assert main(["unpack", "--source", "digits", "--output", str(root), "--size", "8"]) == 0
+    model = cifnet_pl.load(run)
+    files = sorted((root / "val").rglob("*.png"))
+    right = sum(p.classes[0] == p.file.parent.name for p in model.classify(files))
+    assert 100 * right / len(files) == pytest.approx(model.history[-1].accuracy)
+
+
+def test_earlier_tasks_and_newest_versions(run: Path, tmp_path: Path):
+    assert len(cifnet_pl.load(run / "checkpoints" / "task_2.ckpt").class_names) == 4
+    for version, task in ((2, "task_1"), (10, "task_3"), (9, "task_2")):
+        folder = tmp_path / "e" / f"version_{version}" / "checkpoints"
+        folder.mkdir(parents=True)
+        shutil.copy(run / "checkpoints" / f"{task}.ckpt", folder / "last.ckpt")
+    (tmp_path / "e" / "version_11").mkdir()  # has not begun
+    assert len(cifnet_pl.load(tmp_path / "e").class_names) == 6
+
+
+def test_nothing_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(CheckpointError, match="no model at"):
+        cifnet_pl.load(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="neither a bundle"):
+        checkpoint_of(tmp_path)
+    (tmp_path / "file").write_text("hello")
+    for command in ("info", "export", "extend", "classify", "forget"):
+        rest = {"info": [], "forget": ["--class", "x"]}.get(command, [])
+        rest += ["--output", str(tmp_path / "out")] if command != "info" else []
+        rest += ["--images", str(tmp_path)] if command in ("extend", "classify") else []
+        assert main([command, "--model", str(tmp_path / "file"), *rest]) == 1
+        assert "damaged or not a checkpoint" in capsys.readouterr().err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_alone_says_what_it_needs(command: str, capsys: pytest.CaptureFixture[str]):
+    assert main([command]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("cifnet: error: the following arguments are required: ")
+    assert said.count("\n") == 1
+    assert "--" in said or command in ("report", "sweep")
+
+
+def test_runs_and_models_read_checkpoints_alike(run: Path, tmp_path: Path):
+    (tmp_path / "c.ckpt").write_bytes((run / "checkpoints" / "last.ckpt").read_bytes()[:-100])
+    for read in (AtomicCheckpointIO().load_checkpoint, cifnet_pl.load):
+        with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
+            read(tmp_path / "c.ckpt")
+
+
+def test_info(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["export", "--model", str(run), "--output", str(tmp_path / "b")]) == 0
+    capsys.readouterr()
+    model = cifnet_pl.load(run)
+    for place in (run, tmp_path / "b"):
+        assert main(["info", "--model", str(place)]) == 0
+        said = capsys.readouterr().out
+        assert f"0 ({model.counts['0']}), 1 ({model.counts['1']})" in said
+        assert f"{model.history[-1].accuracy:.1f}" in said
+        assert "10 classes in 5 tasks, from 1,438 photos" in said
+        assert "head CIFNetHead" in said
+        assert "backbone pixels:8" in said
+        assert "MB" in said
+        assert "energy so far not measured" in said
+        assert ("written by cifnet_pl" in said) == (place != run)
+
+
+def test_energy_of_a_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run = learned(tmp_path, "--data.max_tasks", "1", "--energy.enabled", "true")
+    capsys.readouterr()
+    assert main(["info", "--model", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert "kWh (" in said
+    assert "estimated" in said or "intel_rapl" in said
+
+
+def test_markup_in_names_is_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    from tests.models import learned as made
+
+    made("ncm", [["[red]a[/red]", "b[bold]"]]).save(tmp_path / "b")
+    assert main(["info", "--model", str(tmp_path / "b")]) == 0
+    assert "[red]a[/red] (7)" in capsys.readouterr().out

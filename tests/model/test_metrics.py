@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torchmetrics.classification import MulticlassAccuracy
+
+from cifnet_pl.model.metrics import ClassAccuracy, average_accuracy, backward_transfer, forgetting, max_drop, percent
+
+MATRIX = [
+    [90.0],
+    [80.0, 70.0],
+    [85.0, 60.0, 50.0],
+    [75.0, 65.0, 40.0, 95.0],
+]
+
+
+def test_forgetting_is_measured_from_the_best_moment_of_each_task() -> None:
+    # Task 0: best 90, last 75; task 1: best 70, last 65; task 2: best 50, last 40.
+    assert forgetting(MATRIX) == pytest.approx((15 + 5 + 10) / 3)
+    # The best moment need not be the first.
+    assert forgetting([[50.0], [80.0, 10.0], [60.0, 30.0, 90.0]]) == pytest.approx((20 + 0) / 2)
+    # A task that is best at the end is not forgotten at all, rather than less than not at all.
+    assert forgetting([[50.0], [80.0, 10.0]]) == 0
+
+
+def test_backward_transfer_is_measured_from_when_a_task_was_learned() -> None:
+    assert backward_transfer(MATRIX) == pytest.approx((-15 - 5 - 10) / 3)
+    assert backward_transfer([[50.0], [80.0, 10.0]]) == 30
+
+
+def test_average_is_the_mean_over_tasks_learned() -> None:
+    assert average_accuracy([90.0, 75.0, 60.0]) == 75
+    assert average_accuracy([42.0]) == 42
+
+
+def test_max_drop_is_the_largest_fall_between_neighbours() -> None:
+    assert max_drop([90.0, 80.0, 85.0, 60.0, 58.0]) == 25
+    assert max_drop([50.0, 60.0, 61.0]) == -1
+    assert max_drop([90.0, 10.0, 90.0, 5.0]) == 85
+
+
+def test_with_one_task_there_is_nothing_to_forget() -> None:
+    assert forgetting([[90.0]]) is None
+    assert backward_transfer([[90.0]]) is None
+    assert max_drop([90.0]) is None
+
+
+def test_nothing_measured_is_none_and_never_nan() -> None:
+    assert forgetting([]) is None
+    assert backward_transfer([]) is None
+    assert average_accuracy([]) is None
+    assert max_drop([]) is None
+    assert percent(0, 0) is None
+
+
+def test_tasks_without_test_images_are_left_out() -> None:
+    matrix = [[None], [None, 70.0], [None, 40.0, None]]
+    assert forgetting(matrix) == 30
+    assert backward_transfer(matrix) == -30
+    assert forgetting([[None], [None, 70.0]]) is None
+    assert backward_transfer([[None], [None, 70.0]]) is None
+    # Tested later only: forgotten from there on, but with no accuracy from when it was learned.
+    assert forgetting([[None], [60.0, 70.0], [50.0, 70.0, 80.0]]) == 5
+    assert backward_transfer([[None], [60.0, 70.0], [50.0, 70.0, 80.0]]) == 0
+    # Not tested at the end: unknown.
+    assert forgetting([[60.0], [None, 70.0]]) is None
+    assert backward_transfer([[60.0], [None, 70.0]]) is None
+    assert average_accuracy([None, 80.0, 60.0]) == 70
+    assert average_accuracy([None, None]) is None
+    assert max_drop([90.0, None, 50.0, 45.0]) == 5
+    assert max_drop([None, 50.0]) is None
+
+
+def test_percent() -> None:
+    assert percent(3, 4) == 75.0
+    assert percent(0, 4) == 0.0
+
+
+def test_class_accuracy_counts_by_hand() -> None:
+    metric = ClassAccuracy(4)
+    metric.update(torch.tensor([0, 1, 1, 3]), torch.tensor([0, 1, 2, 3]))
+    metric.update(torch.tensor([0, 0]), torch.tensor([0, 3]))
+    correct, total = metric.compute()
+    assert correct.tolist() == [2, 1, 0, 1]
+    assert total.tolist() == [2, 1, 1, 2]
+    metric.reset()
+    metric.update(torch.tensor([2]), torch.tensor([1]))
+    assert metric.compute()[1].tolist() == [0, 1, 0, 0]
+
+
+def test_class_accuracy_agrees_with_torchmetrics() -> None:
+    generator = torch.Generator().manual_seed(0)
+    ours, micro = ClassAccuracy(10), MulticlassAccuracy(10, average="micro")
+    by_class = MulticlassAccuracy(10, average=None)
+    for n in (1, 0, 64, 200):
+        scores = torch.randn(n, 10, generator=generator)
+        target = torch.randint(0, 10, (n,), generator=generator)
+        predicted = torch.where(torch.rand(n, generator=generator) < 0.6, target, scores.argmax(dim=1))
+        ours.update(predicted, target)
+        if n:
+            micro.update(predicted, target)
+            by_class.update(predicted, target)
+    correct, total = ours.compute()
+    accuracy = percent(int(correct.sum()), int(total.sum()))
+    assert accuracy is not None
+    assert accuracy == pytest.approx(100 * micro.compute().item(), abs=1e-4)
+    assert torch.allclose(correct / total, by_class.compute())
+
+
+def test_class_accuracy_of_two_processes_is_the_sum() -> None:
+    parts = [ClassAccuracy(3), ClassAccuracy(3)]
+    parts[0].update(torch.tensor([0, 1]), torch.tensor([0, 2]))
+    parts[1].update(torch.tensor([2]), torch.tensor([2]))
+    parts[0].merge_state(parts[1])
+    correct, total = parts[0].compute()
+    assert correct.tolist() == [1, 0, 1]
+    assert total.tolist() == [1, 0, 2]

@@ -1,0 +1,474 @@
+"""Hostile bundles and checkpoints: refused with one sentence, nothing executed, nothing large allocated, no hang."""
+
+import copy
+import pickle
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import cifnet_pl
+from cifnet_pl.model.bundle import CONFIG
+from cifnet_pl.model.loading import load, read_bundle
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError
+from tests.command_line import BUFFER
+from tests.command_line import learned as learned_run
+from tests.models import MAKERS, WIDTH, config_of, forge, learned, teach, tensors_of
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CIFNetHead with a buffer."""
+    folder = tmp_path_factory.mktemp("bundle") / "b"
+    learned("cifnet").save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's folder, with a checkpoint."""
+    return learned_run(tmp_path_factory.mktemp("logs"), *BUFFER, "--data.max_tasks", "2")
+
+
+def copied(bundle: Path, target: Path) -> Path:
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    for path in bundle.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    return target
+
+
+def changed(*keys: Any, to: Any) -> Callable[[dict[str, Any]], None]:
+    """Set an entry of the description."""
+
+    def change(config: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            config = config[key]
+        config[keys[-1]] = to
+
+    return change
+
+
+DESCRIPTIONS = [
+    (changed("format", to=2), "format 2"),
+    (changed("format", to=True), "format"),
+    (changed("head", to=None), "head is not a table"),
+    (changed("head", "class", to="os.system"), "unknown head"),
+    (changed("head", "class", to=["CIFNetHead"]), "unknown head"),
+    (changed("head", "class", to="Head"), "unknown head"),
+    (changed("head", "unheard_of", to=1), "settings of head"),
+    (changed("head", "in_features", to=10**9), "in_features"),
+    (changed("head", "in_features", to=WIDTH + 1), "in_features"),
+    (changed("head", "ridge", to=-1), "ridge"),
+    (changed("head", "ridge", to="gvc"), "ridge"),
+    (changed("head", "ridge", to={"a": 1}), "ridge"),
+    (changed("head", "dtype", to="complex64"), "dtype"),
+    (changed("head", "dtype", to="float32"), "expected torch.float32"),
+    (changed("head", "weighting", to="released"), "shape"),
+    (changed("backbone", "name", to="pixels:100000"), "sha256"),
+    (changed("backbone", "name", to="file:../../etc/passwd"), "architecture"),
+    (changed("backbone", "sha256", to="0" * 64), "other weights"),
+    (changed("backbone", "sha256", to=1), "sha256"),
+    (changed("images", "image_size", to=10**6), "image_size"),
+    (changed("images", "image_size", to=0), "image_size"),
+    (changed("images", "crop_ratio", to=-0.5), "crop_ratio"),
+    (changed("images", "held_back", to=[2, 0]), "held_back"),
+    (changed("images", "held_back", to=["a", "b"]), "held_back"),
+    (changed("buffer", "capacity", to=-1), "buffer"),
+    (changed("buffer", "capacity", to="many"), "capacity"),
+    (changed("buffer", "strategy", to="eval"), "strategy"),
+    (changed("buffer", "extra", to=1), "buffer"),
+    (changed("buffer", to=None), "does not have"),
+    (changed("class_names", to=[]), "no class"),
+    (changed("class_names", to=["a"] * 6), "twice"),
+    (changed("class_names", to=["../../etc/cron.d/x", *"bcdef"]), "path"),
+    (changed("class_names", to=["a\x1b]0;x\x07", *"bcdef"]), "control"),
+    (changed("class_names", to=[1, *"bcdef"]), "class name"),
+    (changed("class_names", to=[*"abcde"]), "task_sizes"),
+    (changed("task_sizes", to=[2, 1, 2, 1]), "damaged"),
+    (changed("task_sizes", to=[6]), "damaged"),
+    (changed("task_sizes", to=[0, 6]), "task_sizes"),
+    (changed("task_sizes", to=[-1, 7]), "task_sizes"),
+    (changed("task_sizes", to="abc"), "task_sizes"),
+    (changed("history", to=[{"what": "x"}]), "history"),
+    (changed("history", to={}), "history"),
+    (changed("history", 0, "accuracy", to="NaN"), "accuracy"),
+    (changed("tensors", "sha256", to="../../../../etc/passwd"), "sha256"),
+    (changed("tensors", "sha256", to="z" * 64), "sha256"),
+    (changed("tensors", "bytes", to=10**18), "not whole"),
+    (changed("tensors", to=3), "tensors"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), DESCRIPTIONS)
+def test_hostile_descriptions(change: Callable[[dict[str, Any]], None], reason: str, bundle: Path, tmp_path: Path):
+    forged, config = copied(bundle, tmp_path / "b"), config_of(bundle)
+    change(config)
+    forge(forged, config)
+    with pytest.raises(CifnetError, match=r"(?s).*" + reason):
+        read_bundle(forged)
+
+
+@pytest.mark.parametrize(
+    ("head", "setting", "value"),
+    [
+        ("sgd", "seed", None),
+        ("sgd", "epochs", 2.5),
+        ("knn", "neighbours", True),
+        ("ridge", "balanced", 1),
+    ],
+)
+def test_settings_of_other_kinds(head: str, setting: str, value: object, tmp_path: Path):
+    learned(head).save(tmp_path / "whole")
+    forged, config = copied(tmp_path / "whole", tmp_path / "b"), config_of(tmp_path / "whole")
+    assert type(config["head"][setting]) is not type(value)
+    config["head"][setting] = value
+    forge(forged, config)
+    with pytest.raises(CheckpointError, match=setting):
+        read_bundle(forged)
+
+
+def put(name: str, value: Tensor | None) -> Callable[[dict[str, Tensor]], None]:
+    """Replace or remove a tensor."""
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors.pop(name, None)
+        if value is not None:
+            tensors[name] = value
+
+    return change
+
+
+def poke(name: str, value: float) -> Callable[[dict[str, Tensor]], None]:
+    """Change one number of a tensor."""
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors[name] = tensors[name].clone()
+        tensors[name].view(-1)[0] = value
+
+    return change
+
+
+P = WIDTH + 1
+TENSORS = [
+    (poke("head.cohorts.0.sums.products", float("nan")), "finite"),
+    (poke("head.cohorts.0.weights", float("inf")), "finite"),
+    (poke("head.temperature", 0.0), "temperature"),
+    (poke("head.temperature", -1.0), "temperature"),
+    (poke("head.labels", 1), "labels"),
+    (poke("head.task_of", 2), "tasks"),
+    (poke("head.solved", 0), "middle of a task"),
+    (poke("head.under_way", 1), "middle of a task"),
+    (poke("head.cohorts.0.sums.counts", 0), "without photos"),
+    (poke("head.cohorts.0.sums.counts", -(2**62)), "without photos"),
+    (poke("buffer.y", 99), "does not know"),
+    (poke("buffer.z", float("nan")), "finite"),
+    (put("head.labels", None), "head.labels"),
+    (put("head.labels", torch.zeros(6)), "torch.float32"),
+    (put("head.labels", torch.arange(7)), "shape"),
+    (put("head.temperature", torch.ones(3, dtype=torch.float64)), "shape"),
+    (put("head.cohorts.1.sums.products", None), "cohorts.1.sums.products"),
+    (put("head.cohorts.1.sums.products", torch.zeros(2, 2, dtype=torch.float64)), "shape"),
+    (put("head.cohorts.1.sums.class_sums", torch.zeros(2, P, dtype=torch.float64)), "shape"),
+    (put("head.cohorts.2.weights", torch.zeros(P, 2, dtype=torch.float64)), "shape"),
+    (put("head.cohorts.2.weights", torch.zeros(P, 0, dtype=torch.float64)), "scores"),
+    (put("head.cohorts.3.stale", torch.tensor(False)), "does not have"),
+    (put("head.cohorts.99999999999.stale", torch.tensor(False)), "does not have"),
+    (put("head.increment.products", torch.zeros(P, P)), "does not have"),
+    (put("head.os.system", torch.zeros(1)), "does not have"),
+    (put("../../evil", torch.zeros(1)), "does not have"),
+    (put("buffer.key", torch.arange(3)), "buffer"),
+    (put("buffer.z", torch.zeros(12, 5)), "buffer"),
+    (put("buffer.z", torch.zeros(12, WIDTH, dtype=torch.int64)), "'z'"),
+    (put("buffer.y", None), "CalibrationBuffer"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), TENSORS)
+def test_hostile_tensors(change: Callable[[dict[str, Tensor]], None], reason: str, bundle: Path, tmp_path: Path):
+    forged, tensors = copied(bundle, tmp_path / "b"), tensors_of(bundle)
+    change(tensors)
+    forge(forged, config_of(bundle), tensors)
+    with pytest.raises(CheckpointError, match=reason):
+        read_bundle(forged)
+
+
+def test_a_width_that_is_not_stored_is_never_allocated(tmp_path: Path):
+    """Both files are small; the matrices that they declare would not fit into any memory."""
+    learned("acil").save(tmp_path / "b")
+    config = config_of(tmp_path / "b")
+    config["head"]["width"] = 10**6
+    forge(tmp_path / "b", config)
+    with pytest.raises(CheckpointError, match="declares a head of width 1000000"):
+        read_bundle(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"null", b'{"format": NaN}', b"\xff\xfe", b"[" * 100_000, b"9" * 9999]
+)
+def test_descriptions_that_are_no_description(content: bytes, bundle: Path, tmp_path: Path):
+    forged = copied(bundle, tmp_path / "b")
+    (forged / CONFIG).write_bytes(content)
+    with pytest.raises(CheckpointError):
+        read_bundle(forged)
+
+
+def test_a_description_without_end_is_not_read(bundle: Path, tmp_path: Path):
+    forged = copied(bundle, tmp_path / "b")
+    with (forged / CONFIG).open("r+b") as file:
+        file.truncate(2**40)  # sparse: takes no room on the disk
+    with pytest.raises(CheckpointError, match="larger than"):
+        read_bundle(forged)
+
+
+# ---------------------------------------------------------------------- mutation
+
+QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+def mutate(content: bytes, draw: st.DataObject) -> bytes:
+    """Overwrite, cut, double or insert a few bytes somewhere."""
+    data = bytearray(content)
+    for _ in range(draw.draw(st.integers(1, 4))):
+        at = draw.draw(st.integers(0, max(0, len(data) - 1)))
+        kind = draw.draw(st.sampled_from(["flip", "cut", "insert", "double", "end"]))
+        some = draw.draw(st.binary(min_size=1, max_size=8))
+        if kind == "flip":
+            data[at : at + len(some)] = some
+        elif kind == "cut":
+            del data[at : at + draw.draw(st.integers(1, 200))]
+        elif kind == "insert":
+            data[at:at] = some
+        elif kind == "double":
+            data[at:at] = data[at : at + 64]
+        else:
+            del data[at:]
+    return bytes(data)
+
+
+def try_to_use(load_it: Callable[[], Any]) -> None:
+    """Either one error of the package, in one line, or a model that scores and learns."""
+
+    def use() -> None:
+        model = load_it()
+        scores = model.head(torch.zeros(2, WIDTH))
+        assert scores.shape == (2, len(model.class_names))
+        teach(model, ["yak"])
+
+    assert "\n" not in str(refusal(use) or "")
+
+
+def refusal(action: Callable[[], object]) -> CifnetError | None:
+    """The package's error that ``action`` ends with, if it does; any other one fails the test."""
+    try:
+        action()
+    except CifnetError as error:
+        return error
+    return None
+
+
+def bytes_mutated(kind: str, bundle: Path, folder: Path, draw: st.DataObject) -> None:
+    forged = copied(bundle, folder)
+    (tensors,) = forged.glob("tensors-*")
+    if kind == "tensors":
+        forge(forged, config_of(bundle), mutate(tensors.read_bytes(), draw))
+    else:
+        (forged / CONFIG).write_bytes(mutate((forged / CONFIG).read_bytes(), draw))
+    try_to_use(lambda: read_bundle(forged))
+
+
+ODD = st.one_of(
+    *(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.builds(list), st.builds(dict)),
+    st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.text(max_size=2), st.integers(), max_size=2),
+    st.sampled_from([0, -1, 2**63, 10**30, 1e308, "RidgeHead", "KNNHead", "pixels:3", "float32", "gcv"]),
+)
+
+
+def values_mutated(bundle: Path, folder: Path, draw: st.DataObject) -> None:
+    """Any entry of the description becomes anything, and the checksums are made right."""
+    config = config_of(bundle)
+    for _ in range(draw.draw(st.integers(1, 3))):
+        inner: Any = config
+        while isinstance(inner, dict | list) and inner:
+            key = draw.draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner))))
+            if draw.draw(st.booleans()) or not isinstance(inner[key], dict | list) or not inner[key]:
+                inner[key] = draw.draw(ODD)
+                break
+            inner = inner[key]
+    forged = copied(bundle, folder)
+    try:
+        forge(forged, config)
+    except (UnicodeEncodeError, ValueError):
+        return  # not JSON
+    try_to_use(lambda: read_bundle(forged))
+
+
+def tensors_mutated(bundle: Path, folder: Path, draw: st.DataObject) -> None:
+    """Shapes and numbers of any tensor change."""
+    tensors = tensors_of(bundle)
+    for _ in range(draw.draw(st.integers(1, 3))):
+        name = draw.draw(st.sampled_from(sorted(tensors)))
+        tensor = tensors[name]
+        kind = draw.draw(st.sampled_from(["grow", "shrink", "flat", "number", "zero", "swap", "dtype"]))
+        if kind == "grow" and tensor.ndim:
+            tensors[name] = torch.cat([tensor, tensor[:1]])
+        elif kind == "shrink" and tensor.ndim:
+            tensors[name] = tensor[1:]
+        elif kind == "flat":
+            tensors[name] = tensor.reshape(-1)
+        elif kind == "zero":
+            tensors[name] = torch.zeros_like(tensor)
+        elif kind == "swap":
+            tensors[name] = tensors[draw.draw(st.sampled_from(sorted(tensors)))]
+        elif kind == "dtype":
+            tensors[name] = tensor.to(draw.draw(st.sampled_from([torch.int8, torch.float16, torch.int64, torch.bool])))
+        elif tensor.numel():
+            tensors[name] = tensor.clone()
+            at = draw.draw(st.integers(0, tensor.numel() - 1))
+            extreme = draw.draw(st.sampled_from([0.0, -1.0, 1.0, 3.0, 2.0**62, -(2.0**62), 1e300, -1e300]))
+            tensors[name].view(-1)[at : at + 1] = torch.tensor([extreme]).double().to(tensor.dtype)
+    forged = copied(bundle, folder)
+    forge(forged, config_of(bundle), {key: value.clone() for key, value in tensors.items()})
+    try_to_use(lambda: read_bundle(forged))
+
+
+def checkpoint_mutated(run: Path, folder: Path, draw: st.DataObject) -> None:
+    target = folder / "last.ckpt"
+    target.write_bytes(mutate((run / "checkpoints" / "last.ckpt").read_bytes(), draw))
+    assert "\n" not in str(refusal(lambda: load(target, device="cpu")) or "")
+
+
+@settings(max_examples=60, suppress_health_check=QUIET)
+@given(st.data())
+@pytest.mark.parametrize("kind", ["tensors", "config"])
+def test_mutated_bytes(kind: str, bundle: Path, tmp_path: Path, data: st.DataObject):
+    bytes_mutated(kind, bundle, tmp_path / "m", data)
+
+
+@settings(max_examples=120, suppress_health_check=QUIET)
+@given(st.data())
+def test_mutated_descriptions(bundle: Path, tmp_path: Path, data: st.DataObject):
+    values_mutated(bundle, tmp_path / "m", data)
+
+
+@settings(max_examples=120, suppress_health_check=QUIET)
+@given(st.data())
+def test_mutated_tensors(bundle: Path, tmp_path: Path, data: st.DataObject):
+    tensors_mutated(bundle, tmp_path / "m", data)
+
+
+@settings(max_examples=60, suppress_health_check=QUIET)
+@given(st.data())
+def test_mutated_checkpoints(run: Path, tmp_path: Path, data: st.DataObject):
+    checkpoint_mutated(run, tmp_path, data)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("head", MAKERS)
+def test_thousands_of_mutations(head: str, run: Path, tmp_path: Path):
+    whole = tmp_path / "whole"
+    learned(head).save(whole)
+
+    @settings(max_examples=1000, suppress_health_check=QUIET, deadline=None, derandomize=False)
+    @given(st.data(), st.sampled_from(["tensors", "config", "values", "numbers", "checkpoint"]))
+    def attack(data: st.DataObject, kind: str) -> None:
+        if kind == "values":
+            values_mutated(whole, tmp_path / "m", data)
+        elif kind == "numbers":
+            tensors_mutated(whole, tmp_path / "m", data)
+        elif kind == "checkpoint":
+            checkpoint_mutated(run, tmp_path, data)
+        else:
+            bytes_mutated(kind, whole, tmp_path / "m", data)
+
+    attack()
+
+
+# ---------------------------------------------------------------------- checkpoints
+
+
+def rewritten(run: Path, target: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    content = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    change(content)
+    torch.save(content, target)
+    return target
+
+
+def widen(content: dict[str, Any]) -> None:
+    """A view that claims a terabyte and owns eight bytes."""
+    content["state_dict"]["head.labels"] = torch.zeros(1, dtype=torch.int64).expand(2**37)
+
+
+def widen_quietly(content: dict[str, Any]) -> None:
+    """The shape that is expected, on the memory of one number."""
+    labels = content["state_dict"]["head.labels"]
+    content["state_dict"]["head.labels"] = torch.zeros(1, dtype=torch.int64).expand(len(labels))
+
+
+CHECKPOINTS = [
+    (lambda c: c.pop("cifnet"), "cifnet"),
+    (lambda c: c["cifnet"].pop("images"), "images"),
+    (lambda c: c["cifnet"].update(under_way=True), "middle of a task"),
+    (lambda c: c["cifnet"]["settings"].update(module="FineTune"), "FineTune"),
+    (lambda c: c["cifnet"]["settings"]["head"].update({"class": "posix.system"}), "unknown head"),
+    (lambda c: c["cifnet"].update(class_names=["..", "b", "c", "d"]), "path"),
+    (lambda c: c["state_dict"].update(x=1), "not a tensor"),
+    (lambda c: c.update(state_dict=[]), "state_dict"),
+    (lambda c: c["callbacks"].update(TaskMetrics={"rows": 3}), "rows"),
+    (widen, "shape"),
+    (widen_quietly, "whole tensor"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), CHECKPOINTS)
+def test_hostile_checkpoints(change: Callable[[dict[str, Any]], None], reason: str, run: Path, tmp_path: Path):
+    with pytest.raises(CheckpointError, match=reason):
+        load(rewritten(run, tmp_path / "c.ckpt", change))
+
+
+class Evil:
+    """Runs a command when a pickle that holds it is loaded."""
+
+    def __init__(self, command: str):
+        self.command = command
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        import os
+
+        return os.system, (self.command,)
+
+
+def test_code_in_a_checkpoint_is_never_run(run: Path, tmp_path: Path):
+    mark = tmp_path / "executed"
+    target = rewritten(run, tmp_path / "c.ckpt", lambda c: c.update(evil=Evil(f"touch {mark}")))
+    with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
+        load(target)
+    (tmp_path / "plain.ckpt").write_bytes(pickle.dumps(Evil(f"touch {mark}")))
+    with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
+        load(tmp_path / "plain.ckpt")
+    assert not mark.exists()
+
+
+def test_compressed_checkpoints_are_refused(run: Path, tmp_path: Path):
+    """Deflated, a few kilobytes could become any number of gigabytes."""
+    with zipfile.ZipFile(run / "checkpoints" / "last.ckpt") as source, zipfile.ZipFile(tmp_path / "c.ckpt", "w") as out:
+        for entry in source.infolist():
+            out.writestr(entry.filename, source.read(entry), compress_type=zipfile.ZIP_DEFLATED)
+    with pytest.raises(CheckpointError, match="compressed"):
+        load(tmp_path / "c.ckpt")
+
+
+def test_whole_files_still_load(bundle: Path, run: Path):
+    """The refusals above are not refusals of everything."""
+    assert read_bundle(bundle).class_names == ["ant", "bee", "cat", "dog", "elk", "fox"]
+    assert cifnet_pl.load(run).class_names == ["0", "1", "2", "3"]
+    assert copy.deepcopy(read_bundle(bundle)).tasks == [["ant", "bee"], ["cat"], ["dog", "elk", "fox"]]

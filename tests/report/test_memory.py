@@ -1,0 +1,144 @@
+"""The formulas against the paper's numbers, and against what heads really keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, NCMHead, RidgeHead
+from cifnet_pl.heads.acil import draw_projection
+from cifnet_pl.report.memory import (
+    Elements,
+    Row,
+    Setting,
+    formulas,
+    measured,
+    own_acil,
+    own_cifnet,
+    own_dsal,
+    own_ridge,
+    paper_acil,
+    paper_cifnet,
+    paper_dsal,
+    table,
+)
+
+CIFAR = Setting(512, 100, 10, width=8192)
+IMAGENET = Setting(512, 100, 10, width=16384)
+
+
+@pytest.mark.parametrize(
+    ("formula", "setting", "millions", "megabytes"),
+    [
+        (paper_acil, CIFAR, 72.1, 288.5),
+        (paper_dsal, CIFAR, 140.0, 560.2),
+        (paper_cifnet, CIFAR, 27.5, 109.9),
+        (paper_acil, IMAGENET, 278.4, 1113.9),
+        (paper_dsal, IMAGENET, 548.6, 2194.5),
+        (paper_cifnet, IMAGENET, 27.5, 109.9),
+    ],
+)
+def test_the_papers_table(
+    formula: Callable[[Setting], Elements], setting: Setting, millions: float, megabytes: float
+) -> None:
+    total = sum(formula(setting).values())
+    # The paper adds components that were rounded or truncated to 0.1 million.
+    assert total / 1e6 == pytest.approx(millions, abs=0.1)
+    assert 4 * total / 1e6 == pytest.approx(megabytes, abs=0.4)
+
+
+def test_the_papers_components() -> None:
+    in_millions = {k: round(v / 1e6, 1) for k, v in paper_acil(CIFAR).items()}
+    assert in_millions == {"projection": 4.2, "factors": 67.1, "weights": 0.8}
+    assert {k: round(v / 1e6, 1) for k, v in paper_dsal(IMAGENET).items()} == {
+        "projection": 8.4,
+        "factors": 536.9,
+        "weights": 3.3,
+    }
+    assert {k: round(v / 1e6, 2) for k, v in paper_cifnet(CIFAR).items()} == {
+        "factors": 26.37,
+        "moments": 0.05,
+        "weights": 0.05,
+        "buffer": 1.02,
+    }
+
+
+def learned(head: Head, buffer: CalibrationBuffer | None, tasks: int, per_task: int) -> Head:
+    generator = torch.Generator().manual_seed(0)
+    for k in range(tasks):
+        labels = list(range(k * per_task, (k + 1) * per_task))
+        y = torch.tensor(labels).repeat(6)
+        z = torch.randn(len(y), head.in_features, generator=generator)
+        head.begin_task(labels)
+        head.observe(z, y)
+        if buffer is not None:
+            buffer.add(z, y, 1000 * k + torch.arange(len(y)))
+            buffer.show_to(head)
+            buffer.commit()
+        head.solve()
+        head.refresh()
+    return head
+
+
+@pytest.mark.parametrize("tasks", [1, 3])
+@pytest.mark.parametrize("per_task", [1, 4])
+@pytest.mark.parametrize(
+    ("make", "formula"),
+    [
+        (lambda: CIFNetHead(7), own_cifnet),
+        (lambda: RidgeHead(7), own_ridge),
+        (lambda: ACILHead(7, width=30), own_acil),
+        (lambda: DSALHead(7, width=30), own_dsal),
+    ],
+    ids=["cifnet", "ridge", "acil", "dsal"],
+)
+def test_a_head_keeps_what_its_formula_says(
+    make: Callable[[], Head], formula: Callable[[Setting], Elements], tasks: int, per_task: int
+) -> None:
+    buffer = CalibrationBuffer(24)
+    head = learned(make(), buffer, tasks, per_task)
+    setting = Setting(7, tasks * per_task, tasks, width=30, buffer=len(buffer.y))
+    expected = formula(setting) | {"buffer": 7 * len(buffer.y)}
+    assert {**head.state_elements(), "buffer": buffer.state_elements()} == expected
+    # And that is what is in the tensors.
+    tensors = [*head.state_dict().values(), *buffer.state_dict().values()]
+    assert sum(t.numel() for t in tensors if t.is_floating_point() and t.ndim >= 2) == sum(expected.values())
+
+
+def test_measured_stands_beside_the_paper() -> None:
+    buffer = CalibrationBuffer(12)
+    rows = measured(learned(CIFNetHead(7), buffer, 2, 3), buffer)
+    assert rows == [
+        Row("CIFNetHead", "factors", 6 * (8 * 8 + 8), 2 * 8 * 8),
+        Row("CIFNetHead", "moments", 6 * 8, 6 * 8),
+        Row("CIFNetHead", "weights", 6 * 8, 6 * 8),
+        Row("CIFNetHead", "buffer", 12 * 7, 12 * 7),
+        Row("CIFNetHead", "total", 6 * 72 + 96 + 84, 128 + 96 + 84),
+    ]
+    given = learned(DSALHead(7, projection=draw_projection(30, 7, seed=0)), None, 2, 3)
+    assert measured(given)[0] == Row("DSALHead", "projection", 30 * 7, 30 * 7)
+    assert measured(learned(ACILHead(7, width=30), None, 2, 3))[0] == Row("ACILHead", "projection", 30 * 7, 0)
+    assert measured(learned(NCMHead(7), None, 2, 3))[-1] == Row("NCMHead", "total", None, 6 * 8)
+
+
+def test_ratios_to_the_papers_cifnet() -> None:
+    """At C=100, d=512 and a buffer of 2000: a seventh at 10 tasks, a quarter at 20, a half at 50, the same at 100."""
+    ratios = {}
+    for tasks in (10, 20, 50, 100):
+        setting = Setting(512, 100, tasks)
+        ratios[tasks] = sum(paper_cifnet(setting).values()) / sum(own_cifnet(setting).values())
+    assert ratios == pytest.approx({10: 7.3, 20: 4.3, 50: 1.93, 100: 1.0}, rel=0.02)
+    exact = sum(paper_cifnet(CIFAR).values()) / sum(own_ridge(CIFAR).values())
+    assert exact == pytest.approx(75, rel=0.01)
+
+
+def test_table() -> None:
+    lines = table(formulas(CIFAR)).splitlines()
+    assert lines[0] == "| method | component | paper (M) | here (M) |"
+    assert "| ACIL | factors | 67.11 | 67.11 |" in lines
+    assert "| CIFNet | total | 27.49 | 3.76 |" in lines
+    assert "| exact ridge | total | – | 0.37 |" in lines
+    assert len(lines) == 2 + 5 + 5 + 5 + 4

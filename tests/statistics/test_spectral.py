@@ -1,0 +1,61 @@
+"""The eigendecomposition: both ways agree with the matrix, whatever its rank, and leave it as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from cifnet_pl.statistics.spectral import FACTORED_FROM, spectrum
+from cifnet_pl.utilities.errors import CifnetError
+
+WIDTHS = [1, 2, FACTORED_FROM - 1, FACTORED_FROM, 200]
+
+
+def gram_of(samples: int, width: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    z = torch.randn(samples, width, generator=torch.Generator().manual_seed(width), dtype=torch.float64)
+    return (z.T @ z).to(dtype)
+
+
+@pytest.mark.parametrize("columns", [0, 1000])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_eigenvalues_and_rotations_make_up_the_matrix(
+    width: int, dtype: torch.dtype, tolerance: float, columns: int
+) -> None:
+    gram = gram_of(2 * width, width, dtype)
+    before = gram.clone()
+    found = spectrum(gram, 2 * width, columns)
+    assert torch.equal(gram, before)
+    identity = torch.eye(width, dtype=dtype)
+    rotation = found.rotate(identity)
+    scale = tolerance * gram.abs().max().item()
+    assert torch.allclose(rotation.T @ (found.values[:, None] * rotation), gram, atol=scale)
+    assert torch.allclose(found.back(rotation), identity, atol=100 * tolerance)
+    assert torch.allclose(found.values, torch.linalg.eigvalsh(gram), atol=scale)
+    assert (found.values.dtype, rotation.dtype, found.back(identity).dtype) == (dtype,) * 3
+
+
+@pytest.mark.parametrize("columns", [0, 1, 3])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_some_columns_are_those_of_the_whole(width: int, columns: int) -> None:
+    found, identity = spectrum(gram_of(2 * width, width), 2 * width, columns), torch.eye(width, dtype=torch.float64)
+    x = torch.randn(width, columns, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert torch.allclose(found.rotate(x), found.rotate(identity) @ x, atol=1e-12)
+    assert torch.allclose(found.back(x), found.back(identity) @ x, atol=1e-12)
+    assert torch.allclose(found.rotate(x.T.contiguous().T), found.rotate(x), atol=1e-12)
+
+
+@pytest.mark.parametrize("width", WIDTHS[1:])
+def test_beyond_the_rank_eigenvalues_are_zero(width: int) -> None:
+    for samples in (1, width // 2):
+        values = spectrum(gram_of(samples, width), samples, 1).values
+        assert int((values > 0).sum()) == samples
+        assert torch.equal(values[: width - samples], torch.zeros(width - samples, dtype=torch.float64))
+    assert torch.equal(spectrum(torch.zeros(width, width), 5, 1).values, torch.zeros(width))
+
+
+@pytest.mark.parametrize("width", [2, 200])
+def test_sums_that_overflowed_are_refused(width: int) -> None:
+    with pytest.raises(CifnetError, match="overflowed"):
+        spectrum(torch.full((width, width), torch.inf), 5, 1)

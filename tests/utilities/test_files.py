@@ -1,0 +1,138 @@
+"""Files are there whole or not at all, and a disk that refuses is one sentence."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+import torch
+
+from cifnet_pl.utilities.errors import CifnetError
+from cifnet_pl.utilities.files import write_atomic, write_json, write_text
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """A file with an older content."""
+    path = tmp_path / "folder" / "file.bin"
+    path.parent.mkdir()
+    path.write_bytes(b"old")
+    return path
+
+
+def untouched(target: Path) -> bool:
+    """The old content is there, and nothing beside it."""
+    return target.read_bytes() == b"old" and os.listdir(target.parent) == [target.name]
+
+
+def test_new_file_and_folders(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "c.txt"
+    write_text(path, "ä 🐈\n")
+    assert path.read_bytes() == "ä 🐈\n".encode()
+    assert os.listdir(path.parent) == ["c.txt"]
+
+
+def test_replaces_and_leaves_nothing_beside(target: Path) -> None:
+    write_atomic(target, lambda file: file.write(b"new"))
+    assert target.read_bytes() == b"new"
+    assert os.listdir(target.parent) == [target.name]
+
+
+def test_readable_as_the_umask_says(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_text(tmp_path / "a", "")
+    finally:
+        assert os.umask(before) == 0o027  # as it was
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+
+
+def test_undecodable_names_keep_their_bytes(tmp_path: Path) -> None:
+    write_text(tmp_path / "a", os.fsdecode(b"K\xe4tzchen"))
+    assert (tmp_path / "a").read_bytes() == b"K\xe4tzchen"
+
+
+@pytest.mark.parametrize("error", [ValueError("a fault"), KeyboardInterrupt(), RuntimeError("a fault")])
+def test_failing_writer_leaves_the_old_file(target: Path, error: BaseException) -> None:
+    def write(file: IO[bytes]) -> None:
+        file.write(b"half of it")
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        write_atomic(target, write)
+    assert caught.value is error
+    assert untouched(target)
+
+
+def test_full_disk(target: Path) -> None:
+    def write(file: IO[bytes]) -> None:
+        file.write(b"half of it")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(CifnetError) as caught:
+        write_atomic(target, write)
+    assert str(caught.value) == f"cannot write {target}: No space left on device; nothing was changed"
+    assert caught.value.exit_code == 1
+    assert untouched(target)
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_disk_that_refuses_at_the_end(target: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, call, refuse)
+    with pytest.raises(CifnetError, match=r"cannot write .*file.bin: Input/output error; nothing was changed"):
+        write_atomic(target, lambda file: file.write(b"new"))
+    assert untouched(target)
+
+
+@pytest.fixture
+def small_files_only() -> Iterator[None]:
+    """The system refuses to write more than 200 kB into any file."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.usefixtures("small_files_only")
+@pytest.mark.parametrize("numbers", [60_000, 1_000_000])
+def test_checkpoint_that_does_not_fit(target: Path, numbers: int) -> None:
+    """torch.save hides the system's error behind one of its own."""
+    content = {"a": torch.zeros(10), "b": torch.zeros(numbers)}
+    with pytest.raises(CifnetError, match=r"cannot write .*file.bin: File too large; nothing was changed"):
+        write_atomic(target, lambda file: torch.save(content, file))
+    assert untouched(target)
+
+
+def test_folder_that_cannot_be_made(target: Path) -> None:
+    with pytest.raises(CifnetError, match=r"cannot write .*; nothing was changed"):
+        write_text(target / "below a file.txt", "text")
+    assert untouched(target)
+
+
+def test_name_that_is_too_long(tmp_path: Path) -> None:
+    with pytest.raises(CifnetError, match="File name too long"):
+        write_text(tmp_path / ("x" * 300), "text")
+    assert os.listdir(tmp_path) == []
+
+
+def test_strict_json(target: Path) -> None:
+    write_json(target, {"a": None, "b": [1.5, "ü"]})
+    assert json.loads(target.read_text(encoding="utf-8")) == {"a": None, "b": [1.5, "ü"]}
+    before = target.read_bytes()
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="JSON compliant"):
+            write_json(target, {"a": value})
+    assert target.read_bytes() == before
