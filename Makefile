@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo demo-extend test lint soak bench clean
+.PHONY: setup demo demo-extend test lint docs soak bench clean
 
 setup: $(STAMP)
 
@@ -37,6 +37,10 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file .ci/mkdocs.yml
+	@echo "documentation: build/site/index.html"
 
 soak: setup
 	$(BIN)/python -m pytest -m soak

@@ -29,9 +29,13 @@ class DSALHead(ACILHead):
     At most five matrices of B² numbers are alive at a time, seven with "gcv".
 
     Args:
-        compensation_ratio: C.
+        in_features: width d of the embeddings.
+        width: number B of random features; that of ``projection`` where one is given.
         ridge: γ of both streams; with "gcv" each stream's is chosen on its own.
-        in_features, width, projection, seed, dtype: as for :class:`ACILHead`.
+        projection: (B, d) matrix P, or None to draw it from the seed; see :class:`ACILHead`.
+        seed: of the projection.
+        compensation_ratio: C.
+        dtype: of the sums and the projection, "float64" or "float32".
     """
 
     cross: Tensor
