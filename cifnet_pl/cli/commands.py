@@ -2,53 +2,99 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
-from cifnet_pl.cli.parsing import OneSentence
 from cifnet_pl.utilities.errors import UsageError
 
-COMMANDS: dict[str, str] = {
-    "classify": "cifnet_pl.cli.classify",
-    "export": "cifnet_pl.cli.export",
-    "extend": "cifnet_pl.cli.extend",
-    "forget": "cifnet_pl.cli.forget",
-    "info": "cifnet_pl.cli.info",
-    "merge": "cifnet_pl.cli.merge",
-    "report": "cifnet_pl.report",
-    "sweep": "cifnet_pl.cli.sweep",
-    "unpack": "cifnet_pl.cli.unpack",
+RUNS: dict[str, str] = {
+    "fit": "Learn all tasks of a data source, one after the other, and evaluate after each.",
+    "validate": "Evaluate a checkpoint on the held-out images of all classes that it has learned.",
+    "test": "The same as validate: a class-incremental run has one held-out set.",
+    "predict": "Predict the held-out images of all classes learned, into predictions.csv of the run's folder.",
 }
-"""Name → module that has a function of that name; parameters become options, ``Args:`` of the docstring their help.
+"""Name of a sub-command that needs a Trainer (:mod:`cifnet_pl.cli.lightning_cli`) → what it does, in one line."""
 
-A parameter that ends with an underscore (``class_``) is an option without it; a bare ``--name`` of a boolean is true.
-"""
 
-POSITIONAL: dict[str, str] = {"merge": "models", "report": "runs", "sweep": "files"}
-"""Name of a command → its parameter that is given by position, a list of strings."""
+class Command(NamedTuple):
+    """A sub-command that needs no Trainer.
 
-OVERRIDES: dict[str, str] = {"sweep": "overrides"}
-"""Name of a command → its parameter that takes the options with a dot in their name, as (name, value) pairs."""
+    Attributes:
+        summary: what it does, in one line.
+        module: has a function of the command's name; its parameters become options, ``Args:`` of its docstring their
+            help. A parameter that ends with an underscore (``class_``) is an option without it; a bare ``--name`` of a
+            boolean is true.
+        positional: the parameter that is given by position, a list of strings.
+        overrides: the parameter that takes the options with a dot in their name, as (name, value) pairs.
+    """
+
+    summary: str
+    module: str
+    positional: str | None = None
+    overrides: str | None = None
+
+
+COMMANDS: dict[str, Command] = {
+    "classify": Command("Name what is on photos, into a CSV file.", "cifnet_pl.cli.classify"),
+    "export": Command("Write a model as a bundle, or as one ONNX graph.", "cifnet_pl.cli.export"),
+    "extend": Command("Teach a model new classes from photos, without any old photo.", "cifnet_pl.cli.extend"),
+    "forget": Command("Remove a class from a model, with its photos exactly.", "cifnet_pl.cli.forget"),
+    "info": Command("Show what a model knows, and what it has cost.", "cifnet_pl.cli.info"),
+    "merge": Command("Add up what several models learned from different photos.", "cifnet_pl.cli.merge", "models"),
+    "report": Command("Make tables and figures of finished runs.", "cifnet_pl.report", "runs"),
+    "sweep": Command("Run a grid of runs, one after another.", "cifnet_pl.cli.sweep", "files", "overrides"),
+    "unpack": Command("Write the images of a data source as class folders.", "cifnet_pl.cli.unpack"),
+}
 
 
 def run_command(name: str, args: Sequence[str]) -> None:
-    """Parse ``args`` by the signature of command ``name`` and call it."""
-    function: Callable[..., object] = getattr(import_module(COMMANDS[name]), name)
-    parser = OneSentence(prog=f"cifnet {name}", description=(function.__doc__ or "").split("\n")[0])
-    skipped: set[str | int] = {table[name] for table in (POSITIONAL, OVERRIDES) if name in table}
-    if name in POSITIONAL:
-        parser.add_argument(POSITIONAL[name], nargs="+")
-    own, given = with_values(function, args), {}
-    parser.add_function_arguments(function, skip=skipped, as_group=False, sub_configs=False)
+    """Parse ``args`` by the signature of command ``name`` and call it.
+
+    Raises:
+        UsageError: an option or a value that the command does not have; found before the command is imported.
+    """
+    from cifnet_pl.cli.parsing import OneSentence
+
+    command, outlined = COMMANDS[name], outline(name)
+    parser = OneSentence(prog=f"cifnet {name}", description=(outlined.__doc__ or "").split("\n")[0])
+    skipped: set[str | int] = {parameter for parameter in (command.positional, command.overrides) if parameter}
+    if command.positional:
+        parser.add_argument(command.positional, nargs="+")
+    own, given = with_values(outlined, args), {}
+    parser.add_function_arguments(outlined, skip=skipped, as_group=False, sub_configs=False)
     keywords = _without_underscores(parser)
-    if name in OVERRIDES:
-        own, given[OVERRIDES[name]] = split_overrides(own)
+    if command.overrides:
+        own, given[command.overrides] = split_overrides(own)
     found = {keywords.get(key, key): value for key, value in vars(parser.parse_args(own)).items()}
+    function: Callable[..., object] = getattr(import_module(command.module), name)
     function(**found, **given)
 
 
-def _without_underscores(parser: OneSentence) -> dict[str, str]:
+def outline(name: str) -> Callable[..., object]:
+    """A command's function with its signature and docstring but without its body, compiled from the module's source.
+
+    Help and errors in options need no more, and importing the module takes seconds where it imports torch.
+    """
+    spec = find_spec(COMMANDS[name].module)
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+    function.body = function.body[:1]  # the docstring
+    function.decorator_list = []
+    tree.body = [*(node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__")]
+    tree.body.append(function)
+    namespace: dict[str, Any] = {"__name__": __name__, "Literal": Literal, "Sequence": Sequence}
+    exec(compile(tree, spec.origin, "exec"), namespace)
+    return namespace[name]  # type: ignore[no-any-return]
+
+
+def _without_underscores(parser: Any) -> dict[str, str]:
     """Rename options that end with an underscore, as their parameters do; gives each option's parameter."""
     renamed = {}
     for action in parser._actions:

@@ -20,7 +20,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
 from cifnet_pl.backbones.precision import check_precision
-from cifnet_pl.cli.commands import COMMANDS
+from cifnet_pl.cli.commands import COMMANDS, RUNS
 from cifnet_pl.cli.error_messages import explained
 from cifnet_pl.cli.parsing import DEFAULT_HEAD, OneSentence, buried_error, with_clean_heads
 from cifnet_pl.data import CIFNetDataModule
@@ -57,12 +57,6 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 }
 SHORT_PRECISIONS = ("32", "bf16", "16")
 """Lightning's other names for the precisions of :mod:`cifnet_pl.backbones.precision`."""
-SUMMARIES = {
-    "fit": "Learn all tasks of a data source, one after the other, and evaluate after each.",
-    "validate": "Evaluate a checkpoint on the held-out images of all classes that it has learned.",
-    "test": "The same as validate: a class-incremental run has one held-out set.",
-    "predict": "Predict the held-out images of all classes learned, into predictions.csv of the run's folder.",
-}
 
 
 class CLIParser(OneSentence, LightningArgumentParser):
@@ -108,7 +102,7 @@ class CIFNetCLI(LightningCLI):
         """Describe the sub-commands in this package's words."""
         super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
         for choice in cast(Any, self.parser)._subcommands_action._choices_actions:
-            choice.help = SUMMARIES[choice.dest]
+            choice.help = RUNS[choice.dest]
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the experiment's name, the energy options, and derive what need not be said twice."""
@@ -220,8 +214,8 @@ def run(args: list[str]) -> None:
     Raises:
         CifnetError: bad input; any other exception is a fault of the package.
     """
-    if args and not args[0].startswith("-") and args[0] not in SUMMARIES:
-        raise unknown_name("sub-command", args[0], [*SUMMARIES, *COMMANDS])
+    if args and not args[0].startswith("-") and args[0] not in RUNS:
+        raise unknown_name("sub-command", args[0], [*RUNS, *COMMANDS])
     _quieten()
     register_strategy()
     try:
@@ -232,7 +226,7 @@ def run(args: list[str]) -> None:
 
 
 def _run_lightning(args: list[str], others: list[str]) -> None:
-    wanted = args[:1] if args and args[0] in SUMMARIES else list(SUMMARIES)
+    wanted = args[:1] if args and args[0] in RUNS else list(RUNS)
     with ExitStack() as held:
         CIFNetCLI(
             wanted,
@@ -248,7 +242,7 @@ def _run_lightning(args: list[str], others: list[str]) -> None:
                 "prog": "cifnet",
                 "description": "Class-incremental learning without training: a frozen backbone and a closed-form head.",
                 "epilog": f"Other commands, each with --help: {', '.join(others)}." if others else None,
-                **{name: {"description": text} for name, text in SUMMARIES.items() if name in wanted},
+                **{name: {"description": text} for name, text in RUNS.items() if name in wanted},
             },
             auto_configure_optimizers=False,
             args=args,

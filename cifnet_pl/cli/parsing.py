@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 import yaml
 from jsonargparse import ArgumentParser
 
-from cifnet_pl import heads
 from cifnet_pl.utilities.errors import CifnetError, UsageError, unknown_name
 
 DEFAULT_HEAD = "CIFNetHead"
@@ -149,6 +148,8 @@ def _class_name(head: Any) -> str | None:
         head = yaml.safe_load(head).get("class_path")
     if not isinstance(head, str) or head in ("", "null") or head.startswith("-"):
         return None
+    from cifnet_pl import heads  # imports torch
+
     known = [name for name in heads.__all__ if name != "Head"]
     name = head.removeprefix("cifnet_pl.heads.")
     if "." not in name and name not in known:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class CifnetError(Exception):
@@ -55,13 +57,15 @@ def unknown_name(kind: str, given: str, known: Iterable[str]) -> UsageError:
     return UsageError(f"unknown {kind} '{given}': {hint}")
 
 
-def check_embeddings(z: torch.Tensor, width: int) -> None:
+def check_embeddings(z: Tensor, width: int) -> None:
     """Check at the boundary that ``z`` is a finite floating-point matrix of shape (n, ``width``).
 
     Raises:
         CifnetError: wrong number of dimensions, width or dtype.
         NonFiniteError: NaN or Inf, with the rows that hold them.
     """
+    import torch  # here: help and errors in options need the errors, but not the seconds that this takes
+
     if z.ndim != 2 or z.shape[1] != width:
         raise CifnetError(
             f"embeddings have shape {tuple(z.shape)}, expected (n, {width}): "

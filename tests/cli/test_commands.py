@@ -1,0 +1,49 @@
+"""The table of sub-commands: every one has a function, and help needs neither torch nor Lightning."""
+
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from cifnet_pl.cli.commands import COMMANDS, RUNS, outline
+from tests.command_line import environment
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_outline_is_the_function_without_its_body(name):
+    command = COMMANDS[name]
+    function, outlined = getattr(import_module(command.module), name), outline(name)
+    assert str(inspect.signature(outlined)) == str(inspect.signature(function))
+    assert outlined.__doc__ == function.__doc__
+    own = inspect.signature(function).parameters
+    assert {command.positional, command.overrides} - {None} <= set(own)
+
+
+def test_summaries_are_one_line():
+    summaries = [*RUNS.values(), *(command.summary for command in COMMANDS.values())]
+    for summary in summaries:
+        assert summary.endswith(".")
+        assert len(summary) <= 100
+    assert not set(RUNS) & set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["info", "--help"], 0, "usage: cifnet info --model MODEL"),
+        (["forget", "--help"], 0, "--class CLASS"),
+        (["info", "--modle", "x"], 2, "cifnet: error: unknown option --modle: did you mean --model?"),
+        (["classify", "--model", "x", "--images", "y", "--output", "z", "--top", "few"], 2, "--top is 'few'"),
+    ],
+)
+def test_help_and_errors_in_options_import_no_torch(words, code, said):
+    program = "import sys; from cifnet_pl.__main__ import main\ntry: code = main(sys.argv[1:])\n"
+    program += "except SystemExit as end: code = end.code\n"
+    program += "print(sorted({'torch', 'lightning', 'numpy'} & set(sys.modules))); sys.exit(code)"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (code, "[]")
+    assert said in done.stdout + done.stderr
