@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.files import read_yaml
 
 KEYS = ("base", "fixed", "axes", "seeds", "parts")
 PART_KEYS = ("label", "fixed", "axes")
@@ -46,10 +47,10 @@ def read_points(path: Path, overrides: Sequence[tuple[str, str]] = ()) -> list[P
     Raises:
         UsageError: a file that is missing, is not YAML or is not a sweep; the sentence says where.
     """
-    sweep = _mapping(_read(path), path, KEYS)
+    sweep = _mapping(read_yaml(path), path, KEYS)
     if not isinstance(sweep.get("base"), str):
         raise UsageError(f"{path} has no base: name the configuration file that its points start from")
-    base = _read(path.parent / sweep["base"])
+    base = read_yaml(path.parent / sweep["base"])
     if not isinstance(base, dict):
         raise UsageError(f"{path.parent / sweep['base']} is not a configuration: expected keys and values")
     base.setdefault("model", {"class_path": "cifnet_pl.CIFNetModule"})
@@ -146,15 +147,6 @@ def _arguments(node: Any, part: str) -> Any:
 
 
 # ---------------------------------------------------------------------- reading
-
-
-def _read(path: Path) -> Any:
-    if not path.is_file():
-        raise UsageError(f"no file {path}")
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
 
 
 def _mapping(content: Any, path: Path, keys: Sequence[str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from cifnet_pl.utilities.errors import CifnetError, UsageError, unknown_name
+from cifnet_pl.utilities.files import read_yaml
 
 DEFAULT_HEAD = "CIFNetHead"
 EPOCHS = "--trainer.max_epochs cannot be set, a task is one epoch: use --data.max_tasks or --data.classes_per_task"
@@ -119,12 +120,7 @@ def with_clean_heads(args: Sequence[str]) -> list[str]:
 
 
 def _read_yaml(path: Path) -> Any:
-    if not path.is_file():
-        raise UsageError(f"configuration file {path} does not exist")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"configuration file {path} is not YAML: {' '.join(str(error).split())}") from error
+    content = read_yaml(path, "configuration file")
     if not isinstance(content, dict | None):
         raise UsageError(f"configuration file {path} holds a {type(content).__name__}, expected sections (name: …)")
     trainer = (content or {}).get("trainer")

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import yaml
+
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 
 
@@ -52,6 +54,24 @@ def _of_the_system(error: BaseException | None) -> OSError | None:
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` as UTF-8, atomically; undecodable file names keep their bytes."""
     write_atomic(path, lambda file: file.write(text.encode("utf-8", "surrogateescape")))
+
+
+def read_yaml(path: Path, what: str = "file") -> Any:
+    """The content of a YAML file, from plain tags only.
+
+    Args:
+        path: the file.
+        what: what it is, for the errors.
+
+    Raises:
+        UsageError: no such file, or it is not YAML.
+    """
+    if not path.is_file():
+        raise UsageError(f"no {what} {path}")
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{what} {path} is not YAML: {' '.join(str(error).split())}") from error
 
 
 def write_json(path: Path, content: Any) -> None:

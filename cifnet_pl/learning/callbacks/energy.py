@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -52,11 +54,19 @@ class EnergyMonitor(Callback):
         enabled: whether to measure at all.
         country_iso_code: three-letter code for the carbon intensity of electricity.
         measure_seconds: interval of the tracker's own sampling, between task edges.
+        tracking_mode: machine counts the processor and memory with all other processes, process only this run's share.
+            The Trainer's GPUs are counted whole in both modes, other GPUs in neither.
     """
 
-    def __init__(self, enabled: bool = True, country_iso_code: str = "USA", measure_seconds: int = 15):
+    def __init__(
+        self,
+        enabled: bool = True,
+        country_iso_code: str = "USA",
+        measure_seconds: int = 15,
+        tracking_mode: Literal["machine", "process"] = "machine",
+    ):
         self.enabled, self.measure_seconds = enabled, measure_seconds
-        self.country_iso_code = check_country(country_iso_code)
+        self.country_iso_code, self.tracking_mode = check_country(country_iso_code), tracking_mode
         self.source: str | None = None
         self.learning: Energy | None = None
         self.evaluation: Energy | None = None
@@ -69,7 +79,7 @@ class EnergyMonitor(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Start the node's tracker."""
         if self.enabled and stage == "fit" and trainer.local_rank == 0 and self._tracker is None:
-            self._start()
+            self._start(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A task begins."""
@@ -94,19 +104,24 @@ class EnergyMonitor(Callback):
 
     # ------------------------------------------------------------------ the tracker
 
-    def _start(self) -> None:
+    def _start(self, trainer: Trainer) -> None:
         def start() -> None:
             logging.getLogger("codecarbon").setLevel(logging.CRITICAL)
             from codecarbon import OfflineEmissionsTracker
 
+            gpus = physical_gpus(trainer.device_ids) if trainer.strategy.root_device.type == "cuda" else None
             self._tracker = OfflineEmissionsTracker(
                 country_iso_code=self.country_iso_code,
                 measure_power_secs=self.measure_seconds,
                 save_to_file=False,
                 allow_multiple_runs=True,
                 log_level=logging.CRITICAL,
+                tracking_mode=self.tracking_mode,
+                gpu_ids=gpus,
             )
             self._tracker.start()
+            if gpus is None:  # an empty list of GPUs means all of them to CodeCarbon
+                self._tracker._hardware = [h for h in self._tracker._hardware if type(h).__name__ != "GPU"]
             self.source = _source(self._tracker)
 
         self._guard(start)
@@ -137,20 +152,61 @@ class EnergyMonitor(Callback):
                 self._guard(tracker.stop)
 
 
+def physical_gpus(device_ids: Sequence[int]) -> list[int]:
+    """The driver's numbers of a process's GPUs: CUDA_VISIBLE_DEVICES renumbers them for the process only.
+
+    Args:
+        device_ids: indices as the process counts its GPUs.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not visible:
+        return list(device_ids)
+    names = [name.strip() for name in visible.split(",")]
+    return [int(names[i]) if names[i].isdigit() else _index_of_uuid(names[i]) for i in device_ids]
+
+
+def _index_of_uuid(prefix: str) -> int:
+    import pynvml
+
+    pynvml.nvmlInit()
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        uuid = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index))
+        if str(uuid).startswith(prefix):
+            return index
+    raise LookupError(f"CUDA_VISIBLE_DEVICES names {prefix}, which the driver does not know")
+
+
+TRACKERS = {"NvidiaGPUDevice": "nvml", "AMDGPUDevice": "amdsmi"}
+"""CodeCarbon's class of a GPU → the library that reads its energy."""
+
+
 def _source(tracker: Any) -> str:
     """Where the numbers come from, e.g. "cpu estimated (cpu_load), gpu nvml, ram estimated"."""
     parts = []
     for hardware in tracker._hardware:
-        kind = type(hardware).__name__.lower()
-        if kind == "gpu":
-            parts.append("gpu nvml")
-        elif kind == "ram":
+        kind = type(hardware).__name__
+        if kind == "GPU":
+            parts += sorted({_gpu_source(device) for device in _counted(hardware)})
+        elif kind == "RAM":
             parts.append("ram estimated")
+        elif kind == "AppleSiliconChip":
+            parts.append(f"{str(hardware.chip_part).lower()} powermetrics")
         else:
             mode = str(getattr(hardware, "_mode", "unknown"))
             measured = mode in ("intel_rapl", "intel_power_gadget")
             parts.append(f"cpu {mode}" if measured else f"cpu estimated ({mode})")
     return ", ".join(parts)
+
+
+def _counted(hardware: Any) -> list[Any]:
+    """The GPUs whose energy is counted."""
+    indices = set(hardware._get_gpu_ids())
+    return [device for device in hardware.devices.devices if device.gpu_index in indices]
+
+
+def _gpu_source(device: Any) -> str:
+    name = TRACKERS.get(type(device).__name__, type(device).__name__)
+    return f"gpu {name}" if getattr(device, "_has_counter", True) else f"gpu {name} (power sampled)"
 
 
 def _over_nodes(trainer: Trainer, energy: Energy | None) -> Energy:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import codecarbon
 import pytest
 
-from cifnet_pl.learning.callbacks.energy import Energy, EnergyMonitor, check_country
+from cifnet_pl.learning.callbacks.energy import Energy, EnergyMonitor, _source, check_country, physical_gpus
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import fit
 
@@ -21,8 +21,23 @@ class Cpu:
     _mode = "intel_rapl"
 
 
-class GPU:
+class NvidiaGPUDevice:
+    def __init__(self, index: int, counter: bool = True):
+        self.gpu_index, self._has_counter = index, counter
+
+
+class AMDGPUDevice(NvidiaGPUDevice):
     pass
+
+
+class GPU:
+    """Two GPUs of the machine, of which those of ``gpu_ids`` are counted."""
+
+    def __init__(self, kinds=(NvidiaGPUDevice, NvidiaGPUDevice), gpu_ids=(0, 1)):
+        self.gpu_ids, self.devices = gpu_ids, SimpleNamespace(devices=[kind(i) for i, kind in enumerate(kinds)])
+
+    def _get_gpu_ids(self):
+        return self.gpu_ids
 
 
 class RAM:
@@ -83,7 +98,8 @@ def test_learning_and_evaluation_are_apart(tracker, tmp_path):
     assert tracker.calls["measure"] == 3 * 3
     assert [float(row["energy_kwh"]) for row in rows] == [111.0] * 3
     assert [float(row["eval_energy_kwh"]) for row in rows] == [111.0] * 3
-    assert {row["energy_source"] for row in rows} == {"cpu intel_rapl, gpu nvml, ram estimated"}
+    # A run on the processor names no GPU that happens to be in the machine.
+    assert {row["energy_source"] for row in rows} == {"cpu intel_rapl, ram estimated"}
     parts = [summary[f"energy_{part}_kwh"] for part in ("cpu", "gpu", "ram")]
     assert parts == [3.0, 30.0, 300.0]
     assert summary["energy_kwh"] == summary["eval_energy_kwh"] == 333.0
@@ -149,3 +165,27 @@ def test_energies_add():
     assert difference + Energy(1, 1, 1, 1) == Energy(3, 2, 1, 1)
     assert difference.total == 3
     assert EnergyMonitor(enabled=False).source is None
+
+
+def test_the_source_names_the_library_that_reads_each_gpu_that_is_counted():
+    def source(*kinds, gpu_ids=(0, 1)):
+        return _source(SimpleNamespace(_hardware=[GPU(kinds, gpu_ids)]))
+
+    assert source(NvidiaGPUDevice, NvidiaGPUDevice) == "gpu nvml"
+    assert source(NvidiaGPUDevice, AMDGPUDevice) == "gpu amdsmi, gpu nvml"
+    assert source(NvidiaGPUDevice, AMDGPUDevice, gpu_ids=[1]) == "gpu amdsmi"
+    assert source(lambda i: NvidiaGPUDevice(i, counter=False)) == "gpu nvml (power sampled)"
+
+
+def test_only_the_trainers_gpus_are_counted(tracker, monkeypatch):
+    """On a machine with other GPUs, and with the mode that was asked for."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3,1")
+    assert physical_gpus([0, 2]) == [5, 1]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert physical_gpus([0, 2]) == [0, 2]
+    strategy = SimpleNamespace(root_device=SimpleNamespace(type="cuda"))
+    monitor = EnergyMonitor(tracking_mode="process")
+    monitor.setup(SimpleNamespace(local_rank=0, strategy=strategy, device_ids=[1]), None, "fit")
+    assert monitor._tracker.options["gpu_ids"] == [1]
+    assert monitor._tracker.options["tracking_mode"] == "process"
+    assert monitor.source == "cpu intel_rapl, gpu nvml, ram estimated"
