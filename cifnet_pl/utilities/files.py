@@ -67,7 +67,7 @@ def read_yaml(path: Path, what: str = "file") -> Any:
         UsageError: no such file, or it is not YAML.
     """
     if not path.is_file():
-        raise UsageError(f"no {what} {path}")
+        raise UsageError(f"{what} {path} does not exist")
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:

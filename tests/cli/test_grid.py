@@ -87,7 +87,7 @@ def test_overrides_win_and_drop_what_makes_no_difference(tmp_path: Path) -> None
         ({"axes": {"head": [{"label": "a"}, {"label": "a"}]}}, "same label"),
         ({"seeds": [1.5]}, "expected a list of integers"),
         ({"base": None}, "has no base"),
-        ({"base": "no.yaml"}, "no file"),
+        ({"base": "no.yaml"}, "does not exist"),
         ({"fixed": {"data.source.name": 1}}, "there is no source that has settings"),
         ({"parts": {"a": 1}}, "parts is not a list"),
     ],
@@ -101,7 +101,7 @@ def test_no_yaml(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text("a: [")
     with pytest.raises(UsageError, match="is not YAML"):
         read_points(tmp_path / "x.yaml")
-    with pytest.raises(UsageError, match="no file"):
+    with pytest.raises(UsageError, match="does not exist"):
         read_points(tmp_path / "y.yaml")
 
 
