@@ -130,3 +130,8 @@ def forge(bundle: Path, config: dict[str, Any], tensors: dict[str, Tensor] | byt
     unsigned = {key: value for key, value in config.items() if key != "sha256"}
     digest = hashlib.sha256(json.dumps(unsigned, sort_keys=True).encode()).hexdigest()
     (bundle / CONFIG).write_text(json.dumps({**unsigned, "sha256": digest}))
+
+
+def tensors_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+    """Whether two models hold the same tensors, bit by bit."""
+    return ours.keys() == theirs.keys() and all(torch.equal(value, theirs[key]) for key, value in ours.items())

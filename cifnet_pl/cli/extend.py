@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 from cifnet_pl.model.bundle import refuse_existing
-from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.description import Event
-from cifnet_pl.model.lessons import ClassPhotos, Score, learn
+from cifnet_pl.model.class_photos import Unreadable
 from cifnet_pl.model.loading import load
-from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import exclusive
 from cifnet_pl.utilities.text import printable
 
@@ -41,42 +37,24 @@ def extend(
     target = Path(output).expanduser()
     with exclusive(target):
         refuse_existing(target, overwrite)
-        old = load(model)
-        photos = ClassPhotos.find(images, "--images")
-        known = sorted(set(photos.class_names) & set(old.class_names))
-        if known and not more:
-            name = printable(known[0])
-            raise UsageError(
-                f"class '{name}' is already learned: add --more to give it more photos, or rename its folder"
-            )
-        if warning := old.warning_of(photos.class_names):
-            print(f"cifnet: {warning}", file=sys.stderr)
-        old_photos = _old_photos(old, check) if check else None
-        start = time.perf_counter()
-        final, new_score = learn(old, photos)
-        seconds = time.perf_counter() - start
-        before, after = Score(), Score()
-        if old_photos is not None:
-            for rows, z in old_photos.embedded(old, "checking"):
-                before.add(old, old_photos, rows, z)
-                after.add(final, old_photos, rows, z)
-        taken = sum(final.counts.values()) - sum(old.counts.values())
-        classes = len(final.class_names)
-        final.history.append(Event("extend", classes, taken, new_score.percent, before.percent, after.percent, seconds))
-        final.save(target, overwrite)
+        result = load(model).extend(images, check=check, more=more, progress=True)
+        result.model.save(target, overwrite)
+    warn(result.warnings, result.unreadable)
     print(
-        f"learned {taken} photos of {len(photos.class_names)} classes in {seconds:.1f} s: {classes} classes in {target}"
+        f"learned {sum(result.learned.values())} photos of {len(result.learned)} classes in {result.seconds:.1f} s: "
+        f"{len(result.model.class_names)} classes in {target}"
     )
-    if new_score.total:
-        print(f"held-back fifth of the new photos: {new_score.percent:.1f} % of {new_score.total} right")
-    if before.total:
-        change = f"{before.percent:.1f} % right before, {after.percent:.1f} % after"
-        print(f"old classes, {before.total} photos of {check}: {change}")
+    if result.score.total:
+        right = f"{result.score.percent:.1f} % of {result.score.total} right"
+        print(f"held-back fifth of the new photos: {right}")
+    if result.old_before.total:
+        change = f"{result.old_before.percent:.1f} % right before, {result.old_after.percent:.1f} % after"
+        print(f"old classes, {result.old_before.total} photos of {check}: {change}")
 
 
-def _old_photos(model: Classifier, check: str) -> ClassPhotos:
-    found = ClassPhotos.find(check, "--check")
-    old = found.of(set(model.class_names))
-    if not old.class_names:
-        raise DataError(f"{check} has no folder of a class that the model knows: expected photos of its old classes")
-    return old
+def warn(warnings: list[str], unreadable: list[Unreadable]) -> None:
+    """Print warnings, and the photos that could not be read, to the standard error stream."""
+    for warning in warnings:
+        print(f"cifnet: {warning}", file=sys.stderr)
+    for file, reason in unreadable:
+        print(f"skipped {printable(str(file))}: {reason}", file=sys.stderr)

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor
-
-from cifnet_pl.backbones import Backbone
-from cifnet_pl.backbones.precision import FLOAT32, autocast, check_precision
-from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.data.photos import PhotoBatch, squares
-from cifnet_pl.heads import Head
-from cifnet_pl.heads.calibration import calibrate
+from cifnet_pl.backbones.precision import check_precision
+from cifnet_pl.data.photos import squares
 from cifnet_pl.model.bundle import write_bundle
-from cifnet_pl.model.description import Event, class_names
-from cifnet_pl.utilities.errors import NonFiniteError, UsageError, check_embeddings, unknown_name
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.model.class_photos import embed_batch
+from cifnet_pl.model.description import class_names
+from cifnet_pl.model.extend import Extension, extend
+from cifnet_pl.model.forget import Forgetting, forget
+from cifnet_pl.model.incremental import IncrementalClassifier
 
 
 @dataclass(frozen=True)
@@ -33,222 +26,46 @@ class Prediction:
     unreadable: str | None = None
 
 
-@dataclass
-class Classifier:
-    """Backbone, head and buffer, and what their numbers mean.
+class Classifier(IncrementalClassifier):
+    """An :class:`IncrementalClassifier` that works on photos in files, as :func:`cifnet_pl.load` gives it.
 
-    Attributes:
-        backbone: the frozen network.
-        head: the closed-form classifier; solved, except between ``begin_task`` and ``finish_task``.
-        buffer: the calibration buffer, or None where the head has no use for one.
-        class_names: name of each column of the head's scores.
-        image_size: side in pixels of the squares that the backbone gets.
-        crop_ratio: share of a photo's short side that is cropped.
-        held_back: share and seed by which the run held photos back for testing; None if it did not split by itself.
-        history: the model's life, oldest first.
-        precision: what the backbone computes in (:mod:`cifnet_pl.backbones.precision`), as in the run; another one is
-            good enough to predict, but not to forget.
+    Example::
+
+        model = cifnet_pl.load("lightning_logs/flowers")
+        for prediction in model.classify(["a.jpg", "b.jpg"]):
+            print(prediction.file, prediction.classes[0], prediction.probabilities[0])
+        result = model.extend("new_classes")  # one sub-folder of photos for each new class
+        result.model.save("flowers_2")
     """
 
-    backbone: Backbone
-    head: Head
-    buffer: CalibrationBuffer | None
-    class_names: list[str]
-    image_size: int
-    crop_ratio: float = 1.0
-    held_back: tuple[float, int] | None = None
-    history: list[Event] = field(default_factory=list)
-    precision: str = FLOAT32
-
-    # ------------------------------------------------------------------ what is known
-
-    @property
-    def tasks(self) -> list[list[str]]:
-        """Class names of each task, in the order learned."""
-        name = dict(zip(self.head.classes, self.class_names, strict=True))
-        return [[name[label] for label in task] for task in self.head.tasks]
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Distinct photos learned of each class."""
-        return dict(zip(self.class_names, self.head.class_counts().values(), strict=True))
-
-    @property
-    def device(self) -> torch.device:
-        """Where the head's numbers are."""
-        return self.head.labels.device
-
-    def labels(self, names: Iterable[str]) -> list[int]:
-        """The head's label of each class name; UsageError for one that is not known."""
-        label = dict(zip(self.class_names, self.head.classes, strict=True))
-        names = list(names)
-        missing = [name for name in names if name not in label]
-        if missing:
-            raise unknown_name("class", printable(missing[0]), [printable(name) for name in self.class_names])
-        return [label[name] for name in names]
-
-    def warning_of(self, names: Iterable[str]) -> str | None:
-        """What to say where classes ``names`` are learned, one of which may have been removed without its photos."""
-        new = [printable(name) for name in names if name not in set(self.class_names)]
-        if not new or not self.remembers_removed:
-            return None
-        listed = ", ".join(new[:5]) + (", …" if len(new) > 5 else "")
-        return (
-            f"note: a class was removed from this model without its photos; if it is among {listed}, "
-            "those photos count against it"
-        )
-
-    @property
-    def removals(self) -> list[Event]:
-        """When classes were removed without their photos."""
-        return [event for event in self.history if event.what == "forget" and event.photos is None]
-
-    @property
-    def remembers_removed(self) -> bool:
-        """Whether the photos of a class that is no longer known may still count against what is learned."""
-        return bool(self.removals) and self.head.counterexamples
-
-    def state_elements(self) -> dict[str, int]:
-        """Numbers kept, by component: the head's own, and the buffer's."""
-        return {**self.head.state_elements(), "buffer": self.buffer.state_elements() if self.buffer else 0}
-
-    # ------------------------------------------------------------------ prediction
-
-    def to(self, device: torch.device | str) -> Classifier:
-        """Move everything to a device, in place."""
-        for part in (self.backbone, self.head, self.buffer):
-            if part is not None:
-                part.to(device)
-        return self
-
-    def embed(self, images: Tensor) -> Tensor:
-        """(n, d) float32 embeddings of uint8 images (n, 3, s, s) with s = ``image_size``."""
-        with autocast(self.device.type, self.precision):
-            return self.backbone(images.to(self.device))  # type: ignore[no-any-return]
-
-    def embed_photos(self, batch: PhotoBatch) -> Tensor:
-        """(m, d) float32 embeddings of the photos of a batch that could be read; NonFiniteError names the photo."""
-        z = self.embed(batch.image)
-        try:
-            check_embeddings(z, self.head.in_features)
-        except NonFiniteError as error:
-            files = [file for file, reason in zip(batch.files, batch.unreadable, strict=True) if reason is None]
-            raise NonFiniteError(f"{printable(str(files[error.rows[0]]))}: {error}", error.rows) from error
-        return z
-
-    def probabilities(self, images: Tensor) -> Tensor:
-        """(n, C) float64 calibrated probabilities of uint8 images (n, 3, s, s), columns as ``class_names``."""
-        return self.head.probabilities(self.embed(images))
-
     def classify(self, files: Iterable[Path | str], top: int = 5) -> Iterator[Prediction]:
-        """The ``top`` most probable classes of each photo, in the order given; streams, in constant memory."""
+        """Name the ``top`` most probable classes of each photo, in the order given; streams, in constant memory."""
         top = min(top, len(self.class_names))
         for batch in squares(map(Path, files), self.image_size, self.crop_ratio):
-            best = self.head.probabilities(self.embed_photos(batch)).topk(top, dim=1)
-            found = iter(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+            best = self.head.probabilities(embed_batch(self, batch)).topk(top, dim=1)
+            rows = iter(zip(best.indices.tolist(), best.values.tolist(), strict=True))
             for file, reason in zip(batch.files, batch.unreadable, strict=True):
                 if reason is not None:
                     yield Prediction(file, unreadable=reason)
                     continue
-                columns, shares = next(found)
+                columns, shares = next(rows)
                 yield Prediction(file, tuple(self.class_names[c] for c in columns), tuple(shares))
 
-    # ------------------------------------------------------------------ learning
+    def extend(
+        self, images: Path | str, *, check: Path | str | None = None, more: bool = False, progress: bool = False
+    ) -> Extension[Classifier]:
+        """Learn new classes from one folder of photos per class; see :func:`cifnet_pl.model.extend.extend`.
 
-    def clone(self) -> Classifier:
-        """A copy that learns on its own; the frozen backbone is shared."""
-        return replace(
-            self,
-            head=copy.deepcopy(self.head),
-            buffer=copy.deepcopy(self.buffer),
-            class_names=list(self.class_names),
-            history=list(self.history),
-        )
-
-    def begin_task(self, names: Sequence[str], counts: Sequence[int] | None = None) -> None:
-        """Open a task that introduces classes ``names``; ``counts`` are their numbers of photos where known.
-
-        Raises:
-            UsageError: no name, a name that is known already, or a buffer too small for so many classes.
+        This model is not changed: the one that learned is ``result.model``.
         """
-        known = [name for name in names if name in set(self.class_names)]
-        if known:
-            raise UsageError(f"class '{printable(known[0])}' is already learned: a task introduces new classes only")
-        if self.buffer is not None:
-            self.buffer.discard_pending()
-            self.buffer.quota(len(self.class_names) + len(names))
-        start = max(self.head.classes, default=-1) + 1
-        self.head.begin_task(range(start, start + len(names)), counts)
-        self.class_names += names
+        return extend(self, images, check=check, more=more, progress=progress)
 
-    def observe(self, z: Tensor, y: Tensor, key: Tensor) -> None:
-        """Add samples of the task begun last.
+    def forget(self, names: str | Sequence[str], images: Path | str | None = None) -> Forgetting[Classifier]:
+        """Remove classes, with or without their photos; see :func:`cifnet_pl.model.forget.forget`.
 
-        Args:
-            z: (n, d) float embeddings.
-            y: (n,) int64 labels, as ``labels`` gives them.
-            key: (n,) int64 identity of each photo, see :func:`cifnet_pl.data.loading.sample_key`.
+        This model is not changed: the one without the classes is ``result.model``.
         """
-        self.head.observe(z, y)
-        if self.buffer is not None:
-            self.buffer.add(z, y, key)
-
-    def finish_task(self) -> None:
-        """Show the buffer to the new neurons, update it, and solve: the end of the paper's Algorithm 1."""
-        if self.buffer is not None:
-            self.buffer.show_to(self.head)
-            self.buffer.commit()
-        self.solve()
-
-    def merge(self, head: Head) -> None:
-        """Add what ``head`` saw of classes that are known already, and the buffer's candidates of them; solve.
-
-        Raises:
-            UnsupportedError: this head's statistics are not additive.
-        """
-        self.head.merge_(head)
-        if self.buffer is not None:
-            self.buffer.commit()
-        self.solve()
-
-    def solve(self) -> None:
-        """Solve the head, and fit its temperature again."""
-        self.head.solve()
-        self.head.refresh()
-        self.calibrate()
-
-    def calibrate(self) -> None:
-        """Fit the temperature to the stored samples again, if it was before."""
-        calibrated = self.head.leaves_one_out and float(self.head.temperature) != 1
-        if calibrated and self.buffer is not None and len(self.buffer.y):
-            calibrate(self.head, *self.buffer.items())
-
-    # ------------------------------------------------------------------ storage
-
-    def describe(self) -> dict[str, Any]:
-        """Everything but the tensors, as plain numbers, strings, lists and dictionaries."""
-        buffer = self.buffer.settings() if self.buffer is not None else None
-        return {
-            "backbone": self.backbone.describe(),
-            "precision": self.precision,
-            "images": {
-                "image_size": self.image_size,
-                "crop_ratio": self.crop_ratio,
-                "held_back": list(self.held_back) if self.held_back else None,
-            },
-            "head": {"class": type(self.head).__name__, **self.head.settings()},
-            "buffer": buffer,
-            "class_names": list(self.class_names),
-            "task_sizes": [len(task) for task in self.head.tasks],
-            "history": [asdict(event) for event in self.history],
-        }
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All tensors of head and buffer, on the CPU, named ``head.…`` and ``buffer.…``."""
-        state = {f"head.{key}": value for key, value in self.head.state_dict().items()}
-        if self.buffer is not None:
-            state |= {f"buffer.{key}": value for key, value in self.buffer.state_dict().items()}
-        return {key: value.detach().cpu().contiguous() for key, value in state.items()}
+        return forget(self, names, images)
 
     def save(self, folder: Path | str, overwrite: bool = False) -> None:
         """Write a bundle (see :mod:`cifnet_pl.model.bundle`).

@@ -10,9 +10,9 @@ from PIL import Image
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.forget import remove
+from cifnet_pl.model.class_photos import ClassPhotos
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.lessons import ClassPhotos, Lesson, learn, split
+from cifnet_pl.model.extend import Lesson, learn, split
 from cifnet_pl.utilities.errors import UnsupportedError
 from tests.command_line import make_photos
 from tests.models import MAKERS, TASKS, WIDTH, empty, learned, samples, teach
@@ -309,7 +309,7 @@ def test_a_calibrated_model_stays_calibrated(tmp_path: Path):
     final, _ = learn(part, ClassPhotos.find(str(root), "--images"))
     assert float(final.head.temperature) == pytest.approx(float(whole.head.temperature), rel=1e-6)
     assert float(final.head.temperature) != float(part.head.temperature)
-    remove(final, final.labels(["fox"]))
+    final.remove_classes(["fox"])
     again = float(final.head.temperature)
     assert again != float(whole.head.temperature)
     final.calibrate()

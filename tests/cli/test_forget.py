@@ -8,9 +8,9 @@ import torch
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.forget import check_same, remove
 from cifnet_pl.heads import Head
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.forget import check_same
 from cifnet_pl.utilities.errors import DataError
 from tests.cli.test_extend import assert_same_scores, fit, queries
 from tests.command_line import make_photos
@@ -27,7 +27,7 @@ def forgotten(model: Classifier, name: str) -> Classifier:
     other.begin_task([label], [len(own)])
     other.observe(z, torch.full((len(z),), label))
     model.head.subtract_(other)
-    remove(model, [label])
+    model.remove_classes([name])
     return model
 
 
@@ -49,7 +49,7 @@ def test_removal_leaves_the_others_alone(head: str):
     model = learned(head)
     kept = [i for i, name in enumerate(model.class_names) if name != "dog"]
     before = model.head(queries())[:, kept]
-    remove(model, model.labels(["dog"]))
+    model.remove_classes(["dog"])
     assert model.class_names == ["ant", "bee", "cat", "elk", "fox"]
     assert model.tasks == [["ant", "bee"], ["cat"], ["elk", "fox"]]
     if head not in ("knn", "slda", "acil", "dsal"):
@@ -61,7 +61,7 @@ def test_removal_leaves_the_others_alone(head: str):
 
 def test_a_forgotten_class_can_be_learned_again(tmp_path: Path):
     model = learned("cifnet")
-    remove(model, model.labels(["fox", "ant"]))
+    model.remove_classes(["fox", "ant"])
     z, own, keys = samples(["ant"])
     model.begin_task(["ant"])
     model.observe(z, torch.tensor(model.labels(own)), keys)

@@ -1,0 +1,104 @@
+"""Photos in class folders, and their embeddings by a learned model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from cifnet_pl.data.folders import class_folders, file_set, listing, require_classes
+from cifnet_pl.data.image_sets import FileSet, expanded, place
+from cifnet_pl.data.photos import PhotoBatch, batch_size, squares
+from cifnet_pl.model.description import class_names
+from cifnet_pl.model.incremental import IncrementalClassifier
+from cifnet_pl.utilities.errors import CheckpointError, DataError
+from cifnet_pl.utilities.progress import counted
+from cifnet_pl.utilities.text import printable
+
+
+class Unreadable(NamedTuple):
+    """A photo that cannot be decoded, and why."""
+
+    file: Path
+    reason: str
+
+
+@dataclass(frozen=True)
+class ClassPhotos:
+    """Photos in class folders: ``files.labels`` are positions in ``class_names``."""
+
+    class_names: list[str]
+    files: FileSet
+
+    @classmethod
+    def find(cls, folder: Path | str, option: str) -> ClassPhotos:
+        """Find the photos of all class folders in ``folder``, which ``option`` named.
+
+        Raises:
+            DataError: no such folder, no class folder in it, one without a photo, or a name that cannot be stored.
+        """
+        root = expanded(Path(folder))
+        if not root.is_dir():
+            raise DataError(
+                f"no folder {place(root)}: set {option} to a folder with one sub-folder of photos per class"
+            )
+        with listing():
+            names = [path.name for path in class_folders(root)]
+            require_classes(names, root)
+            try:
+                class_names(names, place(root))
+            except CheckpointError as error:
+                raise DataError(str(error)) from error
+            return cls(names, file_set(root, names))
+
+    def of(self, wanted: set[str]) -> ClassPhotos:
+        """Select the photos of the classes in ``wanted``."""
+        return self.select(np.isin(self.files.labels, [i for i, n in enumerate(self.class_names) if n in wanted]))
+
+    def select(self, kept: np.ndarray) -> ClassPhotos:
+        """Select the photos of a mask (n,), and the classes that still have one."""
+        labels = self.files.labels[kept]
+        positions = np.unique(labels)
+        part = self.files.subset(np.flatnonzero(kept))
+        names = [self.class_names[i] for i in positions]
+        return ClassPhotos(names, FileSet(part.root, part.names, np.searchsorted(positions, labels).tolist()))
+
+    def embedded(
+        self, model: IncrementalClassifier, what: str, unreadable: list[Unreadable], progress: bool = False
+    ) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """Embed all photos that can be read, in batches.
+
+        Args:
+            model: whose backbone embeds.
+            what: what the progress bar says.
+            unreadable: photos that cannot be decoded are appended.
+            progress: whether to draw a bar on a terminal.
+
+        Yields:
+            Rows (m,) of the photos and their embeddings (m, d).
+        """
+        start = 0
+        files = [self.files.root / name for name in self.files.names]
+        batches = squares(files, model.image_size, model.crop_ratio)
+        size = batch_size(model.image_size)
+        for batch in counted(batches, what, -(-len(files) // size)) if progress else batches:
+            readable = np.array([reason is None for reason in batch.unreadable])
+            unreadable += unreadable_of(batch)
+            yield start + np.flatnonzero(readable), embed_batch(model, batch)
+            start += len(batch.files)
+
+
+def embed_batch(model: IncrementalClassifier, batch: PhotoBatch) -> Tensor:
+    """Embed the photos of a batch that could be read: (m, d) float32; NonFiniteError names the photo."""
+    files = [file for file, reason in zip(batch.files, batch.unreadable, strict=True) if reason is None]
+    return model.embed(batch.image, lambda row: printable(str(files[row])))
+
+
+def unreadable_of(batch: PhotoBatch) -> list[Unreadable]:
+    """List the photos of a batch that could not be decoded."""
+    pairs = zip(batch.files, batch.unreadable, strict=True)
+    return [Unreadable(file, reason) for file, reason in pairs if reason is not None]

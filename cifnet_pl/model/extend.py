@@ -1,0 +1,247 @@
+"""Teach a learned model new classes, and more photos of known ones, from class folders."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Generic
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cifnet_pl.data.image_sets import held_back
+from cifnet_pl.data.loading import sample_key
+from cifnet_pl.heads import Head
+from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
+from cifnet_pl.model.description import Event
+from cifnet_pl.model.incremental import IncrementalClassifier, M
+from cifnet_pl.model.metrics import percent
+from cifnet_pl.utilities.errors import DataError, UnsupportedError, UsageError
+from cifnet_pl.utilities.text import printable
+
+HELD_BACK = 0.2
+"""Share of the new photos that is scored before it is learned."""
+
+
+@dataclass
+class Score:
+    """Photos scored, and how many of them right, over all classes that the model knows."""
+
+    right: int = 0
+    total: int = 0
+
+    def add(self, model: IncrementalClassifier, photos: ClassPhotos, rows: np.ndarray, z: Tensor) -> None:
+        """Score the embeddings (n, d) of photos ``rows``."""
+        if len(rows):
+            labels = np.array(model.labels(photos.class_names))[photos.files.labels[rows]]
+            self.right += int((model.head.predict(z).cpu().numpy() == labels).sum())
+            self.total += len(rows)
+
+    @property
+    def percent(self) -> float | None:
+        """Accuracy in percent; None where nothing was scored."""
+        return percent(self.right, self.total)
+
+
+@dataclass(frozen=True)
+class Extension(Generic[M]):
+    """What :func:`extend` did.
+
+    Attributes:
+        model: the model that learned everything; the one that was extended is not changed.
+        learned: number of photos learned of each class of the folder.
+        score: of the held-back fifth of the new photos, by a model that learned the others.
+        old_before, old_after: of the photos of ``check``, before and after the extension.
+        seconds: time to embed, learn and score the new photos.
+        unreadable: photos that could not be decoded, and were left out.
+        warnings: sentences for the user.
+    """
+
+    model: M
+    learned: dict[str, int]
+    score: Score
+    old_before: Score
+    old_after: Score
+    seconds: float
+    unreadable: list[Unreadable] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def extend(
+    old: M, images: Path | str, *, check: Path | str | None = None, more: bool = False, progress: bool = False
+) -> Extension[M]:
+    """Learn new classes from one folder of photos per class, without any old photo.
+
+    The new classes become the model's next task. A fifth of the new photos is held back and scored by a model that
+    learned the others; then all are learned.
+
+    Args:
+        old: a learned model; it is not changed.
+        images: folder with one sub-folder of photos per class.
+        check: folder with one sub-folder of photos per old class, scored before and after, never learned.
+        more: whether classes that are known already may get more photos.
+        progress: whether to draw progress bars on a terminal.
+
+    Returns:
+        The extended model with counts, scores and warnings.
+
+    Raises:
+        UsageError: a class that is known already without ``more``.
+        UnsupportedError: ``more`` photos for a head that cannot take them in.
+        DataError: a folder is missing, holds no photos, or none of a class that can be read.
+    """
+    photos = ClassPhotos.find(images, "--images")
+    known = sorted(set(photos.class_names) & set(old.class_names))
+    if known and not more:
+        name = printable(known[0])
+        raise UsageError(f"class '{name}' is already learned: add --more to give it more photos, or rename its folder")
+    warning = old.warning_of(photos.class_names)
+    old_photos = _old_photos(old, check) if check is not None else None
+    unreadable: list[Unreadable] = []
+    start = time.perf_counter()
+    final, score = learn(old, photos, unreadable, progress)
+    seconds = time.perf_counter() - start
+    before, after = Score(), Score()
+    if old_photos is not None:
+        for rows, z in old_photos.embedded(old, "checking", unreadable, progress):
+            before.add(old, old_photos, rows, z)
+            after.add(final, old_photos, rows, z)
+    learned = {name: final.counts[name] - old.counts.get(name, 0) for name in photos.class_names}
+    event = Event("extend", len(final.class_names), sum(learned.values()), score.percent, seconds=seconds)
+    final.history.append(replace(event, old_accuracy_before=before.percent, old_accuracy=after.percent))
+    warnings = [warning] if warning else []
+    return Extension(final, learned, score, before, after, seconds, unreadable, warnings)
+
+
+def _old_photos(model: IncrementalClassifier, check: Path | str) -> ClassPhotos:
+    photos = ClassPhotos.find(check, "--check").of(set(model.class_names))
+    if not photos.class_names:
+        raise DataError(f"{check} has no folder of a class that the model knows: expected photos of its old classes")
+    return photos
+
+
+class Lesson:
+    """A task of new classes, and more samples of known ones, for one model.
+
+    Args:
+        model: what learns; it changes.
+        photos: what it learns from.
+        counts: number of photos of each class of ``photos`` that it will see.
+
+    Raises:
+        UnsupportedError: photos of a class that is known, and a head that cannot take in more of those.
+    """
+
+    def __init__(self, model: IncrementalClassifier, photos: ClassPhotos, counts: list[int]):
+        known, names = set(model.class_names), photos.class_names
+        self.model, self.photos = model, photos
+        self.is_new = np.array([name not in known for name in names])
+        self.more: Head | None = None
+        old, new = ([i for i, name in enumerate(names) if (name in known) == seen] for seen in (True, False))
+        if old:
+            self.more = model.head.fresh()
+            self.more.begin_task(model.labels(names[i] for i in old), [counts[i] for i in old])
+        if new:
+            model.begin_task([names[i] for i in new], [counts[i] for i in new])
+        if self.more is not None:
+            _refuse_unless_additive(model, self.more, names[old[0]])
+        self.labels = np.array(model.labels(names), dtype=np.int64)
+
+    def observe(self, rows: np.ndarray, z: Tensor) -> None:
+        """Take in the embeddings (n, d) of photos ``rows`` (n,)."""
+        classes = self.photos.files.labels[rows]
+        y = torch.from_numpy(self.labels[classes]).to(z.device)
+        names = [
+            (self.photos.class_names[c], self.photos.files.names[row]) for c, row in zip(classes, rows, strict=True)
+        ]
+        key = torch.tensor([sample_key(*name) for name in names], dtype=torch.int64, device=z.device)
+        new = torch.from_numpy(self.is_new[classes]).to(z.device)
+        if new.any():
+            self.model.observe(z[new], y[new], key[new])
+        if self.more is not None and not new.all():
+            self.more.observe(z[~new], y[~new])
+            if self.model.buffer is not None:
+                self.model.buffer.add_more(z[~new], y[~new], key[~new])
+
+    def finish(self) -> None:
+        """Solve on everything taken in."""
+        if self.is_new.any():
+            self.model.finish_task()
+        if self.more is not None:
+            self.model.merge(self.more)
+
+
+def _refuse_unless_additive(model: IncrementalClassifier, more: Head, name: str) -> None:
+    try:
+        model.clone().head.merge_(more)
+    except (UnsupportedError, UsageError) as error:
+        known = f"cannot add photos to class '{printable(name)}', which is learned already"
+        raise UnsupportedError(f"{known}: {error}") from error
+
+
+def split(photos: ClassPhotos) -> np.ndarray:
+    """(n,) bool: the fifth of each class's photos that is scored first; none of a class with a single photo."""
+    held = np.zeros(len(photos.files), dtype=bool)
+    for rows in photos.files.rows_of.values():
+        if len(rows) > 1:
+            held[rows] = held_back([photos.files.names[i] for i in rows], HELD_BACK, 0)
+    return held
+
+
+def learn(
+    old: M, photos: ClassPhotos, unreadable: list[Unreadable] | None = None, progress: bool = False
+) -> tuple[M, Score]:
+    """Embed new photos once, and learn them twice: all of them, and all but a fifth, on which the second is scored.
+
+    Args:
+        old: a learned model; it is not changed.
+        photos: of new classes, and more of known ones.
+        unreadable: photos that cannot be decoded are appended.
+        progress: whether to draw a progress bar on a terminal.
+
+    Returns:
+        The model that learned everything, and the score of the one that learned the rest.
+
+    Raises:
+        UnsupportedError: as :class:`Lesson`.
+        DataError: a class of which no photo can be read.
+    """
+    held, labels, names = split(photos), photos.files.labels, photos.class_names
+    final, trial = old.clone(), old.clone()
+    whole = Lesson(final, photos, np.bincount(labels, minlength=len(names)).tolist())
+    part = Lesson(trial, photos, np.bincount(labels[~held], minlength=len(names)).tolist())
+    aside: list[tuple[np.ndarray, Tensor]] = []
+    learned = np.zeros(len(names), dtype=bool)
+    unreadable = [] if unreadable is None else unreadable
+    for rows, z in photos.embedded(old, "learning", unreadable, progress):
+        whole.observe(rows, z)
+        kept = held[rows]
+        mask = torch.from_numpy(kept).to(z.device)
+        part.observe(rows[~kept], z[~mask])
+        learned[labels[rows[~kept]]] = True
+        aside.append((rows[kept], z[mask]))
+    seen = learned.copy()
+    for rows, _ in aside:
+        seen[labels[rows]] = True
+    if not seen.all():
+        raise DataError(
+            f"no photo of class '{printable(names[int(seen.argmin())])}' can be read: add some, or leave it out"
+        )
+    whole.finish()
+    return final, _finish_trial(part, aside, learned)
+
+
+def _finish_trial(part: Lesson, aside: list[tuple[np.ndarray, Tensor]], learned: np.ndarray) -> Score:
+    """Solve the trial and score what was set aside; a class of which nothing else could be read is learned instead."""
+    score, labels = Score(), part.photos.files.labels
+    for rows, z in aside:
+        starved = ~learned[labels[rows]]
+        if starved.any():
+            part.observe(rows[starved], z[torch.from_numpy(starved).to(z.device)])
+    part.finish()
+    for rows, z in aside:
+        scored = learned[labels[rows]]
+        score.add(part.model, part.photos, rows[scored], z[torch.from_numpy(scored).to(z.device)])
+    return score

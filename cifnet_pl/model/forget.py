@@ -1,0 +1,163 @@
+"""Take classes out of a learned model, with or without what their photos left in the statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic
+
+import numpy as np
+import torch
+
+from cifnet_pl.backbones.precision import FLOAT32
+from cifnet_pl.buffer import SAME
+from cifnet_pl.data.folders import image_files, listing
+from cifnet_pl.data.image_sets import expanded, held_back, place
+from cifnet_pl.data.photos import squares
+from cifnet_pl.heads import Head
+from cifnet_pl.model.class_photos import Unreadable, embed_batch, unreadable_of
+from cifnet_pl.model.description import Event
+from cifnet_pl.model.incremental import IncrementalClassifier, M
+from cifnet_pl.utilities.errors import DataError, UnsupportedError
+from cifnet_pl.utilities.text import printable
+
+SHARE_OF_ONE = 0.1
+"""Share of one photo's embedding by which a class's sums and those of its photos may differ in all.
+
+The rounding of two machines averages out over many photos, so the bound for one photo is not enough for a large class.
+"""
+
+
+@dataclass(frozen=True)
+class Forgetting(Generic[M]):
+    """What :func:`forget` did.
+
+    Attributes:
+        model: the model without the classes; the one that was given is not changed.
+        photos: number of photos that each class had been learned from.
+        exact: whether the photos were taken out of the statistics.
+        can_be_exact: whether this head's statistics can be taken back, given the photos.
+        earlier_removals: whether classes were removed earlier without their photos, which may still count.
+        unreadable: photos that could not be decoded.
+    """
+
+    model: M
+    photos: dict[str, int]
+    exact: bool
+    can_be_exact: bool
+    earlier_removals: bool
+    unreadable: list[Unreadable] = field(default_factory=list)
+
+
+def forget(old: M, names: str | Sequence[str], images: Path | str | None = None) -> Forgetting[M]:
+    """Remove classes from a model; with their photos, also what they left in the statistics.
+
+    Without the photos a class can no longer be predicted and leaves the buffer, but the other classes keep what they
+    learned from its photos as counterexamples. With them the model becomes what it would be had it never seen them.
+
+    Args:
+        old: a learned model; it is not changed.
+        names: one class name or several.
+        images: folder with all photos that the class was learned from; for several classes, a folder with one
+            sub-folder for each.
+
+    Returns:
+        The model without the classes, and what was done.
+
+    Raises:
+        UsageError: a class that is not known, or all classes.
+        UnsupportedError: ``images`` for a head whose statistics cannot be taken back.
+        DataError: the photos are not those that the class was learned from.
+    """
+    names = [names] if isinstance(names, str) else list(dict.fromkeys(names))
+    labels, model = old.labels(names), old.clone()
+    photos = {name: old.counts[name] for name in names}
+    unreadable: list[Unreadable] = []
+    for name in names if images is not None else ():
+        folder = expanded(Path(images or "."))
+        subtract(model, name, folder if len(names) == 1 else folder / name, unreadable)
+    model.remove_classes(names)
+    removed = sum(photos.values()) if images is not None else None
+    model.history.append(Event("forget", len(model.class_names), removed))
+    possible = _why_not_subtracted(old, labels[0]) is None
+    return Forgetting(model, photos, images is not None, possible, old.remembers_removed, unreadable)
+
+
+def subtract(model: IncrementalClassifier, name: str, folder: Path, unreadable: list[Unreadable]) -> None:
+    """Take the photos of class ``name`` out of the statistics; they must be all that it was learned from.
+
+    Raises:
+        UnsupportedError: the head's statistics cannot be taken back.
+        DataError: other photos than those.
+    """
+    label = model.labels([name])[0]
+    lasting = _why_not_subtracted(model, label)
+    if lasting is not None:
+        hint = "leave out --images to remove the class from what can be predicted"
+        raise UnsupportedError(f"{lasting}: {hint}") from lasting
+    own = _learner_of(model, label, model.counts[name])
+    files = _learned_files(model, name, folder)
+    seen = 0
+    for batch in squares(files, model.image_size, model.crop_ratio):
+        unreadable += unreadable_of(batch)
+        z = embed_batch(model, batch)
+        own.observe(z, torch.full((len(z),), label, dtype=torch.int64, device=z.device))
+        seen += len(z)
+    if seen != model.counts[name]:
+        raise DataError(_unlike(name, model.counts[name], folder, f"{seen} that can be read"))
+    check_same(model, own, name, folder)
+    model.head.subtract_(own)
+
+
+def _why_not_subtracted(model: IncrementalClassifier, label: int) -> UnsupportedError | None:
+    """The reason why this head's statistics cannot be taken back, or None if they can."""
+    try:
+        model.clone().head.subtract_(_learner_of(model, label, 1))
+    except UnsupportedError as error:
+        return error
+    return None
+
+
+def _learner_of(model: IncrementalClassifier, label: int, count: int) -> Head:
+    """An empty head for the ``count`` photos of one class."""
+    own = model.head.fresh()
+    own.begin_task([label], [count])
+    return own
+
+
+def _learned_files(model: IncrementalClassifier, name: str, folder: Path) -> list[Path]:
+    """The photos below ``folder`` that were learned: all, or those that the run's own split did not hold back."""
+    if not folder.is_dir():
+        raise DataError(f"no folder {place(folder)}: set --images to the folder with the photos of the class")
+    with listing():
+        files = image_files(folder)
+    if len(files) > model.counts[name] and model.held_back is not None:
+        names = [f"{name}/{file.relative_to(folder).as_posix()}" for file in files]
+        held = held_back(names, *model.held_back)
+        if int((~held).sum()) == model.counts[name]:
+            return [files[i] for i in np.flatnonzero(~held)]
+    return files
+
+
+def check_same(model: IncrementalClassifier, own: Head, name: str, folder: Path) -> None:
+    """Compare the class's share of the sums, where the head keeps it, with that of the photos given."""
+    sums, theirs = getattr(model.head, "sums", None), getattr(own, "sums", None)
+    if sums is None or theirs is None:
+        return
+    own.merge_(own.fresh())  # moves what was observed into the sums
+    column = model.class_names.index(name)
+    kept, given = sums.class_sums[column], theirs.class_sums[0]
+    tolerance = min(SAME, SHARE_OF_ONE / model.counts[name])
+    if float((kept - given).norm()) > tolerance * float(kept.norm()):
+        reason = _unlike(name, model.counts[name], folder, "others")
+        if model.precision != FLOAT32:
+            reason += f" (in {model.precision}, other kinds of processors give others too: forget where it was learned)"
+        raise DataError(reason)
+
+
+def _unlike(name: str, count: int, folder: Path, given: str) -> str:
+    return (
+        f"class '{printable(name)}' was learned from {count} photos, {place(folder)} holds {given}: "
+        "give exactly those, or leave out --images to remove the class from what can be predicted"
+    )

@@ -1,0 +1,273 @@
+"""A model that learns task by task from embeddings: a frozen backbone, a head, a buffer and class names."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from cifnet_pl.backbones import Backbone
+from cifnet_pl.backbones.precision import FLOAT32, autocast
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.heads import Head
+from cifnet_pl.heads.calibration import calibrate
+from cifnet_pl.model.description import Event
+from cifnet_pl.utilities.errors import NonFiniteError, UsageError, check_embeddings, unknown_name
+from cifnet_pl.utilities.text import printable
+
+M = TypeVar("M", bound="IncrementalClassifier")
+
+
+@dataclass
+class IncrementalClassifier:
+    """Backbone, head and buffer, and what their numbers mean.
+
+    Attributes:
+        backbone: the frozen network.
+        head: the closed-form classifier; solved, except between ``begin_task`` and ``finish_task``.
+        buffer: the calibration buffer, or None where the head has no use for one.
+        class_names: name of each column of the head's scores.
+        image_size: side in pixels of the squares that the backbone gets.
+        crop_ratio: share of a photo's short side that is cropped.
+        held_back: share and seed by which the run held photos back for testing; None if it did not split by itself.
+        history: the model's life, oldest first.
+        precision: what the backbone computes in (:mod:`cifnet_pl.backbones.precision`), as in the run; another one is
+            good enough to predict, but not to forget.
+        calibrated: whether to fit the temperature from the first task on; a model whose temperature was fitted once is
+            calibrated again after every change in any case.
+    """
+
+    backbone: Backbone
+    head: Head
+    buffer: CalibrationBuffer | None
+    class_names: list[str]
+    image_size: int
+    crop_ratio: float = 1.0
+    held_back: tuple[float, int] | None = None
+    history: list[Event] = field(default_factory=list)
+    precision: str = FLOAT32
+    calibrated: bool = False
+
+    # ------------------------------------------------------------------ what is known
+
+    @property
+    def tasks(self) -> list[list[str]]:
+        """Class names of each task, in the order learned."""
+        name = dict(zip(self.head.classes, self.class_names, strict=True))
+        return [[name[label] for label in task] for task in self.head.tasks]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Distinct photos learned of each class."""
+        return dict(zip(self.class_names, self.head.class_counts().values(), strict=True))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the head's numbers are."""
+        return self.head.labels.device
+
+    def labels(self, names: Iterable[str]) -> list[int]:
+        """The head's label of each class name; UsageError for one that is not known."""
+        label = dict(zip(self.class_names, self.head.classes, strict=True))
+        names = list(names)
+        missing = [name for name in names if name not in label]
+        if missing:
+            raise unknown_name("class", printable(missing[0]), [printable(name) for name in self.class_names])
+        return [label[name] for name in names]
+
+    def warning_of(self, names: Iterable[str]) -> str | None:
+        """What to say where classes ``names`` are learned, one of which may have been removed without its photos."""
+        new = [printable(name) for name in names if name not in set(self.class_names)]
+        if not new or not self.remembers_removed:
+            return None
+        listed = ", ".join(new[:5]) + (", …" if len(new) > 5 else "")
+        return (
+            f"note: a class was removed from this model without its photos; if it is among {listed}, "
+            "those photos count against it"
+        )
+
+    @property
+    def removals(self) -> list[Event]:
+        """When classes were removed without their photos."""
+        return [event for event in self.history if event.what == "forget" and event.photos is None]
+
+    @property
+    def remembers_removed(self) -> bool:
+        """Whether the photos of a class that is no longer known may still count against what is learned."""
+        return bool(self.removals) and self.head.counterexamples
+
+    def state_elements(self) -> dict[str, int]:
+        """Numbers kept, by component: the head's own, and the buffer's."""
+        return {**self.head.state_elements(), "buffer": self.buffer.state_elements() if self.buffer else 0}
+
+    # ------------------------------------------------------------------ prediction
+
+    def to(self: M, device: torch.device | str) -> M:
+        """Move everything to a device, in place."""
+        for part in (self.backbone, self.head, self.buffer):
+            if part is not None:
+                part.to(device)
+        return self
+
+    def embed(self, images: Tensor, name: Callable[[int], str] | None = None) -> Tensor:
+        """Embed images with the frozen backbone.
+
+        Args:
+            images: (n, 3, s, s) uint8 with s = ``image_size``, on any device.
+            name: position in ``images`` → what an error calls that image.
+
+        Returns:
+            (n, d) float32 embeddings.
+
+        Raises:
+            NonFiniteError: an embedding holds NaN or Inf.
+        """
+        with autocast(self.device.type, self.precision):
+            z: Tensor = self.backbone(images.to(self.device))
+        try:
+            check_embeddings(z, self.head.in_features)
+        except NonFiniteError as error:
+            if name is None:
+                raise
+            raise NonFiniteError(f"{name(error.rows[0])}: {error}", error.rows) from error
+        return z
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        """(n, C) float64 calibrated probabilities of uint8 images (n, 3, s, s), columns as ``class_names``."""
+        return self.head.probabilities(self.embed(images))
+
+    # ------------------------------------------------------------------ learning
+
+    def clone(self: M) -> M:
+        """A copy that learns on its own; the frozen backbone is shared."""
+        return replace(
+            self,
+            head=copy.deepcopy(self.head),
+            buffer=copy.deepcopy(self.buffer),
+            class_names=list(self.class_names),
+            history=list(self.history),
+        )
+
+    def begin_task(self, names: Sequence[str], counts: Sequence[int] | None = None) -> None:
+        """Open a task that introduces classes ``names``; ``counts`` are their numbers of photos where known.
+
+        Raises:
+            UsageError: no name, a name that is known already, or a buffer too small for so many classes.
+        """
+        known = [name for name in names if name in set(self.class_names)]
+        if known:
+            raise UsageError(f"class '{printable(known[0])}' is already learned: a task introduces new classes only")
+        if self.buffer is not None:
+            self.buffer.discard_pending()
+            self.buffer.quota(len(self.class_names) + len(names))
+        start = max(self.head.classes, default=-1) + 1
+        self.head.begin_task(range(start, start + len(names)), counts)
+        self.class_names += names
+
+    def observe(self, z: Tensor, y: Tensor, key: Tensor) -> None:
+        """Add samples of the task begun last: to the head's sums, and as candidates to the buffer.
+
+        Args:
+            z: (n, d) float embeddings.
+            y: (n,) int64 labels, as ``labels`` gives them.
+            key: (n,) int64 identity of each photo, see :func:`cifnet_pl.data.loading.sample_key`.
+        """
+        self.head.observe(z, y)
+        if self.buffer is not None:
+            self.buffer.add(z, y, key)
+
+    def finish_task(self) -> None:
+        """End the task: update the buffer, then solve the head (the paper's Algorithm 1)."""
+        self.update_buffer()
+        self.solve()
+
+    def update_buffer(self, gather: Callable[[CalibrationBuffer], None] | None = None) -> None:
+        """Show the buffer's samples to the new neurons, oversampled; then select among the task's candidates.
+
+        Args:
+            gather: brings the candidates of all processes into the buffer; None for one process.
+        """
+        if self.buffer is None:
+            return
+        self.buffer.show_to(self.head)
+        if gather is not None:
+            gather(self.buffer)
+        self.buffer.commit()
+
+    def abort_task(self) -> None:
+        """Forget the task that is under way, and all that was observed since it began."""
+        self.head.abort_task()
+        del self.class_names[len(self.head.classes) :]
+        if self.buffer is not None:
+            self.buffer.discard_pending()
+
+    def merge(self, head: Head) -> None:
+        """Add what ``head`` saw of classes that are known already, and the buffer's candidates of them; solve.
+
+        Raises:
+            UnsupportedError: this head's statistics are not additive.
+        """
+        self.head.merge_(head)
+        if self.buffer is not None:
+            self.buffer.commit()
+        self.solve()
+
+    def solve(self) -> None:
+        """Solve the head, and fit its temperature again."""
+        self.head.solve()
+        self.head.refresh()
+        self.calibrate()
+
+    def calibrate(self) -> None:
+        """Fit the temperature to the stored samples, if that is wanted or was done before."""
+        wanted = self.calibrated or float(self.head.temperature) != 1
+        if wanted and self.head.leaves_one_out and self.buffer is not None and len(self.buffer.y):
+            calibrate(self.head, *self.buffer.items())
+
+    def remove_classes(self, names: Sequence[str]) -> None:
+        """Take classes out of the label space and the buffer; what their samples left in the sums stays.
+
+        Raises:
+            UsageError: a class that is not known, or all of them.
+        """
+        labels, known = self.labels(names), self.head.classes
+        self.head.remove_classes(labels)
+        pairs = zip(self.class_names, known, strict=True)
+        self.class_names = [name for name, label in pairs if label not in set(labels)]
+        if self.buffer is not None:
+            self.buffer.remove_classes(labels)
+        if self.head.solved:
+            self.calibrate()
+        else:
+            self.solve()
+
+    # ------------------------------------------------------------------ storage
+
+    def describe(self) -> dict[str, Any]:
+        """Everything but the tensors, as plain numbers, strings, lists and dictionaries."""
+        buffer = self.buffer.settings() if self.buffer is not None else None
+        return {
+            "backbone": self.backbone.describe(),
+            "precision": self.precision,
+            "images": {
+                "image_size": self.image_size,
+                "crop_ratio": self.crop_ratio,
+                "held_back": list(self.held_back) if self.held_back else None,
+            },
+            "head": {"class": type(self.head).__name__, **self.head.settings()},
+            "buffer": buffer,
+            "class_names": list(self.class_names),
+            "task_sizes": [len(task) for task in self.head.tasks],
+            "history": [asdict(event) for event in self.history],
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors of head and buffer, on the CPU, named ``head.…`` and ``buffer.…``."""
+        state = {f"head.{key}": value for key, value in self.head.state_dict().items()}
+        if self.buffer is not None:
+            state |= {f"buffer.{key}": value for key, value in self.buffer.state_dict().items()}
+        return {key: value.detach().cpu().contiguous() for key, value in state.items()}

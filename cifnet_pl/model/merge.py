@@ -1,0 +1,135 @@
+"""Add up what several models learned from different photos."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic
+
+from cifnet_pl.model.description import Event
+from cifnet_pl.model.incremental import IncrementalClassifier, M
+from cifnet_pl.utilities.errors import UnsupportedError, UsageError
+from cifnet_pl.utilities.growing import fingerprint
+
+
+@dataclass(frozen=True)
+class Merger(Generic[M]):
+    """What :func:`merge` did.
+
+    Attributes:
+        model: one model that knows what all of them learned.
+        photos: number of photos in it.
+        warnings: sentences for the user.
+    """
+
+    model: M
+    photos: int
+    warnings: list[str] = field(default_factory=list)
+
+
+def merge(models: Sequence[M], names: Sequence[str] | None = None) -> Merger[M]:
+    """Add up what several models learned from different photos; no photo is needed.
+
+    Classes are matched by name; those that only a later model knows are appended. For heads whose statistics are plain
+    sums, such as RidgeHead, the result equals one run over all photos. Photos that two models have seen count twice.
+
+    Args:
+        models: at least two, on the same device; they are not changed.
+        names: what errors call each of them; by default "model 1", "model 2", ….
+
+    Returns:
+        The merged model, and what the user should know.
+
+    Raises:
+        UsageError: fewer than two models, the same one twice, other backbones, photo sizes, precisions, heads or
+            settings.
+        UnsupportedError: a head whose statistics cannot be added.
+    """
+    if len(models) < 2:
+        raise UsageError(f"merge got {len(models)} model, expected at least two")
+    names = list(names) if names is not None else [f"model {i + 1}" for i in range(len(models))]
+    seen = {_content(models[0]): names[0]}
+    merged, warnings = models[0].clone(), []
+    for name, given in zip(names[1:], models[1:], strict=True):
+        first = seen.setdefault(_content(given), name)
+        for knowing, learned in ((merged, given), (given, merged)):
+            warnings += [warning for warning in [knowing.warning_of(learned.class_names)] if warning]
+        try:
+            absorb(merged, given.clone())
+        except (UsageError, UnsupportedError) as error:
+            raise type(error)(f"cannot merge {name} into {names[0]}: {error}") from error
+        if first != name:
+            raise UsageError(f"{name} holds the same model as {first}: its photos would count twice")
+    merged.solve()
+    return Merger(merged, sum(merged.counts.values()), warnings)
+
+
+def _content(model: IncrementalClassifier) -> str:
+    return fingerprint(repr(model.class_names), model.tensors())
+
+
+def absorb(model: IncrementalClassifier, other: IncrementalClassifier) -> None:
+    """Add what ``other`` learned to ``model``, which must be solved again afterwards; ``other`` is used up.
+
+    Raises:
+        UsageError: other embeddings, or a head or buffer with other settings.
+        UnsupportedError: the head's statistics cannot be added.
+    """
+    _check_same_embeddings(model, other)
+    kinds = [type(m.head).__name__ for m in (model, other)]
+    if len(set(kinds)) > 1:
+        raise UsageError(f"their heads differ: {' and '.join(kinds)}")
+    ours = model.buffer.settings() if model.buffer is not None else None
+    theirs = other.buffer.settings() if other.buffer is not None else None
+    if ours != theirs:
+        raise UsageError(f"their buffers differ: {_shown(ours)}, and {_shown(theirs)}")
+    label = dict(zip(model.class_names, model.head.classes, strict=True))
+    free = max(label.values(), default=-1) + 1
+    new = [name for name in other.class_names if name not in label]
+    label |= {name: free + i for i, name in enumerate(new)}
+    photos = sum(other.counts.values())
+    names = dict(zip(other.head.classes, other.class_names, strict=True))
+    renamed = {old: label[name] for old, name in names.items()}
+    other.head.relabel(renamed)
+    model.head.merge_(other.head)
+    model.class_names += new
+    if model.buffer is not None and other.buffer is not None:
+        other.buffer.relabel(renamed)
+        model.buffer.add_more(other.buffer.z, other.buffer.y, other.buffer.key)
+        model.buffer.commit()
+    model.held_back = None  # which photos the one held back says nothing of the other's
+    if other.remembers_removed and not model.remembers_removed:
+        model.history += other.removals
+    model.history.append(_event(len(model.class_names), photos, other.history))
+
+
+def _check_same_embeddings(model: IncrementalClassifier, other: IncrementalClassifier) -> None:
+    if model.backbone.sha256 != other.backbone.sha256:
+        raise UsageError(
+            f"their backbones differ: {model.backbone.name} (sha256 {model.backbone.sha256[:12]}…) and "
+            f"{other.backbone.name} ({other.backbone.sha256[:12]}…)"
+        )
+    ours, theirs = (f"{m.image_size} px with crop ratio {m.crop_ratio:g}" for m in (model, other))
+    if ours != theirs:
+        raise UsageError(f"their photos are prepared differently: {ours}, and {theirs}")
+    if model.precision != other.precision:
+        raise UsageError(f"they embed photos in different precisions: {model.precision}, and {other.precision}")
+
+
+def _shown(settings: Mapping[str, Any] | None) -> str:
+    return "none" if settings is None else ", ".join(f"{name} {value}" for name, value in settings.items())
+
+
+def _event(classes: int, photos: int, history: Sequence[Event]) -> Event:
+    """One entry for the whole life of the model that was added."""
+    seconds = [event.seconds for event in history if event.seconds is not None]
+    energies = [event.energy_kwh for event in history if event.energy_kwh is not None]
+    sources = sorted({event.energy_source for event in history if event.energy_source})
+    return Event(
+        "merge",
+        classes,
+        photos,
+        seconds=sum(seconds) if seconds else None,
+        energy_kwh=sum(energies) if energies else None,
+        energy_source="; ".join(sources) or None,
+    )
