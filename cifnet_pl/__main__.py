@@ -5,19 +5,36 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+INTERRUPTED = 130
+"""Exit code of a process that Ctrl-C stopped, as shells have it: 128 and the number of the signal."""
+
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code (0 done, 1 the run failed, 2 wrong usage, 130 interrupted)."""
-    from cifnet_pl.cli.process_settings import keep_freed_memory, wait_briefly
+    try:
+        return _main(list(sys.argv[1:] if args is None else args))
+    except KeyboardInterrupt:
+        print("cifnet: error: interrupted; outputs are whole or not there", file=sys.stderr)
+        return INTERRUPTED
 
+
+def _main(words: list[str]) -> int:
+    from cifnet_pl.cli.process_settings import keep_freed_memory, wait_briefly
+    from cifnet_pl.cli.terminal import accept_all_characters
+
+    accept_all_characters()
     keep_freed_memory()
     wait_briefly()
+    from cifnet_pl.cli import overview
     from cifnet_pl.cli.commands import COMMANDS, run_command
     from cifnet_pl.utilities.errors import CifnetError
 
-    words = list(sys.argv[1:] if args is None else args)
     try:
-        if words and words[0] in COMMANDS:
+        if not words or words[0] in overview.HELP:
+            print(overview.overview())
+        elif words[0] in overview.VERSION:
+            print(overview.own_version())
+        elif words[0] in COMMANDS:
             run_command(words[0], words[1:])
         else:
             from cifnet_pl.cli.lightning_cli import run  # Lightning takes seconds to import
@@ -26,9 +43,6 @@ def main(args: Sequence[str] | None = None) -> int:
     except CifnetError as error:
         print(f"cifnet: error: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("cifnet: error: interrupted; outputs are whole or not there", file=sys.stderr)
-        return 130
     return 0
 
 

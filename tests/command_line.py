@@ -42,7 +42,8 @@ def environment(**more: str) -> dict[str, str]:
 
 def call(*args: str, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a command line in a process of its own, to its end."""
-    return subprocess.run(command(*args), env=environment(**more), capture_output=True, text=True, timeout=timeout)
+    encoding, env = more.get("PYTHONIOENCODING", "utf-8"), environment(**more)
+    return subprocess.run(command(*args), env=env, capture_output=True, encoding=encoding, timeout=timeout)
 
 
 def checkpoint(run: Path) -> dict:

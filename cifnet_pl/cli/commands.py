@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -65,7 +66,7 @@ def run_command(name: str, args: Sequence[str]) -> None:
     skipped: set[str | int] = {parameter for parameter in (command.positional, command.overrides) if parameter}
     if command.positional:
         parser.add_argument(command.positional, nargs="+")
-    own, given = with_values(outlined, args), {}
+    own, given = with_values(outlined, with_lists(outlined, args)), {}
     parser.add_function_arguments(outlined, skip=skipped, as_group=False, sub_configs=False)
     keywords = _without_underscores(parser)
     if command.overrides:
@@ -112,6 +113,39 @@ def with_values(function: Callable[..., object], args: Sequence[str]) -> list[st
     flags = {f"--{key}" for key, parameter in parameters.items() if isinstance(parameter.default, bool)}
     pairs = zip(args, [*args, "--"][1:], strict=True)
     return [f"{word}=true" if word in flags and following.startswith("--") else word for word, following in pairs]
+
+
+def with_lists(function: Callable[..., object], args: Sequence[str]) -> list[str]:
+    """``args`` with all values of an option that takes a list in one word.
+
+    ``--images A B``, ``--images A --images B`` and ``--images=A --images=B`` all mean ``["A", "B"]``.
+    """
+    parameters = inspect.signature(function, eval_str=True).parameters
+    lists = {f"--{key.rstrip('_')}" for key, p in parameters.items() if p.annotation in (list[str], list[str] | None)}
+    result: list[str] = []
+    found: dict[str, list[str]] = {}
+    current: str | None = None
+    for word in args:
+        name, equals, value = word.partition("=")
+        if word.startswith("--"):
+            current = name if name in lists else None
+        if current is None:
+            result.append(word)
+        elif word.startswith("--"):
+            found.setdefault(current, []).extend(_items(value) if equals else [])
+        else:
+            found[current].extend(_items(word))
+    # An option without a value stays as it is, for the parser to complain about.
+    return result + [f"{name}={json.dumps(values)}" if values else name for name, values in found.items()]
+
+
+def _items(value: str) -> list[str]:
+    """``value``, or the strings of the JSON list that it is."""
+    try:
+        items = json.loads(value) if value.startswith("[") else value
+    except json.JSONDecodeError:
+        items = value  # a name that begins with a bracket
+    return items if isinstance(items, list) and all(isinstance(item, str) for item in items) else [value]
 
 
 def split_overrides(args: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -37,6 +38,7 @@ def export(model: str, output: str, format: Literal["bundle", "onnx"] = "bundle"
             found = load(model, device="cpu")
             found.save(target, overwrite)
             print(f"{len(found.class_names)} classes in bundle {target}: cifnet_pl.load({str(target)!r})")
+            print(f"next: cifnet classify --model {shlex.quote(str(target))} --images PHOTOS --output out.csv")
 
 
 def _export_onnx(model: Classifier, target: Path, overwrite: bool) -> None:

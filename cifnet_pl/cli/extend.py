@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def extend(
     if result.old_before.total:
         change = f"{result.old_before.percent:.1f} % right before, {result.old_after.percent:.1f} % after"
         print(f"old classes, {result.old_before.total} photos of {check}: {change}")
+    print(f"next: cifnet classify --model {shlex.quote(str(target))} --images PHOTOS --output out.csv")
 
 
 def warn(warnings: list[str], unreadable: list[Unreadable]) -> None:

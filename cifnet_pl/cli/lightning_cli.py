@@ -220,12 +220,16 @@ def run(args: list[str]) -> None:
     register_strategy()
     try:
         with explained(), leaving_the_group():
-            _run_lightning(with_clean_heads(args), [*COMMANDS])
+            _run_lightning(with_clean_heads(args))
     except SIGTERMException as error:  # Lightning lets it pass for success
         raise SystemExit(128 + signal.SIGTERM) from error
+    except SystemExit as error:
+        if isinstance(error.__context__, KeyboardInterrupt):  # Lightning leaves with 1, as for any error
+            raise error.__context__ from None
+        raise
 
 
-def _run_lightning(args: list[str], others: list[str]) -> None:
+def _run_lightning(args: list[str]) -> None:
     wanted = args[:1] if args and args[0] in RUNS else list(RUNS)
     with ExitStack() as held:
         CIFNetCLI(
@@ -241,7 +245,6 @@ def _run_lightning(args: list[str], others: list[str]) -> None:
             parser_kwargs={
                 "prog": "cifnet",
                 "description": "Class-incremental learning without training: a frozen backbone and a closed-form head.",
-                "epilog": f"Other commands, each with --help: {', '.join(others)}." if others else None,
                 **{name: {"description": text} for name, text in RUNS.items() if name in wanted},
             },
             auto_configure_optimizers=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics, run_folder
+from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import RunRecord, TaskRow
 from cifnet_pl.learning.task_module import TaskModule
 
@@ -150,5 +152,7 @@ class RunTable(Callback):
             f"state {megabytes(record.rows[-1], module):.2f} MB ({s['state_elements']:,} numbers)",
             f"run folder {folder}",
         ]
+        if folder is not None and isinstance(module, CIFNetModule):
+            lines.append(f"next: cifnet export --model {shlex.quote(str(folder))} --output MODEL")
         for line in lines:
             self._say(line)

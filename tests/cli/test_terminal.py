@@ -1,0 +1,69 @@
+"""Terminals that cannot show every character, and Ctrl-C: what a user's machine does to a run."""
+
+import io
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cifnet_pl.cli.terminal import accept_all_characters
+from tests.command_line import FAST, call, command, environment, make_photos
+
+CLASSES = ["Süßes", "→", "Ā 猫"]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_no_character_ends_a_run(tmp_path: Path, encoding: str):
+    photos = make_photos(tmp_path / "photos", CLASSES, 5)
+    model = ["--model.backbone", "pixels:4", "--data.image_size", "4", "--data.classes_per_task", "3"]
+    run = [
+        "--model.head",
+        "RidgeHead",
+        "--logs",
+        str(tmp_path / "logs"),
+        "--energy.enabled",
+        "false",
+        "--data.num_workers",
+        "0",
+    ]
+    done = call("fit", "--data.root", str(photos), *model, *run, PYTHONIOENCODING=encoding)
+    assert (done.returncode, done.stderr) == (0, "")
+    learned = str(tmp_path / "logs" / "default")
+    done = call("info", "--model", learned, PYTHONIOENCODING=encoding)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = call("info", "--model", str(tmp_path / "none ß →"), PYTHONIOENCODING=encoding)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no model at" in done.stderr
+
+
+def test_stand_ins_of_our_own_signs_and_escapes_of_others(monkeypatch: pytest.MonkeyPatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    accept_all_characters()
+    print("Ā 97.5 % → ß")
+    stream.flush()
+    assert stream.buffer.getvalue() == b"A_bar 97.5 % -> \\xdf\n"
+
+
+@pytest.mark.parametrize("when", ["starting", "learning"])
+def test_ctrl_c_leaves_with_130(tmp_path: Path, when: str):
+    slow = "import time, torch; forward = torch.linalg.cholesky_ex\n"
+    slow += "def wait(*a, **k):\n    print('solving', flush=True); time.sleep(60)\n"
+    slow += "torch.linalg.cholesky_ex = wait\n" if when == "learning" else "print('begun', flush=True)\n"
+    args = ["fit", *FAST, "--logs", str(tmp_path)]
+    code = slow + f"import sys; from cifnet_pl.__main__ import main; sys.exit(main({args!r}))"
+    with subprocess.Popen(
+        [*command()[:1], "-c", code], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        sign = {"starting": "begun", "learning": "solving"}[when]
+        while sign not in process.stdout.readline():
+            assert process.poll() is None
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
