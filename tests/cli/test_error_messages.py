@@ -111,8 +111,8 @@ def test_refused(options, code, fragments, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("words", "fragments"),
-    [(["fot"], ["sub-command 'fot'", "fit"]), ([], ["subcommand"]), (["fit", "photos"], ["unknown option photos"])],
-    ids=["misspelled", "none", "positional"],
+    [(["fot"], ["sub-command 'fot'", "fit"]), (["fit", "photos"], ["unknown option photos"])],
+    ids=["misspelled", "positional"],
 )
 def test_sub_commands(words, fragments, capsys):
     assert main(words) == USAGE
