@@ -211,7 +211,8 @@ class TestScreen:
         stored = summary["buffer_elements"]  # float32; the statistics are float64
         size = (summary["state_elements"] - stored) * 8 + stored * 4
         assert f"state {size / 1e6:.2f} MB" in lines.out
-        assert shown[-1] == f"run folder {folder}"
+        assert shown[-2] == f"run folder {folder}"
+        assert shown[-1] == f"next: cifnet export --model {folder} --output MODEL"
 
     def test_of_a_picked_up_run(self, tmp_path, capsys):
         folder = learned(tmp_path, "--data.max_tasks", "2")
