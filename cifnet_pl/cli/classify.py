@@ -6,8 +6,9 @@ import csv
 import io
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -24,7 +25,7 @@ from cifnet_pl.utilities.text import printable
 
 def classify(
     model: str,
-    images: str,
+    images: list[str],
     output: str,
     top: int = 5,
     strict: bool = False,
@@ -39,7 +40,7 @@ def classify(
 
     Args:
         model: a run's folder, a checkpoint file or a bundle.
-        images: a photo, a folder (with all its sub-folders), or a pattern in quotes, e.g. "holiday/**/*.jpg".
+        images: photos, folders (with all their sub-folders), Zip archives, or patterns in quotes, e.g. "trip/**/*.jpg".
         output: the CSV file.
         top: number of classes per photo.
         strict: whether to stop at a photo that cannot be read.
@@ -86,7 +87,7 @@ class Table:
         sample: a random sample of the predictions (reservoir sampling), for the gallery.
     """
 
-    def __init__(self, model: Classifier, images: str, top: int, strict: bool):
+    def __init__(self, model: Classifier, images: Sequence[str], top: int, strict: bool):
         self.model, self.images, self.strict = model, images, strict
         self.top = min(top, len(model.class_names))
         self.classified = self.unreadable = 0
@@ -106,12 +107,12 @@ class Table:
             rows.writerow([str(prediction.file), *cells[: 2 * self.top]])
         text.detach()
         if not self.classified:
-            raise DataError(f"none of the {self.unreadable} photos of {printable(self.images)} can be read")
+            raise DataError(f"none of the {self.unreadable} photos of {printable(", ".join(self.images))} can be read")
 
     def _predictions(self) -> Iterator[Prediction]:
-        total = sum(1 for _ in find_photos(self.images)) if on_terminal() else None
+        total = sum(1 for _ in self._photos()) if on_terminal() else None
         wanted = max(self.top, SHOWN)  # the gallery's, too
-        for prediction in counted(self.model.classify(find_photos(self.images), wanted), "classifying", total):
+        for prediction in counted(self.model.classify(self._photos(), wanted), "classifying", total):
             if prediction.unreadable is None:
                 self.classified += 1
                 self._consider(prediction)
@@ -122,6 +123,10 @@ class Table:
                 raise DataError(f"cannot read photo {place}; repair or remove it, or leave out --strict")
             self.unreadable += 1
             print(f"skipped {place}", file=sys.stderr)
+
+    def _photos(self) -> Iterator[Path]:
+        """Find all photos; every place is looked at first, so that a wrong one is named before the work begins."""
+        return chain.from_iterable([find_photos(place) for place in self.images])
 
     def _consider(self, prediction: Prediction) -> None:
         if len(self.sample) < IN_GALLERY:

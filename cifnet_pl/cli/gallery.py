@@ -33,7 +33,7 @@ def write_gallery(predictions: Sequence[Prediction], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    ordered = sorted(predictions, key=lambda prediction: prediction.file)
+    ordered = sorted(predictions, key=lambda prediction: str(prediction.file))
     columns = min(COLUMNS, max(1, len(ordered)))
     rows = max(1, math.ceil(len(ordered) / columns))
     figure = Figure(figsize=(2.0 * columns, 2.85 * rows), layout="constrained")
@@ -49,6 +49,7 @@ def write_gallery(predictions: Sequence[Prediction], path: Path) -> None:
 
 
 def _draw_photo(axes: Any, prediction: Prediction) -> None:
+    assert prediction.file is not None  # the command line names files
     axes.imshow(read_square(prediction.file, PIXELS), interpolation="nearest")
     axes.set_title(_short(prediction.file.name), fontsize=7, color="0.4", pad=2)
 

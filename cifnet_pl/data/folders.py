@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from cifnet_pl.data.archives import archived_files, archived_folders, is_folder, within
 from cifnet_pl.data.image_sets import FileSet, Source, SourceOptions, expanded, place, split_by_seed
 from cifnet_pl.data.images import EXTENSIONS, is_image
 from cifnet_pl.utilities.errors import DataError, UsageError
@@ -14,7 +15,7 @@ from cifnet_pl.utilities.text import has_controls, printable
 
 
 def image_files(folder: Path) -> list[Path]:
-    """All images below ``folder``, sorted.
+    """All images below ``folder``, which may be a Zip archive or in one, sorted.
 
     Links are followed, but no folder is entered twice, and a link to a folder that holds the link itself is not
     followed: it would bring in the images of other classes.
@@ -22,6 +23,8 @@ def image_files(folder: Path) -> list[Path]:
     Raises:
         OSError: a folder cannot be read.
     """
+    if within(folder) is not None:
+        return [path for path in archived_files(folder) if is_image(path)]
     found: list[Path] = []
     visited: set[Path] = set()
     stack: list[Path] = [] if _links_upwards(folder) else [folder]
@@ -47,11 +50,13 @@ def _links_upwards(folder: Path) -> bool:
 
 
 def class_folders(root: Path) -> list[Path]:
-    """Sub-folders of ``root`` (links included), sorted by name; hidden ones are passed over.
+    """Sub-folders of ``root``, a folder (links included) or a Zip archive, sorted by name; hidden ones are passed over.
 
     Raises:
         DataError: a link leads nowhere, so that a class may be missing.
     """
+    if within(root) is not None:
+        return archived_folders(root)
     entries = sorted(entry for entry in root.iterdir() if not entry.name.startswith((".", "__MACOSX")))
     broken = [entry for entry in entries if entry.is_symlink() and not os.path.exists(entry)]
     if broken:
@@ -67,7 +72,7 @@ def folder(options: SourceOptions) -> Source:
     """Class folders: ``root/train/<class>/…`` with ``root/val/<class>/…``, or ``root/<class>/…`` split by seed."""
     with listing():
         root = existing(options, "a folder with one sub-folder of images per class")
-        if (root / "train").is_dir() and (root / "val").is_dir():
+        if has_parts(root):
             return _train_and_val(root)
         names = [path.name for path in class_folders(root)]
         require_classes(names, root)
@@ -77,6 +82,11 @@ def folder(options: SourceOptions) -> Source:
                 f"or set --data.root to {place(root / 'train')} to have a part of it held out"
             )
         return split_by_seed(names, file_set(root, names), options)
+
+
+def has_parts(root: Path) -> bool:
+    """Whether ``root`` has training photos and photos to test with apart, in ``train`` and ``val``."""
+    return is_folder(root / "train") and is_folder(root / "val")
 
 
 def _train_and_val(root: Path) -> Source:
@@ -112,7 +122,7 @@ def file_set(root: Path, class_names: list[str], may_be_empty: bool = False) -> 
     owner: dict[Path, str] = {}
     for label, class_name in enumerate(class_names):
         home = root / class_name
-        if not home.is_dir():
+        if not is_folder(home):
             continue
         other = owner.setdefault(home.resolve(), class_name)
         if other != class_name:
@@ -144,6 +154,6 @@ def existing(options: SourceOptions, what: str) -> Path:
     if options.root is None:
         raise UsageError(f"no data folder was given: set --data.root to {what}")
     root = expanded(options.root)
-    if not root.is_dir():
+    if not is_folder(root):
         raise DataError(f"no folder {place(root)}: set --data.root to {what}")
     return root

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from cifnet_pl.data.archives import identity, read_bytes
 from cifnet_pl.data.images import decoding, read_square, square
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.text import printable
@@ -71,7 +72,7 @@ class Source:
 
 
 class FileSet(ImageSet):
-    """Images in files below ``root``."""
+    """Images in files below ``root``, a folder or a Zip archive."""
 
     def __init__(self, root: Path, names: Sequence[str], labels: Sequence[int]):
         self.root, self.names = root, list(names)
@@ -91,12 +92,11 @@ class FileSet(ImageSet):
 
     def content(self, index: int) -> bytes:
         """The file's bytes."""
-        return (self.root / self.names[index]).read_bytes()
+        return read_bytes(self.root / self.names[index])
 
     def stat(self, index: int) -> tuple[int, ...]:
         """Size, inode and times of modification and of change: the last cannot be set back by a program."""
-        mark = (self.root / self.names[index]).stat()
-        return (mark.st_size, mark.st_ino, mark.st_mtime_ns, mark.st_ctime_ns)
+        return identity(self.root / self.names[index])
 
 
 class ArraySet(ImageSet):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from cifnet_pl.data.archives import read_bytes, within
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import first_line
 
@@ -18,9 +21,15 @@ EXTENSIONS = (
 )
 """File names that count as images; everything else in a folder is passed over.
 
-A format that this machine's Pillow cannot decode (HEIC as a rule) is listed on purpose: its images are then reported
-as unreadable, not left out in silence.
+A format that this machine's Pillow cannot decode is listed on purpose: its images are then reported as unreadable, not
+left out in silence. HEIC needs the package ``pillow-heif``, the extra ``heic``.
 """
+
+HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+"""Bytes 8 to 12 of files that are HEIC, whatever their name says (ISO/IEC 23008-12, annex B.4)."""
+
+Photo = Path | bytes | Image.Image
+"""A photo in a file (which may be in a Zip archive), as the content of a file, or decoded."""
 
 
 class UnreadableImage(DataError):
@@ -34,6 +43,8 @@ def decoding() -> Iterator[None]:
         yield
     except UnidentifiedImageError as error:
         raise UnreadableImage("no image of a known format") from error
+    except UnreadableImage:
+        raise
     except Exception as error:  # on damaged files every decoder of Pillow fails in its own way
         raise UnreadableImage(getattr(error, "strerror", None) or first_line(error)) from error
 
@@ -122,14 +133,55 @@ def square(
     return np.asarray(small if turn is None else small.transpose(turn))
 
 
-def read_square(path: Path, size: int, crop_ratio: float = 1.0) -> np.ndarray:
-    """Decode a file as :func:`square`.
+def open_image(photo: Path | bytes) -> Image.Image:
+    """Open a file, or the content of one; its pixels are not decoded yet.
 
     Raises:
-        UnreadableImage: the file cannot be opened or decoded.
+        UnreadableImage: it cannot be opened, is no image, or is HEIC, and the package for that is missing.
     """
     with decoding():
-        image = Image.open(path)
+        if isinstance(photo, Path) and within(photo) is not None:
+            photo = read_bytes(photo)
+        try:
+            return _open(photo)
+        except UnidentifiedImageError:
+            if not _is_heic(photo):
+                raise
+            _register_heic()
+            return _open(photo)
+
+
+def _open(photo: Path | bytes) -> Image.Image:
+    return Image.open(photo if isinstance(photo, Path) else io.BytesIO(photo))
+
+
+def _is_heic(photo: Path | bytes) -> bool:
+    if isinstance(photo, Path):
+        with photo.open("rb") as file:
+            start = file.read(12)
+    else:
+        start = photo[:12]
+    return start[4:8] == b"ftyp" and start[8:12] in HEIC_BRANDS
+
+
+def _register_heic() -> None:
+    """Teach Pillow to read HEIC, in this process; UnreadableImage without the package for it."""
+    if find_spec("pillow_heif") is None:
+        raise UnreadableImage("a HEIC photo needs the package pillow-heif: pip install 'cifnet_pl[heic]'")
+    from pillow_heif import register_heif_opener
+
+    register_heif_opener()
+
+
+def read_square(photo: Photo, size: int, crop_ratio: float = 1.0) -> np.ndarray:
+    """Decode a photo as :func:`square`.
+
+    Raises:
+        UnreadableImage: it cannot be opened or decoded.
+    """
+    if isinstance(photo, Image.Image):
+        return square(photo, size, crop_ratio)
+    image = open_image(photo)
     with image:
         with decoding():
             # JPEG only: decode at a half, quarter or eighth where twice the wanted resolution is still there.

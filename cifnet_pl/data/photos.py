@@ -16,10 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from PIL import Image
+
+from cifnet_pl.data.archives import archived_files, is_folder, within
 from cifnet_pl.data.folders import listing
-from cifnet_pl.data.images import UnreadableImage, is_image, read_square
+from cifnet_pl.data.images import Photo, UnreadableImage, is_image, read_square
 from cifnet_pl.data.workers import cores
-from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable
 
 SORTED_AT_ONCE = 10_000
@@ -32,13 +35,13 @@ BATCHES_AHEAD = 2
 class PhotoBatch(NamedTuple):
     """Decoded photos: ``image`` (m, 3, s, s) uint8 holds those of ``files`` whose ``unreadable`` is None, in order."""
 
-    files: tuple[Path, ...]
+    files: tuple[Photo, ...]
     image: Tensor
     unreadable: tuple[str | None, ...]
 
 
 def find_photos(place: str) -> Iterator[Path]:
-    """Photos of one file, of a folder with all its sub-folders, or of a glob (``**`` for any depth).
+    """Photos of one file, of a folder with all its sub-folders, of a Zip archive, or of a glob (``**`` for any depth).
 
     Hidden files, and in folders files whose name is not an image's, are passed over; no folder is entered twice.
 
@@ -46,9 +49,12 @@ def find_photos(place: str) -> Iterator[Path]:
         DataError: there is no such file or folder, it holds no photo, or a folder cannot be read.
     """
     path = Path(os.path.expanduser(place))
-    if path.is_dir():
+    if within(path) is not None and is_folder(path):
+        archived = (file for file in archived_files(path) if is_image(file))
+        found, what = archived, f"archive {printable(place)} holds no photo"
+    elif path.is_dir():
         found, what = _walk(path, set()), f"folder {printable(place)} holds no photo"
-    elif path.exists():
+    elif path.exists() or _in_archive(path):
         return iter([path])
     elif glob.has_magic(str(path)):
         found, what = _matching(path), f"no photo matches {printable(place)}"
@@ -58,6 +64,38 @@ def find_photos(place: str) -> Iterator[Path]:
     if first is None:
         raise DataError(f"{what}: give a photo, a folder of photos, or a pattern in quotes")
     return chain([first], found)
+
+
+def _in_archive(path: Path) -> bool:
+    inside = within(path)
+    return inside is not None and path in archived_files(inside[0])
+
+
+def photos_of(given: Photo | str | Iterable[Photo | str]) -> Iterator[Photo]:
+    """One or many photos: paths, the content of files, or Pillow images; a single path may also be a folder.
+
+    Raises:
+        DataError: a single path where there is no photo.
+        UsageError: something else than a photo.
+    """
+    if isinstance(given, str | Path):
+        return iter(find_photos(str(given)))
+    return map(_as_photo, [given] if isinstance(given, bytes | bytearray | Image.Image) else given)
+
+
+def _as_photo(item: object) -> Photo:
+    if isinstance(item, bytes | Path | Image.Image):
+        return item
+    if isinstance(item, bytearray | memoryview):
+        return bytes(item)
+    if isinstance(item, str | os.PathLike):
+        return Path(os.fspath(item))
+    raise UsageError(f"a {type(item).__name__} is no photo: give a path, the bytes of a file, or a Pillow image")
+
+
+def place_of(photo: Photo) -> str:
+    """Where a photo is, for messages, on one line."""
+    return printable(str(photo)) if isinstance(photo, Path) else "a photo in memory"
 
 
 def _matching(pattern: Path) -> Iterator[Path]:
@@ -97,11 +135,11 @@ def _walk(folder: Path, visited: set[str], depth: int | None = None) -> Iterator
                     yield path
 
 
-def squares(files: Iterable[Path], size: int, crop_ratio: float) -> Iterator[PhotoBatch]:
+def squares(files: Iterable[Photo], size: int, crop_ratio: float) -> Iterator[PhotoBatch]:
     """Decode photos in threads, a few batches ahead of the consumer; memory does not grow with their number."""
     count = batch_size(size)
     remaining = iter(files)
-    waiting: deque[tuple[tuple[Path, ...], list[Future[np.ndarray | str]]]] = deque()
+    waiting: deque[tuple[tuple[Photo, ...], list[Future[np.ndarray | str]]]] = deque()
     pool = ThreadPoolExecutor(cores(), "decode")
     try:
         while True:
@@ -119,14 +157,14 @@ def batch_size(size: int) -> int:
     return max(1, min(64, 2**24 // size**2))
 
 
-def _read(file: Path, size: int, crop_ratio: float) -> np.ndarray | str:
+def _read(file: Photo, size: int, crop_ratio: float) -> np.ndarray | str:
     try:
         return read_square(file, size, crop_ratio)
     except UnreadableImage as error:
         return str(error)
 
 
-def _collect(files: tuple[Path, ...], results: list[Future[np.ndarray | str]], size: int) -> PhotoBatch:
+def _collect(files: tuple[Photo, ...], results: list[Future[np.ndarray | str]], size: int) -> PhotoBatch:
     decoded = [result.result() for result in results]
     good = [pixels for pixels in decoded if not isinstance(pixels, str)]
     stacked = np.stack(good) if good else np.zeros((0, size, size, 3), dtype=np.uint8)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from torch import Tensor
 
+from cifnet_pl.data.archives import is_folder
 from cifnet_pl.data.folders import class_folders, file_set, listing, require_classes
 from cifnet_pl.data.image_sets import FileSet, expanded, place
-from cifnet_pl.data.photos import PhotoBatch, batch_size, squares
+from cifnet_pl.data.photos import PhotoBatch, batch_size, place_of, squares
 from cifnet_pl.model.description import class_names
 from cifnet_pl.model.incremental import IncrementalClassifier
 from cifnet_pl.utilities.errors import CheckpointError, DataError
 from cifnet_pl.utilities.progress import counted
-from cifnet_pl.utilities.text import printable
 
 
 class Unreadable(NamedTuple):
@@ -36,13 +36,13 @@ class ClassPhotos:
 
     @classmethod
     def find(cls, folder: Path | str, option: str) -> ClassPhotos:
-        """Find the photos of all class folders in ``folder``, which ``option`` named.
+        """Find the photos of all class folders in ``folder``, or in a Zip archive, which ``option`` named.
 
         Raises:
             DataError: no such folder, no class folder in it, one without a photo, or a name that cannot be stored.
         """
         root = expanded(Path(folder))
-        if not root.is_dir():
+        if not is_folder(root):
             raise DataError(
                 f"no folder {place(root)}: set {option} to a folder with one sub-folder of photos per class"
             )
@@ -95,10 +95,10 @@ class ClassPhotos:
 def embed_batch(model: IncrementalClassifier, batch: PhotoBatch) -> Tensor:
     """Embed the photos of a batch that could be read: (m, d) float32; NonFiniteError names the photo."""
     files = [file for file, reason in zip(batch.files, batch.unreadable, strict=True) if reason is None]
-    return model.embed(batch.image, lambda row: printable(str(files[row])))
+    return model.embed(batch.image, lambda row: place_of(files[row]))
 
 
 def unreadable_of(batch: PhotoBatch) -> list[Unreadable]:
-    """List the photos of a batch that could not be decoded."""
+    """List the photos of a batch of files that could not be decoded."""
     pairs = zip(batch.files, batch.unreadable, strict=True)
-    return [Unreadable(file, reason) for file, reason in pairs if reason is not None]
+    return [Unreadable(cast(Path, file), reason) for file, reason in pairs if reason is not None]

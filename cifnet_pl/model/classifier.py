@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cifnet_pl.backbones.precision import check_precision
-from cifnet_pl.data.photos import squares
+from cifnet_pl.data.images import Photo
+from cifnet_pl.data.photos import photos_of, squares
 from cifnet_pl.model.bundle import write_bundle
 from cifnet_pl.model.class_photos import embed_batch
 from cifnet_pl.model.description import class_names
@@ -18,9 +19,12 @@ from cifnet_pl.model.incremental import IncrementalClassifier
 
 @dataclass(frozen=True)
 class Prediction:
-    """The most probable classes of one photo, best first. ``unreadable`` is the reason where it cannot be decoded."""
+    """The most probable classes of one photo, best first. ``unreadable`` is the reason where it cannot be decoded.
 
-    file: Path
+    ``file`` is None for a photo that was given as bytes or as an image.
+    """
+
+    file: Path | None
     classes: tuple[str, ...] = ()
     probabilities: tuple[float, ...] = ()
     unreadable: str | None = None
@@ -38,13 +42,24 @@ class Classifier(IncrementalClassifier):
         result.model.save("flowers_2")
     """
 
-    def classify(self, files: Iterable[Path | str], top: int = 5) -> Iterator[Prediction]:
-        """Name the ``top`` most probable classes of each photo, in the order given; streams, in constant memory."""
+    def classify(self, photos: Photo | str | Iterable[Photo | str], top: int = 5) -> Iterator[Prediction]:
+        """Name the ``top`` most probable classes of each photo, in the order given; streams, in constant memory.
+
+        Args:
+            photos: one photo or many: paths, bytes of image files, or Pillow images. A single path may also be a folder
+                with photos, a Zip archive, or a pattern.
+            top: number of classes.
+
+        Raises:
+            DataError: a single path where there is no photo.
+            UsageError: something that is no photo.
+        """
         top = min(top, len(self.class_names))
-        for batch in squares(map(Path, files), self.image_size, self.crop_ratio):
+        for batch in squares(photos_of(photos), self.image_size, self.crop_ratio):
             best = self.head.probabilities(embed_batch(self, batch)).topk(top, dim=1)
             rows = iter(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-            for file, reason in zip(batch.files, batch.unreadable, strict=True):
+            for photo, reason in zip(batch.files, batch.unreadable, strict=True):
+                file = photo if isinstance(photo, Path) else None
                 if reason is not None:
                     yield Prediction(file, unreadable=reason)
                     continue

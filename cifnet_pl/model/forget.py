@@ -12,6 +12,7 @@ import torch
 
 from cifnet_pl.backbones.precision import FLOAT32
 from cifnet_pl.buffer import SAME
+from cifnet_pl.data.archives import is_folder
 from cifnet_pl.data.folders import image_files, listing
 from cifnet_pl.data.image_sets import expanded, held_back, place
 from cifnet_pl.data.photos import squares
@@ -128,7 +129,7 @@ def _learner_of(model: IncrementalClassifier, label: int, count: int) -> Head:
 
 def _learned_files(model: IncrementalClassifier, name: str, folder: Path) -> list[Path]:
     """The photos below ``folder`` that were learned: all, or those that the run's own split did not hold back."""
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise DataError(f"no folder {place(folder)}: set --images to the folder with the photos of the class")
     with listing():
         files = image_files(folder)

@@ -1,0 +1,160 @@
+"""Photos in Zip archives, read in place: ``photos.zip`` is a folder, and ``photos.zip/ant/1.jpg`` a photo in it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import zipfile
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.text import printable
+
+LARGEST_PHOTO = 2**28
+"""Bytes that one photo may have when it is unpacked (256 MB): an archive may promise any number."""
+
+FAILURES = (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError, ValueError, EOFError)
+"""What :mod:`zipfile` raises for damaged archives, unknown methods of compression, and passwords."""
+
+T = TypeVar("T")
+
+
+class Archive:
+    """The photos of one Zip archive.
+
+    Nothing is ever written to the disk. An archive with a name that leads out of it, such as ``../a.jpg``, or with a
+    link is refused as a whole: no ordinary program makes one.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        files: name of each file, relative to ``top``, → its entry.
+        folders: names of all folders, likewise; "" is the top itself.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._lock = threading.Lock()
+        self._zip = _explained(path, lambda: zipfile.ZipFile(path))
+        entries = {name: entry for entry in self._zip.infolist() if (name := _safe_name(path, entry)) and _seen(name)}
+        top = _only_folder(entries)
+        self.files = {name.removeprefix(top): entry for name, entry in entries.items()}
+        self.folders = {""} | {str(parent) for name in self.files for parent in PurePosixPath(name).parents} - {"."}
+
+    def read(self, name: str) -> bytes:
+        """The content of file ``name``.
+
+        Raises:
+            DataError: it is damaged, encrypted, or larger than ``LARGEST_PHOTO`` when it is unpacked.
+        """
+        with self._lock, _explained(self.path, lambda: self._zip.open(self.files[name])) as file:
+            content: bytes = _explained(self.path, lambda: file.read(LARGEST_PHOTO + 1))
+        if len(content) > LARGEST_PHOTO:
+            raise DataError(f"larger than {LARGEST_PHOTO // 2**20} MB when it is unpacked")
+        return content
+
+
+def _explained(path: Path, action: Callable[[], T]) -> T:
+    try:
+        return action()
+    except FAILURES as error:
+        raise DataError(f"cannot read archive {printable(str(path))}: {error}; make it again") from error
+
+
+def _safe_name(path: Path, entry: zipfile.ZipInfo) -> str | None:
+    """The name of a file in the archive; None for a folder; DataError for one that no ordinary program writes."""
+    name, mode = entry.filename.replace("\\", "/"), entry.external_attr >> 16
+    parts = PurePosixPath(name).parts
+    if ".." in parts or name.startswith("/") or (parts and parts[0].endswith(":")):
+        raise DataError(f"archive {printable(str(path))} names a file outside of itself: {printable(name)}")
+    if stat.S_ISLNK(mode):
+        raise DataError(f"archive {printable(str(path))} holds a link, {printable(name)}: pack the photo itself")
+    return None if entry.is_dir() or name.endswith("/") or not parts else str(PurePosixPath(*parts))
+
+
+def _seen(name: str) -> bool:
+    """Whether neither a file nor a folder above it is hidden, or what macOS adds."""
+    return not any(part.startswith((".", "__MACOSX")) for part in PurePosixPath(name).parts)
+
+
+def _only_folder(names: dict[str, zipfile.ZipInfo]) -> str:
+    """``photos/`` of an archive of the folder ``photos`` with its sub-folders, else nothing."""
+    first = {PurePosixPath(name).parts[0] for name in names}
+    deep = all(len(PurePosixPath(name).parts) > 2 for name in names)
+    return f"{first.pop()}/" if deep and len(first) == 1 else ""
+
+
+@lru_cache(maxsize=16)
+def _opened(path: Path, process: int, mark: tuple[int, ...]) -> Archive:
+    """One open archive for each process: forked ones would share a position in the file."""
+    return Archive(path)
+
+
+def open_archive(path: Path) -> Archive:
+    """The archive at ``path``, as it is now; DataError where it cannot be read."""
+    mark = path.stat()
+    return _opened(path, os.getpid(), (mark.st_size, mark.st_ino, mark.st_mtime_ns))
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a path is a Zip archive, by its name; ``photos.zip`` may also be a folder."""
+    return path.suffix.lower() == ".zip" and path.is_file()
+
+
+def within(path: Path) -> tuple[Path, str] | None:
+    """The archive that ``path`` is or leads into, and the rest of the path, with slashes; None if there is none."""
+    for parent in (path, *path.parents):
+        if parent.suffix.lower() == ".zip":
+            return (parent, path.relative_to(parent).as_posix().removeprefix(".")) if parent.is_file() else None
+    return None
+
+
+# ---------------------------------------------------------------------- as pathlib has it, archives included
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder of photos is there: a folder of the file system, an archive, or a folder within one."""
+    inside = within(path)
+    return path.is_dir() if inside is None else inside[1] in open_archive(inside[0]).folders
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file, which may be in an archive."""
+    inside = within(path)
+    return path.read_bytes() if inside is None else open_archive(inside[0]).read(inside[1])
+
+
+def identity(path: Path) -> tuple[int, ...]:
+    """Size, inode and times of modification and of change of a file; in an archive those of the archive and its CRC."""
+    inside = within(path)
+    mark = (path if inside is None else inside[0]).stat()
+    times = (mark.st_size, mark.st_ino, mark.st_mtime_ns, mark.st_ctime_ns)
+    if inside is None:
+        return times
+    entry = open_archive(inside[0]).files[inside[1]]
+    return (*times, entry.file_size, entry.CRC)
+
+
+def archived_files(path: Path) -> list[Path]:
+    """All files below ``path``, an archive or a folder within one, sorted."""
+    archive, start = _required(path)
+    prefix = f"{start}/" if start else ""
+    return sorted(archive.path / name for name in archive.files if name.startswith(prefix))
+
+
+def archived_folders(path: Path) -> list[Path]:
+    """The folders right below ``path``, an archive or a folder within one, sorted."""
+    archive, start = _required(path)
+    inner = [name for name in archive.folders if name and str(PurePosixPath(name).parent) in (start or ".",)]
+    return sorted(archive.path / name for name in inner)
+
+
+def _required(path: Path) -> tuple[Archive, str]:
+    inside = within(path)
+    assert inside is not None
+    return open_archive(inside[0]), inside[1]
