@@ -107,7 +107,7 @@ class Table:
             rows.writerow([str(prediction.file), *cells[: 2 * self.top]])
         text.detach()
         if not self.classified:
-            raise DataError(f"none of the {self.unreadable} photos of {printable(", ".join(self.images))} can be read")
+            raise DataError(f"none of the {self.unreadable} photos of {printable(', '.join(self.images))} can be read")
 
     def _predictions(self) -> Iterator[Prediction]:
         total = sum(1 for _ in self._photos()) if on_terminal() else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -27,6 +27,7 @@ from cifnet_pl.data.loading import (
     Store,
     StoredLoader,
     shard_batches,
+    unreadable_images,
 )
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.tasks import ClassOrder, TaskStream
@@ -35,6 +36,9 @@ from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.processes import of_all_processes
 
 EMBEDDED_BATCH = 4096
+
+NAMED = 50
+"""Unreadable images that one error names."""
 
 
 class TaskLearner(Protocol):
@@ -279,13 +283,23 @@ class CIFNetDataModule(LightningDataModule):
         """Put the learner's labels in place of class positions; stop at or count unreadable images."""
         if isinstance(batch, ImageBatch) and batch.unreadable:
             if self.on_corrupt == "error":
-                raise DataError(
-                    f"cannot read image {batch.unreadable[0]}: repair or remove it, or use --data.on_corrupt skip"
-                )
+                raise DataError(self._all_unreadable(batch))
             self.skipped += [name for name in batch.unreadable if name not in self.skipped]
         if isinstance(batch, tuple) and hasattr(batch, "label"):
             return cast(Batch, batch)._replace(label=self._global_labels()[batch.label])
         return batch
+
+    def _all_unreadable(self, batch: ImageBatch) -> str:
+        """A sentence that names every unreadable image of this run, so that the user need not find them one by one."""
+        size, crop_ratio = self.image_shape(self.learner.backbone.preprocessing)
+        rank_zero_info("an image cannot be read: looking for others before the run stops")
+        parts = (self.source.train, self.source.val)
+        others = chain.from_iterable(unreadable_images(images, size, crop_ratio) for images in parts)
+        found = list(islice(dict.fromkeys(chain(batch.unreadable, others)), NAMED + 1))
+        shown = "; ".join(found[:NAMED]) + ("; and more" if len(found) > NAMED else "")
+        if len(found) == 1:
+            return f"cannot read image {shown}: repair or remove it, or use --data.on_corrupt skip"
+        return f"cannot read these images: {shown}: repair or remove them, or use --data.on_corrupt skip"
 
     def _global_labels(self) -> Tensor:
         """(classes of the source,) int64: the learner's label of each class position, -1 where not learned yet."""

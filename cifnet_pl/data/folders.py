@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from cifnet_pl.data.archives import archived_files, archived_folders, is_folder, within
 from cifnet_pl.data.image_sets import FileSet, Source, SourceOptions, expanded, place, split_by_seed
-from cifnet_pl.data.images import EXTENSIONS, is_image
+from cifnet_pl.data.photo_files import EXTENSIONS, archived_files, archived_folders, is_folder, is_image, within
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import has_controls, printable
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from cifnet_pl.data.archives import identity, read_bytes
 from cifnet_pl.data.images import decoding, read_square, square
+from cifnet_pl.data.photo_files import identity, read_bytes
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.text import printable
 

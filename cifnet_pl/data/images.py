@@ -11,19 +11,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from cifnet_pl.data.archives import read_bytes, within
+from cifnet_pl.data.photo_files import read_bytes, within
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import first_line
-
-EXTENSIONS = (
-    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".dib", ".tif", ".tiff", ".tga"),
-    *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".jpx", ".avif", ".heic", ".heif"),
-)
-"""File names that count as images; everything else in a folder is passed over.
-
-A format that this machine's Pillow cannot decode is listed on purpose: its images are then reported as unreadable, not
-left out in silence. HEIC needs the package ``pillow-heif``, the extra ``heic``.
-"""
 
 HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 """Bytes 8 to 12 of files that are HEIC, whatever their name says (ISO/IEC 23008-12, annex B.4)."""
@@ -47,11 +37,6 @@ def decoding() -> Iterator[None]:
         raise
     except Exception as error:  # on damaged files every decoder of Pillow fails in its own way
         raise UnreadableImage(getattr(error, "strerror", None) or first_line(error)) from error
-
-
-def is_image(path: Path) -> bool:
-    """Whether a file's name says that it is an image."""
-    return path.suffix.lower() in EXTENSIONS and not path.name.startswith(".")
 
 
 ORIENTATION_TAG = 0x0112

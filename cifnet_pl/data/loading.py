@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import starmap
 from typing import NamedTuple, Protocol, cast
 
@@ -13,7 +14,10 @@ from torch import Tensor
 
 from cifnet_pl.data.image_sets import ImageSet
 from cifnet_pl.data.images import UnreadableImage
-from cifnet_pl.data.workers import Decoded, WorkerPool
+from cifnet_pl.data.workers import Decoded, WorkerPool, cores
+
+CHECKED_AT_ONCE = 256
+"""Images that are handed to the threads which look for unreadable ones, before the next are."""
 
 
 class ImageBatch(NamedTuple):
@@ -74,6 +78,22 @@ class SquareDataset:
                 label, name = int(self.images.labels[row]), self.images.names[row]
                 numbers.append((label, sample_key(self.class_names[label], name), row))
         return Decoded(np.array(numbers, dtype=np.int64).reshape(-1, 3), tuple(unreadable))
+
+
+def unreadable_images(images: ImageSet, size: int, crop_ratio: float) -> Iterator[str]:
+    """Decode all images of a set in threads, and give "place: reason" of those that cannot be."""
+
+    def failure(row: int) -> str | None:
+        try:
+            images.square(row, size, crop_ratio)
+        except UnreadableImage as error:
+            return f"{images.place(row)}: {error}"
+        return None
+
+    with ThreadPoolExecutor(cores(), "check") as pool:
+        for start in range(0, len(images), CHECKED_AT_ONCE):
+            rows = range(start, min(start + CHECKED_AT_ONCE, len(images)))
+            yield from (found for found in pool.map(failure, rows) if found is not None)
 
 
 class ImageLoader:

@@ -14,13 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-from PIL import Image
-
-from cifnet_pl.data.archives import archived_files, is_folder, within
 from cifnet_pl.data.folders import listing
-from cifnet_pl.data.images import Photo, UnreadableImage, is_image, read_square
+from cifnet_pl.data.images import Photo, UnreadableImage, read_square
+from cifnet_pl.data.photo_files import archived_files, is_folder, is_image, within
 from cifnet_pl.data.workers import cores
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable
@@ -49,9 +48,9 @@ def find_photos(place: str) -> Iterator[Path]:
         DataError: there is no such file or folder, it holds no photo, or a folder cannot be read.
     """
     path = Path(os.path.expanduser(place))
+    found: Iterator[Path]
     if within(path) is not None and is_folder(path):
-        archived = (file for file in archived_files(path) if is_image(file))
-        found, what = archived, f"archive {printable(place)} holds no photo"
+        found, what = filter(is_image, archived_files(path)), f"archive {printable(place)} holds no photo"
     elif path.is_dir():
         found, what = _walk(path, set()), f"folder {printable(place)} holds no photo"
     elif path.exists() or _in_archive(path):

@@ -10,9 +10,9 @@ from typing import NamedTuple, cast
 import numpy as np
 from torch import Tensor
 
-from cifnet_pl.data.archives import is_folder
 from cifnet_pl.data.folders import class_folders, file_set, listing, require_classes
 from cifnet_pl.data.image_sets import FileSet, expanded, place
+from cifnet_pl.data.photo_files import is_folder
 from cifnet_pl.data.photos import PhotoBatch, batch_size, place_of, squares
 from cifnet_pl.model.description import class_names
 from cifnet_pl.model.incremental import IncrementalClassifier

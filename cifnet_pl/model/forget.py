@@ -12,9 +12,9 @@ import torch
 
 from cifnet_pl.backbones.precision import FLOAT32
 from cifnet_pl.buffer import SAME
-from cifnet_pl.data.archives import is_folder
 from cifnet_pl.data.folders import image_files, listing
 from cifnet_pl.data.image_sets import expanded, held_back, place
+from cifnet_pl.data.photo_files import is_folder
 from cifnet_pl.data.photos import squares
 from cifnet_pl.heads import Head
 from cifnet_pl.model.class_photos import Unreadable, embed_batch, unreadable_of

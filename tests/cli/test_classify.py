@@ -4,6 +4,7 @@ import csv
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from PIL import Image
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.data.images import read_square
+from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.command_line import environment, make_photos
 from tests.models import empty
 
@@ -216,3 +218,38 @@ def test_python(place: Path):
     (lost,) = model.classify([place / "broken.png"])
     assert lost.unreadable
     assert lost.classes == ()
+
+
+def test_several_places_and_an_archive(place: Path, capsys: pytest.CaptureFixture[str]):
+    with zipfile.ZipFile(place / "bees.zip", "w") as archive:
+        for path in sorted((place / "photos" / "bee").iterdir()):
+            archive.write(path, f"bees of May/{path.name}")
+    given = [str(place / "photos" / "ant"), str(place / "photos" / "cat" / "[0-3].png"), str(place / "bees.zip")]
+    assert main(["classify", "--model", str(place / "b"), "--images", *given, "--output", str(place / "out.csv")]) == 0
+    rows = table(place)
+    assert [row["class"] for row in rows] == ["ant"] * 12 + ["cat"] * 4 + ["bee"] * 12
+    assert rows[-1]["file"] == str(place / "bees.zip" / "bees of May" / "9.png")
+    assert classify(place, given[0], "--images", given[1], "--overwrite") == 0
+    assert len(table(place)) == 16
+    assert classify(place, given[0], "--images", str(place / "none"), "--overwrite") == 1
+    assert "no file or folder" in capsys.readouterr().err
+    assert len(table(place)) == 16
+
+
+def test_python_takes_paths_bytes_and_images(place: Path):
+    model = cifnet_pl.load(place / "b")
+    path = place / "photos" / "bee" / "4.png"
+    (expected,) = model.classify([path])
+    with Image.open(path) as image:
+        image.load()
+    for photos in (str(path), path, [str(path)], path.read_bytes(), [bytearray(path.read_bytes())], image, [image]):
+        (found,) = model.classify(photos)
+        assert (found.classes, found.probabilities) == (expected.classes, expected.probabilities)
+        assert found.file in (path, None)
+    assert len(list(model.classify(place / "photos"))) == 36
+    (broken,) = model.classify(b"no photo")
+    assert (broken.file, broken.unreadable) == (None, "no image of a known format")
+    with pytest.raises(DataError, match="no file or folder"):
+        list(model.classify(str(place / "none.png")))
+    with pytest.raises(UsageError, match="int is no photo"):
+        list(model.classify([7]))

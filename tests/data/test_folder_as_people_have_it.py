@@ -357,3 +357,15 @@ def test_wrong_usage(
 def test_no_root_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, tmp_path / "logs", "--data.root", "null") == 2
     assert "no data folder was given: set --data.root to a folder with" in capsys.readouterr().err
+
+
+def test_all_unreadable_photos_are_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = class_tree(tmp_path / "photos")
+    names = ["blue/broken.png", "green/broken.jpg", "red/broken.gif"]
+    for name in names:
+        (root / name).write_bytes(b"no photo")
+    assert run(root, tmp_path / "logs") == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("cifnet: error: cannot read these images: ")
+    assert all(error.count(f"{root}/{name}: no image of a known format") == 1 for name in names)
+    assert error.endswith(": repair or remove them, or use --data.on_corrupt skip")

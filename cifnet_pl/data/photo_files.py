@@ -1,4 +1,7 @@
-"""Photos in Zip archives, read in place: ``photos.zip`` is a folder, and ``photos.zip/ant/1.jpg`` a photo in it."""
+"""Files of photos: what counts as one, and Zip archives, read in place.
+
+``photos.zip`` is a folder, and ``photos.zip/ant/1.jpg`` a photo in it.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,16 @@ from typing import TypeVar
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import printable
 
+EXTENSIONS = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".dib", ".tif", ".tiff", ".tga"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".jpx", ".avif", ".heic", ".heif"),
+)
+"""File names that count as images; everything else in a folder is passed over.
+
+A format that this machine's Pillow cannot decode is listed on purpose: its images are then reported as unreadable, not
+left out in silence. HEIC needs the package ``pillow-heif``, the extra ``heic``.
+"""
+
 LARGEST_PHOTO = 2**28
 """Bytes that one photo may have when it is unpacked (256 MB): an archive may promise any number."""
 
@@ -21,6 +34,11 @@ FAILURES = (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError, Valu
 """What :mod:`zipfile` raises for damaged archives, unknown methods of compression, and passwords."""
 
 T = TypeVar("T")
+
+
+def is_image(path: Path) -> bool:
+    """Whether a file's name says that it is an image."""
+    return path.suffix.lower() in EXTENSIONS and not path.name.startswith(".")
 
 
 class Archive:
@@ -43,7 +61,7 @@ class Archive:
         self._zip = _explained(path, lambda: zipfile.ZipFile(path))
         entries = {name: entry for entry in self._zip.infolist() if (name := _safe_name(path, entry)) and _seen(name)}
         top = _only_folder(entries)
-        self.files = {name.removeprefix(top): entry for name, entry in entries.items()}
+        self.files = {name.removeprefix(top): entry for name, entry in entries.items() if name.startswith(top)}
         self.folders = {""} | {str(parent) for name in self.files for parent in PurePosixPath(name).parents} - {"."}
 
     def read(self, name: str) -> bytes:
@@ -52,6 +70,8 @@ class Archive:
         Raises:
             DataError: it is damaged, encrypted, or larger than ``LARGEST_PHOTO`` when it is unpacked.
         """
+        if name not in self.files:
+            raise DataError(f"no {printable(name)} in archive {printable(str(self.path))}")
         with self._lock, _explained(self.path, lambda: self._zip.open(self.files[name])) as file:
             content: bytes = _explained(self.path, lambda: file.read(LARGEST_PHOTO + 1))
         if len(content) > LARGEST_PHOTO:
@@ -84,9 +104,9 @@ def _seen(name: str) -> bool:
 
 def _only_folder(names: dict[str, zipfile.ZipInfo]) -> str:
     """``photos/`` of an archive of the folder ``photos`` with its sub-folders, else nothing."""
-    first = {PurePosixPath(name).parts[0] for name in names}
-    deep = all(len(PurePosixPath(name).parts) > 2 for name in names)
-    return f"{first.pop()}/" if deep and len(first) == 1 else ""
+    parts = [PurePosixPath(name).parts for name in names if is_image(Path(name))]
+    first = {part[0] for part in parts}
+    return f"{first.pop()}/" if len(first) == 1 and min(map(len, parts)) > 2 else ""
 
 
 @lru_cache(maxsize=16)

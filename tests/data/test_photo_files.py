@@ -1,0 +1,159 @@
+"""Zip archives as folders of photos: what is found in them, and what an attacker may put there."""
+
+import io
+import os
+import stat
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cifnet_pl.data import photo_files
+from cifnet_pl.data.folders import folder
+from cifnet_pl.data.image_sets import SourceOptions
+from cifnet_pl.data.images import UnreadableImage, read_square
+from cifnet_pl.data.photo_files import is_folder
+from cifnet_pl.data.photos import find_photos, squares
+from cifnet_pl.utilities.errors import DataError
+from tests.command_line import make_photos
+
+
+def pack(root: Path, target: Path, prefix: str = "") -> Path:
+    """A Zip archive of everything below ``root``."""
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(root.rglob("*")):
+            if path.is_file():
+                archive.write(path, prefix + path.relative_to(root).as_posix())
+    return target
+
+
+def archive_of(target: Path, *names: str, content: bytes = b"") -> Path:
+    with zipfile.ZipFile(target, "w") as archive:
+        for name in names:
+            archive.writestr(name, content)
+    return target
+
+
+@pytest.mark.parametrize("prefix", ["", "my photos/"])
+def test_the_same_source_as_the_folder(tmp_path: Path, prefix: str):
+    photos = make_photos(tmp_path / "photos", ["ant", "bee"], 6)
+    (photos / "ant" / "deeper").mkdir()
+    (photos / "ant" / "0.png").rename(photos / "ant" / "deeper" / "0.png")
+    (photos / "notes.txt").write_text("no photo")
+    packed = pack(photos, tmp_path / "photos.ZIP", prefix)
+    plain, zipped = folder(SourceOptions(photos)), folder(SourceOptions(packed))
+    assert zipped.class_names == plain.class_names
+    for ours, theirs in ((zipped.train, plain.train), (zipped.val, plain.val)):
+        assert list(ours.names) == list(theirs.names)
+        assert ours.labels.tolist() == theirs.labels.tolist()
+        for row in range(len(ours)):
+            assert ours.content(row) == theirs.content(row)
+            assert np.array_equal(ours.square(row, 8, 1.0), theirs.square(row, 8, 1.0))
+            assert len({ours.stat(row) for row in range(len(ours))}) == len(ours)
+
+
+def test_train_and_val_in_an_archive(tmp_path: Path):
+    for part in ("train", "val"):
+        make_photos(tmp_path / "set" / part, ["ant", "bee"], 2)
+    source = folder(SourceOptions(pack(tmp_path / "set", tmp_path / "set.zip", "set/")))
+    assert (source.class_names, len(source.train), len(source.val)) == (["ant", "bee"], 4, 4)
+
+
+def test_photos_are_found_and_decoded_in_place(tmp_path: Path):
+    photos = make_photos(tmp_path / "photos", ["ant", "bee"], 3)
+    packed = pack(photos, tmp_path / "shots.zip")
+    before = sorted(tmp_path.rglob("*"))
+    found = list(find_photos(str(packed)))
+    assert found == [packed / path.relative_to(photos) for path in sorted(photos.rglob("*.png"))]
+    assert list(find_photos(str(packed / "bee"))) == found[3:]
+    assert list(find_photos(str(found[0]))) == found[:1]
+    (batch,) = squares(found, 8, 1.0)
+    assert batch.unreadable == (None,) * 6
+    assert sorted(tmp_path.rglob("*")) == before  # nothing was unpacked
+    with pytest.raises(DataError, match="no file or folder"):
+        find_photos(str(packed / "cat"))
+
+
+def test_a_forked_process_reads_for_itself(tmp_path: Path):
+    packed = pack(make_photos(tmp_path / "photos", ["ant"], 4), tmp_path / "shots.zip")
+    files = list(find_photos(str(packed)))
+    expected = [read_square(file, 8) for file in files]
+    child = os.fork()
+    if child == 0:
+        same = all(
+            np.array_equal(read_square(f, 8), e) for _ in range(20) for f, e in zip(files, expected, strict=True)
+        )
+        os._exit(0 if same else 1)
+    assert all(np.array_equal(read_square(f, 8), e) for _ in range(20) for f, e in zip(files, expected, strict=True))
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_an_archive_that_is_replaced_is_read_anew(tmp_path: Path):
+    packed = pack(make_photos(tmp_path / "a", ["ant"], 2), tmp_path / "shots.zip")
+    assert len(list(find_photos(str(packed)))) == 2
+    pack(make_photos(tmp_path / "b", ["ant"], 3), packed)
+    assert len(list(find_photos(str(packed)))) == 3
+
+
+def _link(target: Path) -> Path:
+    with zipfile.ZipFile(target, "w") as archive:
+        entry = zipfile.ZipInfo("ant/1.png")
+        entry.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(entry, "/etc/passwd")
+    return target
+
+
+def _cut(target: Path) -> Path:
+    archive_of(target, "ant/1.png", content=b"x" * 1000)
+    target.write_bytes(target.read_bytes()[:500])
+    return target
+
+
+@pytest.mark.parametrize(
+    ("make", "fragment"),
+    [
+        (lambda path: archive_of(path, "ant/1.png", "../evil.png"), "names a file outside of itself"),
+        (lambda path: archive_of(path, "/etc/evil.png"), "names a file outside of itself"),
+        (lambda path: archive_of(path, "C:/evil.png"), "names a file outside of itself"),
+        (lambda path: archive_of(path, "ant\\..\\..\\evil.png"), "names a file outside of itself"),
+        (_link, "holds a link"),
+        (_cut, "cannot read archive"),
+        (lambda path: path.write_bytes(b"no archive"), "cannot read archive"),
+    ],
+    ids=["up", "absolute", "drive", "backslash", "link", "cut", "no archive"],
+)
+def test_hostile_and_damaged_archives_are_refused(tmp_path: Path, make: Callable[[Path], object], fragment: str):
+    make(tmp_path / "x.zip")
+    with pytest.raises(DataError, match=fragment):
+        is_folder(tmp_path / "x.zip")
+
+
+def test_a_bomb_is_an_unreadable_photo_and_costs_no_more_than_the_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr(photo_files, "LARGEST_PHOTO", 2**20)
+    packed = tmp_path / "bomb.zip"
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("ant/1.png", bytes(50 * 2**20))
+    assert packed.stat().st_size < 2**17
+    with pytest.raises(UnreadableImage, match="larger than 1 MB when it is unpacked"):
+        read_square(packed / "ant" / "1.png", 8)
+
+
+def test_damage_within_an_archive_is_an_unreadable_photo(tmp_path: Path):
+    buffer = io.BytesIO()
+    Image.new("RGB", (20, 20), "red").save(buffer, "png")
+    packed = archive_of(tmp_path / "x.zip", "ant/1.png", content=buffer.getvalue())
+    content = bytearray(packed.read_bytes())
+    content[60] ^= 1
+    packed.write_bytes(content)
+    with pytest.raises(UnreadableImage, match="cannot read archive"):
+        read_square(packed / "ant" / "1.png", 8)
+    with pytest.raises(UnreadableImage, match=r"2\.png"):
+        read_square(packed / "ant" / "2.png", 8)
+
+
+def test_hidden_files_and_those_of_macos_are_passed_over(tmp_path: Path):
+    packed = archive_of(tmp_path / "x.zip", "ant/1.png", "__MACOSX/ant/._1.png", "ant/.DS_Store", ".git/2.png")
+    assert list(find_photos(str(packed))) == [packed / "ant" / "1.png"]
