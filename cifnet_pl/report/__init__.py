@@ -7,17 +7,17 @@ from pathlib import Path
 
 import matplotlib
 
-from cifnet_pl.report.costs import buffer_bars, energy_bars, memory_bars, time_bubbles
+from cifnet_pl.report.costs import buffer_points, energy_points, memory_points, time_bubbles
 from cifnet_pl.report.curves import ablation_bars, calibration_maps, sampling_bars, trajectories, value_curves
 from cifnet_pl.report.elsewhere import read_external
 from cifnet_pl.report.groups import group_order, group_runs
 from cifnet_pl.report.markup import Table, to_csv_table, to_latex, to_markdown
 from cifnet_pl.report.page import to_page
-from cifnet_pl.report.runs import read_runs
-from cifnet_pl.report.study import Study
+from cifnet_pl.report.runs import find_missing, read_runs
+from cifnet_pl.report.study import REFERENCE, Study
 from cifnet_pl.report.style import SETTINGS, Picture, render
 from cifnet_pl.report.tables import all_tables
-from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.errors import DataError, unknown_name
 from cifnet_pl.utilities.files import write_atomic, write_text
 
 __all__ = ["Study", "read_study", "report"]
@@ -25,28 +25,32 @@ __all__ = ["Study", "read_study", "report"]
 TITLE = "Class-incremental learning: results"
 
 
-def report(runs: list[str], output: str = "report", external: str | None = None) -> None:
+def report(runs: list[str], output: str = "report", external: str | None = None, reference: str = "CIFNet") -> None:
     """Tables and figures of finished runs, mean and deviation over seeds, with the paper's numbers beside them.
 
     Args:
         runs: run folders, or folders that hold them at any depth.
         output: folder for report.html, report.md, tables/ and figures/.
         external: CSV file of methods run elsewhere (method, seed, task, A_k, seconds, kWh; cells may be empty).
+        reference: method whose energy the others are divided by.
     """
-    study = read_study(runs, external)
+    study = read_study(runs, external, reference)
     for sentence in study.left_out:
         print(f"left out: {sentence}")
+    for sentence in study.missing:
+        print(f"missing: {sentence}")
     write_report(study, Path(output))
     used = sum(len(group.outcomes) for group in study.groups if group.kind == "measured")
     configurations = sum(group.kind == "measured" for group in study.groups)
     print(f"{used} runs of {configurations} configurations: {Path(output) / 'report.html'}")
 
 
-def read_study(runs: Sequence[str | Path], external: str | Path | None = None) -> Study:
+def read_study(runs: Sequence[str | Path], external: str | Path | None = None, reference: str = REFERENCE) -> Study:
     """Read runs and external results, and group them by configuration.
 
     Raises:
-        UsageError: a path that does not exist, or external results that belong to no setting.
+        UsageError: a path that does not exist, external results that belong to no setting, or a reference that no
+            method is called.
         DataError: not one whole run.
     """
     whole, left_out = read_runs(runs)
@@ -54,10 +58,15 @@ def read_study(runs: Sequence[str | Path], external: str | Path | None = None) -
         reason = f" ({left_out[0]})" if left_out else ""
         raise DataError(f"no finished run in {', '.join(map(str, runs))}{reason}")
     groups, replaced = group_runs(whole)
-    study = Study(groups, left_out + replaced)
+    missing = [str(point) for point in find_missing(runs)]
+    study = Study(groups, left_out + replaced, missing, reference)
     if external is not None:
         groups = sorted(groups + read_external(Path(external), study.settings), key=group_order)
-    return Study(groups, left_out + replaced)
+        study = Study(groups, left_out + replaced, missing, reference)
+    names = [name for group in study.groups for name in (group.label, group.name)]
+    if reference not in (REFERENCE, *names):
+        raise unknown_name("method for --reference", reference, dict.fromkeys(names))
+    return study
 
 
 def write_report(study: Study, folder: Path) -> None:
@@ -74,7 +83,10 @@ def write_report(study: Study, folder: Path) -> None:
         write_text(folder / "tables" / f"{table.name}.csv", to_csv_table(table))
         write_text(folder / "tables" / f"{table.name}.tex", to_latex(table))
         write_text(folder / "tables" / f"{table.name}.md", to_markdown(table))
+    count = f"{len(study.missing)} point{'s' if len(study.missing) > 1 else ''}"
+    missing = f"Missing: {count} of the sweep without a whole run: "
     warnings = [
+        *([missing + "; ".join(study.missing)] if study.missing else []),
         *study.notes,
         *study.cache_note(study.groups),
         *(f"Left out: {sentence}" for sentence in study.left_out),
@@ -90,8 +102,8 @@ def all_pictures(study: Study) -> dict[str, list[Picture]]:
         settings = study.settings
         return {
             "Accuracy": [p for s in settings for p in trajectories(study, s)],
-            "Efficiency": [p for s in settings for p in [*time_bubbles(study, s), *energy_bars(study, s)]],
-            "Memory": [*(p for s in settings for p in memory_bars(study, s)), *buffer_bars(study)],
+            "Efficiency": [p for s in settings for p in [*time_bubbles(study, s), *energy_points(study, s)]],
+            "Memory": [*(p for s in settings for p in memory_points(study, s)), *buffer_points(study)],
             "Ablation": [*ablation_bars(study), *calibration_maps(study)],
             "Buffer": [*value_curves(study), *sampling_bars(study)],
         }

@@ -1,146 +1,231 @@
-"""Figures of cost: training time and energy, accuracy per kWh, memory."""
+"""Figures of cost: training time and energy, accuracy per kWh, memory. Costs of unlike conditions have panels apart."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from cifnet_pl.report.groups import Group
 from cifnet_pl.report.markup import number
+from cifnet_pl.report.memory_tables import buffer_megabytes, buffered, raw_images
+from cifnet_pl.report.outcomes import Group, Stat
 from cifnet_pl.report.settings import Setting
-from cifnet_pl.report.study import Study, sources
-from cifnet_pl.report.style import Picture, figure, fill, legend_of_bars, looks, wrapped
-from cifnet_pl.report.tables import buffer_megabytes, buffered, raw_images
+from cifnet_pl.report.study import Study
+from cifnet_pl.report.style import COLOURS, MARKERS, Picture, figure, legend_of_points, wrapped
 
-SMALLEST, LARGEST = 40.0, 900.0
+SMALLEST, LARGEST = 30.0, 900.0
 """Areas in square points of the bubbles of the least and the most energy that a figure can tell apart."""
+
+Panel = tuple[str, list[Group]]
+"""Title, and groups whose costs may be compared."""
+
+
+def panels(study: Study, groups: Sequence[Group], key: str) -> list[Panel]:
+    """Groups that have ``key``, by kind and conditions: measured ones first."""
+    found: dict[str, list[Group]] = {}
+    for group in (part for whole in groups for part in whole.by_conditions()):
+        if group.stat(key) is not None:
+            (said,) = study.condition_words([group]).values()
+            title = said if group.kind == "measured" else said.split(",")[0]
+            found.setdefault(title, []).append(replace(group, conditions_label=""))  # the panel's title says it
+    return list(found.items())
+
+
+# ---------------------------------------------------------------------- accuracy against time
 
 
 def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
     """Ā against training time, the area of a bubble proportional to its energy (fig:bubble_green)."""
-    groups = [g for g in study.compared(setting) if g.stat("train_seconds") and g.stat("A_bar")]
-    if len(groups) < 2:
+    shown = [
+        (title, kept) for title, groups in panels(study, study.compared(setting), "train_seconds")
+        if (kept := [group for group in groups if group.stat("A_bar")])
+    ]  # fmt: skip
+    if sum(len(groups) for _, groups in shown) < 2:
         return []
-    chart = figure(7.2, 4.2)
-    axes = chart.subplots()
-    energies = [stat.mean if (stat := group.stat("energy_kwh")) else None for group in groups]
-    unit = max((e for e in energies if e), default=1.0) / LARGEST
-    names = [f"{g.label} (external)" if g.kind == "external" else g.label for g in groups]
-    handles = []
-    for group, energy, (name, look) in zip(groups, energies, looks(names).items(), strict=True):
-        minutes, accuracy = _mean(group, "train_seconds") / 60, _mean(group, "A_bar")
-        area = max(SMALLEST, energy / unit) if energy else SMALLEST
-        face = (look.colour, 0.55) if energy else "none"
-        order = 4 - area / (2 * LARGEST)  # small bubbles in front of large ones
-        axes.scatter(minutes, accuracy, s=area, marker=look.marker, facecolor=face, edgecolor=look.colour, zorder=order)
-        said = f"{name}: {number(energy, None)} kWh" if energy else f"{name}: energy not measured"
-        handles.append(
-            Line2D([], [], linestyle="", marker=look.marker, markersize=7, label=said, markeredgecolor=look.colour,
-                   markerfacecolor=look.colour if energy else "none")
-        )  # fmt: skip
-    axes.set_xscale("log")
-    axes.margins(x=0.18, y=0.22)
-    plain_log_ticks(axes)
-    axes.set(xlabel="training time (minutes, all tasks)", ylabel=r"average accuracy $\bar{A}$ (%)")
-    axes.set_title(wrapped(study.names[setting], 70))
-    chart.legend(handles=handles, loc="outside right center", title="area ∝ energy", labelspacing=1.0)
-    said_below(chart, " ".join(filter(None, [sources(groups), *study.cache_note(groups)])))
-    floor = (
-        " Bubbles below a readable size are drawn at that size."
-        if any(e and e / unit < SMALLEST for e in energies)
-        else ""
+    energies = [stat.mean for _, groups in shown for g in groups if (stat := g.stat("energy_kwh"))]
+    unit = max(energies, default=1.0) / LARGEST
+    heights = [1.5 + 0.3 * len(groups) for _, groups in shown]
+    chart = figure(6.4, 0.5 + sum(heights))
+    every = chart.subplots(len(shown), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (title, groups) in zip(every, shown, strict=True):
+        _bubbles(axes, groups, unit)
+        axes.set_title(wrapped(title, 56), fontsize=9)
+    every[-1].set_xlabel("training time (minutes, all tasks)")
+    chart.suptitle(wrapped(study.names[setting], 60), fontsize=11)
+    too_small = (
+        " A dashed bubble is drawn larger than its energy." if any(e < SMALLEST * unit for e in energies) else ""
     )
-    caption = f"Average accuracy against training time, {study.names[setting]}. {sources(groups) or ''}{floor}".strip()
+    caption = (
+        f"Average accuracy against training time, {study.names[setting]}. The area of a bubble is proportional to the "
+        f"energy of training; a cross has none measured.{too_small} Panels differ in machine, in how energy was "
+        "measured, or in the use of the embedding cache."
+    )
     return [Picture(f"time_{study.slug(setting)}", caption, chart)]
 
 
-def _mean(group: Group, key: str) -> float:
-    stat = group.stat(key)
-    assert stat is not None
-    return stat.mean
+def area(energy: float, unit: float) -> float:
+    """Area of a bubble in square points: ``energy / unit``, where that can be seen."""
+    return max(SMALLEST, energy / unit)
 
 
-def energy_bars(study: Study, setting: Setting) -> list[Picture]:
-    """A_K per kWh with parameters and minutes (tab:cifar100-efficiency)."""
-    groups = [group for group in study.with_published(setting) if group.stat("A_K_per_kwh")]
-    if len(groups) < 2 or all(group.kind == "published" for group in groups):
-        return []
-    groups.sort(key=lambda group: (group.kind == "published", -_mean(group, "A_K_per_kwh"), group.name))
-    chart = figure(7.4, 1.1 + 0.34 * len(groups))
-    axes = chart.subplots()
-    for row, group in enumerate(groups):
-        ours = group.kind == "measured"
-        said = [number(_mean(group, "A_K_per_kwh"), None)]
-        if group.stat("backbone_params"):
-            said.append(f"{_mean(group, 'backbone_params') / 1e6:.2f} M parameters")
-        if group.stat("train_seconds"):
-            said.append(f"{number(_mean(group, 'train_seconds') / 60, None)} min")
-        _log_bar(axes, len(groups) - 1 - row, _mean(group, "A_K_per_kwh"), 0 if ours else 1, ", ".join(said))
-    labels = [g.label if g.kind == "measured" else f"{g.label} ({g.kind})" for g in groups]
-    axes.set_yticks(range(len(groups) - 1, -1, -1), labels)
-    _log_axis(axes, [_mean(group, "A_K_per_kwh") for group in groups], 60)
-    axes.set_ylim(-0.7, len(groups) - 0.3)
-    said_below(chart, " ".join(filter(None, [sources(groups), *study.cache_note(groups)])))
-    axes.set(xlabel="$A_K$ per kWh (log scale)", title=wrapped(study.names[setting], 70))
-    caption = f"Final accuracy per kWh, {study.names[setting]}; longer is better. {sources(groups) or ''}".strip()
-    return [Picture(f"energy_{study.slug(setting)}", caption, chart)]
+def _bubbles(axes: Axes, groups: Sequence[Group], unit: float) -> None:
+    ordered = sorted(groups, key=lambda group: -group.mean("A_bar"))
+    times = [group.mean("train_seconds") / 60 for group in groups]
+    axes.set(xlim=(min(times) / 1.7, max(times) * 1.7), xscale="log")
+    for i, group in enumerate(ordered):
+        minutes, accuracy = group.mean("train_seconds") / 60, group.mean("A_bar")
+        energy = group.stat("energy_kwh")
+        colour = COLOURS[i % len(COLOURS)]
+        said = f"{wrapped(group.label, 30)}, {number(energy.mean, None)} kWh" if energy else wrapped(group.label, 30)
+        if energy:
+            line = "--" if energy.mean < SMALLEST * unit else "-"
+            axes.scatter(
+                minutes, accuracy, s=area(energy.mean, unit), marker="o", facecolor=(colour, 0.45), edgecolor=colour,
+                linestyle=line, zorder=4 - energy.mean / unit / LARGEST,
+            )  # fmt: skip
+        else:
+            axes.scatter(minutes, accuracy, s=SMALLEST, marker="x", color=colour)
+        axes.annotate(
+            said, (minutes, accuracy), (1.03, 1 - (i + 0.5) / len(ordered)), textcoords="axes fraction", fontsize=8.5,
+            va="center", annotation_clip=False, arrowprops={"arrowstyle": "-", "linewidth": 0.6, "color": "#777777"},
+        )  # fmt: skip
+    axes.margins(y=0.25)
+    plain_log_ticks(axes)
+    axes.set_ylabel(r"average accuracy $\bar{A}$ (%)")
 
 
-def memory_bars(study: Study, setting: Setting) -> list[Picture]:
-    """Numbers kept between tasks, one bar a component and one for the total, log scale (fig:memory)."""
-    groups = [group for group in study.with_published(setting) if group.components and group.stat("state_elements")]
+# ---------------------------------------------------------------------- one cost of each method
+
+
+def energy_points(study: Study, setting: Setting) -> list[Picture]:
+    """A_K per kWh (tab:cifar100-efficiency), and energy divided by that of the reference."""
+    groups = study.with_published(setting)
+    found = panels(study, groups, "A_K_per_kwh")
+    name, slug = study.names[setting], study.slug(setting)
+    pictures = []
+    if _worth_drawing(found):
+        chart = _points(name, found, "$A_K$ per kWh (log scale)", lambda group: group.stat("A_K_per_kwh"))
+        caption = f"Final accuracy per kWh, {name}; further right is better. One panel for each way to measure."
+        pictures.append(Picture(f"energy_{slug}", caption, chart))
+    energies = panels(study, groups, "energy_kwh")
+    ratios = {
+        id(group): stat for _, part in energies for group, stat in zip(part, study.energy_ratios(part), strict=True)
+    }
+    known = [(title, [g for g in part if ratios[id(g)]]) for title, part in energies]
+    known = [(title, part) for title, part in known if len(part) > 1]
+    if _worth_drawing(known):
+        label = f"energy of training ÷ that of {study.reference} (log scale)"
+        caption = f"Energy of training relative to {study.reference} under the same conditions, {name}."
+        chart = _points(name, known, label, lambda group: ratios[id(group)], line=1.0)
+        pictures.append(Picture(f"energy_ratio_{slug}", caption, chart))
+    return pictures
+
+
+def _worth_drawing(found: Sequence[Panel]) -> bool:
+    measured = [groups for _, groups in found if groups[0].kind != "published"]
+    return bool(measured) and sum(len(groups) for _, groups in found) > 1
+
+
+def _points(
+    title: str, shown: Sequence[Panel], xlabel: str, value: Callable[[Group], Stat | None], line: float | None = None
+) -> Figure:
+    """A point with its deviation for each method, on one logarithmic axis for all panels."""
+    sizes = [len(groups) + 0.8 for _, groups in shown]
+    chart = figure(6.4, 1.3 + 0.45 * len(shown) + 0.3 * sum(sizes))
+    every = chart.subplots(len(shown), 1, squeeze=False, sharex=True, height_ratios=sizes)[:, 0]
+    means = [stat.mean for _, groups in shown for group in groups if (stat := value(group))]
+    every[-1].set(xlim=(min(means) / 1.7, max(means) * 1.7), xscale="log")
+    for axes, (name, groups) in zip(every, shown, strict=True):
+        known = sorted(((g, stat) for g in groups if (stat := value(g))), key=lambda pair: -pair[1].mean)
+        for row, (_, stat) in enumerate(known):
+            at = len(known) - 1 - row
+            spread = min(stat.sd or 0.0, 0.99 * stat.mean)
+            axes.errorbar(stat.mean, at, xerr=spread or None, fmt="o", color="black", capsize=2, markersize=5)
+            axes.annotate(
+                number(stat.mean, None), (1.02, at), xycoords=("axes fraction", "data"), va="center", fontsize=8.5
+            )
+        axes.set_yticks(range(len(known) - 1, -1, -1), [wrapped(group.label, 34) for group, _ in known])
+        axes.set_ylim(-0.6, len(known) - 0.4)
+        axes.set_title(wrapped(name, 56), fontsize=9)
+        if line is not None:
+            axes.axvline(line, color="#777777", linewidth=0.8, linestyle="--")
+    plain_log_ticks(every[-1])
+    every[-1].set_xlabel(xlabel)
+    chart.suptitle(wrapped(title, 60), fontsize=11)
+    return chart
+
+
+# ---------------------------------------------------------------------- memory
+
+
+def memory_points(study: Study, setting: Setting) -> list[Picture]:
+    """Numbers kept between tasks, a point per component and one for the total, log scale (fig:memory)."""
+    groups = [group for group in study.with_published(setting) if group.components and group.stat("kept_elements")]
     if not any(group.kind == "measured" for group in groups):
         return []
-    parts = list(dict.fromkeys(part for group in groups for part in group.components))
-    kinds = {"total": 0} | {part: 1 + i for i, part in enumerate(parts)}
-    bars: list[tuple[float, str, float]] = []
-    ticks, place = [], 0.0
-    for group in groups:
-        own = [*group.components.items(), ("total", _mean(group, "state_elements"))]
-        ticks.append(place - (len(own) - 1) / 2)
-        bars += [(place - i, name, count) for i, (name, count) in enumerate(own)]
-        place -= len(own) + 0.9
-    chart = figure(7.4, 1.3 + 0.19 * -place)
-    axes = chart.subplots()
-    for at, name, count in bars:
-        _log_bar(axes, at, count, kinds[name], number(count, None) if count < 1e6 else f"{count / 1e6:.3g} M", 0.9)
-    axes.set_yticks(ticks, [g.label if g.kind == "measured" else f"{g.label}\n({g.kind})" for g in groups])
-    _log_axis(axes, [count for _, _, count in bars], 4)
-    axes.set(xlabel="numbers kept between tasks (log scale)", title=wrapped(study.names[setting], 70))
-    axes.set_ylim(place + 1.2, 1.0)
-    legend_of_bars(chart, list(kinds), list(kinds.values()), "right center")
-    caption = f"Memory of the classifier after the last task by component, {study.names[setting]}."
+    parts = ["total", *dict.fromkeys(part for group in groups for part in group.components)]
+    rows = [
+        (group.label if group.kind == "measured" else f"{group.label} ({group.kind})",
+         {"total": group.mean("kept_elements"), **group.components})
+        for group in groups
+    ]  # fmt: skip
+    xlabel = "numbers kept between tasks besides the backbone (log scale)"
+    chart = _parts(rows, parts, xlabel, study.names[setting], _short_count)
+    caption = f"Memory besides the backbone after the last task by component, {study.names[setting]}; right: the total."
     return [Picture(f"memory_{study.slug(setting)}", caption, chart)]
 
 
-def buffer_bars(study: Study) -> list[Picture]:
+def buffer_points(study: Study) -> list[Picture]:
     """Megabytes of a buffer of embeddings against as many raw images (the paper: 4.1 against 1206)."""
-    rows: list[tuple[str, Sequence[float | None]]] = []
+    names = ("embeddings", "images, bytes", "images, float32")
+    rows: list[tuple[str, dict[str, float]]] = []
     for group in buffered(study):
         shape = raw_images(group)
         assert shape is not None
-        rows.append((f"{group.name}, {group.setting.dataset}, {shape[0]} images", buffer_megabytes(*shape)))
+        sizes = dict(zip(names, buffer_megabytes(*shape), strict=True))
+        rows.append((f"{group.label}, {group.setting.dataset}, {shape[0]} images", sizes))
     if not rows:
         return []
-    rows.append(("CIFNet, ImageNet-100, 2000 images (published)", (4.10, None, 1206.40)))
-    names = ("embeddings", "raw images, bytes", "raw images, float32")
-    chart = figure(7.4, 1.4 + 0.62 * len(rows))
+    rows.append(("CIFNet, ImageNet-100, 2000 images (published)", {names[0]: 4.10, names[2]: 1206.40}))
+    chart = _parts(rows, names, "megabytes (log scale)", "", lambda value: f"{number(value, None)} MB")
+    caption = "The same samples kept as embeddings and as raw images; right: the embeddings."
+    return [Picture("buffer_bytes", caption, chart)]
+
+
+def _short_count(value: float) -> str:
+    return number(value, None) if value < 1e6 else f"{value / 1e6:.3g} M"
+
+
+def _parts(
+    rows: Sequence[tuple[str, dict[str, float]]], parts: Sequence[str], xlabel: str, title: str,
+    said: Callable[[float], str],
+) -> Figure:  # fmt: skip
+    """A row for each method, a marker for each part; the number of the first part stands at the right."""
+    chart = figure(6.4, 1.6 + 0.42 * len(rows))
     axes = chart.subplots()
     for row, (_, sizes) in enumerate(rows):
-        for i, size in enumerate(sizes):
-            if size is not None:
-                at = len(rows) - 1 - row + 0.27 * (1 - i)
-                _log_bar(axes, at, size, (0, 1, 2)[i], f"{number(size, None)} MB", 0.25)
+        at = len(rows) - 1 - row
+        for i, part in reversed(list(enumerate(parts))):
+            if part in sizes:
+                face = "black" if i == 0 else "none"
+                axes.plot(
+                    sizes[part], at, MARKERS[i], markersize=7, markerfacecolor=face, markeredgecolor=COLOURS[i],
+                    markeredgewidth=1.4, linestyle="none",
+                )  # fmt: skip
+        if parts[0] in sizes:
+            axes.annotate(
+                said(sizes[parts[0]]), (1.02, at), xycoords=("axes fraction", "data"), va="center", fontsize=8.5
+            )
     axes.set_yticks(range(len(rows) - 1, -1, -1), [wrapped(name, 30) for name, _ in rows])
-    _log_axis(axes, [size for _, sizes in rows for size in sizes if size], 8)
-    axes.set(xlabel="megabytes (log scale)")
-    legend_of_bars(chart, names, (0, 1, 2), "lower center", 3)
-    return [Picture("buffer_bytes", "The same samples kept as embeddings and as raw images.", chart)]
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.set_xscale("log")
+    axes.margins(x=0.06)
+    axes.set(xlabel=xlabel, title=wrapped(title, 60))
+    legend_of_points(chart, parts)
+    return chart
 
 
 def plain_log_ticks(axes: Axes) -> None:
@@ -148,24 +233,5 @@ def plain_log_ticks(axes: Axes) -> None:
     low, high = axes.get_xlim()
     subs = (1.0, 2.0, 5.0) if high / low > 8 else tuple(float(i) for i in range(1, 10))
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 300 else subs, numticks=12))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
-
-
-def said_below(chart: Figure, text: str) -> None:
-    """A line below the axes: an energy is never shown without where it comes from."""
-    if text:
-        chart.supxlabel(wrapped(text, 110), fontsize=7)
-
-
-def _log_bar(axes: Axes, at: float, value: float, kind: int, text: str, height: float = 0.7) -> None:
-    axes.barh(at, value, height, **fill(kind))
-    axes.annotate(text, (value, at), (4, 0), textcoords="offset points", va="center", fontsize=7.5)
-
-
-def _log_axis(axes: Axes, values: Sequence[float], room: float) -> None:
-    """A log axis from below the smallest value to ``room`` times the largest, where the numbers stand."""
-    axes.set_xscale("log")
-    low = 10 ** np.floor(np.log10(min(values)) - 0.3)
-    axes.set_xlim(low, max(values) * room)
-    axes.grid(visible=False, axis="y")

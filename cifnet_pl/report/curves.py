@@ -9,16 +9,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from cifnet_pl.report.groups import Group, Stat
 from cifnet_pl.report.markup import Column, cell_text
+from cifnet_pl.report.outcomes import Group, Stat
 from cifnet_pl.report.settings import Setting
-from cifnet_pl.report.study import ABLATIONS, ANALYTIC, CLASSIFIERS, Study, strategy_name, variant_name
+from cifnet_pl.report.study import ABLATIONS, ANALYTIC, CLASSIFIERS, Study
 from cifnet_pl.report.style import Look, Picture, figure, fill, legend_below, legend_of_bars, looks, wrapped
+from cifnet_pl.report.words import heading, strategy_name
 
 LONG = 40
 """Tasks from which on a sequence counts as a long horizon (fig:long_tail has 50)."""
 
-BAND = "Bands and bars: ± one standard deviation over seeds."
+BARS = "Bars: ± one standard deviation over seeds, where there are several."
 
 
 def trajectories(study: Study, setting: Setting) -> list[Picture]:
@@ -32,18 +33,18 @@ def trajectories(study: Study, setting: Setting) -> list[Picture]:
     if _drawable(methods):
         kind = "long_horizon" if long else "trajectory"
         title = "Long horizon" if long else "Accuracy over all classes seen"
-        caption = f"{title}: A_k after each task, {name}. {BAND}"
+        caption = f"{title}: A_k after each task, {name}. {BARS}"
         found.append(Picture(f"{kind}_{slug}", caption, _lines(methods, name)))
     if classifiers and _drawable(classifiers):
         beside = [group for group in methods if group.name in ANALYTIC]
-        caption = f"Classifiers on the same frozen backbone: A_k after each task, {name}. {BAND}"
+        caption = f"Classifiers on the same frozen backbone: A_k after each task, {name}. {BARS}"
         found.append(Picture(f"heads_{slug}", caption, _lines(beside + classifiers, name)))
     for reference in study.references(setting):
         family = study.variants(reference, *ABLATIONS)
         if _drawable(family):
-            caption = f"{reference.name} without one of its parts: A_k after each task, {name}. {BAND}"
+            caption = f"{reference.label} without one of its parts: A_k after each task, {name}. {BARS}"
             figure_name = f"ablation_curves_{slug}_{_plain(reference.name)}"
-            found.append(Picture(figure_name, caption, _lines(family, f"{reference.name}: {name}", variants=True)))
+            found.append(Picture(figure_name, caption, _lines(family, f"{reference.label}: {name}", variants=True)))
     return found
 
 
@@ -56,31 +57,37 @@ def _drawable(groups: Sequence[Group]) -> bool:
 
 
 def _lines(groups: Sequence[Group], title: str, variants: bool = False) -> Figure:
-    drawn = [group for group in groups if group.curve()]
-    chart = figure(6.4, 4.2 + 0.2 * (len(drawn) // 3))
+    drawn = [group for group in groups if any(group.curve())]
+    names = [group.variant if variants else group.label for group in drawn]
+    names = [f"{n} (external)" if g.kind == "external" else n for n, g in zip(names, drawn, strict=True)]
+    chart = figure(6.4, 4.0 + 0.24 * len(drawn))
     axes = chart.subplots()
-    names = [variant_name(group) if variants else group.label for group in drawn]
     styles = looks(names)
     seen = next((group.classes_seen for group in drawn if group.classes_seen), ())
-    for name, group in zip(names, drawn, strict=True):
-        _line(axes, group, seen, styles[name], f"{name} (external)" if group.kind == "external" else name)
-    axes.set(xlabel="classes seen", ylabel="accuracy $A_k$ (%)", title=wrapped(title, 80))
+    for place, (name, group) in enumerate(zip(names, drawn, strict=True)):
+        _line(axes, group, seen, styles[name], name, place / len(drawn))
+    axes.set(xlabel="classes seen", ylabel="accuracy $A_k$ (%)", title=wrapped(title, 64))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend_below(chart, axes, 3)
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(max(bottom, -2.0), min(top, 102.0))
+    legend_below(chart, axes, 2)
     return chart
 
 
-def _line(axes: Axes, group: Group, seen: Sequence[int], look: Look, label: str) -> None:
+def _line(axes: Axes, group: Group, seen: Sequence[int], look: Look, label: str, phase: float) -> None:
+    """A_k with its deviation; of a long sequence only some tasks have a marker and a bar, each method at others."""
     stats = group.curve()
-    x = list(group.classes_seen or seen)[: len(stats)]
+    x = list(group.classes_seen or seen or range(1, len(stats) + 1))[: len(stats)]
     known = [(a, s) for a, s in zip(x, stats, strict=True) if s is not None]
     places, means = [a for a, _ in known], np.array([s.mean for _, s in known])
     spread = np.array([s.sd or 0.0 for _, s in known])
-    # At most about twelve markers a line, so that they stay apart in a long sequence.
-    every = max(1, len(places) // 12)
-    axes.plot(places, means, linestyle=look.line, marker=look.marker, markevery=every, color=look.colour, label=label)
-    if spread.any():
-        axes.fill_between(places, means - spread, means + spread, color=look.colour, alpha=0.15, linewidth=0)
+    every = max(1, len(places) // 10)
+    start = int(phase * every)
+    axes.errorbar(
+        places, means, np.stack([np.minimum(spread, means), np.minimum(spread, 100 - means)]) if spread.any() else None,
+        linestyle=look.line, marker=look.marker, markevery=(start, every), errorevery=(start, every), color=look.colour,
+        label=label, capsize=2, elinewidth=0.8,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------- bars and sizes
@@ -91,14 +98,16 @@ def ablation_bars(study: Study) -> list[Picture]:
     families = study.varied(*ABLATIONS)
     found = []
     for family in families:
-        setting, name = family[0].setting, family[0].name
-        bars = [(variant_name(group), group.stat("A_bar"), group.stat("A_K")) for group in family]
-        averages = study.published_of("tab:ablation", setting, "A_bar") if name == "CIFNet" else {}
-        finals = study.published_of("tab:ablation", setting, "A_K") if name == "CIFNet" else {}
+        setting, name = family[0].setting, family[0].label
+        bars = [(group.variant, group.stat("A_bar"), group.stat("A_K")) for group in family]
+        averages = study.published_of("tab:ablation", setting, "A_bar") if family[0].name == "CIFNet" else {}
+        finals = study.published_of("tab:ablation", setting, "A_K") if family[0].name == "CIFNet" else {}
         bars += [(f"{v or 'full method'} (published)", averages.get(v), finals.get(v)) for v in sorted(finals)]
-        caption = f"{name} without one of its parts, {study.names[setting]}. {BAND}"
+        caption = f"{name} without one of its parts, {study.names[setting]}. {BARS}"
         title = f"{name}: {study.names[setting]}"
-        found.append(Picture(f"ablation_{study.slug(setting)}_{_plain(name)}", caption, pair_bars(bars, title)))
+        found.append(
+            Picture(f"ablation_{study.slug(setting)}_{_plain(family[0].name)}", caption, pair_bars(bars, title))
+        )
     return found
 
 
@@ -110,8 +119,8 @@ def sampling_bars(study: Study) -> list[Picture]:
         bars = [(strategy_name(g.config["buffer.strategy"]), g.stat("A_bar"), g.stat("A_K")) for g in family]
         values = study.published_of("tab:sampling", setting, "A_K")
         bars += [(f"{strategy_name(strategy)} (published)", None, value) for strategy, value in values.items()]
-        caption = f"Selection of the buffer, {study.names[setting]}. {BAND}"
-        title = f"{family[0].name}: {study.names[setting]}"
+        caption = f"Selection of the buffer, {study.names[setting]}. {BARS}"
+        title = f"{family[0].label}: {study.names[setting]}"
         found.append(
             Picture(f"sampling_{study.slug(setting)}_{_plain(family[0].name)}", caption, pair_bars(bars, title))
         )
@@ -150,8 +159,8 @@ def value_curves(study: Study) -> list[Picture]:
         families = [family for family in families if len(family) > 1]
         if families:
             name = "buffer_size" if key == "buffer.capacity" else f"by_{_plain(key)}"
-            words = "size of the buffer (embeddings)" if key == "buffer.capacity" else key
-            caption = f"Final accuracy by {words}. {BAND}"
+            words = heading(key)
+            caption = f"Final accuracy by {words}. {BARS}"
             found.append(Picture(name, caption, _values(study, families, key, words)))
     return found
 
@@ -163,7 +172,7 @@ def _is_number(value: object) -> bool:
 def _values(study: Study, families: Sequence[Sequence[Group]], key: str, words: str) -> Figure:
     chart = figure(6.0, 3.8 + 0.18 * len(families))
     axes = chart.subplots()
-    names = [f"{study.names[family[0].setting]}: {family[0].name}" for family in families]
+    names = [f"{study.names[family[0].setting]}: {family[0].label}" for family in families]
     ticks: set[float] = set()
     for family, (name, look) in zip(families, looks(names).items(), strict=True):
         points = sorted((g.config[key], stat) for g in family if (stat := g.stat("A_K")) is not None)

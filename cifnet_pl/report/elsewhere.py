@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cifnet_pl.model.metrics import max_drop
-from cifnet_pl.report.groups import Group, Outcome
+from cifnet_pl.report.outcomes import Conditions, Group, Outcome
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.utilities.errors import DataError, UsageError
 
@@ -52,8 +52,8 @@ def _matches(number: Published, setting: Setting) -> bool:
 
 
 def _whole(setting: Setting) -> bool:
-    """Whether all classes of the paper's data set are learned: with fewer the numbers do not compare."""
-    return setting.n_classes == (50 if setting.dataset == "CORe50" else 100)
+    """Whether the paper's data set is learned and tested as a whole: with fewer classes the numbers do not compare."""
+    return setting.tune is None and setting.n_classes == (50 if setting.dataset == "CORe50" else 100)
 
 
 def published_groups(settings: Sequence[Setting]) -> list[Group]:
@@ -78,10 +78,11 @@ def published_groups(settings: Sequence[Setting]) -> list[Group]:
 def _published_group(setting: Setting, method: str, values: Mapping[str, float], parts: Mapping[str, float]) -> Group:
     known: dict[str, float | None] = {key: values.get(key) for key in ("A_bar", "A_K", "energy_kwh", "A_K_per_kwh")}
     known["backbone_params"] = values["params_m"] * 1e6 if "params_m" in values else None
-    known["state_elements"] = parts.get("total")
-    source = PUBLISHED_ENERGY if "energy_kwh" in values else None
+    known["kept_elements"] = parts.get("total")
+    known["kept_bytes"] = 4 * parts["total"] if parts else None  # as the paper counts
+    conditions = Conditions(source=PUBLISHED_ENERGY if "energy_kwh" in values else "")
     components = {name: count for name, count in parts.items() if name != "total"}
-    return Group(setting, method, "published", [Outcome(None, (), known, source)], components=components)
+    return Group(setting, method, "published", [Outcome(None, (), known, conditions)], components=components)
 
 
 # ---------------------------------------------------------------------- methods run elsewhere
@@ -107,7 +108,8 @@ def read_external(path: Path, settings: Sequence[Setting]) -> list[Group]:
 
     Raises:
         UsageError: no such file, columns that are missing, a method that fits no setting or more than one.
-        DataError: a cell that is not a number, or two lines for one task.
+        DataError: a cell that is not a number, a line with more cells than columns, two lines for one task, or
+            accuracies that are fractions instead of percentages.
     """
     if not path.is_file():
         raise UsageError(f"no file {path}: --external takes a CSV file with the columns {', '.join(COLUMNS)}")
@@ -119,6 +121,12 @@ def read_external(path: Path, settings: Sequence[Setting]) -> list[Group]:
         lines = [(reader.line_num, row) for row in reader]
     found: dict[tuple[str, str, str], dict[str, list[ExternalRow]]] = defaultdict(lambda: defaultdict(list))
     for number, row in lines:
+        surplus = row.pop(None, None)  # where csv puts what has no column
+        if surplus:
+            raise DataError(
+                f"{path}, line {number}: {len(row) + len(surplus)} cells, but the header names {len(row)} columns; "
+                "put a method's name that holds a comma in quotation marks"
+            )
         cells = {key: (row.get(key) or "").strip() for key in (*COLUMNS, *OPTIONAL)}
         if not cells["method"]:
             raise DataError(f"{path}, line {number}: the method has no name")
@@ -127,7 +135,17 @@ def read_external(path: Path, settings: Sequence[Setting]) -> list[Group]:
         own.append(_external_row(cells, place))
         if sum(r.task == own[-1].task for r in own) > 1:
             raise DataError(f"{place}: {cells['method']} has two lines for task {own[-1].task or 'none'} of one seed")
+    for key, seeds in found.items():
+        _refuse_fractions(path, key[0], [row.accuracy for rows in seeds.values() for row in rows])
     return [_external_group(path, key, seeds, settings) for key, seeds in found.items()]
+
+
+def _refuse_fractions(path: Path, method: str, accuracies: Sequence[float | None]) -> None:
+    known = [accuracy for accuracy in accuracies if accuracy]
+    if known and max(known) <= 1:
+        raise DataError(
+            f"{path}: no A_k of {method} is above {max(known):g}: give percentages from 0 to 100, not fractions"
+        )
 
 
 def _external_row(cells: Mapping[str, str], place: str) -> ExternalRow:
@@ -196,4 +214,5 @@ def _external_outcome(seed: str, rows: Sequence[ExternalRow], tasks: int) -> Out
         "backbone_params": params,
     }
     number = int(seed) if seed.lstrip("-").isdigit() else None
-    return Outcome(number, trajectory, values, "external file" if energy is not None else None)
+    conditions = Conditions(source="external file" if energy is not None else "")
+    return Outcome(number, trajectory if known else (), values, conditions, key=seed)

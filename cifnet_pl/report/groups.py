@@ -1,164 +1,40 @@
-"""Runs that differ by seed only form a group; groups of one head are named by what sets them apart."""
+"""Runs that differ by seed only form a group; groups of one method are named by what sets them apart."""
 
 from __future__ import annotations
 
 import inspect
 import json
-import statistics
+import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cifnet_pl import heads
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.model.metrics import max_drop
+from cifnet_pl.report.outcomes import VALUES, Conditions, Group, Outcome
 from cifnet_pl.report.runs import Run
-from cifnet_pl.report.settings import OF_SETTING, Setting, configuration, setting_of
+from cifnet_pl.report.settings import OF_SETTING, configuration, setting_of
+from cifnet_pl.report.words import JOINT, METHODS, method_name
 
-HEADS = {
-    "CIFNetHead": "CIFNet",
-    "RidgeHead": "Exact ridge",
-    "ACILHead": "ACIL",
-    "DSALHead": "DS-AL",
-    "SLDAHead": "SLDA",
-    "NCMHead": "NCM",
-    "KNNHead": "kNN",
-    "LogisticHead": "Logistic regression",
-    "SGDHead": "Linear (SGD)",
-    "FinetuneModule": "Fine-tuning",
-    "ICaRLModule": "iCaRL",
-}
-"""Class of a head, or of a module that trains the network → its name in tables, in the order of the rows."""
+ALL_EMBEDDINGS = 10_000_000
+"""A buffer of this capacity keeps every embedding: logistic regression on it is the joint bound."""
 
-WORDS: dict[tuple[str, Any], str] = {
-    ("buffer", None): "no buffer",
-    ("buffer", "yes"): "with buffer",
-    ("buffer.oversample", False): "no oversampling",
-    ("buffer.oversample", True): "oversampling",
-    ("head.update_past", False): "locked old neurons",
-    ("head.update_past", True): "updated old neurons",
-    ("head.weighting", "released"): "released weighting",
-    ("head.weighting", "derivative"): "derivative weighting",
-    ("buffer.strategy", "random"): "random buffer",
-    ("buffer.strategy", "herding"): "herding buffer",
-    ("buffer.strategy", "kmeans"): "k-means buffer",
-    ("buffer.strategy", "centroid"): "centroid buffer",
-    ("head.ridge", "gcv"): "λ by GCV",
-}
-"""(setting, value) → how a method's name says so; other settings are named by :func:`words`."""
-
-LACKING = (("buffer", None), ("buffer.oversample", False), ("head.update_past", False), ("head.weighting", "released"))
-"""Settings that a method's name always mentions, whether or not there is anything to compare it with."""
-
-PREFIXES = {"head.ridge": "λ", "buffer.capacity": "buffer", "buffer.per_class": "buffer per class"}
+BYTES = {"float64": 8, "float32": 4}
 
 
-VALUES = (
-    "A_K", "A_bar", "forgetting", "bwt", "max_drop", "ece", "nll", "epochs", "train_seconds", "eval_seconds",
-    "energy_kwh", "A_K_per_kwh", "backbone_params", "state_elements", "buffer_elements",
-)  # fmt: skip
-"""Keys of a summary that tables and figures use."""
+def method_of(run: Run) -> str:
+    """The name of a run's method: ``--method`` if the run has one, else that of its head or module."""
+    given = run.config.get("method")
+    if isinstance(given, str):
+        return given
+    head, buffer = str(run.summary["head"]), run.summary.get("buffer_settings") or {}
+    if head == "LogisticHead" and (buffer.get("capacity") or 0) >= ALL_EMBEDDINGS:
+        return JOINT
+    return method_name(head)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What one seed gave. ``values`` has None where something was not measured; percentages, seconds, kWh."""
-
-    seed: int | None
-    trajectory: tuple[float | None, ...]
-    values: Mapping[str, float | None]
-    energy_source: str | None = None
-    run: Run | None = None
-
-
-@dataclass(frozen=True)
-class Stat:
-    """Mean over seeds, standard deviation (n − 1; None for a single seed), and the number of seeds."""
-
-    mean: float
-    sd: float | None
-    n: int
-
-
-@dataclass
-class Group:
-    """All seeds of one configuration, or of one method that was run or published elsewhere.
-
-    Attributes:
-        setting: what it can be compared with.
-        name: of the head or the method.
-        kind: "measured", "external" or "published".
-        outcomes: one a seed, by seed.
-        config: settings of the method by dotted name; empty for what was not run here.
-        changes: settings in which it differs from the reference of its head, empty for the reference itself.
-        components: numbers kept between tasks, by component.
-    """
-
-    setting: Setting
-    name: str
-    kind: str
-    outcomes: list[Outcome]
-    config: dict[str, Any] = field(default_factory=dict)
-    changes: dict[str, Any] = field(default_factory=dict)
-    components: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def label(self) -> str:
-        """Name of the method, what it lacks of the paper's, and what is changed against its reference."""
-        lacking = {key: self.config[key] for key, value in LACKING if self.config.get(key, "") == value}
-        said = {**lacking, **self.changes}
-        return ", ".join([self.name, *(words(key, value) for key, value in sorted(said.items()))])
-
-    @property
-    def head(self) -> str | None:
-        """Class of the head, for runs of this package."""
-        return self.config.get("head")
-
-    @property
-    def is_reference(self) -> bool:
-        """Whether this is the configuration that the others of its head are compared with."""
-        return self.kind == "measured" and not self.changes
-
-    @cached_property
-    def energy_source(self) -> str:
-        """Where the energies come from; all sources where seeds differ."""
-        return "; ".join(sorted({o.energy_source for o in self.outcomes if o.energy_source}))
-
-    def stat(self, key: str) -> Stat | None:
-        """Mean and deviation of a value over the seeds that have it; None where none has."""
-        return stat_of([outcome.values.get(key) for outcome in self.outcomes])
-
-    def curve(self) -> list[Stat | None]:
-        """A_k of each task over seeds."""
-        length = max((len(outcome.trajectory) for outcome in self.outcomes), default=0)
-        return [
-            stat_of([o.trajectory[k] if k < len(o.trajectory) else None for o in self.outcomes]) for k in range(length)
-        ]
-
-    @property
-    def classes_seen(self) -> tuple[int, ...]:
-        """Number of classes after each task, of the first seed."""
-        run = self.outcomes[0].run
-        return run.classes_seen if run is not None else ()
-
-
-def stat_of(values: Sequence[float | None]) -> Stat | None:
-    """Mean and sample standard deviation of what is known."""
-    known = [float(value) for value in values if value is not None]
-    if not known:
-        return None
-    return Stat(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
-
-
-def words(key: str, value: Any) -> str:
-    """A setting and its value for a method's name."""
-    known = WORDS.get((key, value)) if isinstance(value, str | bool | None) else None
-    if known is not None:
-        return known
-    name = PREFIXES.get(key, key.removeprefix("head.").removeprefix("buffer."))
-    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+# ---------------------------------------------------------------------- one run
 
 
 def outcome_of(run: Run) -> Outcome:
@@ -166,7 +42,25 @@ def outcome_of(run: Run) -> Outcome:
     summary = run.summary
     values = {name: summary.get(name) for name in VALUES}
     values["max_drop"] = max_drop(summary["A_k"])
-    return Outcome(run.seed, tuple(summary["A_k"]), values, _sorted_source(summary.get("energy_source")), run)
+    components = kept_components(run)
+    if components:
+        values["kept_elements"] = sum(components.values())
+        values["kept_bytes"] = kept_bytes(run, components)
+    return Outcome(run.seed, tuple(summary["A_k"]), values, _conditions(run), run, _pair_key(run))
+
+
+def _pair_key(run: Run) -> str:
+    return json.dumps([run.seed, run.config["data"].get("class_order")])
+
+
+def _conditions(run: Run) -> Conditions:
+    summary = run.summary
+    machine = summary.get("machine") or summary.get("device") or ""
+    read = summary.get("cached_images")  # None: a run of an earlier version, which did not count them
+    cached = bool(read) if read is not None else bool(run.config["data"].get("cache"))
+    energy = run.config.get("energy")
+    scope = energy.get("tracking_mode") if isinstance(energy, Mapping) else None
+    return Conditions(cached, str(machine), _sorted_source(summary.get("energy_source")) or "", scope or "machine")
 
 
 def _sorted_source(source: str | None) -> str | None:
@@ -174,35 +68,59 @@ def _sorted_source(source: str | None) -> str | None:
     return ", ".join(sorted(source.split(", "))) if source else None
 
 
+def kept_components(run: Run) -> dict[str, float]:
+    """Numbers kept between tasks by component, without the backbone that every method has.
+
+    A method that trains the network counts all of its parameters: those of one backbone are taken off.
+    """
+    parts = {name: float(count) for name, count in (run.summary.get("state_components") or {}).items() if count}
+    if "parameters" in parts:
+        parts["parameters"] = max(0.0, parts["parameters"] - (run.summary.get("backbone_params") or 0))
+    return {name: count for name, count in parts.items() if count}
+
+
+def kept_bytes(run: Run, components: Mapping[str, float]) -> float:
+    """Bytes of the components as they are stored; runs of earlier versions did not say them by component."""
+    sizes = run.summary.get("state_bytes_per_element") or {}
+    dtype = str((run.summary.get("head_settings") or {}).get("dtype", "float32"))
+    default: dict[str, float] = {"buffer": 1 if "parameters" in (run.summary.get("state_components") or {}) else 4}
+    return math.fsum(
+        count * sizes.get(name, default.get(name, BYTES.get(dtype, 4))) for name, count in components.items()
+    )
+
+
+# ---------------------------------------------------------------------- groups
+
+
 def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
     """Groups in the order of tables, and a sentence for each run that a later one of the same seed replaces."""
     found: dict[str, dict[Any, Run]] = defaultdict(dict)
     replaced = []
     for run in runs:
-        same = found[json.dumps(configuration(run), sort_keys=True, default=str)]
-        seed = (run.seed, run.config["data"].get("class_order"))
-        earlier = same.pop(repr(seed), None)
+        same = found[json.dumps([method_of(run), configuration(run)], sort_keys=True, default=str)]
+        # The same seed on another machine, or with the cache, is another measurement of time and energy.
+        key = (_pair_key(run), _conditions(run))
+        earlier = same.pop(key, None)
         if earlier is not None and earlier.activations is not None and run.activations is None:
             run, earlier = earlier, run
         if earlier is not None:
             replaced.append(f"{earlier.folder}: the same configuration and seed as {run.folder}, which is used instead")
-        same[repr(seed)] = run
+        same[key] = run
     groups = [_group(sorted(same.values(), key=lambda r: (r.seed is None, r.seed))) for same in found.values()]
-    by_head: dict[tuple[Any, ...], list[Group]] = defaultdict(list)
+    by_method: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
-        by_head[group.setting.order, group.name].append(group)
-    for family in by_head.values():
+        by_method[group.name].append(group)
+    for family in by_method.values():
         _name_variants(family)
     return sorted(groups, key=group_order), replaced
 
 
 def _group(runs: list[Run]) -> Group:
     config = {key: value for key, value in configuration(runs[0]).items() if key not in OF_SETTING}
-    head = str(runs[0].summary["head"])
-    parts = runs[0].summary.get("state_components") or {}
-    components = {name: float(count) for name, count in parts.items() if count}
-    name = HEADS.get(head, head.removesuffix("Head"))
-    return Group(setting_of(runs[0]), name, "measured", [outcome_of(run) for run in runs], config, {}, components)
+    outcomes = [outcome_of(run) for run in runs]
+    return Group(
+        setting_of(runs[0]), method_of(runs[0]), "measured", outcomes, config, components=kept_components(runs[0])
+    )
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,10 +132,25 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _name_variants(family: list[Group]) -> None:
-    """Choose the reference of one head in one setting, and say of each group in what it differs.
+    """Name each group of one method by what differs from its main configuration, which is one over all settings.
 
-    The reference is the configuration with the fewest differences to all others together: what the others are
-    variations of. Ties go to the one that is nearest to the package's defaults.
+    The reference of a setting, which its ablations are variants of, may be another one: its label then says so.
+    """
+    main = _reference(family)
+    by_setting: dict[tuple[Any, ...], list[Group]] = defaultdict(list)
+    for group in family:
+        group.named = differences(main.config, group.config)
+        by_setting[group.setting.order].append(group)
+    for same in by_setting.values():
+        reference = main if any(group is main for group in same) else _reference(same)
+        for group in same:
+            group.changes = differences(reference.config, group.config)
+
+
+def _reference(family: Sequence[Group]) -> Group:
+    """The configuration with the fewest differences to all others together: what the others are variations of.
+
+    Ties go to the one that is nearest to the package's defaults.
     """
     defaults = _defaults(str(family[0].head))
 
@@ -226,13 +159,11 @@ def _name_variants(family: list[Group]) -> None:
         own = sum(group.config.get(key) != value for key, value in defaults.items())
         return total, own, json.dumps(group.config, sort_keys=True, default=str)
 
-    reference = min(family, key=cost)
-    for group in family:
-        group.changes = differences(reference.config, group.config)
+    return min(family, key=cost)
 
 
 def _defaults(head: str) -> dict[str, Any]:
-    builders = {"buffer.": CalibrationBuffer, "head.": getattr(heads, head, None)}
+    builders: dict[str, Callable[..., Any] | None] = {"buffer.": CalibrationBuffer, "head.": getattr(heads, head, None)}
     return {
         prefix + name: parameter.default
         for prefix, builder in builders.items()
@@ -243,10 +174,14 @@ def _defaults(head: str) -> dict[str, Any]:
 
 
 def group_order(group: Group) -> tuple[Any, ...]:
-    """Sort key: setting, measured before external, head, reference before its variants, numbers by size."""
-    kinds = ["measured", "external", "published"]
-    known = list(HEADS.values())
-    place = known.index(group.name) if group.name in known else len(known)
+    """Sort key: setting, measured before external, method, reference before its variants, numbers by size."""
     changes = [(key, not isinstance(v, int | float), v if isinstance(v, int | float) else 0, str(v))
                for key, v in sorted(group.changes.items())]  # fmt: skip
-    return (group.setting.order, kinds.index(group.kind), place, group.name, len(changes), changes)
+    return (group.setting.order, *method_order(group), len(changes), changes)
+
+
+def method_order(group: Group) -> tuple[int, int, str]:
+    """Sort key of a method within a setting."""
+    kinds, known = ["measured", "external", "published"], [*METHODS.values(), JOINT]
+    place = known.index(group.name) if group.name in known else len(known)
+    return kinds.index(group.kind), place, group.name

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, cast
+
+import jinja2
+from markupsafe import Markup, escape
 
 from cifnet_pl.learning.run_record import to_csv
-from cifnet_pl.report.groups import Stat
+from cifnet_pl.report.outcomes import Stat
+from cifnet_pl.report.significance import marked
 
 DASH = "–"
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader("cifnet_pl.report"), autoescape=True, undefined=jinja2.StrictUndefined,
+    trim_blocks=True, lstrip_blocks=True,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,31 +44,65 @@ class Column:
 Cell = str | Stat | None
 """Text, a number with its deviation, or nothing."""
 
+COST_HEADERS = ("training (min)", "energy (kWh)", "A_K per kWh", "CO₂ (kg)")
+"""Columns whose values depend on the machine."""
+
 
 @dataclass
 class Table:
-    """Rows of cells under columns. ``name`` is the file's name, ``notes`` stand below."""
+    """Rows of cells under columns. ``name`` is the file's name, ``notes`` stand below.
+
+    Attributes:
+        blocks: for each row, what it may be compared with: the best is looked for among rows of the same block.
+        cost_blocks: the same for columns of time and energy, where it differs.
+    """
 
     name: str
     title: str
     columns: list[Column]
     rows: list[list[Cell]]
     notes: list[str] = field(default_factory=list)
+    blocks: list[str] = field(default_factory=list)
+    cost_blocks: list[str] = field(default_factory=list)
 
-    def is_best(self, row: int, column: int) -> bool:
-        """Whether a cell holds the best mean of its column, where there is more than one to compare."""
-        better = self.columns[column].better
-        means = [r[column].mean for r in self.rows if isinstance(r[column], Stat)]  # type: ignore[union-attr]
-        cell = self.rows[row][column]
-        if better is None or len(set(means)) < 2 or not isinstance(cell, Stat):
-            return False
-        return cell.mean == (max(means) if better == "max" else min(means))
+    @cached_property
+    def best(self) -> set[tuple[int, int]]:
+        """(row, column) of the cells that are marked as best, see :func:`cifnet_pl.report.significance.marked`."""
+        found = set()
+        for j, column in enumerate(self.columns):
+            if column.better is None:
+                continue
+            for rows in self._comparable(column):
+                cells = [row[j] if isinstance(row[j], Stat) else None for row in (self.rows[i] for i in rows)]
+                stats = cast(list[Stat | None], cells)
+                found |= {(rows[i], j) for i in marked(stats, column.better, exact=not column.spread)}
+        return found
+
+    def _comparable(self, column: Column) -> list[list[int]]:
+        """Rows that may be compared with each other in a column; published and external ones never are."""
+        blocks = self.cost_blocks if self.cost_blocks and column.header in COST_HEADERS else self.blocks
+        blocks = blocks or ["measured"] * len(self.rows)
+        names = [name for name in dict.fromkeys(blocks) if name.startswith("measured")]
+        return [[i for i, block in enumerate(blocks) if block == name] for name in names]
+
+    def text(self, row: int, column: int, plus_minus: str = " ± ") -> str:
+        """A cell as plain text; with its number of seeds where measured rows of its column have different ones."""
+        cell, header = self.rows[row][column], self.columns[column]
+        plain = cell_text(cell, header, plus_minus)
+        blocks = self.blocks or ["measured"] * len(self.rows)
+        ours = blocks[row].startswith("measured")
+        counts = {
+            other.n for line, block in zip(self.rows, blocks, strict=True)
+            if block.startswith("measured") and isinstance(other := line[column], Stat)
+        }  # fmt: skip
+        said = isinstance(cell, Stat) and header.spread and ours and len(counts) > 1
+        return f"{plain} (n = {cast(Stat, cell).n})" if said else plain
 
     def without_empty(self) -> Table:
         """The table without columns in which nothing was measured."""
         keep = [j for j in range(len(self.columns)) if any(row[j] not in (None, "") for row in self.rows)]
         rows = [[row[j] for j in keep] for row in self.rows]
-        return Table(self.name, self.title, [self.columns[j] for j in keep], rows, self.notes)
+        return replace(self, columns=[self.columns[j] for j in keep], rows=rows)
 
 
 def number(value: float, digits: int | None) -> str:
@@ -96,8 +138,8 @@ def to_markdown(table: Table) -> str:
     """A pipe table with the title above and the notes below; the best of a column in bold."""
 
     def text(i: int, j: int) -> str:
-        plain = cell_text(table.rows[i][j], table.columns[j]).replace("|", "\\|").replace("\n", " ")
-        return f"**{plain}**" if table.is_best(i, j) else plain
+        plain = table.text(i, j).replace("|", "\\|").replace("\n", " ")
+        return f"**{plain}**" if (i, j) in table.best else plain
 
     header = [column.header.replace("|", "\\|") for column in table.columns]
     aligned = ["---" if j == 0 or _is_text(table, j) else "---:" for j in range(len(header))]
@@ -133,7 +175,7 @@ LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "λ": r"$\lambda$", "ε": r"$\epsilon$", "±": r"$\pm$",
     "×": r"$\times$", "–": "--", "…": r"\dots{}", "²": r"$^2$", "Ā": r"$\bar{A}$", "≤": r"$\le$", "<": r"$<$",
-    ">": r"$>$", "|": r"$|$", "→": r"$\to$", "₂": r"$_2$",
+    ">": r"$>$", "|": r"$|$", "→": r"$\to$", "₂": r"$_2$", "÷": r"$\div$", "·": r"$\cdot$", "−": r"$-$",
 }  # fmt: skip
 """Characters that LaTeX would not print as they are."""
 
@@ -148,8 +190,8 @@ def to_latex(table: Table) -> str:
     """A ``table`` environment of the booktabs package; the best of a column in bold."""
 
     def text(i: int, j: int) -> str:
-        plain = latex(cell_text(table.rows[i][j], table.columns[j]))
-        return rf"\textbf{{{plain}}}" if table.is_best(i, j) else plain
+        plain = latex(table.text(i, j))
+        return rf"\textbf{{{plain}}}" if (i, j) in table.best else plain
 
     align = "".join("l" if _is_text(table, j) else "r" for j in range(len(table.columns)))
     body = [" & ".join(text(i, j) for j in range(len(table.columns))) + r" \\" for i in range(len(table.rows))]
@@ -172,31 +214,29 @@ def to_latex(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def to_html(table: Table) -> str:
+def to_html(table: Table) -> Markup:
     """A ``<table>`` with caption; the best of a column in bold."""
-
-    def text(i: int, j: int) -> str:
-        plain = typeset(cell_text(table.rows[i][j], table.columns[j]))
-        kind = "text" if _is_text(table, j) else "num"
-        return f'<td class="{kind}">{f"<b>{plain}</b>" if table.is_best(i, j) else plain}</td>'
-
-    header = "".join(
-        f'<th scope="col" class="{"text" if _is_text(table, j) else "num"}">{typeset(column.header)}</th>'
-        for j, column in enumerate(table.columns)
-    )
-    body = "\n".join(
-        "<tr>" + "".join(text(i, j) for j in range(len(table.columns))) + "</tr>" for i in range(len(table.rows))
-    )
-    notes = "".join(f"<p class='note'>{typeset(note)}</p>" for note in table.notes)
-    return (
-        f'<div class="table"><table><caption>{typeset(table.title)}</caption>\n'
-        f"<thead><tr>{header}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>\n{notes}\n"
-    )
+    kinds = ["text" if _is_text(table, j) else "num" for j in range(len(table.columns))]
+    rows = [
+        [(kinds[j], typeset(table.text(i, j)), (i, j) in table.best) for j in range(len(table.columns))]
+        for i in range(len(table.rows))
+    ]
+    header = [(kind, typeset(column.header)) for kind, column in zip(kinds, table.columns, strict=True)]
+    notes = [typeset(note) for note in table.notes]
+    return Markup(template("table.html").render(title=typeset(table.title), header=header, rows=rows, notes=notes))
 
 
-def typeset(text: str) -> str:
-    """``text`` for HTML, with ``A_K`` as a symbol with an index."""
-    return html.escape(text).replace("A_K", "<i>A</i><sub>K</sub>").replace("A_k", "<i>A</i><sub>k</sub>")
+def template(name: str) -> jinja2.Template:
+    """A template of the page; what is put into it is escaped."""
+    return TEMPLATES.get_template(name)
+
+
+def typeset(text: str) -> Markup:
+    """``text`` for HTML, escaped, with ``A_K`` as a symbol with an index."""
+    escaped = escape(text)
+    for index in "Kk":
+        escaped = Markup(str(escaped).replace(f"A_{index}", f"<i>A</i><sub>{index}</sub>"))
+    return escaped
 
 
 def _is_text(table: Table, column: int) -> bool:

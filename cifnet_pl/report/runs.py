@@ -9,11 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.files import read_yaml
+from cifnet_pl.utilities.run_folders import versions
+from cifnet_pl.utilities.text import printable
 
 ACTIVATIONS = "activations.csv"
+POINT = "point.yaml"
+"""Configuration of a sweep's point, in its experiment's folder."""
+FAILURE = "failure.txt"
+"""Why a point failed the last time, beside it."""
 FILES = ("config.yaml", "tasks.csv", "summary.json")
 NEEDED = ("A_K", "A_bar", "A_k", "n_tasks", "n_classes", "head", "train_seconds", "energy_kwh", "state_elements")
 
@@ -103,6 +108,36 @@ def read_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
     return runs, left_out
 
 
+@dataclass(frozen=True)
+class MissingPoint:
+    """A point of a sweep that has no whole run: its folder, and why, as far as the sweep knows."""
+
+    folder: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.folder.name}: {self.reason}"
+
+
+def find_missing(paths: Iterable[str | Path]) -> list[MissingPoint]:
+    """Points of sweeps at or below ``paths`` that have no whole run, sorted by name."""
+    found = {}
+    for path in map(Path, paths):
+        # A run's own folder belongs to a point too, but then the user asked for that run alone.
+        for file in path.rglob(POINT):
+            folder = file.parent
+            if not any(is_complete(version) for version in versions(folder)):
+                found[folder.resolve()] = MissingPoint(folder, _reason(folder))
+    return sorted(found.values(), key=lambda point: [_natural(part) for part in point.folder.parts])
+
+
+def _reason(folder: Path) -> str:
+    failure = folder / FAILURE
+    if failure.is_file():
+        return printable(failure.read_text(encoding="utf-8", errors="replace").strip())
+    return "begun, but not finished" if versions(folder) else "not run yet"
+
+
 def is_complete(folder: Path) -> bool:
     """Whether ``folder`` holds a whole run."""
     try:
@@ -130,9 +165,9 @@ def _config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise DataError(f"{path.parent}: no config.yaml, so its settings are not known")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is damaged: {' '.join(str(error).split())}") from error
+        content = read_yaml(path)
+    except UsageError as error:
+        raise DataError(f"{path} is damaged: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("data"), dict):
         raise DataError(f"{path} is not a run's configuration: it has no section data")
     return content

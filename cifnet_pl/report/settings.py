@@ -31,12 +31,16 @@ NOT_SETTINGS = (
     "weights_only",
     "trainer.enable_progress_bar",
     "trainer.accelerator",
+    "method",
+    "download",
     "data.cache",
     "data.cache_folder",
     "data.num_workers",
     "data.memory_mb",
     "data.on_corrupt",
     "energy.enabled",
+    "energy.tracking_mode",
+    "predictions.every_task",
 )
 """Keys of ``config.yaml`` that do not make another configuration: seeds, names, and how the same was computed."""
 
@@ -47,6 +51,7 @@ OF_SETTING = (
     "data.initial_classes",
     "data.max_tasks",
     "data.image_size",
+    "data.tune",
     "backbone",
     "architecture",
 )
@@ -64,6 +69,7 @@ class Setting:
         image_size: side in pixels as given, or None for the weights' own.
         backbone: name of the frozen network, with its architecture where one was given.
         root: folder of the data, which tells apart data sets of one name.
+        tune: share of the training images that accuracies are measured on in place of the test images, or None.
     """
 
     dataset: str
@@ -73,16 +79,19 @@ class Setting:
     image_size: int | None
     backbone: str
     root: str
+    tune: float | None = None
 
     @property
     def order(self) -> tuple[Any, ...]:
         """Sort key: by data set, then few tasks before many."""
-        return (self.dataset, self.n_tasks, self.n_classes, self.backbone, self.image_size or 0, self.root)
+        size, tune = self.image_size or 0, self.tune or 0.0
+        return (self.dataset, self.n_tasks, self.n_classes, self.backbone, size, self.root, tune)
 
     @property
     def short(self) -> str:
-        """Data set and protocol, for a column of a table."""
-        return f"{self.dataset}, {self.protocol} cls/task"
+        """Data set and protocol, for a column of a table; says so where no test image was used."""
+        tuned = f", on {100 * self.tune:g} % of the training images (tuning)" if self.tune else ""
+        return f"{self.dataset}, {self.protocol} cls/task{tuned}"
 
     @property
     def title(self) -> str:
@@ -190,6 +199,7 @@ def setting_of(run: Run) -> Setting:
         image_size=flat.get("data.image_size"),
         backbone=f"{backbone} ({architecture})" if architecture else backbone,
         root=root,
+        tune=flat.get("data.tune"),
     )
 
 

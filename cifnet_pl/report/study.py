@@ -1,28 +1,32 @@
-"""All results of a report, and the comparisons that they allow: by head, by ablation, by one setting alone."""
+"""All results of a report, and the comparisons that they allow: by method, by ablation, by one setting alone."""
 
 from __future__ import annotations
 
 import re
+import string
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from cifnet_pl.report.elsewhere import Published, published_groups, published_numbers, published_values
-from cifnet_pl.report.groups import WORDS, Group, Stat
+from cifnet_pl.report.groups import method_order
+from cifnet_pl.report.outcomes import Conditions, Group, Stat, fixed
 from cifnet_pl.report.settings import Setting
+from cifnet_pl.report.significance import ratio
+from cifnet_pl.report.words import JOINT
 
 ABLATIONS = ("buffer", "buffer.oversample", "head.update_past", "head.weighting")
 """Settings whose change takes a part of the method away (tab:ablation), each by itself."""
 
-CLASSIFIERS = ("SLDA", "NCM", "kNN", "Logistic regression", "Linear (SGD)")
+CLASSIFIERS = ("SLDA", "NCM", "kNN", "Logistic regression", "Linear (SGD)", JOINT)
 """Classifiers that are compared with the analytic heads on the same frozen backbone (fig:classifier_ablation)."""
 
 ANALYTIC = ("CIFNet", "Exact ridge")
 """Heads that stand beside those classifiers."""
 
-BYTES = 4
-"""Memory is given as the paper gives it: numbers kept, at four bytes each."""
+REFERENCE = "CIFNet"
+"""Method whose energy others are divided by, unless another one is asked for."""
 
 
 @dataclass
@@ -32,11 +36,14 @@ class Study:
     Attributes:
         groups: measured ones, then those of external files, in the order of tables.
         left_out: a sentence for each folder that was not read, or not used.
-        published: the paper's rows for the same data sets and protocols.
+        missing: a sentence for each point of a sweep that has no whole run.
+        reference: label of the method whose energy others are divided by.
     """
 
     groups: list[Group]
     left_out: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    reference: str = REFERENCE
 
     @cached_property
     def settings(self) -> list[Setting]:
@@ -63,6 +70,8 @@ class Study:
         """The setting's name for a file."""
         return re.sub(r"[^a-z0-9]+", "_", self.names[setting].lower()).strip("_")
 
+    # ------------------------------------------------------------------ groups
+
     @cached_property
     def published(self) -> list[Group]:
         """The paper's rows of every setting."""
@@ -77,8 +86,12 @@ class Study:
         """Measured and external groups of a setting."""
         return [group for group in self.groups if group.setting == setting]
 
+    def published_in(self, setting: Setting) -> list[Group]:
+        """The paper's rows of a setting."""
+        return [group for group in self.published if group.setting == setting]
+
     def references(self, setting: Setting) -> list[Group]:
-        """One group for each head of a setting: the one that its others are variations of."""
+        """One group for each method of a setting: the one that its others are variations of."""
         return [group for group in self.of(setting) if group.is_reference]
 
     def compared(self, setting: Setting) -> list[Group]:
@@ -87,10 +100,16 @@ class Study:
 
     def with_published(self, setting: Setting) -> list[Group]:
         """As :meth:`compared`, and the paper's rows."""
-        return self.compared(setting) + [group for group in self.published if group.setting == setting]
+        return self.compared(setting) + self.published_in(setting)
+
+    def row_order(self, group: Group) -> tuple[object, ...]:
+        """Sort key of a row that stands for several settings: measured, external, published in the paper's order."""
+        kind, place, name = method_order(group)
+        own = (place, name, len(group.named), group.label) if group.kind == "measured" else (0, "", 0, "")
+        return (kind, *own)
 
     def variants(self, reference: Group, *keys: str) -> list[Group]:
-        """The reference, and the groups of its head that differ from it in exactly one of ``keys``; [] if none."""
+        """The reference, and the groups of its method that differ from it in exactly one of ``keys``; [] if none."""
         own = [
             group for group in self.of(reference.setting)
             if group.kind == "measured" and group.name == reference.name
@@ -112,22 +131,71 @@ class Study:
     def published_of(self, table: str, setting: Setting, quantity: str) -> dict[str, Stat]:
         """Variant → the paper's number for its own method in one of its tables."""
         values = published_values(self.numbers, table, setting, quantity)
-        return {variant: Stat(value, None, 3) for variant, value in values.items()}
+        return {variant: stat for variant, value in values.items() if (stat := fixed(value, 3)) is not None}
+
+    # ------------------------------------------------------------------ costs
+
+    def energy_ratios(self, groups: Sequence[Group]) -> list[Stat | None]:
+        """Energy of each group divided by that of the reference under the same conditions."""
+        found: dict[tuple[str, Conditions], Group] = {}
+        for group in groups:
+            if self.reference in (group.label, group.name) and len(group.conditions) == 1:
+                found.setdefault((group.kind, group.conditions[0]), group)
+        ratios: list[Stat | None] = []
+        for group in groups:
+            rival = found.get((group.kind, group.conditions[0])) if len(group.conditions) == 1 else None
+            ratios.append(ratio(group.stat("energy_kwh"), rival.stat("energy_kwh")) if rival else None)
+        return ratios
+
+    def condition_letters(self, groups: Sequence[Group]) -> dict[tuple[str, Conditions], str]:
+        """A letter for each kind of row and its conditions, as a reference to a note."""
+        keys = dict.fromkeys((group.kind, conditions) for group in groups for conditions in group.conditions)
+        return {key: _letter(i) for i, key in enumerate(keys)}
+
+    def condition_words(self, groups: Sequence[Group]) -> dict[str, str]:
+        """Letter → what it stands for."""
+        said = {}
+        for (kind, conditions), letter in self.condition_letters(groups).items():
+            shown = [name for name in ("machine", "source") if getattr(conditions, name) or name == "source"]
+            more = [name for name in ("scope", "cached") if getattr(conditions, name) in ("process", True)]
+            text = conditions.words([*shown, *more])
+            said[letter] = text if kind == "measured" else f"{kind}, {text}"
+        return said
+
+    # ------------------------------------------------------------------ what a reader must know
 
     def cache_note(self, groups: Sequence[Group]) -> list[str]:
         """What a reader must know about the costs of runs with the embedding cache; nothing where there are none."""
-        cached = sorted({group.label for group in groups if group.config.get("data.cache")})
+        cached = sorted({group.label for group in groups if any(c.cached for c in group.conditions)})
         if not cached:
             return []
         return [
-            f"Run with data.cache: {'; '.join(cached)}. Their times and energies are without the backbone's wherever "
-            "an embedding was on disk already, so they do not compare with those of other methods."
+            f"Embeddings were read from the cache: {'; '.join(cached)}. Their times and energies are without the "
+            "backbone's, so they are neither averaged with nor ranked beside those of runs that computed them."
         ]
+
+    def seeds_note(self, groups: Iterable[Group]) -> str:
+        """What the deviations are over: seeds, class orders, or both."""
+        runs = [o.run for g in groups if g.kind == "measured" for o in g.outcomes if o.run is not None]
+        orders = [run.config["data"].get("class_order") for run in runs]
+        both = [order == run.seed and order is not None for run, order in zip(runs, orders, strict=True)]
+        drawn = {repr(order) for order in orders}
+        if runs and all(both):
+            over = "a seed sets both seed_everything and the class order"
+        elif len(drawn) == 1:
+            over = "all runs have the same class order, a seed sets the buffer and the projections alone"
+        else:
+            over = "class orders and seeds vary, but not together: the table of runs has them"
+        return f"Mean ± standard deviation over seeds; {over}."
 
     @property
     def notes(self) -> list[str]:
         """What a reader must know about the backbones, once each."""
         return notes_of(self.settings)
+
+
+def _letter(i: int) -> str:
+    return string.ascii_lowercase[i] if i < 26 else f"{string.ascii_lowercase[i % 26]}{i // 26}"
 
 
 def notes_of(settings: Sequence[Setting]) -> list[str]:
@@ -136,17 +204,7 @@ def notes_of(settings: Sequence[Setting]) -> list[str]:
     return list(dict.fromkeys(note for note in found if note))
 
 
-def variant_name(group: Group) -> str:
-    """A variant without the name of its head: "full method" for the reference."""
-    return group.label.removeprefix(group.name).removeprefix(", ") or "full method"
-
-
-def strategy_name(strategy: object) -> str:
-    """A way to select the buffer, in words."""
-    return WORDS.get(("buffer.strategy", strategy), str(strategy)).removesuffix(" buffer")
-
-
 def sources(groups: Sequence[Group]) -> str | None:
     """A sentence that says where the energies of ``groups`` come from; None where there are none."""
-    found = sorted({group.energy_source for group in groups if group.energy_source and group.stat("energy_kwh")})
+    found = sorted({group.energy_source for group in groups if group.energy_source})
     return f"Energy: {'; '.join(found)}." if found else None

@@ -11,6 +11,7 @@ from typing import Any, cast
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#7A5C00", "#8B8B8B", "#A50026", "#E69F00")
@@ -23,8 +24,8 @@ FILLS = (
 """Colour and hatch of the bars of a figure: they differ on paper without colours."""
 
 SETTINGS: Any = {
-    "font.size": 9.0,
-    "axes.titlesize": 10.0,
+    "font.size": 10.0,
+    "axes.titlesize": 11.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -83,16 +84,30 @@ def legend_of_bars(target: Figure, names: Sequence[str], kinds: Sequence[int], p
     target.legend(handles=patches, loc=cast(Any, f"outside {place}"), ncols=columns)
 
 
-def legend_below(target: Figure, axes: Axes, columns: int, title: str | None = None) -> None:
-    """A legend outside, below the axes: it can hide no data."""
+def legend_of_points(target: Figure, names: Sequence[str]) -> None:
+    """A legend below the axes that says which part each marker stands for; the first one is the full one."""
+    handles = [
+        Line2D(
+            [], [], linestyle="none", marker=MARKERS[i], markersize=7, label=name, markeredgewidth=1.4,
+            markeredgecolor=COLOURS[i], markerfacecolor="black" if i == 0 else "none",
+        )
+        for i, name in enumerate(names)
+    ]  # fmt: skip
+    target.legend(handles=handles, loc="outside lower center", ncols=_columns(target, names, 4))
+
+
+def legend_below(target: Figure, axes: Axes, columns: int) -> None:
+    """A legend outside, below the axes: it can hide no data; long names are wrapped."""
     handles, labels = axes.get_legend_handles_labels()
-    target.legend(
-        handles,
-        labels,
-        loc="outside lower center",
-        ncols=len(labels) if len(labels) == 4 else max(1, min(columns, len(labels))),
-        title=title,
-    )
+    names = [wrapped(label, 60 if columns == 1 else 34) for label in labels]
+    target.legend(handles, names, loc="outside lower center", ncols=_columns(target, names, columns))
+
+
+def _columns(target: Figure, names: Sequence[str], wanted: int) -> int:
+    """As many columns as fit, of at most ``wanted``: a letter is about 5 points wide, the sample line 50."""
+    longest = max((len(line) for name in names for line in name.splitlines()), default=1)
+    fitting = int(72 * target.get_figwidth() / (5 * longest + 50))
+    return max(1, min(wanted, fitting, len(names)))
 
 
 def wrapped(text: str, width: int) -> str:

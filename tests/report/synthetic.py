@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 
+from cifnet_pl import heads
 from cifnet_pl.learning.run_record import RunRecord, TaskRow, to_csv
 from cifnet_pl.model.metrics import average_accuracy, forgetting
 from cifnet_pl.utilities.files import write_text
@@ -41,6 +44,7 @@ def write_run(
     minutes: float = 1.5,
     kwh: float | None = 0.06,
     features: int = 512,
+    about: dict[str, Any] | None = None,
     activations: bool = False,
     backbone: str = "file:resnet18.pth",
 ) -> Path:
@@ -93,7 +97,7 @@ def write_run(
     settings = {"in_features": features, **own, **({"projection": f"seed {seed}"} if "width" in own else {})}
     record.write_summary(
         folder, head=head, head_settings=settings, buffer_settings=kept if used else None,
-        backbone=backbone, backbone_params=11_170_000, seed=seed, versions={}, device="x86_64",
+        backbone=backbone, backbone_params=11_170_000, seed=seed, versions={}, **{"device": "x86_64", **(about or {})},
         state_components=components, image_size=config["data"]["image_size"],
     )  # fmt: skip
     if activations:
@@ -105,12 +109,23 @@ def write_run(
     return folder
 
 
+@cache
+def component_names(head: str) -> tuple[str, ...]:
+    """The components that the head itself names, after it learned one task; a projection only where it is stored."""
+    real = getattr(heads, head)(4, **({"width": 6} if head in ("ACILHead", "DSALHead") else {}))
+    real.begin_task([0, 1])
+    real.observe(torch.eye(4), torch.tensor([0, 1, 0, 1]))
+    real.solve()
+    return tuple(name for name, count in real.state_elements().items() if count)
+
+
 def state_components(head: str, options: dict[str, Any], d: int, tasks: int, classes: int) -> dict[str, int]:
-    """Numbers kept by a head, as its ``state_elements`` counts them."""
-    if head in ("ACILHead", "DSALHead"):
-        width, streams = options["width"], 1 if head == "ACILHead" else 2
-        return {"projection": width * d, "covariance": streams * width**2, "classifier": streams * classes * width}
-    if head in ("CIFNetHead", "RidgeHead"):
-        grams = tasks if head == "CIFNetHead" else 1
-        return {"factors": grams * (d + 1) ** 2, "moments": classes * (d + 1), "weights": classes * (d + 1)}
-    return {"prototypes": classes * d}
+    """Numbers kept by a head at any size, under the names of a real one."""
+    streams = 2 if head == "DSALHead" else 1
+    width = options["width"] if head in ("ACILHead", "DSALHead") else d + 1
+    grams = tasks if head == "CIFNetHead" else streams
+    sizes = {
+        "factors": grams * width**2, "moments": streams * classes * width, "weights": streams * classes * width,
+        "embeddings": 100 * d,
+    }  # fmt: skip
+    return {name: sizes[name] for name in component_names(head)}

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from cifnet_pl.report.groups import Group, group_runs, stat_of
+from cifnet_pl.report.groups import group_runs
+from cifnet_pl.report.outcomes import Group, stat_of
 from cifnet_pl.report.runs import read_runs
 from cifnet_pl.report.settings import configuration, flatten, protocol_name
-from cifnet_pl.report.study import Study, variant_name
+from cifnet_pl.report.study import Study
 from tests.report.synthetic import write_run
 
 
@@ -50,7 +51,7 @@ def test_a_setting_that_an_older_version_did_not_have_is_its_default(tmp_path: P
     write_run(tmp_path / "other" / "version_0", seed=3, tasks=3, data={"split_seed": 1})
     groups, _ = group_runs(read_runs([tmp_path])[0])
     assert [len(group.outcomes) for group in groups] == [2, 1]
-    assert groups[1].label == "CIFNet, data.split_seed 1"
+    assert groups[1].label == "CIFNet, split seed 1"
 
 
 def test_class_orders_given_or_drawn_are_one_group(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_variants_are_named_by_what_they_change(tmp_path: Path) -> None:
     assert len(groups[-1].outcomes) == 2
     study = Study(groups)
     (family,) = study.varied("buffer", "buffer.oversample", "head.update_past", "head.weighting")
-    names = [variant_name(g) for g in family]
+    names = [g.variant for g in family]
     assert names == ["full method", "no buffer", "no oversampling", "locked old neurons", "released weighting"]
     assert [len(f) for f in study.varied("buffer.capacity")] == [2]
     assert study.other_keys() == ["head.ridge"]
@@ -169,8 +170,8 @@ def test_seeds_are_no_part_of_a_configuration(tmp_path: Path) -> None:
 
 
 def test_statistics_of_what_is_known() -> None:
-    assert stat_of([None, None]) is None
-    stat = stat_of([1.0, None, 3.0])
+    assert stat_of({"a": None, "b": None}) is None
+    stat = stat_of({"a": 1.0, "b": None, "c": 3.0})
     assert stat is not None
     assert (stat.mean, stat.n) == (2.0, 2)
     assert stat.sd == pytest.approx(2**0.5)

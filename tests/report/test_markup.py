@@ -2,16 +2,26 @@ import csv
 import io
 import re
 
-from cifnet_pl.report.groups import Stat
-from cifnet_pl.report.markup import Column, Table, cell_text, latex, to_csv_table, to_html, to_latex, to_markdown
+import pytest
+
+from cifnet_pl.report.markup import Cell, Column, Table, cell_text, latex, to_csv_table, to_html, to_latex, to_markdown
+from cifnet_pl.report.outcomes import Stat, stat_of
+
+
+def stat(*values: float) -> Stat:
+    """One value per seed."""
+    found = stat_of({f"seed {i}": value for i, value in enumerate(values)})
+    assert found is not None
+    return found
+
 
 TABLE = Table(
     "demo",
     "A & B < C",
     [Column("method"), Column("A_K (%)", 2, "max"), Column("kWh", None, "min"), Column("nothing")],
     [
-        ["one | 1", Stat(59.256, 0.504, 3), Stat(0.0603, 0.00112, 3), None],
-        ["two_2", Stat(61.0, None, 1), None, None],
+        ["one | 1", stat(59.0, 60.0, 58.9), stat(0.0603, 0.0592, 0.0614), None],
+        ["two_2", stat(61.0, 62.1, 60.9), None, None],
     ],
     ["100 % λ"],
 ).without_empty()
@@ -29,22 +39,49 @@ def test_numbers_and_deviations() -> None:
 
 def test_markdown() -> None:
     text = to_markdown(TABLE)
-    assert "| one \\| 1 | 59.26 ± 0.50 | 0.0603 ± 0.0011 |" in text
-    assert "| two_2 | **61.00** | – |" in text  # alone in its column, 0.0603 is not the best of anything
+    assert "| one \\| 1 | 59.30 ± 0.61 | 0.0603 ± 0.0011 |" in text
+    assert "| two_2 | **61.33 ± 0.67** | – |" in text  # alone in its column, 0.0603 is not the best of anything
     assert "nothing" not in text
 
 
 def test_csv_is_exact_and_empty_where_nothing_was_measured() -> None:
     rows = list(csv.reader(io.StringIO(to_csv_table(TABLE))))
     assert rows[0] == ["method", "A_K (%)", "A_K (%) sd", "A_K (%) n", "kWh", "kWh sd", "kWh n"]
-    assert rows[1] == ["one | 1", "59.256", "0.504", "3", "0.0603", "0.00112", "3"]
-    assert rows[2] == ["two_2", "61.0", "", "1", "", "", ""]
+    assert [float(cell) for cell in rows[1][1:]] == pytest.approx([59.3, 0.60828, 3, 0.0603, 0.0011, 3], rel=1e-4)
+    assert rows[2][4:] == ["", "", ""]
+
+
+def test_the_number_of_seeds_is_said_where_it_differs() -> None:
+    """A killed seed: the mean of two seeds is above that of three, and seed for seed both are equal."""
+    two, three = stat(70.0, 72.0), stat(70.0, 72.0, 60.0)
+    table = Table("t", "t", [Column("method"), Column("A_K", 1, "max")], [["a", two], ["b", three]])
+    assert table.best == set()
+    assert [table.text(i, 1) for i in (0, 1)] == ["71.0 ± 1.4 (n = 2)", "67.3 ± 6.4 (n = 3)"]
+    assert "(n" not in TABLE.text(0, 1)
+
+
+def test_best_is_looked_for_among_comparable_rows_only() -> None:
+    columns = [Column("method"), Column("A_K (%)", 2, "max"), Column("energy (kWh)", None, "min")]
+    better, worse = stat(80.0, 81.0, 79.5), stat(60.0, 61.2, 59.4)
+    low, high = stat(0.01, 0.011, 0.01), stat(0.3, 0.31, 0.29)
+    rows = [["a", better, low], ["b", worse, high], ["c", stat(99.0, 99.5, 99.1), stat(1e-9, 2e-9, 1e-9)]]
+    table = Table("t", "t", columns, rows, blocks=["measured", "measured", "published"])
+    assert table.best == {(0, 1), (0, 2)}
+    # The same accuracies, but the energies are of two machines.
+    apart = Table("t", "t", columns, rows, blocks=table.blocks, cost_blocks=["measured a", "measured b", "published"])
+    assert apart.best == {(0, 1)}
+
+
+def test_numbers_that_cannot_depend_on_chance_are_compared_as_they_are() -> None:
+    columns = [Column("method"), Column("total (M)", None, "min", 1e-6, spread=False)]
+    rows: list[list[Cell]] = [["a", stat(5.0)], ["b", stat(5.0, 5.0)], ["c", stat(7.0)]]
+    assert Table("t", "t", columns, rows).best == {(0, 1), (1, 1)}
 
 
 def test_latex_is_escaped() -> None:
     text = to_latex(TABLE)
     assert r"A \& B $<$ C. 100 \% $\lambda$" in text
-    assert r"two\_2 & \textbf{61.00} & -- \\" in text
+    assert r"two\_2 & \textbf{61.33 $\pm$ 0.67} & -- \\" in text
     assert r"$A_K$ (\%)" in text
     assert latex("a_b{c}^~\\") == r"a\_b\{c\}\textasciicircum{}\textasciitilde{}\textbackslash{}"
     body = text.replace(r"\_", "").replace(r"\&", "").replace(r"\%", "")
@@ -55,4 +92,4 @@ def test_html_is_escaped() -> None:
     text = to_html(TABLE)
     assert "<caption>A &amp; B &lt; C</caption>" in text
     assert "<i>A</i><sub>K</sub> (%)" in text
-    assert '<td class="num"><b>61.00</b></td>' in text
+    assert '<td class="num"><b>61.33 ± 0.67</b></td>' in text

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, NCMHead, RidgeHead
-from cifnet_pl.heads.acil import draw_projection
+from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, RidgeHead
+from cifnet_pl.report.groups import group_runs
+from cifnet_pl.report.markup import to_csv_table
 from cifnet_pl.report.memory import (
     Elements,
-    Row,
-    Setting,
-    formulas,
-    measured,
+    Sizes,
     own_acil,
     own_cifnet,
     own_dsal,
@@ -23,15 +24,18 @@ from cifnet_pl.report.memory import (
     paper_acil,
     paper_cifnet,
     paper_dsal,
-    table,
 )
+from cifnet_pl.report.memory_tables import scaling_tables
+from cifnet_pl.report.runs import read_runs
+from cifnet_pl.report.study import Study
+from tests.report.synthetic import write_run
 
-CIFAR = Setting(512, 100, 10, width=8192)
-IMAGENET = Setting(512, 100, 10, width=16384)
+CIFAR = Sizes(512, 100, 10, width=8192)
+IMAGENET = Sizes(512, 100, 10, width=16384)
 
 
 @pytest.mark.parametrize(
-    ("formula", "setting", "millions", "megabytes"),
+    ("formula", "sizes", "millions", "megabytes"),
     [
         (paper_acil, CIFAR, 72.1, 288.5),
         (paper_dsal, CIFAR, 140.0, 560.2),
@@ -42,9 +46,9 @@ IMAGENET = Setting(512, 100, 10, width=16384)
     ],
 )
 def test_the_papers_table(
-    formula: Callable[[Setting], Elements], setting: Setting, millions: float, megabytes: float
+    formula: Callable[[Sizes], Elements], sizes: Sizes, millions: float, megabytes: float
 ) -> None:
-    total = sum(formula(setting).values())
+    total = sum(formula(sizes).values())
     # The paper adds components that were rounded or truncated to 0.1 million.
     assert total / 1e6 == pytest.approx(millions, abs=0.1)
     assert 4 * total / 1e6 == pytest.approx(megabytes, abs=0.4)
@@ -96,49 +100,46 @@ def learned(head: Head, buffer: CalibrationBuffer | None, tasks: int, per_task: 
     ids=["cifnet", "ridge", "acil", "dsal"],
 )
 def test_a_head_keeps_what_its_formula_says(
-    make: Callable[[], Head], formula: Callable[[Setting], Elements], tasks: int, per_task: int
+    make: Callable[[], Head], formula: Callable[[Sizes], Elements], tasks: int, per_task: int
 ) -> None:
     buffer = CalibrationBuffer(24)
     head = learned(make(), buffer, tasks, per_task)
-    setting = Setting(7, tasks * per_task, tasks, width=30, buffer=len(buffer.y))
-    expected = formula(setting) | {"buffer": 7 * len(buffer.y)}
+    sizes = Sizes(7, tasks * per_task, tasks, width=30, buffer=len(buffer.y))
+    expected = formula(sizes) | {"buffer": 7 * len(buffer.y)}
     assert {**head.state_elements(), "buffer": buffer.state_elements()} == expected
     # And that is what is in the tensors.
     tensors = [*head.state_dict().values(), *buffer.state_dict().values()]
     assert sum(t.numel() for t in tensors if t.is_floating_point() and t.ndim >= 2) == sum(expected.values())
 
 
-def test_measured_stands_beside_the_paper() -> None:
-    buffer = CalibrationBuffer(12)
-    rows = measured(learned(CIFNetHead(7), buffer, 2, 3), buffer)
-    assert rows == [
-        Row("CIFNetHead", "factors", 6 * (8 * 8 + 8), 2 * 8 * 8),
-        Row("CIFNetHead", "moments", 6 * 8, 6 * 8),
-        Row("CIFNetHead", "weights", 6 * 8, 6 * 8),
-        Row("CIFNetHead", "buffer", 12 * 7, 12 * 7),
-        Row("CIFNetHead", "total", 6 * 72 + 96 + 84, 128 + 96 + 84),
-    ]
-    given = learned(DSALHead(7, projection=draw_projection(30, 7, seed=0)), None, 2, 3)
-    assert measured(given)[0] == Row("DSALHead", "projection", 30 * 7, 30 * 7)
-    assert measured(learned(ACILHead(7, width=30), None, 2, 3))[0] == Row("ACILHead", "projection", 30 * 7, 0)
-    assert measured(learned(NCMHead(7), None, 2, 3))[-1] == Row("NCMHead", "total", None, 6 * 8)
-
-
 def test_ratios_to_the_papers_cifnet() -> None:
     """At C=100, d=512 and a buffer of 2000: a seventh at 10 tasks, a quarter at 20, a half at 50, the same at 100."""
     ratios = {}
     for tasks in (10, 20, 50, 100):
-        setting = Setting(512, 100, tasks)
-        ratios[tasks] = sum(paper_cifnet(setting).values()) / sum(own_cifnet(setting).values())
+        sizes = Sizes(512, 100, tasks)
+        ratios[tasks] = sum(paper_cifnet(sizes).values()) / sum(own_cifnet(sizes).values())
     assert ratios == pytest.approx({10: 7.3, 20: 4.3, 50: 1.93, 100: 1.0}, rel=0.02)
     exact = sum(paper_cifnet(CIFAR).values()) / sum(own_ridge(CIFAR).values())
     assert exact == pytest.approx(75, rel=0.01)
 
 
-def test_table() -> None:
-    lines = table(formulas(CIFAR)).splitlines()
-    assert lines[0] == "| method | component | paper (M) | here (M) |"
-    assert "| ACIL | factors | 67.11 | 67.11 |" in lines
-    assert "| CIFNet | total | 27.49 | 3.76 |" in lines
-    assert "| exact ridge | total | – | 0.37 |" in lines
-    assert len(lines) == 2 + 5 + 5 + 5 + 4
+def test_the_papers_tables_stand_beside_this_packages(tmp_path: Path) -> None:
+    write_run(tmp_path / "e" / "version_0", head="ACILHead")
+    breakdown, scaling = scaling_tables(Study(group_runs(read_runs([tmp_path])[0])[0]))
+    rows = list(csv.DictReader(io.StringIO(to_csv_table(breakdown))))
+    parts = {(row["method"], row["component"]): row for row in rows}
+    cifar = "CIFAR-100, B = 8,192"
+    acil = [float(parts["ACIL", "factors"][f"{cifar}: {kind} (M)"]) for kind in ("published", "formula", "here")]
+    assert acil == pytest.approx([67.1, 67.1, 67.1], abs=0.01)
+    cifnet = [float(parts["CIFNet", "total"][f"{cifar}: {kind} (M)"]) for kind in ("published", "formula", "here")]
+    assert cifnet == pytest.approx([27.5, 27.49, 3.76], abs=0.01)
+    assert parts["Exact ridge", "total"][f"{cifar}: formula (M)"] == ""
+    sizes = {row["method"]: row for row in csv.DictReader(io.StringIO(to_csv_table(scaling)))}
+    assert float(sizes["DS-AL"]["the paper's formula (MB)"]) == pytest.approx(560.2, abs=0.5)
+    ours = [float(sizes["CIFNet"][f"here, {k} tasks (MB)"]) for k in (10, 100)]
+    assert ours == pytest.approx([8e-6 * (k * 513**2 + 2 * 100 * 513) + 4e-6 * 2000 * 512 for k in (10, 100)])
+
+
+def test_nobody_needs_those_tables_for_other_methods(tmp_path: Path) -> None:
+    write_run(tmp_path / "e" / "version_0", head="NCMHead")
+    assert scaling_tables(Study(group_runs(read_runs([tmp_path])[0])[0])) == []

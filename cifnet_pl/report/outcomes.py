@@ -1,0 +1,206 @@
+"""What runs gave: one seed, the mean over seeds, and all seeds of one configuration."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cifnet_pl.report.runs import Run
+from cifnet_pl.report.settings import Setting
+from cifnet_pl.report.words import LACKING, words
+
+VALUES = (
+    "A_K", "A_bar", "forgetting", "bwt", "forward_transfer", "max_drop", "top5", "ece", "nll", "epochs",
+    "train_seconds", "eval_seconds", "energy_kwh", "A_K_per_kwh", "co2_kg", "backbone_params", "state_elements",
+    "buffer_elements", "kept_elements", "kept_bytes",
+)  # fmt: skip
+"""Keys of an outcome that tables and figures use."""
+
+COSTS = ("train_seconds", "eval_seconds", "energy_kwh", "A_K_per_kwh", "co2_kg")
+"""Those that depend on the machine, on how energy was measured, and on the embedding cache."""
+
+
+@dataclass(frozen=True, order=True)
+class Conditions:
+    """What time and energy depend on besides the method: costs of different conditions are neither averaged nor ranked.
+
+    Attributes:
+        cached: whether embeddings were read from the cache, so that the backbone did not run for them.
+        machine: processor or GPU, with its number.
+        source: how energy was measured, e.g. "cpu estimated (cpu_load), ram estimated".
+        scope: "machine", or "process" where other processes were not counted.
+    """
+
+    cached: bool = False
+    machine: str = ""
+    source: str = ""
+    scope: str = "machine"
+
+    def words(self, shown: Sequence[str]) -> str:
+        """Those of the attributes named in ``shown``, for a method's name."""
+        said = {
+            "machine": self.machine,
+            "source": self.source or "energy not measured",
+            "scope": "this process only" if self.scope == "process" else "whole machine",
+            "cached": "embeddings from the cache" if self.cached else "embeddings computed",
+        }
+        return ", ".join(text for key, text in said.items() if key in shown)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one seed gave. ``values`` has None where something was not measured; percentages, seconds, kWh.
+
+    ``key`` identifies seed and class order: outcomes of two methods with one key are a pair.
+    """
+
+    seed: int | None
+    trajectory: tuple[float | None, ...]
+    values: Mapping[str, float | None]
+    conditions: Conditions = Conditions()
+    run: Run | None = None
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Stat:
+    """Mean over seeds, standard deviation (n − 1; None for a single seed), number of seeds, and each seed's value."""
+
+    mean: float
+    sd: float | None
+    n: int
+    by_seed: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+
+@dataclass
+class Group:
+    """All seeds of one configuration, or of one method that was run or published elsewhere.
+
+    Attributes:
+        setting: what it can be compared with.
+        name: of the head or the method.
+        kind: "measured", "external" or "published".
+        outcomes: one per seed, by seed.
+        config: settings of the method by dotted name; empty for what was not run here.
+        changes: settings in which it differs from the reference of its method in its setting, empty for the reference.
+        named: settings in which it differs from the method's main configuration over all settings; part of its label.
+        components: numbers kept between tasks, by component, without the backbone.
+        conditions_label: what tells its costs from those of other seeds of the same configuration.
+    """
+
+    setting: Setting
+    name: str
+    kind: str
+    outcomes: list[Outcome]
+    config: dict[str, Any] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
+    named: dict[str, Any] = field(default_factory=dict)
+    components: dict[str, float] = field(default_factory=dict)
+    conditions_label: str = ""
+
+    @property
+    def label(self) -> str:
+        """Name of the method, what it lacks of the paper's, and what is changed against its main configuration."""
+        lacking = {key: self.config[key] for key, value in LACKING if self.config.get(key, "") == value}
+        said = [words(key, value) for key, value in sorted({**lacking, **self.named}.items())]
+        return ", ".join([self.name, *said, *filter(None, [self.conditions_label])])
+
+    @property
+    def variant(self) -> str:
+        """The label without the method's name: "full method" for the reference of its setting."""
+        lacking = {key: self.config[key] for key, value in LACKING if self.config.get(key, "") == value}
+        return ", ".join(words(k, v) for k, v in sorted({**lacking, **self.changes}.items())) or "full method"
+
+    @property
+    def head(self) -> str | None:
+        """Class of the head, for runs of this package."""
+        return self.config.get("head")
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether this is the configuration that the others of its method and setting are compared with."""
+        return self.kind == "measured" and not self.changes
+
+    @property
+    def seeds(self) -> int:
+        """Number of different seeds and class orders."""
+        return len({outcome.key for outcome in self.outcomes})
+
+    @property
+    def conditions(self) -> list[Conditions]:
+        """The conditions under which the costs of its seeds were measured."""
+        return sorted({outcome.conditions for outcome in self.outcomes})
+
+    @property
+    def energy_source(self) -> str:
+        """Where the energies come from; all sources where seeds differ."""
+        measured = [o for o in self.outcomes if o.values.get("energy_kwh") is not None]
+        return "; ".join(sorted({_said(o.conditions) for o in measured if o.conditions.source}))
+
+    def by_conditions(self) -> list[Group]:
+        """The group once for each condition of its costs; more than one is told apart by its label."""
+        if len(self.conditions) == 1:
+            return [self]
+        differing = [
+            name for name in ("machine", "source", "scope", "cached")
+            if len({getattr(conditions, name) for conditions in self.conditions}) > 1
+        ]  # fmt: skip
+        return [
+            replace(
+                self,
+                outcomes=[o for o in self.outcomes if o.conditions == conditions],
+                conditions_label=conditions.words(differing),
+            )
+            for conditions in self.conditions
+        ]
+
+    def stat(self, key: str) -> Stat | None:
+        """Mean and deviation of a value over the seeds that have it.
+
+        None where no seed has it, and for a cost that was measured under different conditions: see
+        :meth:`by_conditions`.
+        """
+        if key in COSTS and len(self.conditions) > 1:
+            return None
+        return stat_of({outcome.key: outcome.values.get(key) for outcome in self.outcomes})
+
+    def mean(self, key: str) -> float:
+        """The mean of a value that is there."""
+        stat = self.stat(key)
+        if stat is None:
+            raise KeyError(f"{self.label} has no {key}")
+        return stat.mean
+
+    def curve(self) -> list[Stat | None]:
+        """A_k of each task over seeds."""
+        length = max((len(outcome.trajectory) for outcome in self.outcomes), default=0)
+        return [
+            stat_of({o.key: o.trajectory[k] if k < len(o.trajectory) else None for o in self.outcomes})
+            for k in range(length)
+        ]
+
+    @property
+    def classes_seen(self) -> tuple[int, ...]:
+        """Number of classes after each task, of the first seed."""
+        run = self.outcomes[0].run
+        return run.classes_seen if run is not None else ()
+
+
+def stat_of(values: Mapping[str, float | None]) -> Stat | None:
+    """Mean and sample standard deviation of what is known; ``values`` has one entry per seed."""
+    known = {key: float(value) for key, value in values.items() if value is not None}
+    if not known:
+        return None
+    numbers = list(known.values())
+    return Stat(statistics.fmean(numbers), statistics.stdev(numbers) if len(known) > 1 else None, len(known), known)
+
+
+def fixed(value: float | None, seeds: int = 1) -> Stat | None:
+    """A number that has no deviation: of a formula, or of the paper."""
+    return None if value is None else Stat(float(value), None, seeds)
+
+
+def _said(conditions: Conditions) -> str:
+    return conditions.source + (" (this process only)" if conditions.scope == "process" else "")

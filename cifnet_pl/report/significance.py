@@ -1,0 +1,144 @@
+"""Which differences between methods are more than chance: paired over seeds, and over test images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from cifnet_pl.report.outcomes import Stat
+
+LEVEL = 0.05
+RESAMPLES = 10_000
+
+
+def common_differences(a: Stat, b: Stat) -> np.ndarray:
+    """(n,) float64: a − b over the seeds that both have."""
+    return np.array([a.by_seed[key] - b.by_seed[key] for key in a.by_seed if key in b.by_seed], dtype=np.float64)
+
+
+def paired_test(differences: np.ndarray) -> float | None:
+    """Two-sided p of the paired t-test that the mean of ``differences`` is 0; None for fewer than two pairs."""
+    if len(differences) < 2:
+        return None
+    if np.ptp(differences) == 0:
+        return 1.0 if differences[0] == 0 else 0.0
+    return float(stats.ttest_1samp(differences, 0.0).pvalue)
+
+
+def is_worse(cell: Stat, rival: Stat, better: str) -> bool | None:
+    """Whether ``cell`` is significantly worse than ``rival`` over common seeds; None where that cannot be tested."""
+    differences = common_differences(cell, rival)
+    p = paired_test(differences)
+    if p is None:
+        return None
+    behind = differences.mean() < 0 if better == "max" else differences.mean() > 0
+    return bool(behind and p < LEVEL)
+
+
+def marked(cells: Sequence[Stat | None], better: str, exact: bool = False) -> set[int]:
+    """Positions of the cells to mark as best: those that no other one is significantly better than.
+
+    Nothing is marked where nothing can be told apart: fewer than two cells with two common seeds, or all of them tied.
+
+    Args:
+        cells: of one column, and comparable with each other.
+        better: "max" or "min".
+        exact: whether the values cannot depend on chance, so that their means are compared as they are.
+    """
+    known = {i: cell for i, cell in enumerate(cells) if cell is not None}
+    if exact:
+        best = (max if better == "max" else min)((cell.mean for cell in known.values()), default=None)
+        winners = {i for i, cell in known.items() if cell.mean == best}
+        return winners if len(known) > len(winners) else set()
+    found = {i: [is_worse(cell, rival, better) for j, rival in known.items() if j != i] for i, cell in known.items()}
+    tested = {i: verdicts for i, verdicts in found.items() if any(verdict is not None for verdict in verdicts)}
+    winners = {i for i, verdicts in tested.items() if True not in verdicts}
+    return winners if len(tested) > len(winners) else set()
+
+
+# ---------------------------------------------------------------------- over test images
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A difference with its 95 % interval; percentage points."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the difference is more than chance at the level of the interval."""
+        return self.low > 0 or self.high < 0
+
+
+def bootstrap(pairs: Sequence[tuple[np.ndarray, np.ndarray]], seed: int = 0) -> Interval:
+    """Mean difference of accuracy a − b in percentage points, with its percentile interval.
+
+    Seeds are drawn with replacement, and of each seed drawn its test images with replacement: the interval covers
+    other class orders and other photos. With one seed it covers other photos only.
+
+    Args:
+        pairs: for each common seed, two (n,) bool arrays: whether a and b are right on the same images.
+        seed: of the resampling.
+    """
+    draw = np.random.default_rng(seed)
+    each = [100.0 * (a.astype(np.float64) - b) for a, b in pairs]
+    means = np.array([d.mean() for d in each])
+    # A difference is −100, 0 or 100: a resampled mean follows from three counts, drawn at once.
+    resampled = np.stack([_resampled_means(d, draw) for d in each])
+    chosen = draw.integers(0, len(each), (RESAMPLES, len(each)))
+    totals = resampled[chosen, np.arange(RESAMPLES)[:, None]].mean(axis=1)
+    low, high = np.quantile(totals, [LEVEL / 2, 1 - LEVEL / 2])
+    return Interval(float(means.mean()), float(low), float(high))
+
+
+def _resampled_means(differences: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    n = len(differences)
+    counts = np.array([np.sum(differences > 0), np.sum(differences < 0), np.sum(differences == 0)])
+    counts = draw.multinomial(n, counts / n, size=RESAMPLES)
+    return 100.0 * (counts[:, 0] - counts[:, 1]) / n
+
+
+def mcnemar(a: np.ndarray, b: np.ndarray) -> tuple[int, int, float]:
+    """Exact McNemar test of two classifiers on the same images.
+
+    Args:
+        a: (n,) bool, whether the first is right.
+        b: (n,) bool, whether the second is right.
+
+    Returns:
+        (images that only a has right, images that only b has right, two-sided p).
+    """
+    only_a, only_b = int(np.sum(a & ~b)), int(np.sum(b & ~a))
+    if only_a + only_b == 0:
+        return 0, 0, 1.0
+    return only_a, only_b, float(stats.binomtest(only_a, only_a + only_b).pvalue)
+
+
+def seed_interval(differences: np.ndarray) -> Interval | None:
+    """Mean difference with its t interval over seeds; None for fewer than two."""
+    if len(differences) < 2:
+        return None
+    half = float(stats.t.ppf(1 - LEVEL / 2, len(differences) - 1) * stats.sem(differences))
+    mean = float(differences.mean())
+    return Interval(mean, mean - half, mean + half)
+
+
+def ratio(cell: Stat | None, reference: Stat | None) -> Stat | None:
+    """``cell`` / ``reference``, over common seeds where there are any; None where one of them is missing."""
+    if cell is None or reference is None or not reference.mean:
+        return None
+    common: Mapping[str, float] = {
+        key: cell.by_seed[key] / reference.by_seed[key]
+        for key in cell.by_seed if reference.by_seed.get(key)
+    }  # fmt: skip
+    if not common:
+        return Stat(cell.mean / reference.mean, None, min(cell.n, reference.n))
+    values = np.array(list(common.values()))
+    sd = float(values.std(ddof=1)) if len(values) > 1 else None
+    return Stat(float(values.mean()), sd, len(values), common)

@@ -1,0 +1,103 @@
+"""Names of methods, settings and their values as tables and figures show them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+METHODS = {
+    "CIFNetHead": "CIFNet",
+    "RidgeHead": "Exact ridge",
+    "ACILHead": "ACIL",
+    "DSALHead": "DS-AL",
+    "SLDAHead": "SLDA",
+    "NCMHead": "NCM",
+    "KNNHead": "kNN",
+    "LogisticHead": "Logistic regression",
+    "SGDHead": "Linear (SGD)",
+    "FinetuneModule": "Fine-tuning",
+    "ReplayModule": "Replay",
+    "ICaRLModule": "iCaRL",
+    "WAModule": "WA",
+    "PODNetModule": "PODNet",
+    "DERModule": "DER",
+    "FOSTERModule": "FOSTER",
+    "MEMOModule": "MEMO",
+    "CREATEModule": "CREATE",
+    "TagFexModule": "TagFex",
+}
+"""Class of a head, or of a module that trains the network → its name in tables, in the order of the rows."""
+
+JOINT = "Joint logistic regression (bound)"
+"""Logistic regression on all embeddings ever seen: a reference, not a way to learn a stream."""
+
+WORDS: dict[tuple[str, Any], str] = {
+    ("buffer", None): "no buffer",
+    ("buffer", "yes"): "with buffer",
+    ("buffer.oversample", False): "no oversampling",
+    ("buffer.oversample", True): "oversampling",
+    ("head.update_past", False): "locked old neurons",
+    ("head.update_past", True): "updated old neurons",
+    ("head.weighting", "released"): "released weighting",
+    ("head.weighting", "derivative"): "derivative weighting",
+    ("buffer.strategy", "random"): "random buffer",
+    ("buffer.strategy", "herding"): "herding buffer",
+    ("buffer.strategy", "kmeans"): "k-means buffer",
+    ("buffer.strategy", "centroid"): "centroid buffer",
+    ("head.ridge", "gcv"): "λ by GCV",
+    ("calibrate", True): "calibrated",
+    ("calibrate", False): "not calibrated",
+}
+"""(setting, value) → how a method's name says so; other settings are named by :func:`words`."""
+
+LACKING = (("buffer", None), ("buffer.oversample", False), ("head.update_past", False), ("head.weighting", "released"))
+"""Settings that a method's name always mentions, whether or not there is anything to compare it with."""
+
+SHORT = {"head.ridge": "λ", "buffer.capacity": "buffer", "buffer.per_class": "buffer per class"}
+"""Setting → its name before a value."""
+
+LONG = {
+    "head.ridge": "ridge λ",
+    "head.width": "width of the random projection",
+    "head.epsilon": "clipping ε",
+    "buffer.capacity": "size of the buffer (embeddings)",
+    "buffer.per_class": "size of the buffer (embeddings per class)",
+    "buffer.strategy": "selection of the buffer",
+    "data.image_size": "size of the images (pixels)",
+    "trainer.precision": "precision of the network",
+}
+"""Setting → its name as a heading or the label of an axis."""
+
+
+def method_name(head: str) -> str:
+    """The name of a head's or module's class in tables."""
+    return METHODS.get(head, head.removesuffix("Head").removesuffix("Module"))
+
+
+def words(key: str, value: Any) -> str:
+    """A setting and its value, for a method's name."""
+    known = WORDS.get((key, value)) if isinstance(value, str | bool | None) else None
+    if known is not None:
+        return known
+    name = SHORT.get(key) or _last(key)
+    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {'none' if value is None else value}"
+
+
+def heading(key: str) -> str:
+    """A setting as a heading or the label of an axis: ``head.width`` as "width of the random projection"."""
+    return LONG.get(key) or _last(key)
+
+
+def value_name(key: str, value: Any) -> str:
+    """A setting's value under its heading."""
+    if key == "buffer.strategy":
+        return strategy_name(value)
+    return WORDS.get((key, value), str(value)) if isinstance(value, str | bool | None) else f"{value}"
+
+
+def strategy_name(strategy: object) -> str:
+    """A way to select the buffer, in words."""
+    return WORDS.get(("buffer.strategy", strategy), str(strategy)).removesuffix(" buffer")
+
+
+def _last(key: str) -> str:
+    return key.split(".")[-1].replace("_", " ")

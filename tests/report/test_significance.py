@@ -1,0 +1,69 @@
+"""Marks and intervals against what scipy and brute force say."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from cifnet_pl.report.outcomes import Stat, stat_of
+from cifnet_pl.report.significance import bootstrap, is_worse, marked, mcnemar, paired_test, ratio, seed_interval
+
+
+def of(**values: float) -> Stat:
+    found = stat_of(values)
+    assert found is not None
+    return found
+
+
+def test_the_paired_test_is_scipys() -> None:
+    a, b = np.array([70.0, 71.0, 69.0, 70.5]), np.array([69.0, 70.2, 68.4, 69.1])
+    assert paired_test(a - b) == pytest.approx(stats.ttest_rel(a, b).pvalue)
+    assert paired_test(np.array([1.0])) is None
+    assert paired_test(np.zeros(3)) == 1.0
+    assert paired_test(np.ones(3)) == 0.0
+    interval = seed_interval(a - b)
+    assert interval is not None
+    low, high = stats.ttest_rel(a, b).confidence_interval()
+    assert (interval.low, interval.high) == pytest.approx((low, high))
+
+
+def test_only_common_seeds_are_compared() -> None:
+    low, high = of(a=60.0, b=61.0, c=62.0), of(b=71.5, c=72.0, d=50.0)
+    assert is_worse(low, high, "max") is True
+    assert is_worse(low, high, "min") is False
+    assert is_worse(low, of(d=99.0), "max") is None
+
+
+def test_ties_are_marked_alike_and_nothing_where_nothing_differs() -> None:
+    best, tied, worse = of(a=70.0, b=71.0, c=72.0), of(a=70.4, b=70.8, c=71.9), of(a=60.0, b=61.1, c=62.0)
+    assert marked([best, tied, worse], "max") == {0, 1}
+    assert marked([best, tied], "max") == set()
+    assert marked([best, None, of(a=1.0)], "max") == set()  # one common seed tells nothing
+
+
+def test_the_bootstrap_covers_the_truth() -> None:
+    draw = np.random.default_rng(0)
+    a, b = draw.random(4000) < 0.70, draw.random(4000) < 0.66
+    interval = bootstrap([(a, b)])
+    assert interval.mean == pytest.approx(100 * (a.mean() - b.mean()))
+    assert interval.low < 4.0 < interval.high
+    # The interval of a mean of independent images, by the normal approximation.
+    half = 1.96 * 100 * (a.astype(float) - b).std() / 4000**0.5
+    assert interval.high - interval.low == pytest.approx(2 * half, rel=0.05)
+    assert not bootstrap([(a, a)]).excludes_zero
+    assert bootstrap([(a, b)]) == bootstrap([(a, b)])
+
+
+def test_mcnemar_counts_the_images_that_one_alone_has_right() -> None:
+    a = np.array([True] * 12 + [False] * 3 + [True] * 50)
+    b = np.array([False] * 12 + [True] * 3 + [True] * 50)
+    only_a, only_b, p = mcnemar(a, b)
+    assert (only_a, only_b) == (12, 3)
+    assert p == pytest.approx(2 * stats.binom.cdf(3, 15, 0.5))
+    assert mcnemar(a, a)[2] == 1.0
+
+
+def test_a_ratio_is_over_common_seeds() -> None:
+    found = ratio(of(a=4.0, b=6.0, c=100.0), of(a=2.0, b=2.0))
+    assert found is not None
+    assert (found.mean, found.n) == (2.5, 2)
+    assert ratio(None, of(a=1.0)) is None
