@@ -51,6 +51,11 @@ def _of_the_system(error: BaseException | None) -> OSError | None:
     return error
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write ``content``, atomically."""
+    write_atomic(path, lambda file: file.write(content))
+
+
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` as UTF-8, atomically; undecodable file names keep their bytes."""
     write_atomic(path, lambda file: file.write(text.encode("utf-8", "surrogateescape")))

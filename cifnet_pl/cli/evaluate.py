@@ -1,0 +1,211 @@
+"""``evaluate``: how well a model names photos whose classes are known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from cifnet_pl.cli.extend import warn
+from cifnet_pl.data.folders import has_parts
+from cifnet_pl.data.image_sets import expanded
+from cifnet_pl.learning.run_record import to_csv
+from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.evaluation import FEW, Comparison, Evaluation, compare, interval
+from cifnet_pl.model.evaluation import evaluate as evaluated
+from cifnet_pl.model.loading import load
+from cifnet_pl.report.confusion import draw_calibration, draw_confusion, png
+from cifnet_pl.report.lettering import lettering
+from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.files import exclusive, write_bytes
+from cifnet_pl.utilities.text import printable
+
+ON_SCREEN = 25
+"""Classes in the table on the screen, the worst first."""
+
+PAIRS_ON_SCREEN = 5
+
+
+def evaluate(
+    model: str, images: str, against: str | None = None, output: str | None = None, overwrite: bool = False
+) -> None:
+    """Say how well a model names labelled photos: accuracy, per class, confusions, calibration.
+
+    Args:
+        model: a run's folder, a checkpoint file or a bundle.
+        images: folder or Zip archive with one sub-folder of photos per class; its val where it has train and val.
+        against: another model, to compare with on the same photos.
+        output: folder for evaluation.json, classes.csv, confusion.csv, photos.csv, confusion.png and calibration.png.
+        overwrite: whether files in output may be replaced.
+
+    Raises:
+        UsageError: output holds files already.
+        DataError: no photo of a class that the model knows, or none that can be read.
+        CheckpointError: there is no model at ``model`` or ``against``, or it is damaged.
+    """
+    target = expanded(Path(output)) if output is not None else None
+    with ExitStack() as held:
+        if target is not None:
+            held.enter_context(exclusive(target))
+            refuse_files(target, overwrite)
+        photos, unreadable = labelled(images), list[Unreadable]()
+        found = _evaluate(load(model), photos, unreadable, model)
+        other = _evaluate(load(against), photos, [], against) if against is not None else None
+        comparison = compare(found, other) if other is not None else None
+        warn([], unreadable)
+        print(*summary_lines(found), sep="\n")
+        Console().print(class_table(found))
+        for line in confusion_lines(found):
+            print(line)
+        if comparison is not None:
+            print(comparison_line(comparison, model, str(against)))
+        if target is not None:
+            for name, content in files_of(found, photos, comparison).items():
+                write_bytes(target / name, content)
+            print(f"tables and pictures in {target}")
+
+
+def refuse_files(target: Path, overwrite: bool) -> None:
+    """Raise UsageError where something is at ``target`` that may not be replaced."""
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"{target} is a file, expected a folder for the results")
+    if target.is_dir() and any(target.iterdir()) and not overwrite:
+        raise UsageError(f"{target} exists already and is not empty: choose another --output, or add --overwrite true")
+
+
+def labelled(images: str) -> ClassPhotos:
+    """The photos of class folders; those held out where there are ``train`` and ``val``."""
+    root = expanded(Path(images))
+    if has_parts(root):
+        print(f"{images} has train and val: evaluating on val")
+        root = root / "val"
+    return ClassPhotos.find(root, "--images")
+
+
+def _evaluate(model: Classifier, photos: ClassPhotos, unreadable: list[Unreadable], name: str) -> Evaluation:
+    known = photos.of(set(model.class_names))
+    strange = [printable(each) for each in photos.class_names if each not in set(model.class_names)]
+    if not known.class_names:
+        listed = ", ".join(strange[:5])
+        raise DataError(f"{name} knows none of the classes of the photos ({listed}): nothing to evaluate")
+    if strange:
+        listed = ", ".join(strange[:5]) + (", …" if len(strange) > 5 else "")
+        left = len(photos.files) - len(known.files)
+        print(f"{left} photos of classes that {name} does not know are left out: {listed}")
+    part = evaluated(model, known, unreadable, progress=True)
+    return on_all(part, known, photos)
+
+
+def on_all(part: Evaluation, known: ClassPhotos, photos: ClassPhotos) -> Evaluation:
+    """The evaluation with rows of ``photos`` instead of those of ``known``, a part of them."""
+    position = {name: row for row, name in enumerate(photos.files.names)}
+    rows = np.array([position[known.files.names[row]] for row in part.rows], dtype=np.int64)
+    return replace(part, rows=rows)
+
+
+def summary_lines(found: Evaluation) -> list[str]:
+    """What matters most, in two sentences."""
+    classes, (low, high) = found.class_scores(), found.interval
+    return [
+        f"{found.accuracy:.1f} % of {len(found.rows)} photos of {len(classes)} classes are named right "
+        f"(with 95 % certainty {low:.1f} to {high:.1f} %)",
+        f"the model is {100 * found.confidence.mean():.1f} % sure on average; ECE {found.ece:.1f} % "
+        "(how far its confidences are from the share that is right)",
+    ]
+
+
+def class_table(found: Evaluation) -> Table:
+    """The classes, the worst first."""
+    table = Table("class", "photos", "right %", "95 % interval", "most often taken for")
+    for column in table.columns[1:4]:
+        column.justify = "right"
+    scores = found.class_scores()
+    for score in scores[:ON_SCREEN]:
+        right = f"{score.percent:.0f}" if score.tested else "untested"
+        low, high = interval(score.right, score.photos)
+        other = f"{printable(score.taken_for[0])} ({score.taken_for[1]})" if score.taken_for else ""
+        name = printable(score.name).replace("[", r"\[")
+        bounds = f"{low:.0f} to {high:.0f}" if score.tested else f"fewer than {FEW}"
+        table.add_row(name, str(score.photos), right, bounds, other.replace("[", r"\["))
+    if len(scores) > ON_SCREEN:
+        table.add_row(f"… and {len(scores) - ON_SCREEN} better ones", "", "", "", "")
+    return table
+
+
+def confusion_lines(found: Evaluation) -> list[str]:
+    """The most frequent confusions, one line each."""
+    return [
+        f"{count} of {total} photos of {printable(true)} are taken for {printable(answer)}"
+        for true, answer, count, total in found.confused_pairs()[:PAIRS_ON_SCREEN]
+    ]
+
+
+def comparison_line(comparison: Comparison, model: str, against: str) -> str:
+    """Both models on the same photos."""
+    ours, theirs = comparison.accuracies
+    return (
+        f"on the same {comparison.photos} photos {model} names {ours:.1f} % right and {against} {theirs:.1f} %: "
+        f"{comparison.first} photos only the first, {comparison.second} only the second "
+        f"(p = {comparison.p_value:.2g} that this is chance)"
+    )
+
+
+def files_of(found: Evaluation, photos: ClassPhotos, comparison: Comparison | None) -> dict[str, bytes]:
+    """Name of each result file → its content."""
+    letters, title = lettering(found.class_names), f"{found.accuracy:.1f} % of {len(found.rows)} photos right"
+    if letters.note:
+        print(letters.note)
+    return {
+        "evaluation.json": (json.dumps(_summary(found, comparison), indent=2) + "\n").encode(),
+        "classes.csv": _classes_csv(found).encode("utf-8", "surrogateescape"),
+        "confusion.csv": _confusion_csv(found).encode("utf-8", "surrogateescape"),
+        "photos.csv": _photos_csv(found, photos).encode("utf-8", "surrogateescape"),
+        "confusion.png": png(draw_confusion(found.confusion(), found.class_names, letters, title)),
+        "calibration.png": png(draw_calibration(found.confidence, found.right, title, letters)),
+    }
+
+
+def _summary(found: Evaluation, comparison: Comparison | None) -> Mapping[str, Any]:
+    low, high = found.interval
+    own = {"photos": len(found.rows), "classes": len(found.class_scores()), "accuracy": found.accuracy}
+    own |= {"accuracy_low": low, "accuracy_high": high}
+    own |= {"mean_confidence": 100 * float(found.confidence.mean()), "ece": found.ece}
+    if comparison is None:
+        return own
+    ours, theirs = comparison.accuracies
+    other = {**asdict(comparison), "accuracy": ours, "accuracy_against": theirs, "p_value": comparison.p_value}
+    return {**own, "against": other}
+
+
+def _classes_csv(found: Evaluation) -> str:
+    header = ["class", "photos", "right", "accuracy", "low", "high", "tested", "taken_for", "times"]
+    rows = []
+    for s in found.class_scores():
+        low, high = interval(s.right, s.photos)
+        bounds = [f"{value:.2f}" for value in (s.percent or 0.0, low, high)]
+        rows.append([s.name, s.photos, s.right, *bounds, str(s.tested).lower(), *(s.taken_for or ("", ""))])
+    return to_csv(header, rows)
+
+
+def _confusion_csv(found: Evaluation) -> str:
+    matrix = found.confusion()
+    return to_csv(["class", *found.class_names], [[n, *row] for n, row in zip(found.class_names, matrix, strict=True)])
+
+
+def _photos_csv(found: Evaluation, photos: ClassPhotos) -> str:
+    rows = []
+    for row, target, predicted, confidence in zip(
+        found.rows, found.target, found.predicted, found.confidence, strict=True
+    ):
+        true, answer = found.class_names[target], found.class_names[predicted]
+        place = str(photos.files.root / photos.files.names[row])
+        rows.append([place, true, answer, f"{confidence:.6f}", str(bool(target == predicted)).lower()])
+    return to_csv(["file", "class", "answer", "probability", "right"], rows)

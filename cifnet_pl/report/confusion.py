@@ -1,0 +1,110 @@
+"""Pictures of how a model does on labelled photos: which classes it confuses, and whether its confidences are right."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from scipy.cluster.hierarchy import leaves_list, linkage
+from scipy.spatial.distance import squareform
+
+from cifnet_pl.report.lettering import Lettering
+
+MOST_CLASSES = 150
+"""Classes in one picture of confusions: of more, those that are confused most."""
+
+NUMBERED = 30
+"""Classes up to which every cell with a photo has its number; past that only those of 5 % and more."""
+
+LONGEST = 24
+
+
+def clustered(shares: np.ndarray) -> np.ndarray:
+    """Order of classes in which those that are confused with each other are neighbours.
+
+    Average linkage of the distances ``1 − (s_ij + s_ji)/2`` with the optimal order of leaves (Bar-Joseph et al., 2001).
+
+    Args:
+        shares: (C, C) share of the photos of class i that were taken for class j.
+    """
+    if len(shares) < 3:
+        return np.arange(len(shares))
+    distance = 1 - (shares + shares.T) / 2
+    np.fill_diagonal(distance, 0)
+    tree = linkage(squareform(distance, checks=False), "average", optimal_ordering=True)
+    return np.asarray(leaves_list(tree))
+
+
+def shares_of(matrix: np.ndarray) -> np.ndarray:
+    """(C, C) counts as shares of each row; zeros in a row without photos."""
+    return np.asarray(matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1))
+
+
+def draw_confusion(matrix: np.ndarray, names: Sequence[str], letters: Lettering, title: str) -> Figure:
+    """(C, C) counts, rows the true classes, columns the answers, as percent of each row, similar classes together."""
+    tested = np.flatnonzero(matrix.sum(axis=1) + matrix.sum(axis=0))
+    shares = shares_of(matrix)
+    if len(tested) > MOST_CLASSES:
+        wrong = shares.sum(axis=0) + shares.sum(axis=1) - 2 * shares.diagonal()
+        tested = tested[np.argsort(-wrong[tested], kind="stable")[:MOST_CLASSES]]
+        title += f" (the {MOST_CLASSES} classes that are confused most)"
+    order = tested[clustered(shares[np.ix_(tested, tested)])]
+    percent = 100 * shares[np.ix_(order, order)]
+    side = 3.4 + len(order) * 0.42 if len(order) <= NUMBERED else 9.0 + 0.18 * (len(order) - 6)
+    with matplotlib.rc_context({"font.family": list(letters.families)}):
+        figure = Figure(figsize=(side + 1, side), dpi=130, layout="constrained")
+        axes = figure.subplots()
+        size = 9.0
+        right = np.where(np.eye(len(order), dtype=bool), percent, np.nan)
+        wrong_share = np.where(np.eye(len(order), dtype=bool) | (percent == 0), np.nan, percent)
+        axes.imshow(right, cmap="Greens", vmin=0, vmax=130)
+        image = axes.imshow(wrong_share, cmap="OrRd", norm=LogNorm(1, 100))
+        labels = [letters.of(names[i], LONGEST) for i in order]
+        axes.set_xticks(range(len(order)), labels, rotation=90, fontsize=size, parse_math=False)
+        axes.set_yticks(range(len(order)), labels, fontsize=size, parse_math=False)
+        axes.set_xlabel("named by the model", fontsize=12)
+        axes.set_ylabel("what it is", fontsize=12)
+        axes.set_title(letters.of(title), parse_math=False, fontsize=14)
+        axes.set_xticks(np.arange(-0.5, len(order)), minor=True)
+        axes.set_yticks(np.arange(-0.5, len(order)), minor=True)
+        axes.grid(which="minor", color="0.9", linewidth=0.4)
+        axes.tick_params(which="minor", length=0)
+        least = 0.5 if len(order) <= NUMBERED else 5.0
+        for i, j in zip(*np.nonzero(percent >= least), strict=True):
+            strong = percent[i, j] > (60 if i == j else 25)
+            axes.text(j, i, f"{percent[i, j]:.0f}", ha="center", va="center", fontsize=6.5,
+                      color="white" if strong else "black")  # fmt: skip
+        bar = figure.colorbar(image, ax=axes, label="wrong (% of the class's photos)", shrink=0.5, aspect=30)
+        bar.set_ticks([1, 3, 10, 30, 100], labels=["1", "3", "10", "30", "100"])
+    return figure
+
+
+def draw_calibration(confidence: np.ndarray, right: np.ndarray, title: str, letters: Lettering) -> Figure:
+    """How often the model is right at each confidence: ten bins of (n,) confidences and (n,) bool."""
+    edges = np.linspace(0, 1, 11)
+    bins = np.clip(np.digitize(confidence, edges) - 1, 0, 9)
+    counts = np.bincount(bins, minlength=10)
+    known = counts > 0
+    accuracy = np.bincount(bins, weights=right, minlength=10)[known] / counts[known]
+    with matplotlib.rc_context({"font.family": list(letters.families)}):
+        figure = Figure(figsize=(5.2, 5.4), dpi=130, layout="constrained")
+        upper, lower = figure.subplots(2, 1, height_ratios=[3, 1], sharex=True)
+        upper.plot([0, 100], [0, 100], color="0.6", linewidth=1, label="as it should be")
+        upper.bar(100 * edges[:-1][known] + 5, 100 * accuracy, width=9, color="#9ecae1", label="right")
+        upper.set(ylabel="named right (%)", xlim=(0, 100), ylim=(0, 100))
+        upper.set_title(letters.of(title), parse_math=False)
+        upper.legend(frameon=False)
+        lower.bar(100 * edges[:-1] + 5, counts, width=9, color="0.75")
+        lower.set(xlabel="confidence of the model (%)", ylabel="photos")
+    return figure
+
+
+def png(figure: Figure) -> bytes:
+    """A figure as a PNG file."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()

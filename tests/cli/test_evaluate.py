@@ -1,0 +1,106 @@
+"""`cifnet evaluate`: what it says of labelled photos, and the files it writes."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torchmetrics.functional.classification import multiclass_calibration_error
+
+import cifnet_pl
+from cifnet_pl.__main__ import main
+from cifnet_pl.data.images import read_square
+from tests.command_line import make_photos
+from tests.models import empty
+
+CLASSES = ["ant", "bee", "cat"]
+
+
+def bundle(place: Path, photos: Path, names: list[str], count: int) -> Path:
+    """A model of ``count`` photos of each class."""
+    model = empty("ridge")
+    files = [path for name in names for path in sorted((photos / name).iterdir())[:count]]
+    z = model.embed(torch.stack([torch.from_numpy(read_square(f, 2).copy()).permute(2, 0, 1) for f in files]))
+    model.begin_task(names)
+    model.observe(z, torch.tensor(model.labels(f.parent.name for f in files)), torch.arange(len(files)))
+    model.finish_task()
+    model.save(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two bundles, and photos with two wrong labels, an unknown class, a class of few photos and a broken file."""
+    root = tmp_path_factory.mktemp("made")
+    photos = make_photos(root / "photos", [*CLASSES, "dog"], 12)
+    bundle(root / "m", photos, CLASSES, 12)
+    bundle(root / "other", photos, ["bee", "ant"], 3)
+    for i in (1, 2):
+        (photos / "ant" / f"{i}.png").rename(photos / "bee" / f"wrong {i}.png")
+    for i in range(4, 12):
+        (photos / "cat" / f"{i}.png").unlink()
+    (photos / "cat" / "3.png").write_bytes(b"no photo")
+    return root
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_what_it_says_and_writes(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    given = ["--model", str(made / "m"), "--images", str(made / "photos"), "--output", str(tmp_path / "out")]
+    assert main(["evaluate", *given, "--against", str(made / "other")]) == 0
+    shown = capsys.readouterr()
+    assert "12 photos of classes that" in shown.out
+    assert "are left out: dog" in shown.out
+    assert "92.6 % of 27 photos of 3 classes are named right" in shown.out
+    assert "2 of 14 photos of bee are taken for ant" in shown.out
+    assert "on the same 24 photos" in shown.out
+    assert "untested" in shown.out
+    assert "3.png: no image of a known format" in shown.err
+
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {
+        *("evaluation.json", "classes.csv", "confusion.csv", "photos.csv", "confusion.png", "calibration.png")
+    }
+    summary = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert summary["accuracy"] == pytest.approx(100 * 25 / 27)
+    assert summary["against"]["both"] + summary["against"]["first"] == 22
+    photos = rows(tmp_path / "out" / "photos.csv")
+    assert len(photos) == 27
+    assert [Path(row["file"]).name for row in photos if row["right"] == "false"] == ["wrong 1.png", "wrong 2.png"]
+
+    # Calibration by torchmetrics' own function, on the probabilities that Python's classify gives.
+    model = cifnet_pl.load(made / "m")
+    found = list(model.classify([row["file"] for row in photos], top=3))
+    probabilities = torch.tensor(
+        [[dict(zip(p.classes, p.probabilities, strict=True))[n] for n in CLASSES] for p in found]
+    )
+    targets = torch.tensor([CLASSES.index(row["class"]) for row in photos])
+    expected = 100 * float(multiclass_calibration_error(probabilities, targets, 3, n_bins=15))
+    assert summary["ece"] == pytest.approx(expected, abs=1e-4)
+
+    classes = {row["class"]: row for row in rows(tmp_path / "out" / "classes.csv")}
+    assert [classes[name]["tested"] for name in CLASSES] == ["true", "true", "false"]
+    with Image.open(tmp_path / "out" / "confusion.png") as image:
+        image.load()
+    assert main(["evaluate", *given]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert main(["evaluate", *given, "--overwrite"]) == 0
+
+
+def test_held_out_photos_where_there_are_any(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    make_photos(tmp_path / "set" / "train", CLASSES, 3)
+    make_photos(tmp_path / "set" / "val", CLASSES, 6)
+    assert main(["evaluate", "--model", str(made / "m"), "--images", str(tmp_path / "set")]) == 0
+    assert "100.0 % of 18 photos of 3 classes" in capsys.readouterr().out
+
+
+def test_no_class_that_the_model_knows(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    photos = make_photos(tmp_path / "photos", ["eel"], 1)
+    assert main(["evaluate", "--model", str(made / "m"), "--images", str(photos)]) == 1
+    assert "knows none of the classes of the photos (eel)" in capsys.readouterr().err
+    assert main(["evaluate", "--model", str(made / "m"), "--images", str(photos), "--output", str(photos / "eel")]) == 2

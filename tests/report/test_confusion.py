@@ -1,0 +1,44 @@
+"""The picture of confusions: its order, and that any number of classes can be drawn."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cifnet_pl.report.confusion import MOST_CLASSES, clustered, draw_calibration, draw_confusion, png, shares_of
+from cifnet_pl.report.lettering import lettering
+
+
+def test_confused_classes_are_neighbours():
+    matrix = 100 * np.eye(8)
+    for a, b in ((0, 5), (2, 7), (1, 6)):
+        matrix[a, b] = matrix[b, a] = 30
+    place = np.argsort(clustered(shares_of(matrix)))
+    assert sorted(place) == list(range(8))
+    assert all(abs(place[a] - place[b]) == 1 for a, b in ((0, 5), (2, 7), (1, 6)))
+
+
+@pytest.mark.parametrize("classes", [1, 2, 3, 40, MOST_CLASSES + 20])
+def test_any_number_of_classes(classes: int):
+    draw = np.random.default_rng(0)
+    matrix = 20 * np.eye(classes, dtype=np.int64) + draw.integers(0, 2, (classes, classes))
+    names = [f"class $ {i}" for i in range(classes)]
+    figure = draw_confusion(matrix, names, lettering(names), "title")
+    shown = figure.axes[0].get_yticklabels()
+    assert len(shown) == min(classes, MOST_CLASSES)
+    with Image.open(io.BytesIO(png(figure))) as image:
+        assert image.format == "PNG"
+
+
+def test_classes_without_photos_and_answers_are_left_out():
+    matrix = np.diag([5, 0, 5])
+    figure = draw_confusion(matrix, ["a", "b", "c"], lettering(["abc"]), "title")
+    assert sorted(label.get_text() for label in figure.axes[0].get_yticklabels()) == ["a", "c"]
+
+
+def test_calibration_bins():
+    confidence = np.array([0.05, 0.95, 0.95, 1.0])
+    figure = draw_calibration(confidence, np.array([False, True, False, True]), "title", lettering([]))
+    heights = [round(bar.get_height(), 1) for bar in figure.axes[0].patches]
+    assert heights == [0.0, 66.7]
