@@ -1,6 +1,7 @@
 """Frozen backbones by name: each brings its own preprocessing and feature width.
 
-Names: ``pixels`` (no network), ``embedded:efficientnet_lite0`` (weights inside an installed package),
+Names: ``none:<width>`` (embeddings are given, there are no images), ``pixels`` (no network),
+``embedded:efficientnet_lite0`` (weights inside an installed package),
 ``torchvision:<weights>``, ``timm:<model>`` and ``file:<checkpoint>`` with an architecture of
 torchvision, or ``resnet32_cifar``. After any of them ``+layers`` adds earlier layers, ``+mirror`` averages over the
 mirror image.
@@ -99,6 +100,11 @@ class Backbone(nn.Module):
         )
 
     @property
+    def takes_images(self) -> bool:
+        """Whether there is a network; false where the embeddings were computed elsewhere."""
+        return not isinstance(self.network, _NoNetwork)
+
+    @property
     def sha256(self) -> str:
         """Hash of all weights, names and preprocessing: two backbones with one hash give the same embeddings."""
         if self._sha256 is None:
@@ -124,6 +130,19 @@ class _Pool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.network.extract_features(x).mean(dim=(2, 3))  # type: ignore[no-any-return]
+
+
+class _NoNetwork(nn.Module):
+    """Stands for the network that computed given embeddings somewhere else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise UsageError("this model learned embeddings that were computed elsewhere: give it embeddings, not photos")
+
+
+def _none(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
+    if not (rest.isdecimal() and int(rest) > 0):
+        raise UsageError(f"backbone 'none:{rest}': expected none:<width of the embeddings>, e.g. none:512")
+    return _NoNetwork(), int(rest), Preprocessing(1, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
 
 def _pixels(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
@@ -272,6 +291,7 @@ def _file(rest: str, architecture: str | None, download: bool) -> tuple[nn.Modul
 
 Builder = Callable[[str, "str | None", bool], tuple[nn.Module, int, Preprocessing]]
 BACKBONES: dict[str, Builder] = {
+    "none": _none,
     "pixels": _pixels,
     "embedded": _embedded,
     "torchvision": _torchvision,

@@ -40,7 +40,8 @@ def classify(
 
     Args:
         model: a run's folder, a checkpoint file or a bundle.
-        images: photos, folders (with all their sub-folders), Zip archives, or patterns in quotes, e.g. "trip/**/*.jpg".
+        images: photos, folders (with all their sub-folders), Zip archives, or patterns in quotes, e.g. "trip/**/*.jpg";
+            for a model that learned embeddings, files of these (.npz, .safetensors, .parquet, .arrow).
         output: the CSV file.
         top: number of classes per photo.
         strict: whether to stop at a photo that cannot be read.
@@ -69,6 +70,8 @@ def classify(
             if path is not None and path.exists() and not overwrite:
                 raise UsageError(f"{path} exists already: choose another name, or add --overwrite true")
         found = load(model)
+        if picture is not None and not found.backbone.takes_images:
+            raise UsageError("--gallery needs photos, but this model classifies embeddings: leave it out")
         found.precision = precision or found.precision
         table = Table(found, images, top, strict)
         write_atomic(target, table.write)
@@ -110,9 +113,13 @@ class Table:
             raise DataError(f"none of the {self.unreadable} photos of {printable(', '.join(self.images))} can be read")
 
     def _predictions(self) -> Iterator[Prediction]:
-        total = sum(1 for _ in self._photos()) if on_terminal() else None
         wanted = max(self.top, SHOWN)  # the gallery's, too
-        for prediction in counted(self.model.classify(self._photos(), wanted), "classifying", total):
+        if self.model.backbone.takes_images:
+            total = sum(1 for _ in self._photos()) if on_terminal() else None
+            found = self.model.classify(self._photos(), wanted)
+        else:
+            total, found = None, chain.from_iterable(self.model.classify_embeddings(f, wanted) for f in self.images)
+        for prediction in counted(found, "classifying", total):
             if prediction.unreadable is None:
                 self.classified += 1
                 self._consider(prediction)

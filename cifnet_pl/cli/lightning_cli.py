@@ -22,17 +22,9 @@ from rich.console import Console
 from cifnet_pl.backbones.precision import check_precision
 from cifnet_pl.cli.commands import COMMANDS, RUNS
 from cifnet_pl.cli.error_messages import explained
-from cifnet_pl.cli.parsing import DEFAULT_HEAD, OneSentence, buried_error, with_clean_heads
+from cifnet_pl.cli.parsing import DEFAULT_HEAD, OneSentence, buried_error, choose_backbone, with_clean_heads
 from cifnet_pl.data import CIFNetDataModule
-from cifnet_pl.learning.callbacks import (
-    EnergyMonitor,
-    PredictionTable,
-    RunTable,
-    TaskCheckpoint,
-    TaskMetrics,
-    TaskProgressBar,
-    TrajectoryPlot,
-)
+from cifnet_pl.learning.callbacks import EnergyMonitor, PredictionTable, TaskCheckpoint, standard_callbacks
 from cifnet_pl.learning.callbacks.checkpoint import AtomicCheckpointIO
 from cifnet_pl.learning.strategy import check_number, check_strategy, leaving_the_group, register_strategy
 from cifnet_pl.utilities import run_folders as runs
@@ -132,6 +124,7 @@ class CIFNetCLI(LightningCLI):
                 options = config.get(f"model.init_args{part}")
                 if options is not None and "seed" in options:
                     options["seed"] = seed
+        choose_backbone(config)
         check_strategy(config.trainer.strategy)
         if config.trainer.precision is not None and str(config.trainer.precision) not in SHORT_PRECISIONS:
             check_precision(str(config.trainer.precision))
@@ -173,7 +166,7 @@ class CIFNetCLI(LightningCLI):
         folder, options = self.place.folder, self._get(self.config_init, "trainer")
         bar = options.get("enable_progress_bar")
         kwargs["enable_progress_bar"] = bar = Console().is_terminal if bar is None else bar
-        self.trainer_defaults["callbacks"] = [TaskMetrics(), TrajectoryPlot(), *[TaskProgressBar()] * bar, RunTable()]
+        self.trainer_defaults["callbacks"] = standard_callbacks(bool(bar))
         if self.subcommand == "fit":
             board = TensorBoardLogger(
                 folder.parent.parent, name=folder.parent.name, version=folder.name, default_hp_metric=False

@@ -15,6 +15,7 @@ from cifnet_pl.utilities.errors import CifnetError, UsageError, unknown_name
 from cifnet_pl.utilities.files import read_yaml
 
 DEFAULT_HEAD = "CIFNetHead"
+DEFAULT_BACKBONE = "embedded:efficientnet_lite0"
 EPOCHS = "--trainer.max_epochs cannot be set, a task is one epoch: use --data.max_tasks or --data.classes_per_task"
 
 
@@ -151,3 +152,29 @@ def _class_name(head: Any) -> str | None:
     if "." not in name and name not in known:
         raise unknown_name("head", name, known)
     return name
+
+
+# ---------------------------------------------------------------------- data without images
+
+
+def choose_backbone(config: Any) -> None:
+    """Set the backbone to ``none:<width>`` where the data are embeddings, which need no network.
+
+    Args:
+        config: configuration of ``fit``; ``model.init_args.backbone`` is changed.
+
+    Raises:
+        UsageError: another backbone was asked for, or the file of embeddings is not given.
+        DataError: it cannot be read.
+    """
+    from cifnet_pl.data.embeddings import embeddings_width
+
+    model = config.get("model.init_args")
+    if config.get("data.source") != "embeddings" or model is None or "backbone" not in model:
+        return
+    if model["backbone"] not in (DEFAULT_BACKBONE, "none") and not model["backbone"].startswith("none:"):
+        raise UsageError(
+            f"data source embeddings has no images for backbone {model['backbone']}: leave --model.backbone out"
+        )
+    options = config.get("data.options")
+    model["backbone"] = f"none:{embeddings_width(config.get('data.root'), dict(options) if options else None)}"

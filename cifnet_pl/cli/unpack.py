@@ -49,6 +49,8 @@ def unpack(
         if name not in names:
             raise unknown_name("class", name, names)
     wanted = set(classes or names)
+    if not (isinstance(found.train, ImageSet) and isinstance(found.val, ImageSet)):
+        raise UsageError(f"source {source} has no images: expected digits, cifar100 or torchvision:<data set>")
     with new_folder(target) as folder:
         count = _write(found.train, names, wanted, folder / "train", size)
         count += _write(found.val, names, wanted, folder / "val", size)

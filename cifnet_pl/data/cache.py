@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone
-from cifnet_pl.data.image_sets import ImageSet
+from cifnet_pl.data.image_sets import SampleSet, Source
+from cifnet_pl.data.loading import EvaluationMemory
 from cifnet_pl.utilities.files import write_atomic
+from cifnet_pl.utilities.processes import of_all_processes
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +44,7 @@ class EmbeddingCache:
         folder: where the files of this set and pipeline are.
     """
 
-    def __init__(self, images: ImageSet, class_names: list[str], folder: Path):
+    def __init__(self, images: SampleSet, class_names: list[str], folder: Path):
         self.images, self.class_names, self.folder = images, class_names, folder
         self._found: dict[int, Tensor | None] = {}
         self._place = np.full(len(images), -1, dtype=np.int64)
@@ -146,6 +149,40 @@ class EmbeddingCache:
             else:
                 digest.update(hashlib.sha256(self.images.content(row)).digest())
         return digest.hexdigest()
+
+
+class EmbeddingStores:
+    """Where the embeddings of one source and backbone are kept during a run, and between runs.
+
+    Args:
+        source: training and test images.
+        memory_mb: bound in megabytes on test embeddings in memory.
+        folder: of the cache of this pipeline (:func:`pipeline_key`), or None to keep nothing on disk.
+    """
+
+    def __init__(self, source: Source, memory_mb: float, folder: Path | None):
+        self.memory = EvaluationMemory(len(source.val), memory_mb)
+        self.train, self.val = (
+            EmbeddingCache(images, source.class_names, folder / part) if folder is not None else None
+            for images, part in ((source.train, "train"), (source.val, "val"))
+        )
+
+    def remember(self, rows: Tensor, z: Tensor, training: bool) -> None:
+        """Keep embeddings (n, d) of images ``rows`` of the training or the test set, as far as that is wanted."""
+        cache = self.train if training else self.val
+        if cache is not None:
+            cache.collect(rows, z)
+        if not training:
+            self.memory.add(rows, z)
+
+    def share(self, rank: int, world: int) -> None:
+        """Write the classes of which every process has embedded a part; call on all processes."""
+        for cache in (self.train, self.val):
+            if cache is None or world == 1:
+                continue
+            parts = of_all_processes(cache.collected())
+            for rows, z in chain.from_iterable(parts) if rank == 0 else []:
+                cache.collect(torch.tensor(rows), z)
 
 
 def _stat(marks: list[tuple[int, ...] | str]) -> str:

@@ -1,4 +1,4 @@
-"""CORe50: 50 objects in 11 video sessions, of which some are for testing."""
+"""CORe50: 50 objects in 11 video sessions, some of which are for testing; a session is a domain."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 from cifnet_pl.data.folders import existing, listing
-from cifnet_pl.data.image_sets import FileSet, Source, SourceOptions, place
+from cifnet_pl.data.image_sets import FileSet, Grouping, Source, SourceOptions, place
 from cifnet_pl.utilities.errors import DataError, UsageError
 
 WHAT = (
@@ -50,15 +52,17 @@ def core50(options: SourceOptions) -> Source:
         )
     objects = sorted({number for _, number, *_ in frames})
     frames = every(frames, stride)
-    parts = []
+    parts, groups, numbers = [], [], sorted(sessions)
     for held_out in (False, True):
         own = [frame for frame in frames if (frame[0] in test) is held_out]
         names = [name for *_, name in own]
         parts.append(FileSet(root, names, [objects.index(number) for _, number, *_ in own]))
+        groups.append(np.array([numbers.index(session) for session, *_ in own], dtype=np.int64))
     empty = [number for i, number in enumerate(objects) if i not in parts[0].rows_of]
     if empty:
         raise DataError(f"object o{empty[0]} of {place(root)} has no training frame left: use a smaller stride")
-    return Source([f"o{number}" for number in objects], parts[0], parts[1])
+    domains = Grouping([f"s{session}" for session in numbers], groups[0], groups[1])
+    return Source([f"o{number}" for number in objects], parts[0], parts[1], domains)
 
 
 def every(items: Sequence[Item], stride: int) -> list[Item]:

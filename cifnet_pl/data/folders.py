@@ -9,43 +9,22 @@ from pathlib import Path
 
 from cifnet_pl.data.image_sets import FileSet, Source, SourceOptions, expanded, place, split_by_seed
 from cifnet_pl.data.photo_files import EXTENSIONS, archived_files, archived_folders, is_folder, is_image, within
+from cifnet_pl.data.walk import links_upwards, walk_images
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import has_controls, printable
 
 
 def image_files(folder: Path) -> list[Path]:
-    """All images below ``folder``, which may be a Zip archive or in one, sorted.
+    """Return all images below the class folder ``folder``, which may be a Zip archive or in one, sorted.
 
-    Links are followed, but no folder is entered twice, and a link to a folder that holds the link itself is not
-    followed: it would bring in the images of other classes.
+    See :func:`cifnet_pl.data.walk.walk_images` for links.
 
     Raises:
         OSError: a folder cannot be read.
     """
     if within(folder) is not None:
         return [path for path in archived_files(folder) if is_image(path)]
-    found: list[Path] = []
-    visited: set[Path] = set()
-    stack: list[Path] = [] if _links_upwards(folder) else [folder]
-    while stack:
-        current = stack.pop()
-        real = current.resolve()
-        if real in visited:
-            continue
-        visited.add(real)
-        for entry in sorted(current.iterdir()):
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                if not _links_upwards(entry):
-                    stack.append(entry)
-            elif is_image(entry):
-                found.append(entry)
-    return sorted(found)
-
-
-def _links_upwards(folder: Path) -> bool:
-    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
+    return [] if links_upwards(folder) else sorted(walk_images(folder))
 
 
 def class_folders(root: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Fixed sequences of labelled images, in files or in memory, and their split into training and validation."""
+"""Fixed sequences of labelled samples, in files or in memory, and their split into training and validation."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.text import printable
 
 
-class ImageSet(ABC):
-    """A fixed sequence of labelled images.
+class SampleSet(ABC):
+    """A fixed sequence of labelled samples: images, or embeddings that were computed elsewhere.
 
     Attributes:
-        labels: (n,) int64, position of each image's class in the source's ``class_names``.
-        names: identity of each image: its path relative to the root, or its index.
+        labels: (n,) int64, position of each sample's class in the source's ``class_names``.
+        names: identity of each sample: its path relative to the root, its id, or its index.
     """
 
     labels: np.ndarray
@@ -34,41 +34,73 @@ class ImageSet(ABC):
     def __len__(self) -> int:
         return len(self.labels)
 
-    @abstractmethod
-    def square(self, index: int, size: int, crop_ratio: float) -> np.ndarray:
-        """Image ``index`` as (size, size, 3) uint8."""
-
     def place(self, index: int) -> str:
-        """Where image ``index`` is, for messages, on one line."""
+        """Return where sample ``index`` is, for messages, on one line."""
         return printable(self.names[index])
 
     @abstractmethod
-    def subset(self, rows: np.ndarray) -> ImageSet:
-        """The images at positions ``rows``, with the names that they have here."""
+    def subset(self, rows: np.ndarray) -> SampleSet:
+        """Return the samples at positions ``rows``, with the names that they have here."""
 
     @abstractmethod
     def content(self, index: int) -> bytes:
-        """Everything that image ``index`` is decoded from: the file's bytes, or the pixels."""
+        """Return everything that sample ``index`` is made from: the file's bytes, the pixels, or the numbers."""
 
     def stat(self, index: int) -> tuple[int, ...] | str:
-        """Cheap identity of the content: equal marks mean equal contents; where none is cheap, its SHA-256 in hex."""
+        """Return a cheap mark of the content: equal marks mean equal contents. By default its SHA-256 in hex."""
         return hashlib.sha256(self.content(index)).hexdigest()
 
     @cached_property
     def rows_of(self) -> dict[int, np.ndarray]:
-        """Class position → positions of its images, ascending."""
+        """Class position → positions of its samples, ascending."""
         order = np.argsort(self.labels, kind="stable")
         classes, starts = np.unique(self.labels[order], return_index=True)
         return dict(zip(classes.tolist(), np.split(order, starts)[1:], strict=True))
 
 
+class ImageSet(SampleSet):
+    """A fixed sequence of labelled images."""
+
+    @abstractmethod
+    def square(self, index: int, size: int, crop_ratio: float) -> np.ndarray:
+        """Return image ``index`` as (size, size, 3) uint8."""
+
+    @abstractmethod
+    def subset(self, rows: np.ndarray) -> ImageSet:
+        """Return the images at positions ``rows``, with the names that they have here."""
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """A second label of every sample, such as the session that it was recorded in.
+
+    Attributes:
+        names: name of each group, in the order in which the source gives them.
+        train: (n,) int64, position of each training sample's group in ``names``.
+        val: the same of the validation samples.
+    """
+
+    names: list[str]
+    train: np.ndarray
+    val: np.ndarray
+
+
 @dataclass
 class Source:
-    """A training and a validation set over the same classes."""
+    """A training and a validation set over the same classes.
+
+    Attributes:
+        class_names: name of each class; labels are positions in it.
+        train, val: the two sets.
+        domains: the session, place or camera of each sample, where the source knows it.
+        tasks: the task that the source itself assigns to each sample, where it does.
+    """
 
     class_names: list[str]
-    train: ImageSet
-    val: ImageSet
+    train: SampleSet
+    val: SampleSet
+    domains: Grouping | None = None
+    tasks: Grouping | None = None
 
 
 class FileSet(ImageSet):
@@ -162,12 +194,29 @@ def held_back(names: Sequence[str], fraction: float, seed: int) -> np.ndarray:
     return chosen
 
 
-def split_by_seed(class_names: list[str], whole: ImageSet, options: SourceOptions) -> Source:
-    """Hold back a share of each class's images for validation."""
+def split_by_seed(
+    class_names: list[str],
+    whole: SampleSet,
+    options: SourceOptions,
+    domains: tuple[list[str], np.ndarray] | None = None,
+) -> Source:
+    """Hold back a share of the samples of each class (in each domain, where there are some) for validation.
+
+    Args:
+        class_names: names of the classes.
+        whole: all samples.
+        options: share and seed.
+        domains: names of the domains, and (n,) the position of each sample's domain in them.
+    """
+    names, group = domains if domains is not None else ([], np.zeros(len(whole), dtype=np.int64))
     val = np.zeros(len(whole), dtype=bool)
     for rows in whole.rows_of.values():
-        val[rows] = held_back([whole.names[i] for i in rows], options.val_fraction, options.split_seed)
-    return Source(class_names, whole.subset(np.flatnonzero(~val)), whole.subset(np.flatnonzero(val)))
+        for part in (rows[group[rows] == g] for g in np.unique(group[rows])):
+            val[part] = held_back([whole.names[i] for i in part], options.val_fraction, options.split_seed)
+    source = Source(class_names, whole.subset(np.flatnonzero(~val)), whole.subset(np.flatnonzero(val)))
+    if domains is not None:
+        source.domains = Grouping(names, group[~val], group[val])
+    return source
 
 
 def place(path: Path) -> str:

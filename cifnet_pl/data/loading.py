@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import starmap
 from typing import NamedTuple, Protocol, cast
 
@@ -12,12 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.data.image_sets import ImageSet
+from cifnet_pl.data.image_sets import ImageSet, SampleSet
 from cifnet_pl.data.images import UnreadableImage
-from cifnet_pl.data.workers import Decoded, WorkerPool, cores
-
-CHECKED_AT_ONCE = 256
-"""Images that are handed to the threads which look for unreadable ones, before the next are."""
+from cifnet_pl.data.workers import Decoded, WorkerPool
 
 
 class ImageBatch(NamedTuple):
@@ -78,22 +74,6 @@ class SquareDataset:
                 label, name = int(self.images.labels[row]), self.images.names[row]
                 numbers.append((label, sample_key(self.class_names[label], name), row))
         return Decoded(np.array(numbers, dtype=np.int64).reshape(-1, 3), tuple(unreadable))
-
-
-def unreadable_images(images: ImageSet, size: int, crop_ratio: float) -> Iterator[str]:
-    """Decode all images of a set in threads, and give "place: reason" of those that cannot be."""
-
-    def failure(row: int) -> str | None:
-        try:
-            images.square(row, size, crop_ratio)
-        except UnreadableImage as error:
-            return f"{images.place(row)}: {error}"
-        return None
-
-    with ThreadPoolExecutor(cores(), "check") as pool:
-        for start in range(0, len(images), CHECKED_AT_ONCE):
-            rows = range(start, min(start + CHECKED_AT_ONCE, len(images)))
-            yield from (found for found in pool.map(failure, rows) if found is not None)
 
 
 class ImageLoader:
@@ -216,15 +196,15 @@ class StoredLoader:
         images: the set that the rows are of.
         class_names: name of each label of the set.
         plan: rows of each batch, and the store that has them or None.
-        loader: decodes the batches that no store has.
+        loader: decodes the batches that no store has; None where a store has all.
     """
 
     def __init__(
         self,
-        images: ImageSet,
+        images: SampleSet,
         class_names: Sequence[str],
         plan: Sequence[tuple[np.ndarray, Store | None]],
-        loader: ImageLoader,
+        loader: ImageLoader | None,
     ):
         self._images, self._class_names, self._plan, self._loader = images, class_names, plan, loader
         self._begun: Iterator[ImageBatch] | None = None
@@ -234,7 +214,8 @@ class StoredLoader:
 
     def begin(self) -> None:
         """Let the workers decode the first images of the next iteration now."""
-        self._begun = self._loader.set_batches([rows for rows, store in self._plan if store is None]).begin()
+        missing = [rows for rows, store in self._plan if store is None]
+        self._begun = self._loader.set_batches(missing).begin() if self._loader is not None else iter(())
 
     def __iter__(self) -> Iterator[Batch]:
         if self._begun is None:

@@ -20,12 +20,10 @@ from torch import Tensor
 from cifnet_pl.data.folders import listing
 from cifnet_pl.data.images import Photo, UnreadableImage, read_square
 from cifnet_pl.data.photo_files import archived_files, is_folder, is_image, within
+from cifnet_pl.data.walk import walk_images
 from cifnet_pl.data.workers import cores
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable
-
-SORTED_AT_ONCE = 10_000
-"""Entries of one folder that are sorted by name before the next ones are read: memory stays bounded."""
 
 BATCHES_AHEAD = 2
 """Batches that are being decoded while one is being embedded."""
@@ -52,7 +50,7 @@ def find_photos(place: str) -> Iterator[Path]:
     if within(path) is not None and is_folder(path):
         found, what = filter(is_image, archived_files(path)), f"archive {printable(place)} holds no photo"
     elif path.is_dir():
-        found, what = _walk(path, set()), f"folder {printable(place)} holds no photo"
+        found, what = _readable(path), f"folder {printable(place)} holds no photo"
     elif path.exists() or _in_archive(path):
         return iter([path])
     elif glob.has_magic(str(path)):
@@ -103,7 +101,7 @@ def _matching(pattern: Path) -> Iterator[Path]:
     base, parts = Path(*pattern.parts[:plain]), pattern.parts[plain:]
     if base.is_dir():
         depth = None if "**" in parts else len(parts)
-        yield from (path for path in _walk(base, set(), depth) if matches(path.relative_to(base).parts, parts))
+        yield from (path for path in _readable(base, depth) if matches(path.relative_to(base).parts, parts))
 
 
 def matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
@@ -115,23 +113,9 @@ def matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
     return bool(names) and fnmatchcase(names[0], pattern[0]) and matches(names[1:], pattern[1:])
 
 
-def _walk(folder: Path, visited: set[str], depth: int | None = None) -> Iterator[Path]:
-    """Photos below ``folder``, at most ``depth`` levels deep; memory does not grow with their number."""
-    real = os.path.realpath(folder)
-    if real in visited:
-        return
-    visited.add(real)
-    with listing(), os.scandir(folder) as entries:
-        while part := sorted(islice(entries, SORTED_AT_ONCE), key=lambda entry: entry.name):
-            for entry in part:
-                path = folder / entry.name
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir():
-                    if depth is None or depth > 1:
-                        yield from _walk(path, visited, None if depth is None else depth - 1)
-                elif is_image(path):
-                    yield path
+def _readable(folder: Path, depth: int | None = None) -> Iterator[Path]:
+    with listing():
+        yield from walk_images(folder, depth)
 
 
 def squares(files: Iterable[Photo], size: int, crop_ratio: float) -> Iterator[PhotoBatch]:

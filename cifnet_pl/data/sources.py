@@ -8,6 +8,8 @@ import numpy as np
 from PIL import Image
 
 from cifnet_pl.data.core50 import core50
+from cifnet_pl.data.domains import domains
+from cifnet_pl.data.embeddings import embeddings
 from cifnet_pl.data.folders import folder
 from cifnet_pl.data.image_sets import ArraySet, Source, SourceOptions, split_by_seed
 from cifnet_pl.data.imagenet import imagenet100, tinyimagenet
@@ -44,12 +46,18 @@ SOURCES: dict[str, Callable[[SourceOptions], Source]] = {
     "folder": folder,
     "cifar100": cifar100,
     "core50": core50,
+    "domains": domains,
+    "embeddings": embeddings,
     "imagenet100": imagenet100,
     "tinyimagenet": tinyimagenet,
 }
 """Name → function that builds the source; other names are looked up in ``torchvision.datasets``, in any case."""
 
-OWN_OPTIONS: dict[str, tuple[str, ...]] = {"core50": ("stride", "test_sessions"), "imagenet100": ("class_list",)}
+OWN_OPTIONS: dict[str, tuple[str, ...]] = {
+    "core50": ("stride", "test_sessions"),
+    "embeddings": ("embeddings", "labels", "ids", "split"),
+    "imagenet100": ("class_list",),
+}
 """Name → options that this source alone has."""
 
 

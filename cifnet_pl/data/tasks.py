@@ -1,51 +1,94 @@
-"""The task stream: which classes are learned when. Pure Python, no images and no torch."""
+"""The classes of each task: their order, and how many there are. Pure Python, no images and no torch."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.text import printable
 
-ClassOrder = int | list[int] | list[str] | None
-"""A seed, positions in the source's order, class names, or None for the source's own order."""
+ClassOrder = int | list[int] | list[str] | str | None
+"""A seed, positions in the source's order, class names, a file with either, or None for the source's own order."""
 
 
 def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
-    """The names in the order in which they are to be learned.
+    """Return the names in the order in which they are to be learned.
 
     Args:
         names: classes as the source gives them.
-        order: a seed for ``numpy.random.default_rng(seed).permutation``; a list of positions or of names (a subset
-            selects classes); or None.
+        order: a seed for ``numpy.random.default_rng(seed).permutation``; a list of all positions or of all names; a
+            file that holds such a list (see :func:`read_order`); or None.
 
     Raises:
-        UsageError: a negative seed; a class named twice; a position or name that the source does not have.
+        UsageError: a negative seed; a list with a class twice, without a class, or with one that the source lacks.
     """
     if order is None:
         return list(names)
     if isinstance(order, int):
         if order < 0:
-            raise UsageError(f"class_order is {order}, expected a seed of at least 0, a list, or null")
+            raise UsageError(f"class_order is {order}, expected a seed of at least 0, a list, a file, or null")
         return [names[i] for i in np.random.default_rng(order).permutation(len(names))]
+    if isinstance(order, str):
+        order = read_order(Path(order))
     if len(set(order)) < len(order):
         raise UsageError("class_order names a class twice")
     if all(isinstance(item, int) for item in order):
         wrong = [i for i in order if not 0 <= int(i) < len(names)]
         if wrong:
             raise UsageError(f"class_order holds position {wrong[0]}, expected 0 to {len(names) - 1}")
-        return [names[int(i)] for i in order]
-    chosen = [str(item) for item in order]
+        chosen = [names[int(i)] for i in order]
+    else:
+        chosen = [str(item) for item in order]
     missing = [name for name in chosen if name not in set(names)]
     if missing:
         raise UsageError(f"class_order names '{missing[0]}', which the data source does not have")
+    if len(chosen) < len(names):
+        dropped = sorted(set(names) - set(chosen))
+        raise UsageError(
+            f"class_order leaves out {len(dropped)} of {len(names)} classes, the first is '{dropped[0]}': list all of "
+            "them, and set --data.max_tasks to learn fewer"
+        )
     return chosen
 
 
+def read_order(path: Path) -> list[int] | list[str]:
+    """Read a class order from a text file.
+
+    The file holds one list in brackets, as PyCIL and PILOT print and configure them (JSON, YAML or Python, whatever
+    stands around it), or one class per line.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "order.json"
+    >>> _ = file.write_text('{"dataset": "digits", "class_order": [2, 0, 1]}')
+    >>> read_order(file)
+    [2, 0, 1]
+
+    Raises:
+        UsageError: no such file, or one without such a list.
+    """
+    path = path.expanduser()
+    if not path.is_file():
+        raise UsageError(f"no file {printable(str(path))}: class_order is a seed, a list, or a file with a list")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {printable(str(path))}: class_order names a text file with a list") from error
+    lists = re.findall(r"\[([^\[\]]*)\]", text)
+    longest = max(lists, key=lambda part: part.count(","), default="")
+    items = longest.split(",") if longest.count(",") else text.splitlines()
+    words = [item.strip().strip("'\"") for item in items if item.strip().strip("'\"")]
+    if not words:
+        raise UsageError(f"{printable(str(path))} holds no list of classes: expected [3, 0, …] or one class per line")
+    return [int(word) for word in words] if all(word.isdecimal() for word in words) else words
+
+
 def task_sizes(classes: int, per_task: int | list[int], initial: int | None = None) -> list[int]:
-    """Number of classes of each task; the last may be smaller where ``per_task`` is one number.
+    """Return the number of classes of each task; the last may be smaller where ``per_task`` is one number.
 
     Raises:
         UsageError: sizes below one, or more classes asked for than there are.
@@ -70,7 +113,7 @@ def task_sizes(classes: int, per_task: int | list[int], initial: int | None = No
 
 @dataclass(frozen=True)
 class TaskStream:
-    """Tasks as tuples of class names; slices are streams again."""
+    """The new classes of each task, as tuples of class names; a slice is a stream again."""
 
     tasks: tuple[tuple[str, ...], ...]
 
@@ -85,8 +128,8 @@ class TaskStream:
     ) -> TaskStream:
         """Divide ``names`` into tasks, after the tasks that were ``learned`` before.
 
-        A class that was added to the data later on never moves a learned one: the learned tasks come first as they
-        were, the others follow in their order.
+        The learned tasks come first, unchanged, and the other classes follow in their order. So a class that is added
+        to the data later never moves one that was learned.
 
         Raises:
             DataError: a learned class is gone from the data.

@@ -79,7 +79,7 @@ def torchvision_set(name: str, options: SourceOptions) -> Source:
             f"torchvision's {name} in {place(expanded(options.root or DEFAULT_ROOT))} has other classes for testing "
             "than for training: the copy is not complete, fetch it again"
         )
-    return Source(class_names, *sets)
+    return Source(class_names, sets[0], sets[1])
 
 
 def _open(name: str, options: SourceOptions, part: dict[str, Any]) -> Any:

@@ -15,7 +15,7 @@ from cifnet_pl.data.loading import Batch, EmbeddingBatch
 from cifnet_pl.heads import CIFNetHead, Head, calibration
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.utilities.errors import CheckpointError, NonFiniteError, check_embeddings
+from cifnet_pl.utilities.errors import CheckpointError, NonFiniteError, UnsupportedError, UsageError, check_embeddings
 from cifnet_pl.utilities.processes import of_all_processes
 from cifnet_pl.utilities.text import first_line
 
@@ -58,6 +58,7 @@ class CIFNetModule(TaskModule):
         self.buffer: CalibrationBuffer | None = buffer if self.head.uses_buffer or calibrate else None
         self._embedded: list[tuple[Tensor, Tensor]] = []  # with their labels; not in the sums yet
         self._reduced = False
+        self._more: list[Head] = []  # what this task brings of known classes; in a list, so that it is no sub-module
 
     def settings(self) -> dict[str, Any]:
         """Backbone, head and buffer, by everything that their tensors depend on."""
@@ -78,10 +79,37 @@ class CIFNetModule(TaskModule):
             if not self.head.reduces:
                 self.refuse_several_processes(type(self.head).__name__)
 
+    def check_returning(self) -> None:
+        """Raise UnsupportedError unless the head can add samples of a class that it has learned.
+
+        Tried on small heads of the same settings, before an image is embedded.
+        """
+        settings = self.head.settings()
+        small = type(self.head).from_settings(
+            settings | {key: 2 for key in ("in_features", "width") if key in settings}
+        )
+        try:
+            more = small.fresh()
+            small.begin_task([0, 1], [1, 1])
+            more.begin_task([0], [1])
+            small.merge_(more)
+        except (UnsupportedError, UsageError) as error:
+            raise UnsupportedError(
+                f"with --data.stream {type(self.data.plan.kind).__name__} classes return with new samples, "
+                f"which {type(self.head).__name__} cannot add: {error}; RidgeHead can"
+            ) from error
+
     def begin_task(self, names: list[str], labels: list[int]) -> None:
-        """Open the task in the head."""
-        self._embedded, self._reduced = [], False
-        self.head.begin_task(labels, self.data.class_counts(names))
+        """Open the task in the head, and a second head for samples of classes that were learned before."""
+        self._embedded, self._reduced, self._more = [], False, []
+        returning = self.data.returning_classes(self.data.task)
+        if returning:
+            label = {name: i for i, name in enumerate(self.class_names)}
+            more = self.head.fresh()
+            more.begin_task([label[name] for name in returning], self.data.class_counts(returning))
+            self._more = [more]
+        if names:
+            self.head.begin_task(labels, self.data.class_counts(names))
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Embed the batch, and add it to the sums with those before it. Returns what the buffer may keep."""
@@ -95,11 +123,18 @@ class CIFNetModule(TaskModule):
         batches, self._embedded = self._embedded, []
         if batches:
             z, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
-            self.head.observe(z, labels)
+            for more in self._more:
+                known = torch.isin(labels, more.labels)
+                more.observe(z[known], labels[known])
+                z, labels = z[~known], labels[~known]
+            if len(labels):
+                self.head.observe(z, labels)
 
     def abort_task(self, labels: list[int]) -> None:
         """Take the task that was under way out of the head again."""
-        self.head.abort_task()
+        self._more = []
+        if labels:
+            self.head.abort_task()
 
     def embed(self, batch: Batch) -> Tensor:
         """(n, d) float32 embeddings of a batch: those that it brings, or of its images, offered to the cache.
@@ -124,7 +159,8 @@ class CIFNetModule(TaskModule):
         """Add what is left of this task to the sums, and these over all processes, once."""
         self._observe()
         if not self._reduced and self.trainer.world_size > 1:
-            self.head.reduce_(lambda tensor: self.trainer.strategy.reduce(tensor, reduce_op="sum"))
+            for head in [*[self.head] * bool(self.learned_tasks[-1]), *self._more]:
+                head.reduce_(lambda tensor: self.trainer.strategy.reduce(tensor, reduce_op="sum"))
         self._reduced = True
 
     def finish_task(self) -> None:
@@ -136,7 +172,12 @@ class CIFNetModule(TaskModule):
         self.reduce_statistics()
         empty = [self.class_names[label] for label, count in self.head.class_counts().items() if not count]
         self.refuse_empty(empty)
-        self.head.solve()
+        if self.learned_tasks[-1]:
+            self.head.solve()
+        for more in self._more:
+            self.head.merge_(more)
+            self.head.solve()
+        self._more = []
         self.head.refresh()  # evaluation follows at once; what it needs belongs to learning's time and energy
         if self.calibrate and self.buffer is not None:
             calibration.calibrate(self.head, *self.buffer.items())
@@ -231,7 +272,8 @@ class BufferUpdate(Callback):
         module, buffer = cast(CIFNetModule, pl_module), _buffer(pl_module)
         module.close_task()
         module.reduce_statistics()
-        buffer.show_to(module.head)
+        if module.learned_tasks[-1]:
+            buffer.show_to(module.head)
         _gather_pending(trainer, buffer)
         buffer.commit()
 

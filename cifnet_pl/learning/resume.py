@@ -29,7 +29,7 @@ def read_stored(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         and all(isinstance(name, str) for name in names)
         and len(set(names)) == len(names)
         and isinstance(sizes, list)
-        and all(type(size) is int and size > 0 for size in sizes)
+        and all(type(size) is int and size >= 0 for size in sizes)
         and sum(sizes) == len(names)
         and (bool(sizes) or not stored["under_way"])
     )

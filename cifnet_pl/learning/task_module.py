@@ -65,6 +65,7 @@ class TaskModule(LightningModule):
         self.evaluation: Evaluation | None = None
         self.solve_seconds = 0.0
         self._accuracy: ClassAccuracy | None = None
+        self._domains: ClassAccuracy | None = None
         self._calibration: MulticlassCalibrationError | None = None
         self._evaluation_start = 0.0
         self._under_way = self._closing = False
@@ -80,6 +81,13 @@ class TaskModule(LightningModule):
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Make room for the classes of a new task."""
+
+    def check_returning(self) -> None:
+        """Raise an error unless this module can learn samples of classes that it has learned in an earlier task."""
+        raise UsageError(
+            f"{type(self).__name__} learns each class in one task, but with --data.stream "
+            f"{type(self.data.plan.kind).__name__} classes return: leave that out, or choose LongTailed"
+        )
 
     def finish_task(self) -> None:
         """Learn what is left to learn once all batches of a task have been seen."""
@@ -134,6 +142,8 @@ class TaskModule(LightningModule):
     def on_fit_start(self) -> None:
         """Count the tasks that are left, and set what every run needs, however its Trainer was made."""
         self._rewind_task()
+        if self.data.plan.kind.samples_return:
+            self.check_returning()
         trainer = self.trainer
         trainer.fit_loop.max_epochs = len(self.data.stream(self.learned_tasks))
         # A module that has learned before goes on where it stopped, with any Trainer.
@@ -190,6 +200,8 @@ class TaskModule(LightningModule):
         # Class counts below two are fine for the top-1 error it computes, but not for its argument check.
         self._calibration = MulticlassCalibrationError(max(2, classes), n_bins=15, validate_args=False)
         self._calibration.to(self.device)
+        domains = self.data.plan.evaluated
+        self._domains = None if domains is None else ClassAccuracy(len(domains.names)).to(self.device)
         # All of them, as for the ECE: a running sum would round differently with other batches.
         self._nll = CatMetric().to(self.device)
         self._evaluation_start = time.perf_counter()
@@ -200,7 +212,10 @@ class TaskModule(LightningModule):
             probabilities = self.probabilities(batch)
             assert self._accuracy is not None
             assert self._calibration is not None
-            self._accuracy.update(probabilities.argmax(dim=1), batch.label)
+            predicted = probabilities.argmax(dim=1)
+            self._accuracy.update(predicted, batch.label)
+            if self._domains is not None:
+                self._domains.count(predicted == batch.label, self._domain_of(batch.row))
             self._calibration.update(probabilities, batch.label)
             own = probabilities.gather(1, batch.label[:, None]).flatten()
             # One dimension and float32: what torchmetrics has for a process without images.
@@ -212,11 +227,7 @@ class TaskModule(LightningModule):
         assert self._calibration is not None
         # torchmetrics makes a scalar of the single count of a first task with one class.
         correct, total = (counts.reshape(-1).tolist() for counts in self._accuracy.compute())
-        tasks, start = [], 0
-        for names in self.learned_tasks:
-            part = slice(start, start + len(names))
-            tasks.append(percent(sum(correct[part]), sum(total[part])))
-            start += len(names)
+        tasks = self._task_accuracies(correct, total)
         accuracy = percent(sum(correct), sum(total))
         ece = 100 * float(self._calibration.compute()) if sum(total) else None
         nll = float(torch.as_tensor(self._nll.compute()).double().mean()) if sum(total) else None
@@ -224,6 +235,21 @@ class TaskModule(LightningModule):
         self.evaluation = Evaluation(accuracy, tasks, ece, nll, seconds)
         if accuracy is not None:
             self.log("A_k", accuracy, prog_bar=True, logger=False, sync_dist=True)  # the same on all processes
+
+    def _task_accuracies(self, correct: list[int], total: list[int]) -> list[float | None]:
+        """Return the accuracy on the classes, or the domain, of each task learned."""
+        if self._domains is not None:
+            correct, total = (counts.reshape(-1).tolist() for counts in self._domains.compute())
+            return [percent(correct[k], total[k]) for k in range(len(self.learned_tasks))]
+        ends = np.cumsum([len(names) for names in self.learned_tasks]).tolist()
+        parts = [slice(end - len(names), end) for names, end in zip(self.learned_tasks, ends, strict=True)]
+        return [percent(sum(correct[part]), sum(total[part])) for part in parts]
+
+    def _domain_of(self, rows: Tensor) -> Tensor:
+        """Return the domain of test samples ``rows``, as a position in the order of learning."""
+        domains = self.data.plan.evaluated
+        assert domains is not None
+        return torch.from_numpy(domains.val[rows.cpu().numpy()]).to(self.device)
 
     def on_validation_end(self) -> None:
         """Let the cache have what each process embedded."""

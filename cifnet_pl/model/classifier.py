@@ -6,7 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from cifnet_pl.backbones.precision import check_precision
+from cifnet_pl.data.embeddings import unlabelled
 from cifnet_pl.data.images import Photo
 from cifnet_pl.data.photos import photos_of, squares
 from cifnet_pl.model.bundle import write_bundle
@@ -15,6 +18,9 @@ from cifnet_pl.model.description import class_names
 from cifnet_pl.model.extend import Extension, extend
 from cifnet_pl.model.forget import Forgetting, forget
 from cifnet_pl.model.incremental import IncrementalClassifier
+
+AT_ONCE = 4096
+"""Embeddings that are classified at once."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,26 @@ class Classifier(IncrementalClassifier):
                     continue
                 columns, shares = next(rows)
                 yield Prediction(file, tuple(self.class_names[c] for c in columns), tuple(shares))
+
+    def classify_embeddings(self, file: Path | str, top: int = 5) -> Iterator[Prediction]:
+        """Name the ``top`` most probable classes of each row of a file of embeddings, in constant memory.
+
+        Args:
+            file: .npz, .safetensors, .parquet or .arrow with ``embeddings`` (n, d) and, if wanted, ``ids`` (n,).
+            top: number of classes per row.
+
+        Raises:
+            DataError: the file is missing or damaged, or an embedding holds NaN or infinity.
+            UsageError: another kind of file.
+            CifnetError: the embeddings have another width than those that were learned.
+        """
+        samples, top = unlabelled(Path(file).expanduser()), min(top, len(self.class_names))
+        for start in range(0, len(samples), AT_ONCE):
+            rows = np.arange(start, min(start + AT_ONCE, len(samples)))
+            best = self.head.probabilities(samples.get(rows).to(self.device)).topk(top, dim=1)
+            for row, columns, shares in zip(rows.tolist(), best.indices.tolist(), best.values.tolist(), strict=True):
+                name = Path(f"{samples.file}#{samples.names[row]}")
+                yield Prediction(name, tuple(self.class_names[c] for c in columns), tuple(shares))
 
     def extend(
         self, images: Path | str, *, check: Path | str | None = None, more: bool = False, progress: bool = False

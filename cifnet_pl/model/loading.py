@@ -104,7 +104,8 @@ def _from_checkpoint(path: Path, download: bool) -> Classifier:
         "head": settings.sub("head").content,
         "buffer": None if settings.sub("buffer").content == {"capacity": 0} else settings.sub("buffer").content,
         "class_names": stored.get("class_names", list),
-        "task_sizes": stored.get("task_sizes", list),
+        # Tasks that only brought more samples of known classes are none to the head.
+        "task_sizes": [size for size in stored.get("task_sizes", list) if size != 0],
         "history": _history(content.get("callbacks"), str(path)),
     }
     tensors = _tensors(content["state_dict"], str(path))

@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
 import pytest
+import torch
+from safetensors.torch import save_file
 from torchvision import datasets
 
 from cifnet_pl.data.image_sets import Source, SourceOptions
@@ -30,16 +35,22 @@ class Case:
         write: lays the data out below an empty folder.
         classes: the names that it must give, in order.
         sizes: number of training and of validation images.
+        images: whether there are images, and not embeddings.
+        options: of the source alone.
     """
 
     source: str
     write: Callable[[Path, pytest.MonkeyPatch], None]
     classes: tuple[str, ...]
     sizes: tuple[int, int]
+    images: bool = True
+    options: tuple[tuple[str, Any], ...] = ()
 
     def build(self, root: Path) -> Source:
         """Build the source over what was laid out."""
-        return build_source(self.source, SourceOptions(root))
+        if not self.images:
+            root = next(path for path in root.iterdir() if path.name.startswith("embeddings."))
+        return build_source(self.source, SourceOptions(root, own=dict(self.options)))
 
 
 def nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +126,68 @@ def eurosat(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class_tree(root / "eurosat/2750", 5)
 
 
+def domain_folders(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two domains; the second one lacks a class."""
+    class_tree(root / "photo", 5)
+    for i, name in enumerate(("blue", "green")):
+        fill(root / "sketch" / name, COLOURS[name], 5, first=100 * (i + 1))
+
+
+# ---------------------------------------------------------------------- embeddings
+
+
+def vectors(count: int = 30, width: int = 4, classes: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Embeddings (n, d) float32 around one point per class, and their labels (n,) in turn."""
+    draw = np.random.default_rng(seed)
+    labels = np.arange(count) % classes
+    centres = 4 * np.random.default_rng(99).normal(size=(classes, width))
+    return (centres[labels] + draw.normal(size=(count, width))).astype(np.float32), labels
+
+
+def npz(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    z, y = vectors()
+    np.savez(root / "embeddings.npz", embeddings=z, labels=y)
+
+
+def npz_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compressed, in double precision, with names for labels."""
+    names = np.array(THREE)
+    parts: dict[str, np.ndarray] = {}
+    for seed, (part, count) in enumerate((("train", 12), ("test", 6))):
+        z, y = vectors(count, seed=seed)
+        parts |= {f"{part}_embeddings": z.astype(np.float64), f"{part}_labels": names[y]}
+    np.savez_compressed(root / "embeddings.npz", **parts)
+
+
+def tensors(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    z, y = vectors()
+    save_file({"embeddings": torch.from_numpy(z), "labels": torch.from_numpy(y)}, root / "embeddings.safetensors")
+
+
+def _table() -> pyarrow.Table:
+    z, y = vectors()
+    columns: dict[str, Any] = {"vector": pyarrow.array(list(z)), "kind": [THREE[c] for c in y]}
+    columns["key"] = [f"sample {i}" for i in range(len(y))]
+    columns["part"] = ["test" if i % 5 == 0 else "train" for i in range(len(y))]
+    return pyarrow.table(columns)
+
+
+def parquet(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow.parquet.write_table(_table(), root / "embeddings.parquet", row_group_size=7)
+
+
+def arrow(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The width is part of the column's type."""
+    z, y = vectors()
+    flat = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(z.reshape(-1)), z.shape[1])
+    table = pyarrow.table({"embedding": flat, "label": y})
+    with pyarrow.OSFile(str(root / "embeddings.arrow"), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as out:
+        out.write_table(table)
+
+
+COLUMNS = (("embeddings", "vector"), ("labels", "kind"), ("ids", "key"), ("split", "part"))
 THREE = ("blue", "green", "red")
+NUMBERED = ("0", "1", "2")
 CASES = [
     Case("digits", nothing, tuple(map(str, range(10))), (1438, 359)),
     Case("folder", parts, THREE, (15, 3)),
@@ -125,4 +197,10 @@ CASES = [
     Case("torchvision:Country211", country211, THREE, (12, 6)),
     Case("imagenette", imagenette, ("tench, Tinca tinca", "English springer, English springer spaniel"), (6, 2)),
     Case("torchvision:EuroSAT", eurosat, THREE, (12, 3)),
+    Case("domains", domain_folders, THREE, (20, 5)),
+    Case("embeddings", npz, NUMBERED, (24, 6), images=False),
+    Case("embeddings", npz_in_parts, THREE, (12, 6), images=False),
+    Case("embeddings", tensors, NUMBERED, (24, 6), images=False),
+    Case("embeddings", parquet, THREE, (24, 6), images=False, options=COLUMNS),
+    Case("embeddings", arrow, NUMBERED, (24, 6), images=False),
 ]

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from cifnet_pl.data import photos
+from cifnet_pl.data import walk
 from cifnet_pl.data.images import UnreadableImage, read_square
 from cifnet_pl.data.photos import batch_size, find_photos, matches, squares
 from cifnet_pl.utilities.errors import DataError
@@ -64,6 +64,8 @@ def test_circles_are_entered_once(tree: Path):
     (tree / "b" / "again").symlink_to(tree / "b" / "e", target_is_directory=True)
     assert len(relative(tree, str(tree))) == 4
     assert len(relative(tree, str(tree / "**" / "*"))) == 4
+    (tree / "b" / "e" / "up").symlink_to("..", target_is_directory=True)
+    assert relative(tree, str(tree / "b" / "e")) == ["b/e/f.JPEG", "b/e/g.gif"]  # not those of the folder above
 
 
 @pytest.mark.parametrize("place", ["nowhere", "nowhere/*.jpg", "*.tif", "b/e/x*"])
@@ -73,7 +75,7 @@ def test_nothing_found(tree: Path, place: str):
 
 
 def test_large_folders_come_in_sorted_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(photos, "SORTED_AT_ONCE", 5)
+    monkeypatch.setattr(walk, "SORTED_AT_ONCE", 5)
     for i in range(23):
         (tmp_path / f"{i:02}.png").touch()
     found = [path.name for path in find_photos(str(tmp_path))]

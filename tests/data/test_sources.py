@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 from random import Random
@@ -22,7 +23,11 @@ from tests.data.layouts import CASES, Case
 from tests.data.tree import COLOURS, class_tree, fill
 
 
-@pytest.fixture(params=CASES, ids=lambda case: f"{case.source}-{case.write.__name__}")
+def _id(case: Case) -> str:
+    return f"{case.source}-{case.write.__name__}"
+
+
+@pytest.fixture(params=CASES, ids=_id)
 def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     made: Case = request.param
     made.write(tmp_path, monkeypatch)
@@ -62,12 +67,6 @@ class TestEverySource:
         assert len(contents[0]) == len(source.train)  # so that the next line means something
         assert contents[0].isdisjoint(contents[1])
 
-    def test_squares(self, source: Source) -> None:
-        for images in (source.train, source.val):
-            for size, crop in ((5, 1.0), (16, 0.875)):
-                image = images.square(len(images) - 1, size, crop)
-                assert (image.shape, image.dtype) == ((size, size, 3), np.uint8)
-
     def test_built_twice_is_the_same(self, case: Case, source: Source, tmp_path: Path) -> None:
         again = case.build(tmp_path)
         assert again.class_names == source.class_names
@@ -75,15 +74,41 @@ class TestEverySource:
             assert list(one.names) == list(two.names)
             assert one.labels.tolist() == two.labels.tolist()
             assert [one.stat(i) for i in range(5) if i < len(one)] == [two.stat(i) for i in range(5) if i < len(two)]
-            assert (one.square(0, 6, 1.0) == two.square(0, 6, 1.0)).all()
+            assert one.content(0) == two.content(0)
 
-    def test_subset_keeps_names_and_images(self, source: Source) -> None:
+    def test_subset_keeps_names_and_contents(self, source: Source) -> None:
         rows = np.array([len(source.train) - 1, 0])
         part = source.train.subset(rows)
         assert list(part.names) == [source.train.names[i] for i in rows]
         assert part.labels.tolist() == source.train.labels[rows].tolist()
-        assert (part.square(1, 6, 1.0) == source.train.square(0, 6, 1.0)).all()
+        assert part.content(1) == source.train.content(0)
         assert part.place(0) == source.train.place(int(rows[0]))
+
+    def test_domains_and_tasks_are_of_every_sample(self, source: Source) -> None:
+        for groups in (source.domains, source.tasks):
+            for images, group in [] if groups is None else [(source.train, groups.train), (source.val, groups.val)]:
+                assert group.shape == (len(images),)
+                assert set(group.tolist()) <= set(range(len(groups.names)))
+
+
+class TestEverySourceOfImages:
+    @pytest.fixture(params=[case for case in CASES if case.images], ids=_id)
+    def case(self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+        made: Case = request.param
+        made.write(tmp_path, monkeypatch)
+        return made
+
+    def test_squares(self, source: Source) -> None:
+        for images in (source.train, source.val):
+            for size, crop in ((5, 1.0), (16, 0.875)):
+                image = images.square(len(images) - 1, size, crop)
+                assert (image.shape, image.dtype) == ((size, size, 3), np.uint8)
+
+    def test_squares_of_another_build_are_the_same(self, case: Case, source: Source, tmp_path: Path) -> None:
+        again = case.build(tmp_path)
+        assert (again.train.square(0, 6, 1.0) == source.train.square(0, 6, 1.0)).all()
+        part = source.train.subset(np.array([len(source.train) - 1, 0]))
+        assert (part.square(1, 6, 1.0) == source.train.square(0, 6, 1.0)).all()
 
     def test_a_spawned_worker_can_receive_it(self, source: Source) -> None:
         dataset = SquareDataset(source.val, source.class_names, 6, 1.0)
@@ -215,14 +240,14 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
 
 def test_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = class_tree(tmp_path, 3)
-    listed = Path.iterdir
+    listed = os.scandir
 
     def refuse(path: Path) -> object:
         if path.name == "green":
             raise PermissionError(13, "Permission denied", str(path))
         return listed(path)
 
-    monkeypatch.setattr(Path, "iterdir", refuse)
+    monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(DataError, match=r"cannot read .*green: Permission denied; give this account access"):
         build_source("folder", SourceOptions(root))
 

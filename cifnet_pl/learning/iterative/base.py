@@ -14,6 +14,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, MultiStepLR
 
 from cifnet_pl.backbones import build_backbone
+from cifnet_pl.data.image_sets import ImageSet
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, unknown_name
@@ -134,6 +135,8 @@ class IterativeModule(TaskModule):
         """
         name = type(self).__name__
         self.refuse_several_processes(name)
+        if not isinstance(self.data.source.train, ImageSet):
+            raise UsageError(f"{name} trains a network on images, but --data.source {self.data.source_name} has none")
         if self.data.cache_folder is not None:
             raise UsageError(f"--data.cache keeps what a frozen network computes, but {name} trains it: set it false")
         if str(self.trainer.precision) in ("16-mixed", "16"):

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cifnet_pl.buffer import select_herding
+from cifnet_pl.data.image_sets import ImageSet
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.iterative.base import IterativeModule
 from cifnet_pl.utilities.errors import UsageError
@@ -158,6 +159,7 @@ class ICaRLModule(IterativeModule):
         """(n, 3, s, s) uint8 training images; decoded again, as a task's images need not fit into memory."""
         size, crop_ratio = self.data.image_shape(self.backbone.preprocessing)
         images = self.data.source.train
+        assert isinstance(images, ImageSet)
         squares = np.stack([images.square(row, size, crop_ratio) for row in rows.tolist()])
         return torch.from_numpy(squares).permute(0, 3, 1, 2)
 

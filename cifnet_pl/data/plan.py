@@ -1,0 +1,125 @@
+"""The plan of a run: which classes and which training samples each task has, and which samples test it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from cifnet_pl.backbones import Backbone
+from cifnet_pl.data.image_sets import Grouping, Source
+from cifnet_pl.data.streams import Classes, Disjoint, Stream
+from cifnet_pl.data.tasks import ClassOrder, TaskStream
+from cifnet_pl.utilities.errors import DataError
+
+
+class TaskLearner(Protocol):
+    """What the data module asks of the LightningModule that it feeds."""
+
+    class_names: list[str]
+    learned_tasks: list[list[str]]
+    backbone: Backbone
+
+    def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
+        """The images ``rows`` of a task in the order of learning, one array for each pass over them."""
+
+
+class Plan:
+    """All tasks of a run over one source.
+
+    Args:
+        source: training and test samples.
+        stream: kind of stream, or None for disjoint classes.
+        class_order: see :func:`cifnet_pl.data.tasks.order_classes`.
+        classes_per_task: number of new classes of each task, or a list with one number per task.
+        initial_classes: number of classes of a larger first task, or None.
+        max_tasks: tasks to keep, or None for all.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        stream: Stream | None,
+        class_order: ClassOrder,
+        classes_per_task: int | list[int],
+        initial_classes: int | None,
+        max_tasks: int | None,
+    ):
+        self.source, self.kind, self.max_tasks = source, stream or Disjoint(), max_tasks
+        self._options = (class_order, classes_per_task, initial_classes)
+        self._planned: tuple[tuple[tuple[str, ...], ...], TaskStream, list[np.ndarray]] | None = None
+
+    def tasks(self, learned: Sequence[Sequence[str]]) -> TaskStream:
+        """Return the new classes of all tasks, those ``learned`` before first and unchanged."""
+        return self._plan(learned)[0]
+
+    def rows(self, task: int, learned: Sequence[Sequence[str]]) -> np.ndarray:
+        """Return the positions of the training samples of ``task``, counted from 0; none after the last."""
+        rows = self._plan(learned)[1]
+        return rows[task] if task < len(rows) else np.zeros(0, dtype=np.int64)
+
+    def _plan(self, learned: Sequence[Sequence[str]]) -> tuple[TaskStream, list[np.ndarray]]:
+        past = tuple(tuple(task) for task in learned)
+        if self._planned is None or self._planned[0] != past:
+            self._planned = (past, *self._divide(past))
+        return self._planned[1:]
+
+    def _divide(self, past: tuple[tuple[str, ...], ...]) -> tuple[TaskStream, list[np.ndarray]]:
+        order, per_task, initial = self._options
+        names = self.source.class_names
+        given = TaskStream.plan(names, order, per_task, initial, () if self.kind.samples_return else past)
+        sequence = tuple(tuple(self.position[name] for name in task) for task in given.tasks)
+        rows = self.kind.divide(Classes(self.source, sequence))
+        found = given if not self.kind.samples_return else TaskStream(self._first_seen(rows, given.classes()))
+        if found.tasks[: len(past)] != past:
+            raise DataError(
+                "the tasks that were learned before are not those of this stream: use the same data and settings"
+            )
+        count = max(self.max_tasks or len(rows), len(past))
+        return found[:count], rows[:count]
+
+    def _first_seen(self, rows: Sequence[np.ndarray], order: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        """Return the names of the classes that each task is the first to bring, in the order of learning."""
+        rank = {self.position[name]: i for i, name in enumerate(order)}
+        seen: set[int] = set()
+        tasks = []
+        for part in rows:
+            new = sorted(
+                {int(label) for label in np.unique(self.source.train.labels[part])} - seen, key=rank.__getitem__
+            )
+            seen |= set(new)
+            tasks.append(tuple(self.source.class_names[label] for label in new))
+        return tuple(tasks)
+
+    @cached_property
+    def position(self) -> dict[str, int]:
+        """Class name → label within the source."""
+        return {name: i for i, name in enumerate(self.source.class_names)}
+
+    @cached_property
+    def evaluated(self) -> Grouping | None:
+        """The domains that are evaluated one by one, in the order of learning, or None."""
+        return self.kind.evaluated(self.source)
+
+    def test_rows(self, names: Iterable[str], tasks: int) -> list[np.ndarray]:
+        """Return the positions of the test samples of each class in ``names``, after ``tasks`` tasks.
+
+        Of domains that are evaluated one by one, those of tasks still to come are left out; those that no task learns,
+        such as CORe50's test sessions, are always in.
+
+        Raises:
+            DataError: a class that the data does not have.
+        """
+        val, groups, none = self.source.val, self.evaluated, np.zeros(0, dtype=np.int64)
+        found = []
+        for name in names:
+            if name not in self.position:
+                raise DataError(f"class '{name}' was learned, but the data does not have it")
+            rows = val.rows_of.get(self.position[name], none)
+            if groups is not None:
+                to_come = set(range(tasks, len(groups.names))) & set(groups.train.tolist())
+                rows = rows[~np.isin(groups.val[rows], sorted(to_come))]
+            found.append(rows)
+        return found

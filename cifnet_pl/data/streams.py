@@ -1,0 +1,251 @@
+"""Kinds of task streams: which training samples each task brings. Pure NumPy, no images and no torch.
+
+A new kind is one subclass of :class:`Stream`; ``--data.stream`` finds it by its name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+from zlib import crc32
+
+import numpy as np
+
+from cifnet_pl.data.image_sets import Grouping, Source
+from cifnet_pl.utilities.errors import DataError, UsageError, unknown_name
+
+
+@dataclass(frozen=True)
+class Classes:
+    """What a stream divides: the training samples, and the classes in the order of learning.
+
+    Attributes:
+        source: where the samples are from.
+        tasks: labels of the classes of each task, as ``classes_per_task`` and ``class_order`` give them.
+    """
+
+    source: Source
+    tasks: tuple[tuple[int, ...], ...]
+
+    @property
+    def order(self) -> list[int]:
+        """Labels of all classes in the order of learning."""
+        return [label for task in self.tasks for label in task]
+
+    def rows(self, labels: Sequence[int]) -> np.ndarray:
+        """Return the positions of all training samples of classes ``labels``, class by class."""
+        none = np.zeros(0, dtype=np.int64)
+        return np.concatenate([none, *(self.source.train.rows_of.get(label, none) for label in labels)])
+
+    def random(self, seed: int, label: int) -> np.random.Generator:
+        """Return the random numbers of one class, which other classes do not change."""
+        name = self.source.class_names[label].encode("utf-8", "surrogateescape")
+        return np.random.default_rng([seed, crc32(name)])
+
+
+class Stream(ABC):
+    """A rule that divides the training samples into tasks."""
+
+    samples_return = True
+    """Whether a class may bring samples in tasks after the one that introduces it."""
+
+    def evaluated(self, source: Source) -> Grouping | None:
+        """Return the domains that are evaluated one by one, or None where the classes of each task are."""
+        return None
+
+    @abstractmethod
+    def divide(self, classes: Classes) -> list[np.ndarray]:
+        """Return the positions of the training samples of each task."""
+
+
+class Disjoint(Stream):
+    """Every class has all its samples in one task."""
+
+    samples_return = False
+
+    def divide(self, classes: Classes) -> list[np.ndarray]:
+        """Return the positions of the training samples of each task."""
+        return [classes.rows(task) for task in classes.tasks]
+
+
+class Returning(Stream):
+    """Every class comes back in later tasks with samples that were not there before.
+
+    Args:
+        share: of a class's samples that come after the task which introduces it, in equal parts in all later tasks.
+        seed: of the choice.
+    """
+
+    def __init__(self, share: float = 0.5, seed: int = 0):
+        if not 0 < share < 1:
+            raise UsageError(f"share is {share:g}, expected a number between 0 and 1")
+        self.share, self.seed = share, seed
+
+    def divide(self, classes: Classes) -> list[np.ndarray]:
+        """Return the positions of the training samples of each task."""
+        parts: list[list[np.ndarray]] = [[] for _ in classes.tasks]
+        for k, task in enumerate(classes.tasks):
+            later = len(classes.tasks) - 1 - k
+            for label in task:
+                rows = classes.random(self.seed, label).permutation(classes.rows([label]))
+                kept = max(1, len(rows) - round(self.share * len(rows))) if later else len(rows)
+                parts[k].append(np.sort(rows[:kept]))
+                for i, part in enumerate(np.array_split(rows[kept:], later) if later else []):
+                    parts[k + 1 + i].append(np.sort(part))
+        return [np.concatenate(part) for part in parts]
+
+
+class Blurry(Stream):
+    """i-Blurry (Koh et al., ICLR 2022): some classes stay in one task, the others also appear in all others.
+
+    Args:
+        disjoint: percentage N of the classes that stay in one task.
+        blurry: percentage M of the samples of each other class that are spread over the other tasks, earlier ones too.
+        seed: of both choices.
+    """
+
+    def __init__(self, disjoint: float = 50.0, blurry: float = 10.0, seed: int = 0):
+        for name, value in (("disjoint", disjoint), ("blurry", blurry)):
+            if not 0 <= value <= 100:
+                raise UsageError(f"{name} is {value:g}, expected a percentage from 0 to 100")
+        self.disjoint, self.blurry, self.seed = disjoint, blurry, seed
+
+    def divide(self, classes: Classes) -> list[np.ndarray]:
+        """Return the positions of the training samples of each task."""
+        order, tasks = classes.order, len(classes.tasks)
+        mixed = np.random.default_rng(self.seed).permutation(order)
+        stay = {int(label) for label in mixed[: round(self.disjoint / 100 * len(order))]}
+        parts: list[list[np.ndarray]] = [[] for _ in classes.tasks]
+        for k, task in enumerate(classes.tasks):
+            others = np.delete(np.arange(tasks), k)
+            for label in task:
+                random = classes.random(self.seed, label)
+                rows = random.permutation(classes.rows([label]))
+                leaving = 0 if label in stay or tasks == 1 else round(self.blurry / 100 * len(rows))
+                parts[k].append(np.sort(rows[leaving:]))
+                goes_to = random.choice(others, leaving) if leaving else np.zeros(0, dtype=np.int64)
+                for other in others:
+                    parts[other].append(np.sort(rows[:leaving][goes_to == other]))
+        return [np.concatenate(part) for part in parts]
+
+
+class TaskFree(Stream):
+    """No task boundaries: the head is solved after every so many samples.
+
+    The samples come in the order of the classes' tasks, mixed within each of these, so that a solve falls anywhere.
+
+    Args:
+        every: samples between two solves.
+        seed: of the mixing.
+    """
+
+    def __init__(self, every: int = 500, seed: int = 0):
+        if every < 1:
+            raise UsageError(f"every is {every}, expected at least 1 sample between two solves")
+        self.every, self.seed = every, seed
+
+    def divide(self, classes: Classes) -> list[np.ndarray]:
+        """Return the positions of the training samples of each task."""
+        parts = [
+            np.random.default_rng([self.seed, k]).permutation(classes.rows(task))
+            for k, task in enumerate(classes.tasks)
+        ]
+        rows = np.concatenate(parts)
+        return [rows[start : start + self.every] for start in range(0, len(rows), self.every)]
+
+
+class LongTailed(Stream):
+    """Class sizes that fall exponentially, ``n_r = n_max · ratio^(−r/(C−1))`` for the class of rank r; disjoint tasks.
+
+    Args:
+        ratio: size of the largest class divided by that of the smallest.
+        order: "descending", the largest classes are learned first; or "shuffled", sizes are dealt out by seed.
+        seed: of the sizes and of the choice of samples.
+    """
+
+    samples_return = False
+
+    def __init__(self, ratio: float = 100.0, order: Literal["shuffled", "descending"] = "shuffled", seed: int = 0):
+        if ratio < 1:
+            raise UsageError(f"ratio is {ratio:g}, expected at least 1: the largest class divided by the smallest")
+        if order not in ("shuffled", "descending"):
+            raise unknown_name("order of a long-tailed stream", order, ["shuffled", "descending"])
+        self.ratio, self.order, self.seed = ratio, order, seed
+
+    def divide(self, classes: Classes) -> list[np.ndarray]:
+        """Return the positions of the training samples of each task."""
+        order = classes.order
+        ranked = order if self.order == "descending" else np.random.default_rng(self.seed).permutation(order).tolist()
+        largest = max(len(classes.rows([label])) for label in order)
+        kept: dict[int, np.ndarray] = {}
+        for rank, label in enumerate(ranked):
+            rows = classes.random(self.seed, label).permutation(classes.rows([label]))
+            size = round(largest * self.ratio ** (-rank / max(1, len(order) - 1)))
+            kept[label] = np.sort(rows[: max(1, size)])
+        return [np.concatenate([kept[label] for label in task]) for task in classes.tasks]
+
+
+class Domains(Stream):
+    """Domain-incremental: each task is one domain (a session, place or camera) with all its classes.
+
+    Args:
+        order: names of the domains in the order of learning, or null for the source's order.
+    """
+
+    def __init__(self, order: list[str] | None = None):
+        self.order = order
+
+    def evaluated(self, source: Source) -> Grouping | None:
+        """Return the domains, in the order of learning; those that no task learns come after them."""
+        domains = _grouping(source.domains, "domains")
+        order = self._order(domains)
+        return _reordered(domains, order + [name for name in domains.names if name not in order])
+
+    def _order(self, domains: Grouping) -> list[str]:
+        present = [name for i, name in enumerate(domains.names) if (domains.train == i).any()]
+        chosen = present if self.order is None else [str(name) for name in self.order]
+        if sorted(chosen) != sorted(present):
+            raise UsageError(
+                f"the order of the domains is {', '.join(chosen)}, expected each of {', '.join(present)} once"
+            )
+        return chosen
+
+    def divide(self, classes: Classes) -> list[np.ndarray]:
+        """Return the positions of the training samples of each task."""
+        domains = _grouping(classes.source.domains, "domains")
+        return _divided(classes, domains, self._order(domains))
+
+
+class Listed(Stream):
+    """The tasks that the source itself lists, such as the column ``task`` of a manifest, in sorted order."""
+
+    def divide(self, classes: Classes) -> list[np.ndarray]:
+        """Return the positions of the training samples of each task."""
+        tasks = _grouping(classes.source.tasks, "tasks")
+        return _divided(classes, tasks, [name for i, name in enumerate(tasks.names) if (tasks.train == i).any()])
+
+
+def _grouping(found: Grouping | None, what: str) -> Grouping:
+    if found is None:
+        raise UsageError(
+            f"this data source knows no {what}: use a manifest with a column {what.removesuffix('s')}"
+            + (", core50, or a folder of domains (--data.source domains)" if what == "domains" else "")
+        )
+    return found
+
+
+def _divided(classes: Classes, groups: Grouping, order: Sequence[str]) -> list[np.ndarray]:
+    """Return the rows of each group, class by class in the order of learning."""
+    rows = classes.rows(classes.order)
+    found = [rows[groups.train[rows] == groups.names.index(name)] for name in order]
+    empty = [name for name, part in zip(order, found, strict=True) if not len(part)]
+    if empty:
+        raise DataError(f"no training sample of the chosen classes is in '{empty[0]}': leave it out")
+    return found
+
+
+def _reordered(groups: Grouping, order: list[str]) -> Grouping:
+    position = np.array([order.index(name) for name in groups.names])
+    return Grouping(order, position[groups.train], position[groups.val])

@@ -1,0 +1,180 @@
+"""Embeddings from files: what is read, what is refused, and a model that learns and classifies them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from cifnet_pl.__main__ import main
+from cifnet_pl.data.embedding_files import read_table
+from cifnet_pl.data.embeddings import EmbeddingSet, embeddings_width
+from cifnet_pl.data.image_sets import SourceOptions
+from cifnet_pl.data.sources import build_source
+from cifnet_pl.utilities.errors import DataError, UsageError
+from tests.data.layouts import vectors
+
+
+def write(folder: Path, **arrays: Any) -> Path:
+    z, y = vectors()
+    path = folder / "embeddings.npz"
+    np.savez(path, **{"embeddings": z, "labels": y, **arrays})
+    return path
+
+
+def read_all(path: Path, **own: Any) -> None:
+    source = build_source("embeddings", SourceOptions(path, own=own))
+    for part in (source.train, source.val):
+        assert isinstance(part, EmbeddingSet)
+        part.get(np.arange(len(part)))
+
+
+def refused(path: Path, **own: Any) -> str:
+    with pytest.raises((DataError, UsageError)) as caught:
+        read_all(path, **own)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_an_uncompressed_file_is_mapped_and_not_read(tmp_path: Path) -> None:
+    table = read_table(write(tmp_path))
+    assert isinstance(table.matrix("embeddings"), np.memmap)
+    assert (table.matrix("embeddings") == vectors()[0]).all()
+    fortran = np.asfortranarray(vectors()[0])
+    assert (read_table(write(tmp_path, embeddings=fortran)).matrix("embeddings") == fortran).all()
+
+
+def test_rows_come_as_asked_for(tmp_path: Path) -> None:
+    z, y = vectors()
+    source = build_source("embeddings", SourceOptions(write(tmp_path)))
+    assert isinstance(source.train, EmbeddingSet)
+    for rows in (np.array([5, 2, 9]), np.arange(3, 8), np.zeros(0, dtype=np.int64)):
+        original = [int(source.train.names[row]) for row in rows]
+        assert (source.train.get(rows).numpy() == z[original]).all()
+        assert (source.train.labels[rows] == y[original]).all()
+
+
+def test_labels_are_sorted_as_numbers(tmp_path: Path) -> None:
+    y = vectors(classes=3)[1]
+    source = build_source("embeddings", SourceOptions(write(tmp_path, labels=np.array([2, 10, 1])[y])))
+    assert source.class_names == ["1", "2", "10"]
+
+
+def test_width_without_reading(tmp_path: Path) -> None:
+    assert embeddings_width(str(write(tmp_path))) == 4
+    z = vectors()[0]
+    np.savez(tmp_path / "parts.npz", train_embeddings=z, test_embeddings=z)
+    assert embeddings_width(str(tmp_path / "parts.npz")) == 4
+    np.savez(tmp_path / "named.npz", vectors=z)
+    assert embeddings_width(str(tmp_path / "named.npz"), {"embeddings": "vectors"}) == 4
+
+
+def test_missing_columns_name_those_that_exist(tmp_path: Path) -> None:
+    np.savez(tmp_path / "other.npz", vectors=vectors()[0], y=vectors()[1])
+    assert "has no 'embeddings', it has vectors, y" in refused(tmp_path / "other.npz")
+    assert "has no 'labels', it has vectors, y" in refused(tmp_path / "other.npz", embeddings="vectors")
+    assert "has no 'kind'" in refused(write(tmp_path), labels="kind")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "sentence"),
+    [
+        ({"labels": np.linspace(0, 1, 30)}, r"the labels are floats \(float64\), expected integers or names: convert"),
+        ({"labels": np.zeros(29, dtype=int)}, r"'labels' has shape \(29,\), expected \(30,\)"),
+        ({"labels": np.array(["a\nb"] * 30)}, r"'a\\nb' cannot be the name of a class"),
+        ({"labels": np.array([None] * 30)}, "holds Python objects, which are never loaded"),
+        ({"embeddings": np.zeros(30)}, r"'embeddings' has shape \(30,\) and dtype float64, expected \(n, d\) floats"),
+        ({"embeddings": np.zeros((30, 2), dtype=int)}, "dtype int64, expected"),
+        ({"ids": np.arange(30) // 2}, "id '0' stands there twice"),
+        ({"split": np.array(["train"] * 30)}, "no sample is in the test part"),
+        ({"split": np.where(np.arange(30) % 3 == 1, "test", "train")}, "class '1' has test samples but none for train"),
+    ],
+)
+def test_bad_arrays(arrays: dict[str, np.ndarray], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=sentence):
+        build_source("embeddings", SourceOptions(write(tmp_path, **arrays)))
+
+
+def test_rows_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    z = vectors()[0]
+    z[17, 2] = np.nan
+    assert "NaN or infinity in row 17 of the embeddings (counted from 0): repair" in refused(
+        write(tmp_path, embeddings=z)
+    )
+    z[:] = np.inf
+    source = build_source("embeddings", SourceOptions(write(tmp_path, embeddings=z)))
+    assert isinstance(source.train, EmbeddingSet)
+    first = ", ".join(source.train.names[i] for i in range(5))
+    with pytest.raises(DataError, match=f"in rows {first}, … of the embeddings"):
+        source.train.get(np.arange(len(source.train)))
+
+
+def test_ragged_vectors_are_named(tmp_path: Path) -> None:
+    ragged = [[1.0, 2.0]] * 4 + [[1.0]] + [[1.0, 2.0]] * 3
+    pyarrow.parquet.write_table(pyarrow.table({"embeddings": ragged, "labels": [0, 1] * 4}), tmp_path / "a.parquet")
+    assert "'embeddings' has 2 numbers in most rows, but 1 in row 4" in refused(tmp_path / "a.parquet")
+    missing = [[1.0, 2.0], None] * 4
+    pyarrow.parquet.write_table(pyarrow.table({"embeddings": missing, "labels": [0, 1] * 4}), tmp_path / "b.parquet")
+    assert "'embeddings' is missing in 4 rows" in refused(tmp_path / "b.parquet")
+
+
+def test_files_that_are_no_embeddings(tmp_path: Path) -> None:
+    assert "no file" in refused(tmp_path / "nowhere.npz")
+    (tmp_path / "a.pkl").write_bytes(b"x")
+    assert "unknown kind of file of embeddings" in refused(tmp_path / "a.pkl")
+    whole = write(tmp_path).read_bytes()
+    for name, content in {
+        "cut.npz": whole[:200],
+        "a.safetensors": b"\xff" * 50,
+        "a.parquet": b"no",
+        "a.arrow": b"no",
+    }.items():
+        (tmp_path / name).write_bytes(content)
+        assert f"cannot read {tmp_path / name}" in refused(tmp_path / name)
+    with pytest.raises(UsageError, match=r"no file was given: set --data\.root to a file of embeddings"):
+        build_source("embeddings", SourceOptions())
+
+
+# ---------------------------------------------------------------------- through the command line
+
+
+def fit(path: Path, logs: Path, *options: str) -> int:
+    """The documented line."""
+    line = ["fit", "--data.source", "embeddings", "--data.root", str(path), "--data.classes_per_task", "5"]
+    return main([*line, "--model.head", "RidgeHead", "--logs", str(logs), "--energy.enabled", "false", *options])
+
+
+def test_learn_export_and_classify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    z, y = vectors(200, width=16, classes=10)
+    path = tmp_path / "vectors.npz"
+    np.savez(path, embeddings=z, labels=y, ids=np.array([f"s{i}" for i in range(200)]))
+    assert fit(path, tmp_path) == 0
+    bundle, table = str(tmp_path / "bundle"), tmp_path / "classes.csv"
+    assert main(["export", "--model", str(tmp_path / "default"), "--output", bundle]) == 0
+    assert main(["classify", "--model", bundle, "--images", str(path), "--output", str(table)]) == 0
+    rows = [line.split(",") for line in table.read_text().splitlines()[1:]]
+    assert rows[7][0] == f"{path}#s7"
+    assert np.mean([row[1] == str(label) for row, label in zip(rows, y, strict=True)]) > 0.9
+    capsys.readouterr()
+    gallery = ["--gallery", str(tmp_path / "a.png"), "--overwrite", "true"]
+    assert main(["classify", "--model", bundle, "--images", str(path), "--output", str(table), *gallery]) == 2
+    assert "--gallery needs photos, but this model classifies embeddings" in capsys.readouterr().err
+    narrow = tmp_path / "narrow.npz"
+    np.savez(narrow, embeddings=z[:, :8])
+    assert main(["classify", "--model", bundle, "--images", str(narrow), "--output", str(tmp_path / "b.csv")]) == 1
+    assert "expected (n, 16)" in capsys.readouterr().err
+
+
+def test_a_backbone_is_refused_and_a_configuration_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path)
+    few = ["--data.classes_per_task", "2"]
+    assert fit(path, tmp_path, "--model.backbone", "pixels", *few) == 2
+    assert "data source embeddings has no images for backbone pixels" in capsys.readouterr().err
+    assert fit(path, tmp_path, "--model.backbone", "none", *few) == 0
+    saved = tmp_path / "default" / "version_0" / "config.yaml"
+    assert "backbone: none:4" in saved.read_text()
+    assert main(["fit", "--config", str(saved)]) == 0

@@ -1,0 +1,125 @@
+"""Streams in whole runs: exact heads absorb what returns, others refuse, metrics stay defined, runs go on."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cifnet_pl.__main__ import main
+from cifnet_pl.data.streams import Blurry, Domains, LongTailed, Returning, Stream, TaskFree
+from cifnet_pl.heads import ACILHead, KNNHead, NCMHead, RidgeHead, SLDAHead
+from tests.command_line import assert_same_model, fit, learned, measurements
+from tests.data.layouts import domain_folders
+from tests.lightning_runs import digits, module, trainer
+
+RIDGE = ["--model.head", "RidgeHead"]
+
+
+@pytest.mark.parametrize("kind", [Returning(0.5), Blurry(40, 30), TaskFree(400)], ids=lambda kind: type(kind).__name__)
+@pytest.mark.parametrize("head", [RidgeHead, NCMHead, SLDAHead, KNNHead], ids=lambda head: head.__name__)
+def test_what_returns_is_learned_as_if_it_had_come_at_once(kind: Stream, head: type, tmp_path: Path) -> None:
+    one, two = module(head=head, buffer=None), module(head=head, buffer=None)
+    trainer(tmp_path).fit(one, datamodule=digits(stream=kind))
+    trainer(tmp_path).fit(two, datamodule=digits())
+    assert sorted(one.class_names) == sorted(two.class_names)
+    z = torch.rand(20, 192)
+    order = [one.class_names.index(name) for name in two.class_names]
+    scores = [made.head.probabilities(z) for made in (one, two)]
+    assert torch.allclose(scores[0][:, order], scores[1], atol=1e-6)
+    assert one.evaluation is not None
+    assert two.evaluation is not None
+    assert one.evaluation.accuracy == pytest.approx(two.evaluation.accuracy, abs=0.3)
+    counts = one.head.class_counts()
+    assert sum(counts.values()) == len(digits().source.train)
+
+
+def test_projected_heads_absorb_too(tmp_path: Path) -> None:
+    model = module(head=lambda d: ACILHead(d, width=64), buffer=None)
+    trainer(tmp_path).fit(model, datamodule=digits(stream=Returning()))
+    assert sum(model.head.class_counts().values()) == len(digits().source.train)
+
+
+@pytest.mark.parametrize("head", ["CIFNetHead", "DSALHead", "LogisticHead"])
+def test_heads_that_cannot_say_so_before_anything_is_embedded(
+    head: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--model.head", head, "--model.buffer", "CalibrationBuffer", "--data.stream", "Returning"]
+    assert fit(tmp_path, *options) == 1
+    said = capsys.readouterr().err
+    assert f"with --data.stream Returning classes return with new samples, which {head} cannot add" in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.glob("default/*/tasks.csv"))
+
+
+def test_trained_networks_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = [
+        "fit",
+        "--model",
+        "cifnet_pl.iterative.FinetuneModule",
+        "--model.backbone",
+        "pixels:8",
+        "--data.source",
+        "digits",
+    ]
+    line += ["--data.classes_per_task", "2", "--data.image_size", "8", "--data.num_workers", "0"]
+    line += ["--data.stream", "Blurry", "--logs", str(tmp_path), "--energy.enabled", "false"]
+    assert main(line) == 2
+    sentence = "FinetuneModule learns each class in one task, but with --data.stream Blurry classes return"
+    assert sentence in capsys.readouterr().err
+
+
+def test_options_of_a_stream_and_its_files(tmp_path: Path) -> None:
+    run = learned(tmp_path, *RIDGE, "--data.stream", "TaskFree", "--data.stream.every", "300")
+    with (run / "prequential.csv").open() as file:
+        online = list(csv.DictReader(file))
+    assert [row["task"] for row in online] == ["2", "3", "4", "5"]
+    assert sum(int(row["samples"]) for row in online) == 1438 - 300
+    assert all(0 <= float(row["accuracy"]) <= 100 for row in online)
+    right = sum(int(row["samples"]) * float(row["accuracy"]) for row in online)
+    assert float(online[-1]["accuracy_so_far"]) == pytest.approx(right / (1438 - 300))
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["n_tasks"] == 5
+    assert summary["A_K"] > 85
+    assert "TaskFree" in (run / "config.yaml").read_text()
+    bundle = tmp_path / "bundle"
+    assert main(["export", "--model", str(run), "--output", str(bundle)]) == 0
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    options = [*RIDGE, "--data.stream", "Returning"]
+    whole = learned(tmp_path / "whole", *options)
+    first = learned(tmp_path / "parts", *options, "--data.max_tasks", "3")
+    assert fit(tmp_path / "parts", *options, "--ckpt_path", "last") == 0
+    assert_same_model(whole, first)
+    assert measurements(whole) == measurements(first)
+    assert (whole / "prequential.csv").read_text() == (first / "prequential.csv").read_text()
+
+
+def test_a_disjoint_run_has_no_prequential_accuracy(tmp_path: Path) -> None:
+    assert not (learned(tmp_path, *RIDGE, "--data.max_tasks", "2") / "prequential.csv").exists()
+
+
+def test_domains_have_an_accuracy_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "photos"
+    domain_folders(root, monkeypatch)
+    model = module(head=RidgeHead, buffer=None)
+    data = digits(source="domains", root=str(root), stream=Domains(), classes_per_task=3)
+    trainer(tmp_path).fit(model, datamodule=data)
+    assert [len(names) for names in model.learned_tasks] == [3, 0]
+    assert model.evaluation is not None
+    assert model.evaluation.task_accuracy == [100.0, 100.0]
+    assert sum(model.head.class_counts().values()) == 20
+    assert data.n_tasks == 2
+
+
+def test_long_tailed_runs_with_the_papers_head(tmp_path: Path) -> None:
+    model, data = module(), digits(stream=LongTailed(20))
+    trainer(tmp_path).fit(model, datamodule=data)
+    counts = sorted(model.head.class_counts().values())
+    assert counts[-1] / counts[0] == pytest.approx(20, rel=0.1)
+    assert np.diff(counts).min() > 0
