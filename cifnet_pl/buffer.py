@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
@@ -42,29 +43,27 @@ def select_centroid(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
 def select_herding(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
     """Greedy mean matching (iCaRL's herding): each pick brings the mean of the picks closest to the class mean.
 
-    As in iCaRL the embeddings (n, d) are L2-normalised first. The first k picks are herding's choice of k.
+    As in iCaRL the embeddings are L2-normalised first. The first k picks are herding's choice of k.
     """
     z = torch.nn.functional.normalize(z.double(), dim=1)
     mean, total = z.mean(dim=0), torch.zeros_like(z[0])
     norms = z.square().sum(dim=1)
     taken = torch.zeros(len(z), dtype=torch.bool, device=z.device)
-    picks = []
+    picks: list[Tensor] = []
     for k in range(1, min(quota, len(z)) + 1):
         # ‖(total + z_i)/k − mean‖² without the terms that are common to all i.
         wanted = k * mean - total
         gap = (norms - 2 * (z @ wanted)).masked_fill(taken, torch.inf)
-        best = gap.argmin()
-        picks.append(best)
-        taken[best] = True
-        total += z[best]
+        picks.append(gap.argmin())
+        taken[picks[-1]] = True
+        total += z[picks[-1]]
     return torch.stack(picks)
 
 
 def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
-    """Of ``quota`` k-means clusters the member nearest to each centre, largest cluster first.
+    """Of ``quota`` k-means clusters the member nearest to each centre, by cluster size, cluster and distance.
 
-    Clusters that stay empty (fewer distinct embeddings than ``quota``) are made up for by the embeddings that are
-    nearest to the centre of their own cluster.
+    Empty clusters (fewer distinct embeddings than ``quota``) are made up for by further members nearest to a centre.
     """
     from sklearn.cluster import KMeans
 
@@ -77,10 +76,7 @@ def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
     centres = torch.from_numpy(model.cluster_centers_)
     size = torch.bincount(label, minlength=clusters)
     gap = (points - centres[label]).square().sum(dim=1)
-    # By cluster size, then cluster, then distance: three stable sorts, the least important first.
-    order = torch.argsort(gap, stable=True)
-    order = order[torch.argsort(label[order], stable=True)]
-    order = order[torch.argsort(size[label[order]], descending=True, stable=True)]
+    order = torch.from_numpy(np.lexsort((gap, label, -size[label])))
     first = torch.ones(len(order), dtype=torch.bool)
     first[1:] = label[order][1:] != label[order][:-1]
     others = order[~first]
@@ -91,13 +87,11 @@ def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
 SAME = 1e-3
 """Largest relative difference between two embeddings of one photo: the rounding of another machine's network."""
 
-Strategy = Callable[[Tensor, Tensor, int, int], Tensor]
-STRATEGIES: dict[str, Strategy] = {
-    "random": select_random,
-    "herding": select_herding,
-    "kmeans": select_kmeans,
-    "centroid": select_centroid,
-}
+Strategy = Literal["random", "herding", "kmeans", "centroid"]
+"""Names of the strategies; the function of each is called ``select_<name>``."""
+
+Select = Callable[[Tensor, Tensor, int, int], Tensor]
+STRATEGIES: dict[str, Select] = {name: globals()[f"select_{name}"] for name in get_args(Strategy)}
 """Name → function (z, keys, seed, quota) → rows to keep, best first, of one class sorted by key."""
 
 STREAMING = {"random"}
@@ -108,22 +102,16 @@ class TakesPast(Protocol):
     """What the buffer needs of a head: the classes of its tasks, their counts, and a place for past samples."""
 
     @property
-    def tasks(self) -> list[list[int]]:
-        """Labels of each task."""
-
-    def class_counts(self) -> dict[int, int]:
-        """Distinct samples of each class."""
-
-    def observe_past(self, z: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
-        """Take in samples of earlier classes."""
+    def tasks(self) -> list[list[int]]: ...  # noqa: D102
+    def class_counts(self) -> dict[int, int]: ...  # noqa: D102
+    def observe_past(self, z: Tensor, y: Tensor, weight: Tensor | None = None) -> None: ...  # noqa: D102
 
 
 class CalibrationBuffer(GrowingModule):
     """Embeddings of past classes, at most ``capacity`` in all or ``per_class`` of each (Calibration Buffer).
 
     With a total capacity each class keeps ``⌊capacity / classes seen⌋``: early tasks keep more. ``add`` collects
-    candidates of the current task; ``commit`` selects among them and shrinks the older classes; until then
-    ``items`` gives what was there before the task.
+    candidates of the current task; ``commit`` selects among them and shrinks the older classes.
 
     Buffers:
         z: (n, d) stored embeddings, in the dtype they came in; y: (n,) int64 labels; key: (n,) int64.
@@ -145,7 +133,7 @@ class CalibrationBuffer(GrowingModule):
         self,
         capacity: int = 2000,
         per_class: int | None = None,
-        strategy: str = "random",
+        strategy: Strategy = "random",
         seed: int = 0,
         oversample: bool = True,
     ):
@@ -162,7 +150,6 @@ class CalibrationBuffer(GrowingModule):
         self.register_buffer("y", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("key", torch.zeros(0, dtype=torch.int64))
         self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._pending_rows = 0
         self._prune_at = 4 * capacity
 
     def _before_load(self, own: Mapping[str, Any]) -> None:
@@ -177,8 +164,7 @@ class CalibrationBuffer(GrowingModule):
 
     def settings(self) -> dict[str, int | str | bool | None]:
         """Constructor arguments that the stored embeddings depend on."""
-        names = ("capacity", "per_class", "strategy", "seed", "oversample")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def quota(self, classes: int) -> int:
         """Embeddings kept of each class when ``classes`` are known.
@@ -202,12 +188,11 @@ class CalibrationBuffer(GrowingModule):
             y: (n,) int64 labels.
             key: (n,) int64 identity of each sample, e.g. its index in a fixed set; repeats are kept once.
         """
-        if not (len(z) == len(y) == len(key)):
+        if not len(z) == len(y) == len(key):
             raise UsageError(f"buffer got {len(z)} embeddings, {len(y)} labels and {len(key)} keys")
         if len(z):
             self._pending.append((z.detach().clone(), y.clone(), key.clone()))
-            self._pending_rows += len(z)
-            if self.strategy in STREAMING and self._pending_rows > self._prune_at:
+            if self.strategy in STREAMING and sum(len(part) for part, *_ in self._pending) > self._prune_at:
                 self._prune_pending()
 
     @torch.no_grad()
@@ -217,7 +202,7 @@ class CalibrationBuffer(GrowingModule):
         old = self.classes
         new = [label for label in torch.unique(y).tolist() if label not in set(old)]
         quota = self.quota(max(1, len(old) + len(new)))
-        self._pending, self._pending_rows = [], 0
+        self._pending = []
         kept = [self._select(label, z, y, key, quota) for label in old + new]
         if kept:
             self.z, self.y, self.key = (torch.cat(parts) for parts in zip(*kept, strict=True))
@@ -226,16 +211,14 @@ class CalibrationBuffer(GrowingModule):
     def add_more(self, z: Tensor, y: Tensor, key: Tensor) -> None:
         """Offer samples as :meth:`add` does, of classes that may be stored already, from another place.
 
-        Two photos of a class can have one name there and here, and so one key. Where the embeddings differ by more
-        than rounding they are two samples: the one that is offered gets another key, made of both.
+        Two photos of a class can share a name, and so a key. Where their embeddings differ by more than rounding,
+        the one that is offered gets another key.
         """
         key = key.clone()
-        own = {(label, k): i for i, (label, k) in enumerate(zip(self.y.tolist(), self.key.tolist(), strict=True))}
+        rows = {pair: i for i, pair in enumerate(zip(self.y.tolist(), self.key.tolist(), strict=True))}
         for row, pair in enumerate(zip(y.tolist(), key.tolist(), strict=True)):
-            if pair not in own:
-                continue
-            stored = self.z[own[pair]].to(z)
-            if float((z[row] - stored).norm()) > SAME * float(stored.norm()):
+            stored = self.z[rows[pair]].to(z) if pair in rows else None
+            if stored is not None and float((z[row] - stored).norm()) > SAME * float(stored.norm()):
                 content = f"{pair[1]}".encode() + z[row].float().cpu().contiguous().numpy().tobytes()
                 key[row] = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1
         self.add(z, y, key)
@@ -284,11 +267,11 @@ class CalibrationBuffer(GrowingModule):
 
     def replace_pending(self, z: Tensor, y: Tensor, key: Tensor) -> None:
         """Put the samples of all processes in place of this process's own."""
-        self._pending, self._pending_rows = [(z, y, key)], len(z)
+        self._pending = [(z, y, key)]
 
     def discard_pending(self) -> None:
         """Forget the samples offered since the last commit."""
-        self._pending, self._pending_rows = [], 0
+        self._pending = []
 
     def _prune_pending(self) -> None:
         # No class can keep more than its share among the classes that are known already or offered now.
@@ -311,8 +294,6 @@ class CalibrationBuffer(GrowingModule):
 
     def _choose(self, z: Tensor, y: Tensor, key: Tensor, quota: int) -> tuple[Tensor, Tensor, Tensor]:
         # Sorted by key first, each key once: the result cannot depend on the order of arrival.
-        unique, first = np.unique(key.cpu().numpy(), return_index=True)
-        rows = torch.from_numpy(first).to(z.device)
-        sorted_key = torch.from_numpy(unique).to(z.device)
+        sorted_key, rows = (torch.from_numpy(x).to(z.device) for x in np.unique(key.cpu().numpy(), return_index=True))
         best = STRATEGIES[self.strategy](z[rows], sorted_key, self.seed, quota)
         return z[rows][best], y[rows][best], sorted_key[best]

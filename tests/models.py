@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,43 +15,16 @@ from torch import Tensor
 
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.heads import (
-    ACILHead,
-    CIFNetHead,
-    DSALHead,
-    Head,
-    KNNHead,
-    LogisticHead,
-    NCMHead,
-    RidgeHead,
-    SGDHead,
-    SLDAHead,
-)
-from cifnet_pl.heads.acil import draw_projection
+from cifnet_pl.heads import Head
 from cifnet_pl.model.bundle import CONFIG
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.description import Event
+from tests.heads.suite import HEADS
 
 SIDE = 2
 WIDTH = 3 * SIDE**2
 
-MAKERS: dict[str, Callable[[], Head]] = {
-    "cifnet": lambda: CIFNetHead(WIDTH, ridge=0.1),
-    "cifnet-gcv": lambda: CIFNetHead(WIDTH, ridge="gcv"),
-    "cifnet-released": lambda: CIFNetHead(WIDTH, weighting="released"),
-    "cifnet-float32": lambda: CIFNetHead(WIDTH, ridge=1.0, dtype="float32"),
-    "ridge": lambda: RidgeHead(WIDTH),
-    "ridge-joined": lambda: RidgeHead(WIDTH, transform="joined"),
-    "ridge-balanced": lambda: RidgeHead(WIDTH, balanced=True),
-    "acil": lambda: ACILHead(WIDTH, width=30),
-    "acil-given": lambda: ACILHead(WIDTH, projection=draw_projection(30, WIDTH, seed=7)),
-    "dsal": lambda: DSALHead(WIDTH, width=30),
-    "ncm": lambda: NCMHead(WIDTH),
-    "slda": lambda: SLDAHead(WIDTH),
-    "knn": lambda: KNNHead(WIDTH),
-    "logistic": lambda: LogisticHead(WIDTH),
-    "sgd": lambda: SGDHead(WIDTH),
-}
+MAKERS: dict[str, Callable[[], Head]] = {case.id: partial(case.values[0].make, WIDTH) for case in HEADS}
 """Every head, and every setting that changes which tensors it keeps."""
 
 TASKS = [["ant", "bee"], ["cat"], ["dog", "elk", "fox"]]

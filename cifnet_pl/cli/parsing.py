@@ -50,14 +50,14 @@ def sentence(message: str, options: Collection[str] = ()) -> str:
     lines = [line.strip().removeprefix("- ") for line in message.splitlines()]
     kind = re.compile(r"Expected an? (?!path)(.+?)(?:\. Got value.*|: .*)?$")
     expected = [found[1] for line in lines if (found := kind.search(line))]
-    given = re.search(r"Got value: (.*?)(?:\. Got value.*)?$|Given value: (.*)$", message, re.MULTILINE)
+    given = re.search(r"(?:Got|Given) value: (.*?)(?:\. Got value.*)?$", message, re.MULTILINE)
     absent = re.search(r"No module named '[^']*'|module '\S+' has no attribute '[^']*'", message)
     if not keys or not expected or not given or absent:
         last = next(line for line in reversed(lines) if line)
         reason = absent[0].replace("No", "no") if absent else re.sub(r"\. Got value.*", "", last)
         return ": ".join(["--" + ".".join(keys), reason] if keys else [reason])
     kinds = dict.fromkeys(_plain_type(name) for name in expected if "NoneType" not in name)
-    return f"--{'.'.join(keys)} is '{given[1] or given[2]}', expected {' or '.join(kinds)}"
+    return f"--{'.'.join(keys)} is '{given[1]}', expected {' or '.join(kinds)}"
 
 
 def _unknown_option(name: str, options: Collection[str]) -> str:
@@ -73,7 +73,7 @@ def _unknown_option(name: str, options: Collection[str]) -> str:
 
 def _plain_type(kind: str) -> str:
     plain = re.sub(r"<class '([\w.]+)'>", lambda m: m[1].split(".")[-1], kind)
-    plain = re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", plain)
+    plain = re.sub(r"typing\.Literal\[(.*)\]", lambda m: f"one of {m[1]}" if "," in m[1] else m[1].strip("'"), plain)
     return {"dot import path string": "the name of a class"}.get(plain, plain)
 
 

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.heads.base import Head, Ridge, check_ridge, exact
-from cifnet_pl.heads.shared import SharedSumsHead
+from cifnet_pl.heads.arguments import Dtype, Ridge, check_ridge
+from cifnet_pl.heads.base import Head
+from cifnet_pl.heads.shared import LinearSumsHead
 from cifnet_pl.statistics import Sums, left_out, leverages, solve_gcv, solve_ridge
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 
 
-class ACILHead(SharedSumsHead):
+class ACILHead(LinearSumsHead):
     """Ridge regression of one-hot targets on ``h = ReLU(P z)``, without bias, over all data ever seen.
 
     ``W = (G + γI)⁻¹ Q`` with ``G = Σ h hᵀ`` and ``Q[:, c] = Σ_{y=c} h``: the joint solution that ACIL's recursion
@@ -35,9 +36,11 @@ class ACILHead(SharedSumsHead):
         dtype: of the sums and the projection, "float64" or "float32".
     """
 
+    title = "ACIL"
+    leaves_one_out = True
+
     projection: Tensor
     fingerprint: Tensor
-    weights: Tensor
     ridge_used: Tensor
 
     def __init__(
@@ -47,7 +50,7 @@ class ACILHead(SharedSumsHead):
         ridge: Ridge = 0.1,
         projection: Tensor | None = None,
         seed: int = 0,
-        dtype: str = "float64",
+        dtype: Dtype = "float64",
     ):
         if projection is not None:
             if projection.ndim != 2 or projection.shape[1] != in_features:
@@ -61,36 +64,37 @@ class ACILHead(SharedSumsHead):
         matrix = (draw_projection(width, in_features, seed) if projection is None else projection).double()
         self.register_buffer("projection", matrix.to(self.dtype, copy=True), persistent=self.given)
         self.register_buffer("fingerprint", torch.tensor(fingerprint(matrix)))
-        self.register_buffer("weights", torch.zeros(width, 0, dtype=self.dtype))
         self.register_buffer("ridge_used", torch.zeros((), dtype=torch.float64))
 
     def settings(self) -> dict[str, Any]:
         """Constructor arguments that a stored state depends on."""
-        own = {"width": self.width, "ridge": self.ridge, "projection": "given" if self.given else f"seed {self.seed}"}
-        return super().settings() | own
+        found = super().settings()
+        seed = found.pop("seed")
+        return found | {"projection": "given" if self.given else f"seed {seed}"}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> ACILHead:
         """An empty head (see :meth:`Head.from_settings`); a projection that was given is zero until it is loaded."""
-        own = dict(settings)
-        kind, _, seed = str(own.pop("projection")).partition(" ")
+        arguments = dict(settings)
+        kind, _, seed = str(arguments.pop("projection")).partition(" ")
         if kind == "given":
-            return cls(**own, projection=torch.zeros(int(own["width"]), int(own["in_features"]), dtype=torch.float64))
-        return cls(**own, seed=int(seed))
+            shape = int(arguments["width"]), int(arguments["in_features"])
+            return cls(**arguments, projection=torch.zeros(shape, dtype=torch.float64))
+        return cls(**arguments, seed=int(seed))
 
     def fresh(self) -> Head:
         """An empty head with the same projection."""
-        own = super().fresh()
-        assert isinstance(own, ACILHead)
-        own.projection.copy_(self.projection)
-        own.fingerprint.copy_(self.fingerprint)
-        return own
+        empty = super().fresh()
+        assert isinstance(empty, ACILHead)
+        empty.projection.copy_(self.projection)
+        empty.fingerprint.copy_(self.fingerprint)
+        return empty
 
     def _projected(self, z: Tensor) -> Tensor:
         return z.to(self.dtype) @ self.projection.T
 
-    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
-        self._open_increment().add(self._projected(z).relu_(), columns, weight)
+    def _features(self, z: Tensor) -> Tensor:
+        return self._projected(z).relu_()
 
     def _solve(self) -> None:
         self._fold()
@@ -98,43 +102,19 @@ class ACILHead(SharedSumsHead):
         self.ridge_used.fill_(ridge)
 
     def _leave_one_out(self, z: Tensor, columns: Tensor) -> Tensor:
-        h = self._projected(z).relu_()
+        h = self._features(z)
         share = leverages(self.sums.gram, self.ridge_used.to(h), h)
         return left_out(h @ self.weights, share, torch.nn.functional.one_hot(columns, len(self.labels)))
 
-    def _scores(self, z: Tensor) -> Tensor:
-        return (self._projected(z).relu_() @ self.weights).double()
-
-    @exact
-    def merge_(self, other: Head) -> None:
-        """Add the sums of ``other``: equal to one head that saw both sites' samples."""
-        self._same_projection(other)
-        super().merge_(other)
-
-    @exact
-    def subtract_(self, other: Head) -> None:
-        """Take the sums of ``other`` out: equal to never having seen its samples."""
-        self._same_projection(other)
-        super().subtract_(other)
-
-    def _same_projection(self, other: Head) -> None:
-        self._same_kind(other)
+    def _same_kind(self, other: Head) -> None:
+        super()._same_kind(other)
         assert isinstance(other, ACILHead)
         if int(self.fingerprint) != int(other.fingerprint):
             raise UsageError("cannot combine heads with different projections: use the same seed or matrix")
 
-    def _keep(self, columns: Tensor) -> None:
-        super()._keep(columns)
-        self.weights = self.weights[:, columns[columns < self.weights.shape[1]]]  # newer classes are not solved yet
-
     def state_elements(self) -> dict[str, int]:
         """Numbers kept between tasks: B² + 2CB, and Bd for a projection that was given."""
-        return {
-            "projection": self.projection.numel() if self.given else 0,
-            "factors": self.sums.gram.numel(),
-            "moments": self.sums.class_sums.numel(),
-            "weights": self.weights.numel(),
-        }
+        return {"projection": self.projection.numel() if self.given else 0} | super().state_elements()
 
     def _before_load(self, own: Mapping[str, Any]) -> None:
         super()._before_load(own)

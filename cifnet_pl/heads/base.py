@@ -2,59 +2,26 @@
 
 from __future__ import annotations
 
-import functools
-from abc import ABC, abstractmethod
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from cifnet_pl.heads.labels import LabelSpace
-from cifnet_pl.utilities.errors import CifnetError, UnsupportedError, UsageError, check_embeddings
-
-Ridge = float | str
-"""A positive number, or "gcv"."""
-
-P = ParamSpec("P")
-R = TypeVar("R")
-H = TypeVar("H", bound="Head")
+from cifnet_pl.heads.arguments import Dtype, check_choice, check_samples
+from cifnet_pl.heads.exactness import exact
+from cifnet_pl.heads.hooks import Hooks
+from cifnet_pl.utilities.errors import CifnetError, UsageError, check_embeddings
 
 
-def exact(method: Callable[Concatenate[H, P], R]) -> Callable[Concatenate[H, P], R]:
-    """Decorate a method that changes statistics, so that what surrounds the call cannot change what is stored.
-
-    No autograd graph; no autocast, which would round products to bfloat16; no inference mode, whose tensors could
-    never be updated in place again.
-    """
-
-    @functools.wraps(method)
-    def wrapped(self: H, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.labels.device.type, enabled=False):
-            return method(self, *args, **kwargs)
-
-    return wrapped
-
-
-def check_ridge(ridge: Ridge) -> Ridge:
-    """Return ``ridge`` as a float, or "gcv"; raise UsageError for anything else."""
-    if ridge == "gcv":
-        return ridge
-    try:
-        value = float(ridge)
-    except (TypeError, ValueError):
-        raise UsageError(f"ridge is '{ridge}', expected a positive number or gcv") from None
-    if not 0 < value < float("inf"):
-        raise UsageError(f"ridge is {value:g}, expected a positive number or gcv")
-    return value
-
-
-class Head(LabelSpace, ABC):
+class Head(Hooks):
     """A classifier that learns classes task by task from embeddings, without gradients.
 
     Protocol per task: ``begin_task(classes)``, then ``observe`` for every batch, then ``observe_past`` with
     samples of earlier classes if the head uses them, then ``solve``.
-    Scores are float64. Subclasses implement the methods with a leading underscore.
+    Scores are float64. Subclasses implement the methods with a leading underscore, and declare what they can do
+    (:class:`Abilities`). Every argument of a subclass's constructor is an attribute of the same name.
 
     Buffers, besides those of :class:`LabelSpace`:
         solved: () bool, whether everything observed so far is in the weights.
@@ -62,22 +29,18 @@ class Head(LabelSpace, ABC):
         temperature: () float64, divides the scores in ``probabilities``; 1 until calibrated.
     """
 
-    uses_buffer: ClassVar[bool] = False
-    """Whether ``observe_past`` changes this head, so that a calibration buffer is worth its memory."""
-
-    counterexamples: ClassVar[bool] = True
-    """Whether a class's samples change what is known of other classes, so that something stays when it is removed."""
+    title: ClassVar[str] = ""
+    """Name in tables and figures; the class's own without "Head" if empty."""
 
     solved: Tensor
     under_way: Tensor
     temperature: Tensor
 
-    def __init__(self, in_features: int, dtype: str = "float64"):
+    def __init__(self, in_features: int, dtype: Dtype = "float64"):
         super().__init__()
         if in_features < 1:
             raise UsageError(f"in_features is {in_features}, expected at least 1")
-        if dtype not in ("float64", "float32"):
-            raise UsageError(f"dtype of the statistics is '{dtype}', expected float64 or float32")
+        check_choice("dtype of the statistics", dtype, Dtype)
         self.in_features = in_features
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.register_buffer("solved", torch.tensor(True))
@@ -111,7 +74,7 @@ class Head(LabelSpace, ABC):
             y: (n,) int64 labels, all of the task begun last.
             weight: (n,) positive sample weights, or None for ones.
         """
-        self._check_batch(z, y, weight)
+        check_samples(z, y, weight, self.in_features)
         columns = self._columns(y)
         current = self.task_of == self.task_of.max() if len(self.task_of) else self.task_of.bool()
         if not current[columns].all():
@@ -127,7 +90,7 @@ class Head(LabelSpace, ABC):
 
         Arguments as in :meth:`observe`, with labels of earlier tasks. A no-op where a head has no use for it.
         """
-        self._check_batch(z, y, weight)
+        check_samples(z, y, weight, self.in_features)
         columns = self._columns(y)
         if (self.task_of[columns] == self.task_of.max()).any():
             raise UsageError("observe_past got labels of the current task; it takes samples of earlier tasks")
@@ -140,8 +103,12 @@ class Head(LabelSpace, ABC):
         """Sum what this task observed over processes, once, before ``solve``.
 
         ``sum_in_place`` must replace a tensor by its sum over all processes. Earlier tasks are common already.
+
+        Raises:
+            UnsupportedError: this head cannot (``reduces``).
         """
-        raise self._cannot("be reduced over processes")
+        self.require("reduces")
+        self._reduce(sum_in_place)
 
     @exact
     def solve(self) -> None:
@@ -202,16 +169,6 @@ class Head(LabelSpace, ABC):
         """Labels (n,) int64 with the largest score."""
         return self.labels[self(z).argmax(dim=1)]
 
-    @property
-    def leaves_one_out(self) -> bool:
-        """Whether this head has :meth:`leave_one_out`, and so can be calibrated."""
-        return type(self)._leave_one_out is not Head._leave_one_out
-
-    @property
-    def reduces(self) -> bool:
-        """Whether this head has :meth:`reduce_`, and so can learn in several processes."""
-        return type(self).reduce_ is not Head.reduce_
-
     @exact
     def leave_one_out(self, z: Tensor, y: Tensor) -> Tensor:
         """Scores (n, C) float64 of learned samples, each as if that one alone had never been learned.
@@ -231,7 +188,8 @@ class Head(LabelSpace, ABC):
             UnsupportedError: this head has no closed form for it, or cannot tell the weight of a sample.
             CifnetError: the head is not solved, or embeddings of another width.
         """
-        self._check_batch(z, y, None)
+        self.require("leaves_one_out")
+        check_samples(z, y, None, self.in_features)
         if not len(self.labels) or not self.solved:
             raise CifnetError("the head is not solved: call solve() after observe()")
         return self._leave_one_out(z.to(self.dtype), self._columns(y)).double()
@@ -242,16 +200,22 @@ class Head(LabelSpace, ABC):
     def merge_(self, other: Head) -> None:
         """Add the statistics of ``other``, which saw other samples; call ``solve`` afterwards.
 
+        Classes are matched by label; new ones are appended.
+
         Raises:
-            UnsupportedError: this head's statistics are not additive over sites.
+            UnsupportedError: this head cannot (``merges``).
             UsageError: ``other`` is of another class or has other settings.
         """
-        raise self._cannot("merge")
+        self.require("merges")
+        self._same_kind(other)
+        self._merge(other)
 
     @exact
     def subtract_(self, other: Head) -> None:
         """Take the statistics of ``other`` out again; call ``solve`` afterwards. Raises as :meth:`merge_`."""
-        raise self._cannot("subtract")
+        self.require("subtracts")
+        self._same_kind(other)
+        self._subtract(other)
 
     @exact
     def remove_classes(self, classes: Sequence[int]) -> None:
@@ -284,17 +248,10 @@ class Head(LabelSpace, ABC):
         self._rename(lambda y: new[(y[:, None] == old).nonzero()[:, 1]])
         self.labels = new
 
-    @abstractmethod
-    def state_elements(self) -> dict[str, int]:
-        """Numbers kept between tasks, by component (as in the paper's tab:memory_breakdown)."""
-
-    @abstractmethod
-    def class_counts(self) -> dict[int, int]:
-        """Distinct samples seen of each class, by label; samples not yet solved included."""
-
     def settings(self) -> dict[str, Any]:
         """Constructor arguments that a stored state depends on; plain numbers, strings and booleans."""
-        return {"in_features": self.in_features, "dtype": str(self.dtype).removeprefix("torch.")}
+        names = inspect.signature(type(self)).parameters
+        return {name: getattr(self, name) for name in names} | {"dtype": str(self.dtype).removeprefix("torch.")}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Head:
@@ -304,52 +261,6 @@ class Head(LabelSpace, ABC):
     def fresh(self) -> Head:
         """An empty head that merges with this one, on the same device."""
         return type(self).from_settings(self.settings()).to(self.labels.device)
-
-    # ------------------------------------------------------------------ for subclasses
-
-    @abstractmethod
-    def _begin(self, new: int, counts: Sequence[int] | None) -> None:
-        """Make room for ``new`` classes."""
-
-    @abstractmethod
-    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
-        """Add checked samples; ``columns`` are positions in ``labels``."""
-
-    def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
-        """Add checked samples of earlier classes."""
-
-    @abstractmethod
-    def _solve(self) -> None:
-        """Bring the weights up to date."""
-
-    @abstractmethod
-    def _scores(self, z: Tensor) -> Tensor:
-        """Scores of checked embeddings."""
-
-    def _leave_one_out(self, z: Tensor, columns: Tensor) -> Tensor:
-        """Leave-one-out scores of checked samples."""
-        raise self._cannot("leave samples out", "it has no closed form for that, so it cannot be calibrated")
-
-    def scoring(self) -> Callable[[Tensor], Tensor]:
-        """The scores of a solved head as a function of (n, d) embeddings whose steps do not depend on their values.
-
-        Unchecked: for graphs (ONNX). A head whose ``_scores`` looks at tensors to decide what to do overrides this.
-        """
-        return self._scores
-
-    def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
-        """Rename the labels that are kept beside ``labels``; ``new`` maps (n,) old ones to (n,) new ones."""
-
-    @abstractmethod
-    def _discard(self) -> None:
-        """Forget what was observed since the last solve."""
-
-    @abstractmethod
-    def _keep(self, columns: Tensor) -> None:
-        """Drop all classes but those at ``columns``, and their weights."""
-
-    def _cannot(self, what: str, why: str = "its state is not a sum over samples") -> UnsupportedError:
-        return UnsupportedError(f"{type(self).__name__} cannot {what}: {why}")
 
     def _begin_tasks_of(self, other: Head) -> None:
         """Append the classes of ``other`` that are new here, in its tasks."""
@@ -369,13 +280,3 @@ class Head(LabelSpace, ABC):
         if different:
             name, (mine, yours) = next(iter(different.items()))
             raise UsageError(f"cannot combine heads with different {name}: {mine} and {yours}")
-
-    def _check_batch(self, z: Tensor, y: Tensor, weight: Tensor | None) -> None:
-        check_embeddings(z, self.in_features)
-        if y.shape != (len(z),) or y.dtype != torch.int64:
-            raise UsageError(f"labels have shape {tuple(y.shape)} and dtype {y.dtype}, expected ({len(z)},) int64")
-        if weight is not None:
-            if weight.shape != (len(z),):
-                raise UsageError(f"weights have shape {tuple(weight.shape)}, expected ({len(z)},)")
-            if not (torch.isfinite(weight) & (weight > 0)).all():
-                raise UsageError("sample weights must be positive and finite")

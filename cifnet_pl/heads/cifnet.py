@@ -8,31 +8,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.heads.base import Head, Ridge, check_ridge, exact
+from cifnet_pl.heads.arguments import Dtype, Ridge, check_ridge
+from cifnet_pl.heads.base import Head
 from cifnet_pl.heads.cohort import Cohort, common_weights, joined_weights
-from cifnet_pl.heads.ridge import signed_targets, target_limit
+from cifnet_pl.heads.exactness import exact
+from cifnet_pl.heads.targets import Weighting, signed_targets, squared_slopes, target_limit
 from cifnet_pl.statistics import Centred, Sums, augment, left_out, leverages, solve_ridge
-from cifnet_pl.utilities.errors import UsageError, unknown_name
-
-
-def squared_slopes(weighting: str, epsilon: float) -> tuple[float, float]:
-    """``f'(t)²`` at the target of a positive and of a negative (Stage 1 of the paper).
-
-    "derivative" is the paper's formula ``f(t)(1 − f(t))``, equal at both targets; "released" is what the
-    authors' released code computes, ``t(1 − t)`` at the logit t.
-    """
-    limit = target_limit(epsilon)
-    if weighting == "derivative":
-        slope = (epsilon * (1 - epsilon)) ** 2
-        return slope, slope
-    if weighting == "released":
-        return (limit * (1 - limit)) ** 2, (limit * (1 + limit)) ** 2
-    raise unknown_name("weighting", weighting, ["derivative", "released"])
+from cifnet_pl.utilities.errors import UsageError
 
 
 class CIFNetHead(Head):
     """The paper's classifier (Section "Closed-Form Incremental Classifier"), solved per cohort.
 
+    A cohort is all classes that one task introduced: they have seen the same samples.
     For every cohort j, ``A_j = w·Σ x̃x̃ᵀ`` over the buffer at task j, its own task and, with ``update_past``,
     all later tasks; ``m_c = w·L·(2·Σ_{y=c} x̃ − Σ x̃)``; ``W_j = (A_j + λI)⁻¹M_j`` (eq:weights_rrls; the Gram
     matrix is ``U S² Uᵀ``, so no singular value decomposition is needed). With weighting "released" positives
@@ -40,14 +28,18 @@ class CIFNetHead(Head):
 
     Args:
         in_features: width d of the embeddings.
-        ridge: λ added to A with the bias penalised, as in the paper; or "gcv", per cohort, bias free.
+        ridge: λ added to A with the bias penalised, as in the paper, which gives no value: 0.01 is that of the
+            authors' released code. "gcv" chooses one for each cohort, with the bias free.
         epsilon: clip of the one-hot targets.
-        update_past: whether neurons of earlier tasks see a new task's samples as negatives; False: locked.
+        update_past: whether neurons of earlier tasks see a new task's samples as negatives. True is our departure
+            from the paper, whose text locks them (False); the authors' released code updates them too.
         weighting: "derivative" (the paper's formula) or "released" (the authors' released code).
         dtype: of the sums, "float64" or "float32".
     """
 
-    uses_buffer = True
+    title = "CIFNet"
+    merges = reduces = leaves_one_out = uses_buffer = True
+    reason = "its oversampling and its negatives depend on which classes were learned when"
 
     past_shown: Tensor
 
@@ -57,8 +49,8 @@ class CIFNetHead(Head):
         ridge: Ridge = 0.01,
         epsilon: float = 0.05,
         update_past: bool = True,
-        weighting: str = "derivative",
-        dtype: str = "float64",
+        weighting: Weighting = "derivative",
+        dtype: Dtype = "float64",
     ):
         super().__init__(in_features, dtype)
         self.ridge = check_ridge(ridge)
@@ -69,11 +61,6 @@ class CIFNetHead(Head):
         self.increment: Sums | None = None
         self.past_increment: Sums | None = None
         self.register_buffer("past_shown", torch.zeros(0, dtype=torch.float64))
-
-    def settings(self) -> dict[str, Any]:
-        """Constructor arguments that a stored state depends on."""
-        own = {"ridge": self.ridge, "epsilon": self.epsilon}
-        return super().settings() | own | {"update_past": self.update_past, "weighting": self.weighting}
 
     # ------------------------------------------------------------------ sums
 
@@ -104,9 +91,8 @@ class CIFNetHead(Head):
     def _latest(self) -> Cohort:
         return self._parts[-1]
 
-    @exact
-    def reduce_(self, sum_in_place: Callable[[Tensor], object]) -> None:
-        """Sum this task's own samples over processes; calibration samples are common to all already."""
+    def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
+        # Calibration samples are common to all processes already.
         self.increment = self.increment or self._new_sums(len(self._latest.sums.counts))
         self.increment.reduce(sum_in_place)
 
@@ -231,18 +217,9 @@ class CIFNetHead(Head):
             counts[-len(self.increment.counts) :] += self.increment.counts
         return dict(zip(self.classes, counts.tolist(), strict=True))
 
-    @exact
-    def merge_(self, other: Head) -> None:
-        """Add a shard of the same task sequence; exact.
-
-        Shards of the current task merge before ``solve`` if all earlier tasks are common, and so do whole
-        sequences that were learned without calibration samples.
-
-        Raises:
-            UsageError: other tasks, other settings, or earlier tasks that differ and saw calibration samples.
-        """
-        self._same_kind(other)
-        assert isinstance(other, CIFNetHead)
+    def _merge(self, other: CIFNetHead) -> None:
+        # Shards of the current task merge before ``solve`` if all earlier tasks are common, and so do whole sequences
+        # that were learned without calibration samples.
         if self.tasks != other.tasks:
             raise UsageError(
                 "CIFNetHead merges shards of the same task sequence only: its oversampling and its negatives "

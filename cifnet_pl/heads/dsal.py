@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.heads.acil import ACILHead, solve_stream
-from cifnet_pl.heads.base import Head, Ridge, exact
-from cifnet_pl.statistics import Sums, left_out, leverages
+from cifnet_pl.heads.arguments import Dtype, Ridge
+from cifnet_pl.heads.shared import kept_weights
+from cifnet_pl.statistics import ClassSums, Sums, left_out, leverages
 from cifnet_pl.utilities.errors import UsageError
 
 
@@ -38,6 +39,10 @@ class DSALHead(ACILHead):
         dtype: of the sums and the projection, "float64" or "float32".
     """
 
+    title = "DS-AL"
+    merges = pools = subtracts = False
+    reason = "its residual targets were fixed by the weights that each site had at the time"
+
     cross: Tensor
     compensation_weights: Tensor
     compensation_ridge: Tensor
@@ -51,7 +56,7 @@ class DSALHead(ACILHead):
         projection: Tensor | None = None,
         seed: int = 0,
         compensation_ratio: float = 0.6,
-        dtype: str = "float64",
+        dtype: Dtype = "float64",
     ):
         super().__init__(in_features, width, ridge, projection, seed, dtype)
         if not 0 <= compensation_ratio < float("inf"):
@@ -65,16 +70,12 @@ class DSALHead(ACILHead):
         self.register_buffer("compensation_ridge", torch.zeros((), dtype=torch.float64))
         self.register_buffer("residual_energy", torch.zeros(0, dtype=self.dtype))
 
-    def settings(self) -> dict[str, Any]:
-        """Constructor arguments that a stored state depends on."""
-        return super().settings() | {"compensation_ratio": self.compensation_ratio}
-
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         super()._begin(new, counts)
         self.compensation.grow(new)
         self.residual_energy = torch.cat([self.residual_energy, self.residual_energy.new_zeros(new)])
 
-    def _open_increment(self) -> Sums:
+    def _open_increment(self) -> ClassSums:
         if self.compensation_increment is None:
             sums = Sums(self.width, len(self.labels), dtype=self.dtype)
             self.compensation_increment = sums.to(self.labels.device)
@@ -91,10 +92,8 @@ class DSALHead(ACILHead):
         weighted = phi if weight is None else phi * weight.to(phi)[:, None]
         self.cross.addmm_(weighted.T, h)
 
-    @exact
-    def reduce_(self, sum_in_place: Callable[[Tensor], object]) -> None:
-        """Sum what this task observed over processes (see :meth:`Head.reduce_`)."""
-        super().reduce_(sum_in_place)
+    def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
+        super()._reduce(sum_in_place)
         assert self.compensation_increment is not None
         self.compensation_increment.reduce(sum_in_place)
         sum_in_place(self.cross)
@@ -106,7 +105,7 @@ class DSALHead(ACILHead):
             self.compensation_increment = None
         self._fold()
         if observed is not None and self.ridge != "gcv":
-            observed.products = observed.products.new_zeros(0, 0)  # only the energy for gcv needs it
+            observed.drop_gram()  # only the energy for gcv needs it
         super()._solve()
         if observed is not None:
             self._teach(observed)
@@ -147,16 +146,6 @@ class DSALHead(ACILHead):
         main = projected.relu() @ self.weights
         return (main + self.compensation_ratio * (projected.tanh_() @ self.compensation_weights)).double()
 
-    @exact
-    def merge_(self, other: Head) -> None:
-        """Refused: the residual targets of a task depend on the main stream's weights at that time."""
-        raise self._cannot("merge", "its residual targets were fixed by the weights that each site had at the time")
-
-    @exact
-    def subtract_(self, other: Head) -> None:
-        """Refused, as :meth:`merge_`."""
-        raise self._cannot("subtract", "its residual targets were fixed by the weights at the time")
-
     def _discard(self) -> None:
         super()._discard()
         self.compensation_increment = None
@@ -169,17 +158,17 @@ class DSALHead(ACILHead):
             if part is not None:
                 part.keep(columns)
         self.residual_energy = self.residual_energy[columns]
-        known = columns[columns < self.weights.shape[1]]
-        self.weights, self.compensation_weights = self.weights[:, known], self.compensation_weights[:, known]
+        self.weights = kept_weights(self.weights, columns)
+        self.compensation_weights = kept_weights(self.compensation_weights, columns)
 
     def state_elements(self) -> dict[str, int]:
         """Numbers kept between tasks: 2B² + 4CB, and Bd for a projection that was given."""
-        return {
-            "projection": self.projection.numel() if self.given else 0,
-            "factors": self.sums.gram.numel() + self.compensation.gram.numel(),
-            "moments": self.sums.class_sums.numel() + self.compensation.class_sums.numel(),
-            "weights": self.weights.numel() + self.compensation_weights.numel(),
+        second = {
+            "factors": self.compensation.gram.numel(),
+            "moments": self.compensation.class_sums.numel(),
+            "weights": self.compensation_weights.numel(),
         }
+        return {name: count + second.get(name, 0) for name, count in super().state_elements().items()}
 
     def _before_load(self, own: Mapping[str, Any]) -> None:
         self.compensation_increment = None

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cifnet_pl.heads.arguments import Dtype
 from cifnet_pl.heads.base import Head
 from cifnet_pl.heads.samples import Samples
+from cifnet_pl.heads.shared import kept_weights
 from cifnet_pl.statistics import augment
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 
@@ -30,7 +32,7 @@ class ReplayHead(Head):
     weights: Tensor
     counts: Tensor
 
-    def __init__(self, in_features: int, dtype: str = "float64"):
+    def __init__(self, in_features: int, dtype: Dtype = "float64"):
         super().__init__(in_features, dtype)
         self.register_buffer("weights", torch.zeros(in_features + 1, 0, dtype=self.dtype))
         self.register_buffer("counts", torch.zeros(0, dtype=torch.int64))
@@ -78,7 +80,7 @@ class ReplayHead(Head):
         for part in (self.pending, self.past):
             part.keep_labels(self.labels[columns])
         self.counts = self.counts[columns]
-        self.weights = self.weights[:, columns[columns < self.weights.shape[1]]]  # newer classes are not solved yet
+        self.weights = kept_weights(self.weights, columns)
 
     def state_elements(self) -> dict[str, int]:
         """Numbers kept between tasks: C(d+1)."""
@@ -107,15 +109,13 @@ class LogisticHead(ReplayHead):
         dtype: "float64" or "float32".
     """
 
-    def __init__(self, in_features: int, inverse_penalty: float = 1.0, max_iter: int = 1000, dtype: str = "float64"):
+    title = "Logistic regression"
+
+    def __init__(self, in_features: int, inverse_penalty: float = 1.0, max_iter: int = 1000, dtype: Dtype = "float64"):
         super().__init__(in_features, dtype)
         if not 0 < inverse_penalty < float("inf") or max_iter < 1:
             raise UsageError(f"inverse_penalty is {inverse_penalty:g}, max_iter {max_iter}: expected positive numbers")
         self.inverse_penalty, self.max_iter = inverse_penalty, max_iter
-
-    def settings(self) -> dict[str, Any]:
-        """Constructor arguments that a stored state depends on."""
-        return super().settings() | {"inverse_penalty": self.inverse_penalty, "max_iter": self.max_iter}
 
     def _fit(self, samples: Samples, columns: Tensor) -> Tensor:
         from sklearn.linear_model import LogisticRegression
@@ -150,6 +150,8 @@ class SGDHead(ReplayHead):
         dtype: "float64" or "float32".
     """
 
+    title = "Linear (SGD)"
+
     def __init__(
         self,
         in_features: int,
@@ -158,7 +160,7 @@ class SGDHead(ReplayHead):
         epochs: int = 20,
         batch_size: int = 64,
         seed: int = 0,
-        dtype: str = "float64",
+        dtype: Dtype = "float64",
     ):
         super().__init__(in_features, dtype)
         if not 0 < learning_rate < float("inf") or not 0 <= momentum < 1:
@@ -167,11 +169,6 @@ class SGDHead(ReplayHead):
             raise UsageError(f"epochs is {epochs}, batch_size {batch_size}: expected at least 1")
         self.learning_rate, self.momentum = learning_rate, momentum
         self.epochs, self.batch_size, self.seed = epochs, batch_size, seed
-
-    def settings(self) -> dict[str, Any]:
-        """Constructor arguments that a stored state depends on."""
-        names = ("learning_rate", "momentum", "epochs", "batch_size", "seed")
-        return super().settings() | {name: getattr(self, name) for name in names}
 
     def _fit(self, samples: Samples, columns: Tensor) -> Tensor:
         x, omega = augment(samples.z), samples.weight.to(samples.z)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from cifnet_pl.heads.base import Head, exact
-from cifnet_pl.heads.prototypes import METRICS
+from cifnet_pl.heads.arguments import Dtype, Metric, check_choice
+from cifnet_pl.heads.base import Head
 from cifnet_pl.heads.samples import Samples
-from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.errors import UsageError
 
 QUERIES = 1024
 """Queries compared with all stored embeddings at a time; bounds the memory of a prediction."""
@@ -32,21 +31,18 @@ class KNNHead(Head):
         dtype: in which embeddings are kept and compared, "float32" (as a backbone gives them) or "float64".
     """
 
+    title = "kNN"
+    merges = pools = True
     counterexamples = False
 
-    def __init__(self, in_features: int, neighbours: int = 5, metric: str = "cosine", dtype: str = "float32"):
+    def __init__(self, in_features: int, neighbours: int = 5, metric: Metric = "cosine", dtype: Dtype = "float32"):
         super().__init__(in_features, dtype)
         if neighbours < 1:
             raise UsageError(f"neighbours is {neighbours}, expected at least 1")
-        if metric not in METRICS:
-            raise unknown_name("metric", metric, METRICS)
+        check_choice("metric", metric, Metric)
         self.neighbours, self.metric = neighbours, metric
         self.samples = Samples(in_features, self.dtype)
         self.pending = Samples(in_features, self.dtype)
-
-    def settings(self) -> dict[str, Any]:
-        """Constructor arguments that a stored state depends on."""
-        return super().settings() | {"neighbours": self.neighbours, "metric": self.metric}
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         """Nothing to make room for."""
@@ -90,11 +86,7 @@ class KNNHead(Head):
 
     # ------------------------------------------------------------------ the life of a model
 
-    @exact
-    def merge_(self, other: Head) -> None:
-        """Take over the embeddings of ``other``; classes are matched by label, new ones are appended."""
-        self._same_kind(other)
-        assert isinstance(other, KNNHead)
+    def _merge(self, other: KNNHead) -> None:
         self._begin_tasks_of(other)
         for part in (other.samples, other.pending):
             self.pending.take(part)

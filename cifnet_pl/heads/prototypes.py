@@ -2,47 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from cifnet_pl.heads.shared import SharedSumsHead
-from cifnet_pl.statistics import Centred, Sums, augment, gcv_ridge, solve_ridge
+from cifnet_pl.heads.arguments import Dtype, Metric, check_choice, check_share
+from cifnet_pl.heads.shared import LinearSumsHead, SharedSumsHead
+from cifnet_pl.statistics import Centred, ClassSums, gcv_ridge, solve_ridge
 from cifnet_pl.statistics.spectral import spectrum
-from cifnet_pl.utilities.errors import CheckpointError, UsageError, unknown_name
 
-METRICS = ("cosine", "euclidean")
-
-
-class ClassSums(Sums):
-    """The sums of each class without a Gram matrix: ``products`` stays empty (0, 0)."""
-
-    def __init__(self, width: int, classes: int = 0, *, dtype: torch.dtype = torch.float64):
-        super().__init__(0, classes, dtype=dtype)
-        self.class_sums = torch.zeros(classes, width, dtype=dtype)
-
-    @property
-    def width(self) -> int:
-        """Number of features p."""
-        return self.class_sums.shape[1]
-
-    def add(self, x: Tensor, index: Tensor, weight: Tensor | None = None) -> None:
-        """Add rows (n, p) of the classes ``index`` (n,); see :meth:`Sums.add`."""
-        x = x.to(self.class_sums.dtype)
-        self.class_sums.index_add_(0, index, x if weight is None else x * weight.to(x)[:, None])
-        self.counts += torch.bincount(index, minlength=len(self.counts))
-        self.seen += len(x)
-        self.mass += len(x) if weight is None else weight.to(x).sum()
-
-    def _before_load(self, own: Mapping[str, Any]) -> None:
-        stored = own.get("class_sums")
-        if isinstance(stored, Tensor) and stored.shape[1:] != (self.width,):
-            raise CheckpointError(
-                f"stored class sums have shape {tuple(stored.shape)}, expected (classes, {self.width}): "
-                "they are of embeddings of another width"
-            )
+Shrinkage = float | Literal["gcv", "oas"]
+"""A share in (0, 1], or how it is chosen."""
 
 
 class NCMHead(SharedSumsHead):
@@ -56,24 +27,13 @@ class NCMHead(SharedSumsHead):
         dtype: of the sums, "float64" or "float32".
     """
 
-    sums_type = ClassSums
+    title = "NCM"
     counterexamples = False
 
-    def __init__(self, in_features: int, metric: str = "cosine", dtype: str = "float64"):
+    def __init__(self, in_features: int, metric: Metric = "cosine", dtype: Dtype = "float64"):
         super().__init__(in_features, in_features + 1, dtype)
-        if metric not in METRICS:
-            raise unknown_name("metric", metric, METRICS)
+        check_choice("metric", metric, Metric)
         self.metric = metric
-
-    def settings(self) -> dict[str, Any]:
-        """Constructor arguments that a stored state depends on."""
-        return super().settings() | {"metric": self.metric}
-
-    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
-        self._open_increment().add(augment(z.to(self.dtype)), columns, weight)
-
-    def _solve(self) -> None:
-        self._fold()
 
     @property
     def means(self) -> Tensor:
@@ -89,12 +49,8 @@ class NCMHead(SharedSumsHead):
         squares = z.square().sum(dim=1)[:, None] + means.square().sum(dim=1)
         return (2 * z @ means.T - squares).double()
 
-    def state_elements(self) -> dict[str, int]:
-        """Numbers kept between tasks: C(d+1), sums and weights of the classes."""
-        return {"moments": self.sums.class_sums.numel()}
 
-
-class SLDAHead(SharedSumsHead):
+class SLDAHead(LinearSumsHead):
     """Linear discriminant analysis with one covariance for all classes (streaming LDA, Hayes and Kanan, 2020).
 
     ``score_c = zᵀΛμ_c − ½ μ_cᵀΛμ_c`` with ``Λ = ((1−α)S + α·s·I)⁻¹``, S the covariance within classes and
@@ -109,21 +65,14 @@ class SLDAHead(SharedSumsHead):
         dtype: of the sums, "float64" or "float32".
     """
 
-    weights: Tensor
+    title = "SLDA"
+
     shrinkage_used: Tensor
 
-    def __init__(self, in_features: int, shrinkage: float | str = "gcv", dtype: str = "float64"):
+    def __init__(self, in_features: int, shrinkage: Shrinkage = "gcv", dtype: Dtype = "float64"):
         super().__init__(in_features, in_features + 1, dtype)
-        self.shrinkage = check_shrinkage(shrinkage)
-        self.register_buffer("weights", torch.zeros(in_features + 1, 0, dtype=self.dtype))
+        self.shrinkage = check_share("shrinkage", shrinkage, ("gcv", "oas"))
         self.register_buffer("shrinkage_used", torch.zeros((), dtype=torch.float64))
-
-    def settings(self) -> dict[str, Any]:
-        """Constructor arguments that a stored state depends on."""
-        return super().settings() | {"shrinkage": self.shrinkage}
-
-    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
-        self._open_increment().add(augment(z.to(self.dtype)), columns, weight)
 
     def _solve(self) -> None:
         self._fold()
@@ -155,9 +104,6 @@ class SLDAHead(SharedSumsHead):
         ridge = gcv_ridge(found.values, energy, centred.target_energy, centred.samples)
         return ridge / (ridge + self.sums.mass.item() * scale)
 
-    def _scores(self, z: Tensor) -> Tensor:
-        return (augment(z.to(self.dtype)) @ self.weights).double()
-
     def _keep(self, columns: Tensor) -> None:
         self._fold()
         # Of a removed class the scatter around its mean stays, not the mean itself.
@@ -166,33 +112,11 @@ class SLDAHead(SharedSumsHead):
         sums = self.sums.class_sums[gone]
         self.sums.gram.sub_(sums.T @ (sums / sums[:, :1]))
         super()._keep(columns)
-        self.weights = self.weights[:, columns[columns < self.weights.shape[1]]]  # newer classes are not solved yet
-
-    def state_elements(self) -> dict[str, int]:
-        """Numbers kept between tasks: (d+1)² + 2C(d+1)."""
-        return {
-            "factors": self.sums.gram.numel(),
-            "moments": self.sums.class_sums.numel(),
-            "weights": self.weights.numel(),
-        }
 
 
-def class_means(sums: Sums) -> Tensor:
+def class_means(sums: ClassSums) -> Tensor:
     """(C, p−1) weighted means of the classes, from sums over ``[1; z]``."""
     return sums.class_sums[:, 1:] / sums.class_sums[:, :1]
-
-
-def check_shrinkage(shrinkage: float | str) -> float | str:
-    """Return ``shrinkage`` as a float, "gcv" or "oas"; raise UsageError for anything else."""
-    if shrinkage in ("gcv", "oas"):
-        return shrinkage
-    try:
-        value = float(shrinkage)
-    except ValueError:
-        raise UsageError(f"shrinkage is '{shrinkage}', expected a number in (0, 1], gcv or oas") from None
-    if not 0 < value <= 1:
-        raise UsageError(f"shrinkage is {value:g}, expected a number in (0, 1], gcv or oas")
-    return value
 
 
 def oas_shrinkage(covariance: Tensor, samples: int) -> float:

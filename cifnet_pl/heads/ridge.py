@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from cifnet_pl.heads.base import Head, Ridge, check_ridge, exact
-from cifnet_pl.heads.shared import SharedSumsHead
+from cifnet_pl.heads.arguments import Dtype, Ridge, check_ridge
+from cifnet_pl.heads.shared import LinearSumsHead
+from cifnet_pl.heads.targets import signed_targets, target_limit
 from cifnet_pl.statistics import Centred, augment, left_out
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 
@@ -25,11 +25,12 @@ def joined(z: Tensor) -> Tensor:
     return torch.cat([torch.nn.functional.normalize(z, dim=1), sqrt_l2(z)], dim=1)
 
 
+Transform = Literal["none", "sqrt_l2", "joined"]
 TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda z: z, "sqrt_l2": sqrt_l2, "joined": joined}
 """Feature maps applied to an embedding before the sums."""
 
 
-class RidgeHead(SharedSumsHead):
+class RidgeHead(LinearSumsHead):
     """Ridge regression on targets ±L over all data ever seen; exact, whatever the number of tasks.
 
     The joint optimum needs no buffer: for a class never seen before all earlier samples are negatives, and
@@ -47,7 +48,9 @@ class RidgeHead(SharedSumsHead):
         dtype: of the sums, "float64" or "float32".
     """
 
-    weights: Tensor
+    title = "Exact ridge"
+    leaves_one_out = True
+
     class_weight: Tensor
     ridge_used: Tensor
     scale_used: Tensor
@@ -57,9 +60,9 @@ class RidgeHead(SharedSumsHead):
         in_features: int,
         ridge: Ridge = "gcv",
         epsilon: float = 0.05,
-        transform: str = "none",
+        transform: Transform = "none",
         balanced: bool = False,
-        dtype: str = "float64",
+        dtype: Dtype = "float64",
     ):
         if transform not in TRANSFORMS:
             raise unknown_name("transform", transform, TRANSFORMS)
@@ -68,15 +71,12 @@ class RidgeHead(SharedSumsHead):
         self.ridge = check_ridge(ridge)
         self.limit = target_limit(epsilon)
         self.epsilon, self.transform, self.balanced = epsilon, transform, balanced
-        self.register_buffer("weights", torch.zeros(width, 0, dtype=self.dtype))
+        if balanced:
+            self.merges = self.pools = self.subtracts = False
+            self.reason = "balanced=True weighs samples by final class counts"
         self.register_buffer("class_weight", torch.zeros(0, dtype=self.dtype))
         self.register_buffer("ridge_used", torch.zeros((), dtype=torch.float64))
         self.register_buffer("scale_used", torch.ones((), dtype=self.dtype))
-
-    def settings(self) -> dict[str, Any]:
-        """Constructor arguments that a stored state depends on."""
-        own = {"ridge": self.ridge, "epsilon": self.epsilon}
-        return super().settings() | own | {"transform": self.transform, "balanced": self.balanced}
 
     def begin_task(self, classes: Sequence[int], counts: Sequence[int] | None = None) -> None:
         """Open a task (see :meth:`Head.begin_task`); with ``balanced``, ``counts`` must be given."""
@@ -92,12 +92,12 @@ class RidgeHead(SharedSumsHead):
 
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
         if self.balanced:
-            own = self.class_weight[columns]
-            weight = own if weight is None else own * weight.to(own)
-        self._open_increment().add(augment(self._features(z)), columns, weight)
+            balance = self.class_weight[columns]
+            weight = balance if weight is None else balance * weight.to(balance)
+        super()._observe(z, columns, weight)
 
     def _features(self, z: Tensor) -> Tensor:
-        return TRANSFORMS[self.transform](z.to(self.dtype))
+        return augment(TRANSFORMS[self.transform](z.to(self.dtype)))
 
     @property
     def _scale(self) -> Tensor:
@@ -106,8 +106,8 @@ class RidgeHead(SharedSumsHead):
 
     def _centred(self) -> Centred:
         scale = self.scale_used
-        gram, total = scale * self.sums.gram, scale * self.sums.gram[0]
-        moment = self.limit * (2 * scale * self.sums.class_sums - total).T
+        gram = scale * self.sums.gram
+        moment = self.limit * (2 * scale * self.sums.class_sums - gram[0]).T
         square = self.limit**2 * gram[0, 0] * len(self.labels)
         return Centred.from_augmented(gram, moment, square, int(self.sums.seen))
 
@@ -119,51 +119,11 @@ class RidgeHead(SharedSumsHead):
 
     def _leave_one_out(self, z: Tensor, columns: Tensor) -> Tensor:
         weight = self.scale_used * (self.class_weight[columns] if self.balanced else 1.0)
-        mass = self.scale_used * self.sums.gram[0, 0]
-        share = weight * self._centred().leverages(self._features(z), self.ridge_used.item(), mass)
+        mass = self.scale_used * self.sums.mass
+        share = weight * self._centred().leverages(self._features(z)[:, 1:], self.ridge_used.item(), mass)
         return left_out(self._scores(z), share, signed_targets(columns, len(self.labels), self.limit))
-
-    def _scores(self, z: Tensor) -> Tensor:
-        return (augment(self._features(z)) @ self.weights).double()
-
-    @exact
-    def merge_(self, other: Head) -> None:
-        """Add the sums of ``other``: equal to one head that saw both sites' samples."""
-        self._refuse_balanced("merge")
-        super().merge_(other)
-
-    @exact
-    def subtract_(self, other: Head) -> None:
-        """Take the sums of ``other`` out: equal to never having seen its samples."""
-        self._refuse_balanced("subtract")
-        super().subtract_(other)
-
-    def _refuse_balanced(self, what: str) -> None:
-        if self.balanced:
-            raise self._cannot(what, "balanced=True weighs samples by final class counts")
 
     def _keep(self, columns: Tensor) -> None:
         super()._keep(columns)
-        self.weights = self.weights[:, columns[columns < self.weights.shape[1]]]  # newer classes are not solved yet
         if self.balanced:
             self.class_weight = self.class_weight[columns]
-
-    def state_elements(self) -> dict[str, int]:
-        """Numbers kept between tasks: (d+1)² + 2C(d+1), d being the width after the transform."""
-        return {
-            "factors": self.sums.gram.numel(),
-            "moments": self.sums.class_sums.numel(),
-            "weights": self.weights.numel(),
-        }
-
-
-def signed_targets(columns: Tensor, classes: int, limit: float) -> Tensor:
-    """(n, C) float64 targets: ``limit`` in the column of each sample's class, ``−limit`` elsewhere."""
-    return limit * (2 * torch.nn.functional.one_hot(columns, classes).double() - 1)
-
-
-def target_limit(epsilon: float) -> float:
-    """``L = logit(1 − ε)``, the target of a positive after clipping to [ε, 1−ε] (eq:delinear)."""
-    if not 0 < epsilon < 0.5:
-        raise UsageError(f"epsilon is {epsilon:g}, expected a number between 0 and 0.5")
-    return math.log((1 - epsilon) / epsilon)

@@ -5,31 +5,52 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from cifnet_pl.heads.base import Head, exact
-from cifnet_pl.statistics import Sums
+from cifnet_pl.heads.arguments import Dtype
+from cifnet_pl.heads.base import Head
+from cifnet_pl.statistics import ClassSums, Sums, augment
 from cifnet_pl.utilities.errors import UsageError
 
 
 class SharedSumsHead(Head):
-    """A head whose statistics are one set of sums shared by all classes: what a task adds, and all before."""
+    """A head whose statistics are one set of sums shared by all classes: what a task adds, and all before.
 
-    sums_type: ClassVar[type[Sums]] = Sums
+    Args:
+        in_features: width d of the embeddings.
+        width: of the features that the sums are over.
+        dtype: of the sums.
+    """
 
-    def __init__(self, in_features: int, width: int, dtype: str = "float64"):
+    merges = pools = subtracts = reduces = True
+    sums_type: ClassVar[type[ClassSums]] = ClassSums
+    sums: ClassSums
+    increment: ClassSums | None
+
+    def __init__(self, in_features: int, width: int, dtype: Dtype = "float64"):
         super().__init__(in_features, dtype)
         self.sums = self.sums_type(width, dtype=self.dtype)
-        self.increment: Sums | None = None
+        self.increment = None
+
+    def _features(self, z: Tensor) -> Tensor:
+        """(n, width) features of embeddings (n, d), in the dtype of the sums."""
+        return augment(z.to(self.dtype))
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         self.sums.grow(new)
 
-    def _open_increment(self) -> Sums:
+    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
+        self._open_increment().add(self._features(z), columns, weight)
+
+    def _open_increment(self) -> ClassSums:
         if self.increment is None:
             sums = self.sums_type(self.sums.width, len(self.labels), dtype=self.dtype)
             self.increment = sums.to(self.labels.device)
         return self.increment
+
+    def _solve(self) -> None:
+        self._fold()
 
     def _fold(self) -> None:
         """Move what the current task observed into the common sums, from where it cannot be taken back."""
@@ -38,9 +59,7 @@ class SharedSumsHead(Head):
             self.sums.merge(self.increment)
             self.increment = None
 
-    @exact
-    def reduce_(self, sum_in_place: Callable[[Tensor], object]) -> None:
-        """Sum what this task observed over processes (see :meth:`Head.reduce_`)."""
+    def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
         self._open_increment().reduce(sum_in_place)
 
     def class_counts(self) -> dict[int, int]:
@@ -50,11 +69,7 @@ class SharedSumsHead(Head):
             counts += self.increment.counts
         return dict(zip(self.classes, counts.tolist(), strict=True))
 
-    @exact
-    def merge_(self, other: Head) -> None:
-        """Add the sums of ``other``; classes are matched by label, new ones are appended. Exact."""
-        self._same_kind(other)
-        assert isinstance(other, SharedSumsHead)
+    def _merge(self, other: SharedSumsHead) -> None:
         self._fold()
         other._fold()
         self._begin_tasks_of(other)
@@ -62,11 +77,7 @@ class SharedSumsHead(Head):
         self.solved.fill_(False)
         self.under_way.fill_(False)
 
-    @exact
-    def subtract_(self, other: Head) -> None:
-        """Take the sums of ``other`` out: as if its samples had never been observed. Exact to rounding."""
-        self._same_kind(other)
-        assert isinstance(other, SharedSumsHead)
+    def _subtract(self, other: SharedSumsHead) -> None:
         self._fold()
         other._fold()
         columns = self._columns(other.labels.to(self.labels.device))
@@ -82,8 +93,45 @@ class SharedSumsHead(Head):
         self._fold()
         self.sums.keep(columns)
 
+    def state_elements(self) -> dict[str, int]:
+        """Numbers kept between tasks: C times the width, sums and weights of the classes."""
+        return {"moments": self.sums.class_sums.numel()}
+
     def _before_load(self, own: Mapping[str, Any]) -> None:
         super()._before_load(own)
         self.increment = None
         if any(key.startswith("increment.") for key in own):
             self._open_increment()
+
+
+class LinearSumsHead(SharedSumsHead):
+    """A head with a Gram matrix whose scores are linear in its features: ``features(z) · weights``.
+
+    Subclasses set ``weights`` (width, C) in ``_solve``; arguments as for :class:`SharedSumsHead`.
+    """
+
+    sums_type = Sums
+    sums: Sums
+    increment: Sums | None
+    weights: Tensor
+
+    def __init__(self, in_features: int, width: int, dtype: Dtype = "float64"):
+        super().__init__(in_features, width, dtype)
+        self.register_buffer("weights", torch.zeros(width, 0, dtype=self.dtype))
+
+    def _scores(self, z: Tensor) -> Tensor:
+        return (self._features(z) @ self.weights).double()
+
+    def _keep(self, columns: Tensor) -> None:
+        super()._keep(columns)
+        self.weights = kept_weights(self.weights, columns)
+
+    def state_elements(self) -> dict[str, int]:
+        """Numbers kept between tasks: width² for the Gram matrix, and twice C times the width."""
+        weights = {"factors": self.sums.gram.numel(), "weights": self.weights.numel()}
+        return super().state_elements() | weights
+
+
+def kept_weights(weights: Tensor, columns: Tensor) -> Tensor:
+    """The ``columns`` of ``weights`` (p, C); those of classes that are not solved yet have no weights."""
+    return weights[:, columns[columns < weights.shape[1]]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -54,7 +55,8 @@ def check_shapes(
             left.discard(name)
     if buffer is not None:
         left_over -= {f"buffer.{key}" for key in buffer.state_dict()}
-    foreign = sorted(left | left_over)
+    # Empty tensors hold nothing: older versions stored some that their head had no use for.
+    foreign = sorted({key for key in left if math.prod(shapes[f"head.{key}"])} | left_over)
     if foreign:
         raise CheckpointError(f"{where} holds a tensor '{printable(foreign[0][:60])}' that its head does not have")
 

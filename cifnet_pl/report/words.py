@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from cifnet_pl import heads
+
 METHODS = {
-    "CIFNetHead": "CIFNet",
-    "RidgeHead": "Exact ridge",
-    "ACILHead": "ACIL",
-    "DSALHead": "DS-AL",
-    "SLDAHead": "SLDA",
-    "NCMHead": "NCM",
-    "KNNHead": "kNN",
-    "LogisticHead": "Logistic regression",
-    "SGDHead": "Linear (SGD)",
+    **{name: kind.title or name.removesuffix("Head") for name, kind in heads.HEADS.items()},
     "FinetuneModule": "Fine-tuning",
     "ReplayModule": "Replay",
     "ICaRLModule": "iCaRL",

@@ -21,10 +21,11 @@ def add_lower_(gram: Tensor, left: Tensor, right: Tensor) -> None:
         gram[start:stop, :stop].addmm_(left[:, start:stop].T, right[:, :stop])
 
 
-def mirror_(gram: Tensor) -> None:
-    """Fill the blocks of ``gram`` (p, p) above the diagonal from those below."""
+def mirror_(gram: Tensor) -> Tensor:
+    """Fill the blocks of ``gram`` (p, p) above the diagonal from those below, in place; returns it."""
     for start, stop in _blocks(len(gram)):
         gram[:start, start:stop] = gram[start:stop, :start].T
+    return gram
 
 
 def _blocks(width: int) -> list[tuple[int, int]]:

@@ -29,9 +29,9 @@ REFUSED = [
     (["--model.backbone", "embedded:lite"], USAGE, ["'lite'", "efficientnet_lite0"]),
     (["--model.backbone", "file:none.pt", "--model.architecture", "resnet81"], USAGE, ["'resnet81'", "resnet18"]),
     (["--data.source", "digit"], USAGE, ["data source 'digit'", "digits"]),
-    ([*BUFFER, "--model.buffer.strategy", "randm"], USAGE, ["strategy 'randm'", "random"]),
-    (["--model.head", "RidgeHead", "--model.head.transform", "sqrt"], USAGE, ["transform 'sqrt'", "sqrt_l2"]),
-    (["--model.head.weighting", "release"], USAGE, ["weighting 'release'", "released"]),
+    ([*BUFFER, "--model.buffer.strategy", "randm"], USAGE, ["--model.buffer.strategy is 'randm'", "one of 'random'"]),
+    (["--model.head", "RidgeHead", "--model.head.transform", "sqrt"], USAGE, ["head.transform is 'sqrt'", "'sqrt_l2'"]),
+    (["--model.head.weighting", "release"], USAGE, ["--model.head.weighting is 'release'", "'released'"]),
     (["--energy.country_iso_code", "UKX"], USAGE, ["country", "'UKX'"]),
     (["--data.on_corrupt", "ignore"], USAGE, ["on_corrupt", "'ignore'", "error", "skip"]),
     # data
@@ -50,8 +50,8 @@ REFUSED = [
     # numbers
     (["--model.head.ridge", "0"], USAGE, ["ridge", "0", "positive"]),
     (["--model.head.ridge", "-1"], USAGE, ["ridge", "-1", "positive"]),
-    (["--model.head.ridge", "abc"], USAGE, ["ridge", "'abc'", "positive", "gcv"]),
-    (["--model.head", "RidgeHead", "--model.head.ridge", "nan"], USAGE, ["ridge", "nan", "positive"]),
+    (["--model.head.ridge", "abc"], USAGE, ["--model.head.ridge is 'abc'", "float or gcv"]),
+    (["--model.head", "RidgeHead", "--model.head.ridge", "nan"], USAGE, ["ridge", "nan", "gcv"]),
     (["--model.head.epsilon", "0.6"], USAGE, ["epsilon", "0.6", "0.5"]),
     (["--model.head.dtype", "float16"], USAGE, ["dtype", "'float16'", "float64"]),
     ([*BUFFER, "--model.buffer.capacity", "9"], USAGE, ["9", "10 classes", "capacity"]),

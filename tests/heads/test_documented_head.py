@@ -1,47 +1,56 @@
-"""The head that docs/adding_a_head.md writes passes the shared suite, as the page says."""
+"""The steps of docs/adding_a_head.md, done one by one in a copy of the package, work as the page says."""
 
 from __future__ import annotations
 
-import inspect
+import os
 import re
-from collections.abc import Callable
+import shutil
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cifnet_pl.heads import Head
-from tests.heads import test_suite
-from tests.heads.suite import WIDTH, Case, learn
+from tests.command_line import FAST
 
-PAGE = Path(__file__).parents[2] / "docs" / "adding_a_head.md"
+REPOSITORY = Path(__file__).parents[2]
+PAGE = (REPOSITORY / "docs" / "adding_a_head.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def documented() -> type[Head]:
-    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)[0]
-    names: dict[str, Any] = {"__name__": "documented"}
-    exec(compile(code, str(PAGE), "exec"), names)
-    found = [v for v in names.values() if isinstance(v, type) and v.__module__ == "documented"]
-    assert len(found) == 1
-    return found[0]
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package with the head that the page adds."""
+    root = tmp_path_factory.mktemp("copy")
+    for part in ("cifnet_pl", "tests", "configs", "docs"):
+        shutil.copytree(REPOSITORY / part, root / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPOSITORY / "pyproject.toml", root)
+    code, line = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    (configuration,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
+    (root / "cifnet_pl/heads/mean_ridge.py").write_text(code, encoding="utf-8")
+    registry = root / "cifnet_pl/heads/__init__.py"
+    imports, rest = registry.read_text(encoding="utf-8").split("\n\nHEADS", 1)
+    registry.write_text(f"{imports}\n{line}\nHEADS{rest}", encoding="utf-8")
+    (root / "configs/heads/mean_ridge.yaml").write_text(configuration, encoding="utf-8")
+    return root
 
 
-PARAMETERS = {"case", "learned"}
-ALL: list[Callable[..., None]] = [
-    test
-    for name, test in vars(test_suite).items()
-    if name.startswith("test_") and set(inspect.signature(test).parameters) <= PARAMETERS
-]
+def run(copy: Path, *words: str) -> str:
+    """Run a module of the copy; its output."""
+    environment = {**os.environ, "PYTHONPATH": str(copy), "COLUMNS": "200"}
+    done = subprocess.run([sys.executable, "-m", *words], cwd=copy, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("test", ALL, ids=lambda test: test.__name__)
-def test_the_shared_suite(test: Callable[..., None], documented: type[Head]) -> None:
-    case = Case(lambda d: documented(d))  # type: ignore[call-arg]
-    wanted = inspect.signature(test).parameters
-    given: dict[str, Any] = {"case": case, "learned": learn(case.make(WIDTH), test_suite.TASKS)}
-    test(**{name: given[name] for name in wanted})
+def test_the_shared_suites_test_it(copy: Path) -> None:
+    (command,) = re.findall(r"^python -m (pytest .*)$", PAGE, re.M)
+    passed = re.search(r"(\d+) passed", run(copy, *command.split(), "-q", "-p", "no:cacheprovider"))
+    assert passed is not None
+    assert int(passed[1]) > 40
 
 
-def test_the_suite_was_found() -> None:
-    assert len(ALL) > 30
+def test_the_configuration_runs(copy: Path) -> None:
+    (command,) = re.findall(r"^cifnet (fit .*) --data.root PHOTOS$", PAGE, re.M)
+    tiny = [*FAST, "--data.root", "null", "--data.max_tasks", "2", "--logs", "logs"]
+    assert "Ā" in run(copy, "cifnet_pl", *command.split(), *tiny)
+    assert "MeanRidgeHead" in (copy / "logs/mean_ridge/version_0/summary.json").read_text()

@@ -629,7 +629,7 @@ def test_subtract_undoes_merge(case: Case, learned: Head) -> None:
 
 
 def test_subtract_then_remove_equals_never_having_learned(case: Case, learned: Head) -> None:
-    if not (case.subtract and case.remove):
+    if not case.subtract:
         return
     gone = TASKS[1]
     learned.subtract_(learn(case.make(WIDTH), [gone]))
@@ -672,10 +672,6 @@ def test_reduce_over_processes_equals_one_process(case: Case, learned: Head) -> 
 
 def test_removed_classes_are_gone_and_may_come_back(case: Case, learned: Head) -> None:
     before = snapshot(learned)
-    if not case.remove:
-        with pytest.raises(UnsupportedError):
-            learned.remove_classes([7])
-        return
     for impossible in ([12], [7, 12], learned.classes):
         with pytest.raises(UsageError):
             learned.remove_classes(impossible)
@@ -691,8 +687,6 @@ def test_removed_classes_are_gone_and_may_come_back(case: Case, learned: Head) -
 
 
 def test_classes_are_removed_before_solve_too(case: Case) -> None:
-    if not case.remove:
-        return
     head = half_way(case)
     head.observe(TASKS[1].z[4:], TASKS[1].y[4:])
     head.remove_classes([7])

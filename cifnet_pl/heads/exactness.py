@@ -1,0 +1,30 @@
+"""Keep what surrounds a call away from the numbers that it stores."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
+
+import torch
+
+from cifnet_pl.heads.labels import LabelSpace
+
+P = ParamSpec("P")
+R = TypeVar("R")
+H = TypeVar("H", bound=LabelSpace)
+
+
+def exact(method: Callable[Concatenate[H, P], R]) -> Callable[Concatenate[H, P], R]:
+    """Decorate a method that changes statistics, so that what surrounds the call cannot change what is stored.
+
+    No autograd graph; no autocast, which would round products to bfloat16; no inference mode, whose tensors could
+    never be updated in place again.
+    """
+
+    @functools.wraps(method)
+    def wrapped(self: H, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.labels.device.type, enabled=False):
+            return method(self, *args, **kwargs)
+
+    return wrapped

@@ -1,0 +1,46 @@
+"""What each head declares that it can do, and how it refuses the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from cifnet_pl.heads import HEADS, Head, RidgeHead
+from cifnet_pl.utilities.errors import UnsupportedError
+from tests.heads.suite import WIDTH
+
+ABILITIES = {
+    "CIFNetHead": "merges reduces leaves_one_out uses_buffer counterexamples",
+    "RidgeHead": "merges pools subtracts reduces leaves_one_out counterexamples",
+    "ACILHead": "merges pools subtracts reduces leaves_one_out counterexamples",
+    "DSALHead": "reduces leaves_one_out counterexamples",
+    "SLDAHead": "merges pools subtracts reduces counterexamples",
+    "NCMHead": "merges pools subtracts reduces",
+    "KNNHead": "merges pools",
+    "LogisticHead": "uses_buffer counterexamples",
+    "SGDHead": "uses_buffer counterexamples",
+}
+ALL = ["merges", "pools", "subtracts", "reduces", "leaves_one_out", "uses_buffer", "counterexamples"]
+
+
+def declared(head: Head | type[Head]) -> str:
+    return " ".join(name for name in ALL if getattr(head, name))
+
+
+def test_abilities_are_those_of_the_table() -> None:
+    assert {name: declared(kind) for name, kind in HEADS.items()} == ABILITIES
+
+
+def test_an_argument_takes_abilities_away_from_that_head_only() -> None:
+    assert declared(RidgeHead(WIDTH, balanced=True)) == "reduces leaves_one_out counterexamples"
+    assert declared(RidgeHead(WIDTH)) == ABILITIES["RidgeHead"]
+    with pytest.raises(UnsupportedError, match="RidgeHead cannot merge: balanced=True weighs samples"):
+        RidgeHead(WIDTH, balanced=True).require("merges")
+
+
+def test_a_head_says_why_it_cannot() -> None:
+    with pytest.raises(
+        UnsupportedError, match=r"CIFNetHead cannot merge whole sites, or add samples .*: its oversampling"
+    ):
+        HEADS["CIFNetHead"](WIDTH).require("pools")
+    with pytest.raises(UnsupportedError, match="SLDAHead cannot leave samples out: it has no closed form"):
+        HEADS["SLDAHead"](WIDTH).require("leaves_one_out")
