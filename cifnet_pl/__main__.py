@@ -19,12 +19,13 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _main(words: list[str]) -> int:
-    from cifnet_pl.cli.process_settings import keep_freed_memory, wait_briefly
+    from cifnet_pl.cli.process_settings import keep_freed_memory, show_news, wait_briefly
     from cifnet_pl.cli.terminal import accept_all_characters
 
     accept_all_characters()
     keep_freed_memory()
     wait_briefly()
+    show_news()
     from cifnet_pl.cli import overview
     from cifnet_pl.cli.commands import COMMANDS, run_command
     from cifnet_pl.utilities.errors import CifnetError

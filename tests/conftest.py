@@ -1,9 +1,13 @@
 """Settings of all tests: property tests draw the same cases in every run; more of them with HYPOTHESIS_PROFILE=soak."""
 
 import os
+import tempfile
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: several workers share the cores
     os.environ["OMP_NUM_THREADS"] = "1"
+
+if "CIFNET_CACHE" not in os.environ:  # a network is exported once, not in every test, and not into the user's folder
+    os.environ["CIFNET_CACHE"] = os.path.join(tempfile.gettempdir(), f"cifnet_pl-tests-{os.getuid()}")
 
 from hypothesis import settings
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from cifnet_pl.backbones.precision import check_precision
 from cifnet_pl.cli.gallery import IN_GALLERY, SHOWN, write_gallery
@@ -31,6 +31,7 @@ def classify(
     strict: bool = False,
     gallery: str | None = None,
     precision: str | None = None,
+    engine: Literal["auto", "torch", "onnxruntime"] = "auto",
     overwrite: bool = False,
 ) -> None:
     """Classify photos into a CSV file: file, class, probability, and the next most probable classes.
@@ -47,6 +48,7 @@ def classify(
         strict: whether to stop at a photo that cannot be read.
         gallery: picture (PNG) of up to 24 of the photos with their three most probable classes.
         precision: of the network, 32-true, bf16-mixed or 16-mixed; null for the one that the model was learned in.
+        engine: what runs the network: auto, torch or onnxruntime; auto is ONNX Runtime on a CPU, torch on a GPU.
         overwrite: whether existing files may be replaced.
 
     Raises:
@@ -69,7 +71,7 @@ def classify(
                 raise UsageError(f"{path} is a folder, expected a file")
             if path is not None and path.exists() and not overwrite:
                 raise UsageError(f"{path} exists already: choose another name, or add --overwrite true")
-        found = load(model)
+        found = load(model, engine=engine)
         if picture is not None and not found.backbone.takes_images:
             raise UsageError("--gallery needs photos, but this model classifies embeddings: leave it out")
         found.precision = precision or found.precision

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from typing import Literal
 
 from cifnet_pl.model.bundle import refuse_existing
 from cifnet_pl.model.class_photos import Unreadable
@@ -14,7 +15,13 @@ from cifnet_pl.utilities.text import printable
 
 
 def extend(
-    model: str, images: str, output: str, check: str | None = None, more: bool = False, overwrite: bool = False
+    model: str,
+    images: str,
+    output: str,
+    check: str | None = None,
+    more: bool = False,
+    engine: Literal["auto", "torch", "onnxruntime"] = "auto",
+    overwrite: bool = False,
 ) -> None:
     """Teach a model new classes from one folder of photos per class, without any old photo.
 
@@ -27,6 +34,7 @@ def extend(
         output: folder for the extended bundle.
         check: folder with one sub-folder of photos per old class, scored before and after, never learned.
         more: whether classes that are known already may get more photos.
+        engine: what runs the network: auto, torch or onnxruntime; auto is ONNX Runtime on a CPU, torch on a GPU.
         overwrite: whether a bundle at output may be replaced.
 
     Raises:
@@ -38,7 +46,7 @@ def extend(
     target = Path(output).expanduser()
     with exclusive(target):
         refuse_existing(target, overwrite)
-        result = load(model).extend(images, check=check, more=more, progress=True)
+        result = load(model, engine=engine).extend(images, check=check, more=more, progress=True)
         result.model.save(target, overwrite)
     warn(result.warnings, result.unreadable)
     print(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from cifnet_pl.cli.extend import warn
 from cifnet_pl.data.image_sets import place
@@ -14,7 +15,14 @@ from cifnet_pl.utilities.files import exclusive
 from cifnet_pl.utilities.text import printable
 
 
-def forget(model: str, class_: str, output: str, images: str | None = None, overwrite: bool = False) -> None:
+def forget(
+    model: str,
+    class_: str,
+    output: str,
+    images: str | None = None,
+    engine: Literal["auto", "torch", "onnxruntime"] = "auto",
+    overwrite: bool = False,
+) -> None:
     """Remove a class from a model; with its photos, also what they left in the statistics.
 
     Without the photos the class can no longer be predicted and leaves the buffer, but the other classes keep what they
@@ -25,6 +33,7 @@ def forget(model: str, class_: str, output: str, images: str | None = None, over
         class_: name of the class.
         output: folder for the bundle without it.
         images: folder with all photos that the class was learned from.
+        engine: what runs the network: auto, torch or onnxruntime; auto is the one that the model learned with.
         overwrite: whether a bundle at output may be replaced.
 
     Raises:
@@ -36,7 +45,7 @@ def forget(model: str, class_: str, output: str, images: str | None = None, over
     target = Path(output).expanduser()
     with exclusive(target):
         refuse_existing(target, overwrite)
-        result = load(model).forget(class_, images)
+        result = load(model, engine=engine).forget(class_, images)
         result.model.save(target, overwrite)
     warn([], result.unreadable)
     for line in exactly(result, class_) if result.exact else removed(result, class_, Path(model)):
@@ -46,7 +55,8 @@ def forget(model: str, class_: str, output: str, images: str | None = None, over
 
 def exactly(result: Forgetting[Classifier], name: str) -> list[str]:
     """Say what was forgotten with its photos."""
-    first = f"class '{printable(name)}' is forgotten exactly: its {result.photos[name]} photos were taken out of the "
+    how = "exactly" if result.rounding is None else f"to about 1e-5 of its share, not to 1e-8 ({result.rounding})"
+    first = f"class '{printable(name)}' is forgotten {how}: its {result.photos[name]} photos were taken out of the "
     if not result.earlier_removals:
         return [first + "statistics,", "and the model is what it would be had it never seen them"]
     return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 from pathlib import Path
+from typing import Literal
 
 from cifnet_pl.cli.extend import warn
 from cifnet_pl.model import merge as merging
@@ -13,7 +14,9 @@ from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import exclusive
 
 
-def merge(models: list[str], output: str, overwrite: bool = False) -> None:
+def merge(
+    models: list[str], output: str, engine: Literal["auto", "torch", "onnxruntime"] = "auto", overwrite: bool = False
+) -> None:
     """Add up what several models learned from different photos; no photo is needed.
 
     Classes are matched by name; those that only a later model knows are appended. For heads whose statistics are plain
@@ -22,6 +25,7 @@ def merge(models: list[str], output: str, overwrite: bool = False) -> None:
     Args:
         models: run folders, checkpoint files or bundles; they are not changed.
         output: folder for the merged bundle.
+        engine: what must have run the network while all of them learned: torch, onnxruntime, or auto for either.
         overwrite: whether a bundle at output may be replaced.
 
     Raises:
@@ -40,6 +44,10 @@ def merge(models: list[str], output: str, overwrite: bool = False) -> None:
         refuse_existing(target, overwrite)
         first = load(models[0])
         others = [load(place, device=first.device) for place in models[1:]]
+        for place, loaded in zip(models, [first, *others], strict=True):
+            if engine != "auto" and set(loaded.engines) - {engine}:
+                used = " and ".join(loaded.engines)
+                raise UsageError(f"{place} learned with engine {used}, not with {engine} alone: use --engine auto")
         result = merging.merge([first, *others], models)
         result.model.save(target, overwrite)
     warn(result.warnings, [])

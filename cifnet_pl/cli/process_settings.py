@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import sys
+
+from cifnet_pl.utilities.processes import is_first_process
 
 SPINS = 40_000
 """Turns of the loop in which a thread of GNU's OpenMP waits for more work before it gives up its core."""
@@ -40,3 +43,21 @@ def wait_briefly() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
+
+
+class News(logging.Handler):
+    """Prints what parts of the package have to tell the user, one line each, from the first process of a run."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print to what is the standard error stream now."""
+        if is_first_process():
+            print(f"cifnet: {record.getMessage()}", file=sys.stderr, flush=True)
+
+
+def show_news() -> None:
+    """Show on the standard error stream which engine runs the network, and why."""
+    logger = logging.getLogger("cifnet_pl.backbones")
+    if not logger.handlers:
+        logger.addHandler(News())
+    logger.setLevel(logging.INFO)
+    logger.propagate = False

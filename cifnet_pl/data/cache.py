@@ -29,9 +29,9 @@ from cifnet_pl.utilities.processes import of_all_processes
 log = logging.getLogger(__name__)
 
 
-def pipeline_key(backbone: Backbone, image_size: int, crop_ratio: float, precision: str) -> str:
-    """Hash of everything but the image that an embedding depends on."""
-    parts = (backbone.sha256, image_size, crop_ratio, precision, PIL.__version__)
+def pipeline_key(backbone: Backbone, image_size: int, crop_ratio: float, precision: str, engine: str = "torch") -> str:
+    """Hash of everything but the image that an embedding depends on; for torch as before there were other engines."""
+    parts = (backbone.sha256, image_size, crop_ratio, precision, PIL.__version__, *[engine] * (engine != "torch"))
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 

@@ -208,8 +208,10 @@ class CIFNetDataModule(LightningDataModule):
         assert self.trainer is not None
         backbone, folder = self.learner.backbone, self.cache_folder
         if folder is not None:
+            precision = str(self.trainer.precision)
+            engine = backbone.engine(self.trainer.strategy.root_device.type, precision)
             shape = self.image_shape(backbone.preprocessing)
-            folder = folder / pipeline_key(backbone, *shape, str(self.trainer.precision))
+            folder = folder / pipeline_key(backbone, *shape, precision, engine)
         return EmbeddingStores(self.source, self.memory_mb, folder)
 
     @cached_property

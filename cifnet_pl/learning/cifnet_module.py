@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -38,6 +38,8 @@ class CIFNetModule(TaskModule):
         download: whether weights that are not on this machine may be fetched.
         calibrate: whether to set the head's temperature after each task, from the leave-one-out scores of the buffer's
             samples (:mod:`cifnet_pl.heads.calibration`); needs a buffer, whether or not the head learns from it.
+        engine: what runs the backbone: torch, onnxruntime, or auto for ONNX Runtime on a CPU where the network can be
+            exported, and torch elsewhere (:mod:`cifnet_pl.backbones.engines`).
     """
 
     def __init__(
@@ -48,9 +50,11 @@ class CIFNetModule(TaskModule):
         architecture: str | None = None,
         download: bool = False,
         calibrate: bool = False,
+        engine: Literal["auto", "torch", "onnxruntime"] = "auto",
     ):
         super().__init__()
-        self.backbone = build_backbone(backbone, architecture, download)
+        self.backbone = build_backbone(backbone, architecture, download, engine)
+        self._engines: list[str] = []  # those that embedded what the head has learned
         self.head: Head = (head or CIFNetHead)(self.backbone.features)
         if calibrate:
             calibration.check(self.head, buffer)
@@ -78,6 +82,11 @@ class CIFNetModule(TaskModule):
             check_trainer(self.trainer)
             if not self.head.reduces:
                 self.refuse_several_processes(type(self.head).__name__)
+        self.engine()
+
+    def engine(self) -> str:
+        """What runs the backbone in this run; made ready, which takes seconds the first time."""
+        return self.backbone.engine(self.trainer.strategy.root_device.type, str(self.trainer.precision))
 
     def check_returning(self) -> None:
         """Raise UnsupportedError unless the head can add samples of a class that it has learned.
@@ -101,6 +110,7 @@ class CIFNetModule(TaskModule):
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Open the task in the head, and a second head for samples of classes that were learned before."""
+        self._engines = list(dict.fromkeys([*self._engines, self.engine()]))
         self._embedded, self._reduced, self._more = [], False, []
         returning = self.data.returning_classes(self.data.task)
         if returning:
@@ -206,6 +216,7 @@ class CIFNetModule(TaskModule):
         """Head, backbone and their settings, for ``summary.json``."""
         return {
             **super().describe(),
+            "engine": self.engine(),
             "head": type(self.head).__name__,
             "head_settings": self.head.settings(),
             "buffer_settings": self.buffer.settings() if self.buffer is not None else None,
@@ -216,7 +227,12 @@ class CIFNetModule(TaskModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what the model needs besides to live on without this run: the network that embeds a photo."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["cifnet"]["backbone"] = self.backbone.describe()
+        checkpoint["cifnet"] |= {"backbone": self.backbone.describe(), "engines": list(self._engines)}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take over what the checkpoint says; engines may change, as their embeddings agree."""
+        super().on_load_checkpoint(checkpoint)
+        self._engines = [str(name) for name in checkpoint["cifnet"].get("engines", ["torch"])]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Everything but the backbone, which never changes: its hash is stored instead."""

@@ -103,6 +103,7 @@ def extend(
     start = time.perf_counter()
     final, score = learn(old, photos, unreadable, progress)
     seconds = time.perf_counter() - start
+    final.note_engines([final.engine])
     before, after = Score(), Score()
     if old_photos is not None:
         for rows, z in old_photos.embedded(old, "checking", unreadable, progress):

@@ -38,6 +38,7 @@ class Forgetting(Generic[M]):
         model: the model without the classes; the one that was given is not changed.
         photos: number of photos that each class had been learned from.
         exact: whether the photos were taken out of the statistics.
+        rounding: why that is not exact to 1e-8, or None where it is.
         can_be_exact: whether this head's statistics can be taken back, given the photos.
         earlier_removals: whether classes were removed earlier without their photos, which may still count.
         unreadable: photos that could not be decoded.
@@ -49,6 +50,7 @@ class Forgetting(Generic[M]):
     can_be_exact: bool
     earlier_removals: bool
     unreadable: list[Unreadable] = field(default_factory=list)
+    rounding: str | None = None
 
 
 def forget(old: M, names: str | Sequence[str], images: Path | str | None = None) -> Forgetting[M]:
@@ -75,14 +77,26 @@ def forget(old: M, names: str | Sequence[str], images: Path | str | None = None)
     labels, model = old.labels(names), old.clone()
     photos = {name: old.counts[name] for name in names}
     unreadable: list[Unreadable] = []
-    for name in names if images is not None else ():
-        folder = expanded(Path(images or "."))
-        subtract(model, name, folder if len(names) == 1 else folder / name, unreadable)
+    rounding = None
+    if images is not None:
+        folder = expanded(Path(images))
+        with model.backbone.preferring(old.engines):
+            for name in names:
+                subtract(model, name, folder if len(names) == 1 else folder / name, unreadable)
+            rounding = _rounding(model)
     model.remove_classes(names)
     removed = sum(photos.values()) if images is not None else None
     model.history.append(Event("forget", len(model.class_names), removed))
     possible = _why_not_subtracted(old, labels[0]) is None
-    return Forgetting(model, photos, images is not None, possible, old.remembers_removed, unreadable)
+    return Forgetting(model, photos, images is not None, possible, old.remembers_removed, unreadable, rounding)
+
+
+def _rounding(model: IncrementalClassifier) -> str | None:
+    """Why what is subtracted is not to 1e-8 what was added: another engine rounds the embeddings otherwise."""
+    now = model.engine
+    if model.engines in ([now], []):
+        return None
+    return f"learned with engine {' and '.join(model.engines)}, taken out with {now}, which rounds otherwise"
 
 
 def subtract(model: IncrementalClassifier, name: str, folder: Path, unreadable: list[Unreadable]) -> None:

@@ -37,6 +37,8 @@ class IncrementalClassifier:
         history: the model's life, oldest first.
         precision: what the backbone computes in (:mod:`cifnet_pl.backbones.precision`), as in the run; another one is
             good enough to predict, but not to forget.
+        engines: what ran the backbone when the model learned (:mod:`cifnet_pl.backbones.engines`), each once: "torch",
+            "onnxruntime".
         calibrated: whether to fit the temperature from the first task on; a model whose temperature was fitted once is
             calibrated again after every change in any case.
     """
@@ -51,6 +53,7 @@ class IncrementalClassifier:
     history: list[Event] = field(default_factory=list)
     precision: str = FLOAT32
     calibrated: bool = False
+    engines: list[str] = field(default_factory=list)
 
     # ------------------------------------------------------------------ what is known
 
@@ -136,6 +139,11 @@ class IncrementalClassifier:
             raise NonFiniteError(f"{name(error.rows[0])}: {error}", error.rows) from error
         return z
 
+    @property
+    def engine(self) -> str:
+        """What runs the backbone now: "torch" or "onnxruntime"."""
+        return self.backbone.engine(self.device.type, self.precision)
+
     def probabilities(self, images: Tensor) -> Tensor:
         """(n, C) float64 calibrated probabilities of uint8 images (n, 3, s, s), columns as ``class_names``."""
         return self.head.probabilities(self.embed(images))
@@ -150,6 +158,7 @@ class IncrementalClassifier:
             buffer=copy.deepcopy(self.buffer),
             class_names=list(self.class_names),
             history=list(self.history),
+            engines=list(self.engines),
         )
 
     def begin_task(self, names: Sequence[str], counts: Sequence[int] | None = None) -> None:
@@ -179,6 +188,10 @@ class IncrementalClassifier:
         self.head.observe(z, y)
         if self.buffer is not None:
             self.buffer.add(z, y, key)
+
+    def note_engines(self, names: Iterable[str]) -> None:
+        """Remember that ``names`` ran the backbone for what is learned."""
+        self.engines += [name for name in dict.fromkeys(names) if name not in self.engines]
 
     def finish_task(self) -> None:
         """End the task: update the buffer, then solve the head (the paper's Algorithm 1)."""
@@ -253,6 +266,7 @@ class IncrementalClassifier:
         return {
             "backbone": self.backbone.describe(),
             "precision": self.precision,
+            "engines": list(self.engines),
             "images": {
                 "image_size": self.image_size,
                 "crop_ratio": self.crop_ratio,

@@ -21,7 +21,9 @@ from cifnet_pl.utilities.text import first_line, printable
 MODULE = "CIFNetModule"
 
 
-def load(path: Path | str, device: torch.device | str | None = None, download: bool = False) -> Classifier:
+def load(
+    path: Path | str, device: torch.device | str | None = None, download: bool = False, engine: str = "auto"
+) -> Classifier:
     """Load a model that can classify, and go on learning.
 
     Args:
@@ -29,20 +31,25 @@ def load(path: Path | str, device: torch.device | str | None = None, download: b
             version), or a checkpoint file.
         device: where to put it; None for the first GPU if there is one, else the CPU.
         download: whether weights of the backbone that are not on this machine may be fetched.
+        engine: what runs the backbone, one of :data:`cifnet_pl.backbones.engines.ENGINES`.
 
     Raises:
+        UsageError: an unknown engine.
         CheckpointError: there is no such model, or the file is damaged, hostile, or of another version.
         CifnetError: its backbone cannot be built on this machine.
     """
     place = Path(path).expanduser()
-    model = read_bundle(place, download) if is_bundle(place) else _from_checkpoint(checkpoint_of(place), download)
+    if is_bundle(place):
+        model = read_bundle(place, download, engine)
+    else:
+        model = _from_checkpoint(checkpoint_of(place), download, engine)
     return model.to(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
 
 
-def read_bundle(folder: Path, download: bool = False) -> Classifier:
+def read_bundle(folder: Path, download: bool = False, engine: str = "auto") -> Classifier:
     """Read the model of a bundle; arguments and errors as for :func:`load`."""
     with open_bundle(folder) as (description, shapes, read):
-        return assemble(description, shapes, read, str(folder), download)
+        return assemble(description, shapes, read, str(folder), download, engine)
 
 
 def checkpoint_of(path: Path) -> Path:
@@ -89,7 +96,7 @@ def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
     return content
 
 
-def _from_checkpoint(path: Path, download: bool) -> Classifier:
+def _from_checkpoint(path: Path, download: bool, engine: str) -> Classifier:
     content = read_checkpoint(path)
     stored = Entry(content["cifnet"], str(path), "cifnet")
     settings = stored.sub("settings")
@@ -99,7 +106,7 @@ def _from_checkpoint(path: Path, download: bool) -> Classifier:
         raise CheckpointError(f"{path} was saved in the middle of a task: finish the run with --ckpt_path last first")
     description = {
         "backbone": stored.sub("backbone").content,
-        **({"precision": stored.content["precision"]} if "precision" in stored.content else {}),
+        **{key: stored.content[key] for key in ("precision", "engines") if key in stored.content},
         "images": stored.sub("images").content,
         "head": settings.sub("head").content,
         "buffer": None if settings.sub("buffer").content == {"capacity": 0} else settings.sub("buffer").content,
@@ -110,7 +117,7 @@ def _from_checkpoint(path: Path, download: bool) -> Classifier:
     }
     tensors = _tensors(content["state_dict"], str(path))
     shapes = {key: tuple(value.shape) for key, value in tensors.items()}
-    return assemble(description, shapes, lambda: tensors, str(path), download)
+    return assemble(description, shapes, lambda: tensors, str(path), download, engine)
 
 
 def _tensors(state: Any, where: str) -> dict[str, Tensor]:

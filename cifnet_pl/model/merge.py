@@ -100,6 +100,7 @@ def absorb(model: IncrementalClassifier, other: IncrementalClassifier) -> None:
     model.held_back = None  # which photos the one held back says nothing of the other's
     if other.remembers_removed and not model.remembers_removed:
         model.history += other.removals
+    model.note_engines(other.engines)
     model.history.append(_event(len(model.class_names), photos, other.history))
 
 

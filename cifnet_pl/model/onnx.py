@@ -106,7 +106,7 @@ def onnx_bytes(model: Classifier) -> tuple[bytes, Check]:
         import onnxruntime  # noqa: F401, the check needs it: better known now
         import onnxscript  # noqa: F401, torch's exporter needs it
     except ImportError as error:
-        raise UsageError(f"--format onnx needs {error.name}: pip install 'cifnet_pl[export]'") from None
+        raise UsageError(f"--format onnx needs {error.name}: pip install {error.name}") from None
     graph = Graph(model.clone().to("cpu")).eval()
     program = _exported(graph)
     proto: Any = program.model_proto

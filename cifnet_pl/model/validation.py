@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cifnet_pl import heads
 from cifnet_pl.backbones import Backbone, build_backbone
+from cifnet_pl.backbones.engines import ENGINES
 from cifnet_pl.backbones.precision import FLOAT32, PRECISIONS
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.data.images import LARGEST_IMAGE
@@ -38,7 +39,12 @@ HEADS: dict[str, type[Head]] = {name: getattr(heads, name) for name in heads.__a
 
 
 def assemble(
-    description: Any, shapes: Shapes, read: Callable[[], Mapping[str, Tensor]], where: str, download: bool = False
+    description: Any,
+    shapes: Shapes,
+    read: Callable[[], Mapping[str, Tensor]],
+    where: str,
+    download: bool = False,
+    engine: str = "auto",
 ) -> Classifier:
     """Build a model from what a file says.
 
@@ -48,6 +54,7 @@ def assemble(
         read: () → those tensors, called once the sizes are known to be right.
         where: the file, for messages.
         download: whether weights of the backbone that are not on this machine may be fetched.
+        engine: what is to run the backbone from now on.
 
     Raises:
         CheckpointError: anything about the file that is not as it should be.
@@ -64,7 +71,7 @@ def assemble(
     precision = entry.get("precision", str) if "precision" in entry.content else FLOAT32  # not told by older models
     if precision not in PRECISIONS:
         raise CheckpointError(f"{where} was learned in precision {shown(precision)}, expected {', '.join(PRECISIONS)}")
-    backbone = _backbone(entry.sub("backbone"), download)
+    backbone = _backbone(entry.sub("backbone"), download, engine)
     head = _head(entry.sub("head"), backbone.features, shapes)
     buffer = _buffer(entry)
     tasks = _task_sizes(entry, len(names))
@@ -86,15 +93,27 @@ def assemble(
         _held_back(held_back, images) if held_back else None,
         history,
         precision,
+        engines=_engines(entry),
     )
 
 
 # ---------------------------------------------------------------------- parts
 
 
-def _backbone(entry: Entry, download: bool) -> Backbone:
+def _engines(entry: Entry) -> list[str]:
+    """The engines that embedded what was learned; older models do not tell, and knew only torch."""
+    if "engines" not in entry.content:
+        return ["torch"]
+    names = entry.get("engines", list)
+    known = [name for name in ENGINES if name != "auto"]
+    if not all(isinstance(name, str) and name in known for name in names) or len(set(names)) < len(names):
+        raise entry.wrong("engines", shown(names), f"a list of {' and '.join(known)}")
+    return list(names)
+
+
+def _backbone(entry: Entry, download: bool, engine: str) -> Backbone:
     name, digest = entry.get("name", str), entry.get("sha256", str)
-    backbone = build_backbone(name, entry.get("architecture", (str, type(None))), download)
+    backbone = build_backbone(name, entry.get("architecture", (str, type(None))), download, engine)
     if backbone.sha256 != digest:
         raise CheckpointError(
             f"{entry.where} was made with other weights of {printable(name)} (sha256 {printable(digest[:12])}…) "

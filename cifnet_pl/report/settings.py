@@ -33,6 +33,7 @@ NOT_SETTINGS = (
     "trainer.accelerator",
     "method",
     "download",
+    "engine",
     "data.cache",
     "data.cache_folder",
     "data.num_workers",

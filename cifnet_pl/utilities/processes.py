@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any, TypeVar
 
-import torch.distributed
-
 T = TypeVar("T")
 
 
@@ -18,6 +16,8 @@ def is_first_process() -> bool:
 
 def of_all_processes(given: T) -> list[T]:
     """What each process of this run gives, in the order of their ranks; all must ask for it."""
+    import torch.distributed  # here: a command line that only shows help does not wait for it
+
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return [given]
     parts: list[Any] = [None] * torch.distributed.get_world_size()

@@ -20,3 +20,8 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type where there is none."""
     lines: Iterable[str] = str(error).splitlines()
     return next(iter(lines), type(error).__name__)
+
+
+def one_line(error: BaseException, length: int = 300) -> str:
+    """An error's message with its line breaks as spaces, cut to ``length`` characters."""
+    return " ".join(str(error).split())[:length]

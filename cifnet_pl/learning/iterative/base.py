@@ -77,7 +77,7 @@ class IterativeModule(TaskModule):
             raise unknown_name("schedule", schedule, SCHEDULES)
         self.epochs, self.learning_rate, self.momentum = epochs, learning_rate, momentum
         self.weight_decay, self.schedule, self.flip, self.seed = weight_decay, schedule, flip, seed
-        self.backbone = build_backbone(backbone, architecture, download)
+        self.backbone = build_backbone(backbone, architecture, download, engine="torch")  # it is trained
         self._pretrained = self.backbone.sha256  # of the weights that learning starts from
         self.backbone.network.requires_grad_(True)
         self.classifier = nn.ModuleList()

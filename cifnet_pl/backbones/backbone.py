@@ -1,0 +1,184 @@
+"""The frozen network with its preprocessing: uint8 images to embeddings, by the engine that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cifnet_pl.backbones.engines import Runtime, Wanted
+from cifnet_pl.backbones.graphs import Embedder
+from cifnet_pl.backbones.precision import FLOAT32
+from cifnet_pl.utilities.errors import CifnetError, UsageError
+from cifnet_pl.utilities.growing import fingerprint
+from cifnet_pl.utilities.text import one_line
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What the weights expect: side in pixels, share of the short side that is cropped, mean and scale of [0, 1]."""
+
+    image_size: int
+    crop_ratio: float = 1.0
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+
+
+class NoNetwork(nn.Module):
+    """Stands for the network that computed given embeddings somewhere else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Refuse."""
+        raise UsageError("this model learned embeddings that were computed elsewhere: give it embeddings, not photos")
+
+
+class Backbone(nn.Module):
+    """A frozen network ``z = F(x)``: uint8 images (n, 3, h, w) → float32 embeddings (n, ``features``).
+
+    Always in evaluation mode, without gradients; normalisation happens here, on the images' device.
+
+    Args:
+        name: what :func:`cifnet_pl.backbones.build_backbone` made it from.
+        network: normalised images (n, 3, h, w) → (n, ``features``).
+        features: width of the embeddings.
+        preprocessing: what the network's weights expect.
+        architecture: of weights from a file.
+        engine: what runs the network: "torch", "onnxruntime", or "auto" for ONNX Runtime on a CPU where the network
+            can be exported, and torch elsewhere (:mod:`cifnet_pl.backbones.engines`).
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(
+        self,
+        name: str,
+        network: nn.Module,
+        features: int,
+        preprocessing: Preprocessing,
+        architecture: str | None = None,
+        engine: str = "auto",
+    ):
+        super().__init__()
+        self.name, self.features, self.preprocessing = name, features, preprocessing
+        self.architecture = architecture
+        self.network = network.requires_grad_(False).to(memory_format=torch.channels_last)
+        std = torch.tensor(preprocessing.std)
+        self.register_buffer("scale", (1 / (255 * std))[:, None, None], persistent=False)
+        self.register_buffer("shift", (-torch.tensor(preprocessing.mean) / std)[:, None, None], persistent=False)
+        self._sha256: str | None = None
+        self._wanted = Wanted(engine)
+        self.eval()
+
+    def train(self, mode: bool = True) -> Backbone:
+        """Stay in evaluation mode whatever is asked: batch statistics must never move."""
+        return super().train(False)
+
+    @torch.inference_mode()
+    def forward(self, images: Tensor) -> Tensor:
+        """Embed uint8 images (n, 3, h, w) as float32 (n, ``features``); n may be 0. Raises what :meth:`embed` does."""
+        self._check(images)
+        if not len(images):
+            return torch.zeros(0, self.features, device=images.device)
+        runtime = self._runtime(images.device.type, _precision_here(images.device.type))
+        z = runtime(images) if runtime is not None else None
+        return self.embed(images) if z is None else z
+
+    def embed(self, images: Tensor) -> Tensor:
+        """The same by torch, with gradients for networks whose parameters were set to want them.
+
+        Raises:
+            CifnetError: other shapes or dtypes; a side that the network cannot take.
+        """
+        self._check(images)
+        if not len(images):
+            return torch.zeros(0, self.features, device=images.device)
+        x = torch.addcmul(self.shift, images.contiguous(memory_format=torch.channels_last), self.scale)
+        try:
+            z: Tensor = self.network(x).float()
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except (AssertionError, RuntimeError) as error:  # how torchvision, timm and torch refuse a side
+            if min(images.shape[2:]) == max(images.shape[2:]) == self.preprocessing.image_size:
+                raise
+            raise self._wrong_side(images, one_line(error)) from error
+        if z.shape != (len(images), self.features):
+            raise self._wrong_side(images, f"it gives embeddings of shape {tuple(z.shape)}")
+        return z
+
+    def _check(self, images: Tensor) -> None:
+        if images.ndim != 4 or images.shape[1] != 3 or images.dtype != torch.uint8:
+            raise CifnetError(
+                f"images have shape {tuple(images.shape)} and dtype {images.dtype}, expected (n, 3, h, w) uint8"
+            )
+
+    def _wrong_side(self, images: Tensor, reason: str) -> CifnetError:
+        height, width = images.shape[2:]
+        return CifnetError(
+            f"backbone {self.name} cannot embed images of {height}x{width} pixels ({reason}): "
+            f"set --data.image_size to {self.preprocessing.image_size}, or to null"
+        )
+
+    # ------------------------------------------------------------------ the engine
+
+    def engine(self, device: str = "cpu", precision: str = FLOAT32) -> str:
+        """The engine that embeds on a device of type ``device`` in ``precision``: "torch" or "onnxruntime".
+
+        What the engine needs is made ready, which takes seconds when a network is exported for the first time.
+
+        Raises:
+            UsageError: the engine that was asked for is not installed, or cannot compute there or so.
+            CifnetError: the network cannot be exported.
+        """
+        return "torch" if self._runtime(device, precision) is None else "onnxruntime"
+
+    @contextmanager
+    def preferring(self, engines: Sequence[str]) -> Iterator[None]:
+        """Within the block ``auto`` means the engine of ``engines``, where that is one: what embedded before."""
+        before = self._wanted
+        if before.name == "auto" and list(engines) == ["torch"]:
+            self._wanted = Wanted("torch")
+        try:
+            yield
+        finally:
+            self._wanted = before
+
+    def _runtime(self, device: str, precision: str) -> Runtime | None:
+        return self._wanted.runtime(self._embedder, device, precision)
+
+    def _embedder(self) -> Embedder:
+        identity = f"{self.name} {self.architecture} {self.sha256}"
+        return Embedder(self.name, identity, self.network, self.scale, self.shift, self.preprocessing.image_size)
+
+    # ------------------------------------------------------------------ identity
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether there is a network; false where the embeddings were computed elsewhere."""
+        return not isinstance(self.network, NoNetwork)
+
+    @property
+    def sha256(self) -> str:
+        """Hash of all weights, names and preprocessing: two backbones with one hash give the same embeddings."""
+        if self._sha256 is None:
+            self._sha256 = fingerprint(repr(self.preprocessing), self.network.state_dict())
+        return self._sha256
+
+    def describe(self) -> dict[str, str | None]:
+        """What a stored model needs to find this backbone again."""
+        return {"name": self.name, "architecture": self.architecture, "sha256": self.sha256}
+
+    @property
+    def parameters_count(self) -> int:
+        """Number of parameters of the network."""
+        return sum(p.numel() for p in self.network.parameters())
+
+
+def _precision_here(device: str) -> str:
+    """The precision that the context of the caller asks for, as far as engines are concerned."""
+    return str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else FLOAT32

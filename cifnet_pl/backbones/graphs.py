@@ -1,0 +1,267 @@
+"""A frozen network as an ONNX graph: exported once, checked against torch, and kept in the user's cache folder.
+
+A file's name holds the key of what it was made from (weights, preprocessing and the versions of exporter and runtime)
+and the hash of its content: one that is damaged or was cut off by a power failure is never loaded, but made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock, Timeout
+from torch import Tensor, nn
+
+from cifnet_pl.utilities.errors import CifnetError
+from cifnet_pl.utilities.files import write_atomic
+from cifnet_pl.utilities.text import one_line
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Version of the graphs that :func:`exported` makes."""
+
+TOLERANCE = 1e-4
+"""Largest difference between the engines, as a share of the largest number of the embeddings compared."""
+
+CACHE = "CIFNET_CACHE"
+"""Environment variable that names another folder than ``~/.cache/cifnet_pl`` for the graphs."""
+
+WAIT = 600.0
+"""Seconds to wait for another process that is exporting the same network, before exporting it as well."""
+
+
+class NoGraph(CifnetError):
+    """A network that cannot be had as a graph: it cannot be exported, or the graph computes something else.
+
+    Args:
+        message: the reason.
+        lasting: whether the same versions of all packages would fail again.
+    """
+
+    def __init__(self, message: str, lasting: bool = False):
+        super().__init__(message)
+        self.lasting = lasting
+
+
+class Embedder(nn.Module):
+    """Images (n, h, w, 3) uint8 → embeddings (n, d) float32: what is exported.
+
+    Args:
+        name: the backbone's, for messages.
+        identity: everything that the embeddings depend on, as text.
+        network: normalised images (n, 3, h, w) → (n, d).
+        scale, shift: (3, 1, 1) of the normalisation.
+        side: of the images that the weights were made for, in pixels.
+    """
+
+    def __init__(self, name: str, identity: str, network: nn.Module, scale: Tensor, shift: Tensor, side: int):
+        super().__init__()
+        self.name, self.identity, self.side = name, identity, side
+        self.network, self.scale, self.shift = network, scale, shift
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Embed images as they are stored."""
+        x = images.permute(0, 3, 1, 2).float()
+        return self.network(x * self.scale + self.shift).float()  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------------- kept
+
+
+def graphs_folder() -> Path:
+    """The folder that holds the graphs of this user."""
+    return Path(os.environ.get(CACHE) or "~/.cache/cifnet_pl").expanduser() / "graphs"
+
+
+def graph_key(identity: str) -> str:
+    """Hash of everything that a graph depends on: what it computes, and what made, checked and runs it."""
+    made_by = [f"{name} {version(name)}" for name in ("torch", "onnx", "onnxscript", "onnxruntime")]
+    parts = (FORMAT, identity, *made_by, platform.machine())
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def stored_graph(embedder: Embedder) -> bytes:
+    """The graph of a network, from the cache folder or exported now; one process exports, others wait for it.
+
+    Raises:
+        NoGraph: the network cannot be exported, or the graph does not agree with torch.
+    """
+    folder, key = graphs_folder(), graph_key(embedder.identity)
+    content = _read(folder, key)
+    if content is not None:
+        return content
+    with _turn(folder / f".{key}.lock"):
+        content = _read(folder, key)
+        if content is None:
+            log.info("exporting %s for ONNX Runtime, once: this takes 4 to 15 s", embedder.name)
+            content = _made(embedder, folder, key)
+    return content
+
+
+def _read(folder: Path, key: str) -> bytes | None:
+    """The whole graph, or None; NoGraph where the same versions have failed to export it before."""
+    try:
+        refused = folder / f"{key}.txt"
+        if refused.is_file():
+            raise NoGraph(refused.read_text(encoding="utf-8"))
+        for path in sorted(folder.glob(f"{key}-*.onnx")):
+            content = path.read_bytes()
+            if path.stem == f"{key}-{_digest(content)}":
+                return content
+            log.warning("%s is damaged: the network is exported again", path)
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("cannot read %s: %s", folder, error.strerror or error)
+    return None
+
+
+def _made(embedder: Embedder, folder: Path, key: str) -> bytes:
+    """Export, check and keep; where nothing can be kept, the graph is good for this process."""
+    try:
+        content = exported(embedder)
+        check_graph(content, embedder)
+    except NoGraph as error:
+        if error.lasting:
+            _keep(folder / f"{key}.txt", str(error).encode())
+        raise
+    _keep(folder / f"{key}-{_digest(content)}.onnx", content)
+    return content
+
+
+def _keep(path: Path, content: bytes) -> None:
+    try:
+        write_atomic(path, lambda file: file.write(content))
+    except CifnetError as error:
+        log.warning("%s; the next command exports the network again (%s names another folder)", error, CACHE)
+
+
+@contextmanager
+def _turn(lock: Path) -> Iterator[None]:
+    """Wait until no other process exports the same network; go on without where files cannot be locked."""
+    held = FileLock(lock)
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        held.acquire(timeout=WAIT)
+    except (OSError, NotImplementedError, Timeout) as error:
+        log.debug("no lock on %s: %s", lock, error)
+    try:
+        yield
+    finally:
+        held.release()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+# ---------------------------------------------------------------------- made
+
+
+def exported(embedder: Embedder) -> bytes:
+    """A file's content: photos of any number, and of any size where the network takes any.
+
+    Raises:
+        NoGraph: torch's exporter or ONNX has no way to express a layer, which is named.
+    """
+    cpu = Embedder(embedder.name, embedder.identity, embedder.network, embedder.scale, embedder.shift, embedder.side)
+    side, auto = embedder.side, torch.export.Dim.AUTO
+    example = torch.zeros(2, side, side, 3, dtype=torch.uint8)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    program: Any = None
+    try:
+        with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
+            warnings.simplefilter("ignore")  # about torch's own internals
+            shapes = ({0: torch.export.Dim.DYNAMIC, 1: auto, 2: auto},)
+            program = torch.export.export(cpu.eval(), (example,), dynamic_shapes=shapes, strict=False)
+            graph: Any = torch.onnx.export(
+                program, (), input_names=["images"], output_names=["embeddings"], dynamo=True, verbose=False
+            )
+        return bytes(graph.model_proto.SerializeToString())
+    except Exception as error:  # the exporter fails in its own way for every operation that it does not know
+        layer = _layer_of(error, program, cpu)
+        where = f" (layer {layer})" if layer else ""
+        reason = f"{embedder.name} cannot be exported{where}: {type(error).__name__}: {one_line(error, 160)}"
+        raise NoGraph(reason, lasting=not isinstance(error, MemoryError | OSError)) from error
+
+
+def _layer_of(error: BaseException, program: Any, embedder: Embedder) -> str | None:
+    """The layer of the network in which an export failed: whose code ran, or whose operation could not be written."""
+    names = {id(module): name for name, module in embedder.network.named_modules() if name}
+    found: str | None = None
+    cause: BaseException | None = error
+    while cause is not None:
+        trace = cause.__traceback__
+        while trace is not None:
+            found = names.get(id(trace.tb_frame.f_locals.get("self"))) or found
+            trace = trace.tb_next
+        cause = cause.__cause__ or cause.__context__
+    for node in program.graph.nodes if program is not None else ():
+        if f"%{node.name} " in str(error) and node.meta.get("nn_module_stack"):
+            found = [path for path, _ in node.meta["nn_module_stack"].values()][-1].removeprefix("network.")
+    return found
+
+
+# ---------------------------------------------------------------------- checked
+
+
+def check_graph(content: bytes, embedder: Embedder) -> float:
+    """Compare ONNX Runtime with torch on two photographs, alone and together, of the network's own size and another.
+
+    Returns:
+        The largest difference, as a share of the largest number of the embeddings compared.
+
+    Raises:
+        NoGraph: the difference is more than ``TOLERANCE``, or ONNX Runtime refuses the graph.
+    """
+    import onnxruntime
+
+    try:
+        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its own kinds of error, which do not share a base
+        raise NoGraph(f"ONNX Runtime does not load the graph of {embedder.name}: {one_line(error, 160)}") from error
+    worst = 0.0
+    for batch in _photographs(embedder):
+        with torch.inference_mode():
+            expected = embedder(torch.from_numpy(batch)).numpy()
+        found = session.run(None, {"images": batch})[0]
+        off = float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-30))
+        if found.shape != expected.shape or not off <= TOLERANCE:
+            raise NoGraph(
+                f"ONNX Runtime differs from torch by {off:.1g} in embeddings of {embedder.name}", lasting=True
+            )
+        worst = max(worst, off)
+    return worst
+
+
+def _photographs(embedder: Embedder) -> Iterator[np.ndarray]:
+    """(n, h, w, 3) uint8 batches that torch takes."""
+    from sklearn.datasets import load_sample_images
+
+    photos = torch.from_numpy(np.stack(load_sample_images().images)).permute(0, 3, 1, 2).float()
+    for side in (embedder.side, max(embedder.side * 3 // 4, 1)):
+        scaled = nn.functional.interpolate(photos, size=(side, side), mode="bilinear", antialias=True)
+        batch = scaled.round().clamp(0, 255).byte().permute(0, 2, 3, 1).contiguous().numpy()
+        yield from (batch, batch[:1], np.concatenate([batch, batch[::-1]])) if _takes(embedder, batch) else ()
+
+
+def _takes(embedder: Embedder, batch: np.ndarray) -> bool:
+    """Whether torch embeds images of this size; some networks take one size only."""
+    try:
+        with torch.inference_mode():
+            embedder(torch.from_numpy(batch))
+    except (AssertionError, RuntimeError):
+        if batch.shape[1] == embedder.side:
+            raise
+        return False
+    return True

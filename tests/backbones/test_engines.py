@@ -1,0 +1,300 @@
+"""Engines: which one runs a network, that both give the same embeddings, and what a run makes of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cifnet_pl
+from cifnet_pl.__main__ import main
+from cifnet_pl.backbones import BACKBONES, Backbone, Preprocessing, build_backbone, engines, graphs
+from cifnet_pl.backbones.engines import Runtime
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
+from tests.command_line import assert_same_model, checkpoint, learned, make_photos
+from tests.models import config_of, forge
+
+SHAPE = Preprocessing(16)
+
+
+class Small(nn.Module):
+    """Two layers that take photos of any size."""
+
+    def __init__(self, seed: int = 0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 12, 3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).relu()).mean((2, 3))
+
+
+class Stubborn(Small):
+    """One that cannot be exported: what it computes depends on the pixels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.odd(super().forward(x))
+
+    class Odd(nn.Module):
+        def forward(self, z: Tensor) -> Tensor:
+            return z if z.sum() > 0 else -z
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.odd = Stubborn.Odd()
+
+
+class OneSize(nn.Module):
+    """One that takes its own size only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(3 * 16 * 16, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.flatten(1))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder of these tests' own: each network is exported once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def small_networks(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks that are exported in a second, by name."""
+    monkeypatch.setenv(graphs.CACHE, str(cache))
+    for name, network in (("small", Small), ("stubborn", Stubborn), ("one_size", OneSize)):
+        monkeypatch.setitem(BACKBONES, name, lambda *_, network=network: (network(), 12, SHAPE))
+
+
+def images(count: int = 5, side: int = 16) -> Tensor:
+    draw = torch.Generator().manual_seed(count * side)
+    return torch.randint(0, 256, (count, 3, side, side), generator=draw, dtype=torch.uint8)
+
+
+def assert_agree(backbone: Backbone, side: int = 16, count: int = 5) -> None:
+    expected = backbone.embed(images(count, side))
+    assert (backbone(images(count, side)) - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+class TestEmbeddings:
+    def test_agree_for_any_number_and_size_of_photos(self):
+        backbone = build_backbone("small")
+        assert backbone.engine() == "onnxruntime"
+        for side in (16, 9, 40):
+            for count in (1, 2, 7):
+                assert_agree(backbone, side, count)
+        assert backbone(images(0)).shape == (0, 12)
+
+    @pytest.mark.parametrize("name", ["embedded:efficientnet_lite0", "embedded:efficientnet_lite0+layers+mirror"])
+    def test_of_a_real_network_agree(self, name, monkeypatch):
+        monkeypatch.undo()  # exported once for all runs of the tests
+        backbone = build_backbone(name)
+        assert backbone.engine() == "onnxruntime"
+        for side in (32, 64, 97):
+            assert_agree(backbone, side, 2)
+
+    def test_views_are_one_graph(self):
+        backbone = build_backbone("small+mirror", engine="onnxruntime")
+        assert_agree(backbone)
+        flipped = images().flip(3)
+        assert (backbone(images()) - backbone(flipped)).abs().max() < 1e-5
+
+    def test_a_network_of_one_size_keeps_its_sentence_about_other_sizes(self):
+        backbone = build_backbone("one_size", engine="onnxruntime")
+        assert_agree(backbone)
+        with pytest.raises(CifnetError, match="cannot embed images of 20x20 pixels"):
+            backbone(images(1, 20))
+
+    def test_threads_are_those_of_torch(self):
+        backbone, threads = build_backbone("small"), torch.get_num_threads()
+        backbone(images())
+        runtime = backbone._runtime("cpu", "32-true")
+        assert isinstance(runtime, Runtime)
+        try:
+            torch.set_num_threads(threads + 1)
+            backbone(images())
+            assert runtime._session.get_session_options().intra_op_num_threads == threads + 1
+        finally:
+            torch.set_num_threads(threads)
+
+    def test_are_repeatable(self):
+        one, other = build_backbone("small"), build_backbone("small")
+        assert torch.equal(one(images()), other(images()))
+
+
+class TestChoice:
+    def test_torch_on_a_gpu_in_half_precision_and_where_it_was_asked_for(self):
+        backbone = build_backbone("small")
+        assert backbone.engine("cuda") == backbone.engine("cpu", "bf16-mixed") == "torch"
+        with torch.autocast("cpu", torch.bfloat16):
+            halved = backbone(images())
+            assert torch.equal(halved, backbone.embed(images()))
+        assert not torch.equal(backbone(images()), halved)
+        by_name = build_backbone("small", engine="torch")
+        assert by_name.engine() == "torch"
+        assert torch.equal(by_name(images()), by_name.embed(images()))
+
+    def test_onnxruntime_by_name_refuses_a_gpu_and_half_precision(self):
+        backbone = build_backbone("small", engine="onnxruntime")
+        with pytest.raises(UsageError, match="of type cuda: use engine auto or torch"):
+            backbone.engine("cuda")
+        with pytest.raises(UsageError, match="float32 only, and 16-mixed was asked for"):
+            backbone.engine("cpu", "16-mixed")
+
+    def test_pixels_need_no_engine(self, caplog):
+        caplog.set_level(logging.INFO)
+        assert build_backbone("pixels:4").engine() == "torch"
+        assert not caplog.records
+
+    def test_an_unknown_engine(self):
+        with pytest.raises(UsageError, match="unknown engine 'onnx': did you mean onnxruntime"):
+            build_backbone("small", engine="onnx")
+
+    def test_a_missing_package(self, monkeypatch, caplog):
+        monkeypatch.setattr(engines, "PACKAGES", ("no_such_package",))
+        monkeypatch.setattr(engines.missing_packages, "__defaults__", (("no_such_package",),))
+        assert build_backbone("small").engine() == "torch"
+        assert "engine torch, not onnxruntime: it needs no_such_package: pip install" in caplog.text
+        with pytest.raises(UsageError, match="it needs no_such_package"):
+            build_backbone("small", engine="onnxruntime").engine()
+
+    def test_a_network_that_cannot_be_exported(self, caplog):
+        backbone = build_backbone("stubborn")
+        assert torch.equal(backbone(images()), backbone.embed(images()))
+        assert "stubborn cannot be exported (layer odd): " in caplog.text
+        caplog.clear()
+        exported, graphs_exported = graphs.exported, []
+        try:
+            graphs.exported = graphs_exported.append  # type: ignore[assignment]
+            assert build_backbone("stubborn").engine() == "torch"  # known by now
+        finally:
+            graphs.exported = exported
+        assert not graphs_exported
+        assert "(layer odd)" in caplog.text
+        with pytest.raises(CifnetError, match=r"stubborn cannot be exported \(layer odd\).*or use engine torch"):
+            build_backbone("stubborn", engine="onnxruntime").engine()
+
+
+# ---------------------------------------------------------------------- runs and models
+
+
+SMALL = ["--model.backbone", "small", "--model.head", "RidgeHead", "--data.image_size", "16"]
+TORCH, RUNTIME = ["--model.engine", "torch"], ["--model.engine", "onnxruntime"]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    make_photos(tmp_path / "photos", ["ant", "bee", "cow", "dog"])
+    make_photos(tmp_path / "new", ["elk"])
+    return tmp_path / "photos"
+
+
+def options(photos: Path) -> list[str]:
+    return [*SMALL, "--data.source", "folder", "--data.root", str(photos)]
+
+
+def test_a_run_says_what_embedded_and_the_engines_agree(photos, tmp_path, capsys):
+    runs = [learned(tmp_path / name, *options(photos), *words) for name, words in (("a", TORCH), ("b", RUNTIME))]
+    err = capsys.readouterr().err
+    assert "cifnet: engine onnxruntime, " in err
+    assert [json.loads((run / "summary.json").read_text())["engine"] for run in runs] == ["torch", "onnxruntime"]
+    models = [cifnet_pl.load(run, "cpu") for run in runs]
+    assert [model.engines for model in models] == [["torch"], ["onnxruntime"]]
+    one, other = (model.tensors() for model in models)
+    for key in one:
+        gap = torch.linalg.vector_norm(one[key].double() - other[key].double())
+        assert gap <= 1e-5 * torch.linalg.vector_norm(one[key].double()), key
+    rows = [(run / "tasks.csv").read_text().splitlines()[-1].split(",")[2] for run in runs]
+    assert rows[0] == rows[1]  # A_K
+
+
+def test_resuming_is_bit_identical_and_another_engine_may_go_on(photos, tmp_path):
+    whole = learned(tmp_path / "whole", *options(photos), *RUNTIME)
+    parts = tmp_path / "parts"
+    learned(parts, *options(photos), *RUNTIME, "--data.max_tasks", "1")
+    resumed = learned(parts, *options(photos), *RUNTIME, "--data.max_tasks", "2", "--ckpt_path", "last")
+    assert_same_model(whole, resumed)
+    mixed = tmp_path / "mixed"
+    learned(mixed, *options(photos), *TORCH, "--data.max_tasks", "1")
+    learned(mixed, *options(photos), *RUNTIME, "--data.max_tasks", "2", "--ckpt_path", "last")
+    model = cifnet_pl.load(mixed / "default", "cpu")
+    assert model.engines == ["torch", "onnxruntime"]
+    sums = [cifnet_pl.load(run, "cpu").tensors()["head.sums.products"] for run in (whole, mixed / "default")]
+    assert torch.linalg.vector_norm(sums[0] - sums[1]) <= 1e-5 * torch.linalg.vector_norm(sums[0])
+
+
+def test_the_cache_keeps_engines_apart(photos, tmp_path):
+    words = [*options(photos), "--data.cache", "true", "--data.cache_folder", str(tmp_path / "embeddings")]
+    for name, engine in (("a", TORCH), ("b", RUNTIME), ("c", TORCH)):
+        learned(tmp_path / name, *words, *engine)
+    assert len(list((tmp_path / "embeddings").iterdir())) == 2
+    assert_same_model(*(tmp_path / name / "default" / "version_0" for name in ("a", "c")))
+
+
+def test_the_life_of_a_model(photos, tmp_path, capsys):
+    run = learned(tmp_path / "run", *options(photos), *TORCH, "--data.val_fraction", "0.2")
+    extend = ["extend", "--model", str(run), "--images", str(tmp_path / "new"), "--output"]
+    assert main([*extend, str(tmp_path / "extended"), "--engine", "onnxruntime"]) == 0
+    assert config_of(tmp_path / "extended")["engines"] == ["torch", "onnxruntime"]
+    for engine in ("torch", "onnxruntime"):
+        words = ["--images", str(photos), "--output", str(tmp_path / f"{engine}.csv"), "--engine", engine]
+        assert main(["classify", "--model", str(tmp_path / "extended"), *words]) == 0
+    answers = [(tmp_path / f"{name}.csv").read_text().splitlines() for name in ("torch", "onnxruntime")]
+    assert [line.split(",")[:2] for line in answers[0]] == [line.split(",")[:2] for line in answers[1]]
+    capsys.readouterr()
+    forget = ["forget", "--model", str(run), "--class", "bee", "--images", str(photos / "bee"), "--output"]
+    assert main([*forget, str(tmp_path / "auto")]) == 0  # as it was learned
+    assert "class 'bee' is forgotten exactly" in capsys.readouterr().out
+    assert main([*forget, str(tmp_path / "other"), "--engine", "onnxruntime"]) == 0
+    said = capsys.readouterr().out
+    assert "forgotten to about 1e-5 of its share, not to 1e-8 (learned with engine torch, taken out with onnx" in said
+    without = make_photos(tmp_path / "without", ["ant", "cow", "dog"])
+    never = learned(tmp_path / "never", *options(without), *TORCH, "--data.classes_per_task", "3")
+    expected = cifnet_pl.load(never, "cpu").tensors()["head.sums.products"]
+    for name, bound in (("auto", 1e-8), ("other", 1e-5)):
+        products = cifnet_pl.load(tmp_path / name, "cpu").tensors()["head.sums.products"]
+        gap = torch.linalg.vector_norm(products - expected) / torch.linalg.vector_norm(expected)
+        assert gap <= bound, name
+        assert name == "auto" or gap > 1e-12
+
+
+def test_merging(photos, tmp_path, capsys):
+    other = make_photos(tmp_path / "other", ["fox", "gnu"])
+    runs = [learned(tmp_path / "a", *options(photos), *TORCH), learned(tmp_path / "b", *options(other), *RUNTIME)]
+    merge = ["merge", *map(str, runs), "--output", str(tmp_path / "merged")]
+    assert main([*merge, "--engine", "torch"]) == 2
+    assert "learned with engine onnxruntime, not with torch alone: use --engine auto" in capsys.readouterr().err
+    assert main(merge) == 0
+    assert cifnet_pl.load(tmp_path / "merged").engines == ["torch", "onnxruntime"]
+
+
+def test_models_of_before_there_were_engines_load(photos, tmp_path):
+    run = learned(tmp_path / "run", *options(photos), *TORCH)
+    assert main(["export", "--model", str(run), "--output", str(tmp_path / "old")]) == 0
+    config = config_of(tmp_path / "old")
+    del config["engines"]
+    forge(tmp_path / "old", config)
+    assert cifnet_pl.load(tmp_path / "old").engines == ["torch"]
+    for wrong in (["tensorrt"], "torch", ["torch", "torch"], [3]):
+        forge(tmp_path / "old", {**config, "engines": wrong})
+        with pytest.raises(CheckpointError, match="engines is"):
+            cifnet_pl.load(tmp_path / "old")
+    stored = checkpoint(run)
+    del stored["cifnet"]["engines"]
+    torch.save(stored, run / "checkpoints" / "last.ckpt")
+    assert cifnet_pl.load(run).engines == ["torch"]
+
+
+def test_an_engine_that_does_not_exist_on_the_command_line(tmp_path, capsys):
+    assert main(["fit", "--model.engine", "tensorrt", "--data.source", "digits", "--logs", str(tmp_path)]) == 2
+    assert "--model.engine is 'tensorrt', expected one of 'auto', 'torch', 'onnxruntime'" in capsys.readouterr().err
+    assert main(["classify", "--model", "x", "--images", "y", "--output", "z", "--engine", "tensorrt"]) == 2
+    assert "expected one of 'auto', 'torch', 'onnxruntime'" in capsys.readouterr().err
