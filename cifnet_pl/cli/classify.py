@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import heapq
 import io
 import random
 import sys
@@ -30,6 +31,7 @@ def classify(
     top: int = 5,
     strict: bool = False,
     gallery: str | None = None,
+    show: Literal["random", "unsure", "wrong"] = "random",
     precision: str | None = None,
     engine: Literal["auto", "torch", "onnxruntime"] = "auto",
     overwrite: bool = False,
@@ -47,6 +49,8 @@ def classify(
         top: number of classes per photo.
         strict: whether to stop at a photo that cannot be read.
         gallery: picture (PNG) of up to 24 of the photos with their three most probable classes.
+        show: which photos the gallery has: random ones, those that the model is least sure of, or those in a folder of
+            another class's name (wrong), the surest first.
         precision: of the network, 32-true, bf16-mixed or 16-mixed; null for the one that the model was learned in.
         engine: what runs the network: auto, torch or onnxruntime; auto is ONNX Runtime on a CPU, torch on a GPU.
         overwrite: whether existing files may be replaced.
@@ -75,13 +79,14 @@ def classify(
         if picture is not None and not found.backbone.takes_images:
             raise UsageError("--gallery needs photos, but this model classifies embeddings: leave it out")
         found.precision = precision or found.precision
-        table = Table(found, images, top, strict)
+        table = Table(found, images, top, strict, show)
         write_atomic(target, table.write)
-        if picture is not None:
-            write_gallery(table.sample, picture)
+        note = write_gallery(table.sample, picture) if picture is not None and table.sample else None
     print(f"{table.classified} photos classified in {target}, {table.unreadable} unreadable left out")
-    if picture is not None:
-        print(f"gallery of {len(table.sample)} of them in {picture}")
+    if picture is not None and table.sample:
+        print(f"gallery of {len(table.sample)} of them in {picture}" + (f"; {note}" if note else ""))
+    elif picture is not None:
+        print("no gallery is written: no photo lies in a folder of one class and was taken for another")
 
 
 class Table:
@@ -89,14 +94,15 @@ class Table:
 
     Attributes:
         classified, unreadable: photos so far.
-        sample: a random sample of the predictions (reservoir sampling), for the gallery.
+        show: which of the predictions the gallery shows.
     """
 
-    def __init__(self, model: Classifier, images: Sequence[str], top: int, strict: bool):
+    def __init__(self, model: Classifier, images: Sequence[str], top: int, strict: bool, show: str = "random"):
         self.model, self.images, self.strict = model, images, strict
         self.top = min(top, len(model.class_names))
         self.classified = self.unreadable = 0
-        self.sample: list[Prediction] = []
+        self.show, self._names = show, set(model.class_names)
+        self._kept: list[tuple[float, int, Prediction]] = []
         self._chance = random.Random(0)
 
     def write(self, file: IO[bytes]) -> None:
@@ -137,10 +143,25 @@ class Table:
         """Find all photos; every place is looked at first, so that a wrong one is named before the work begins."""
         return chain.from_iterable([find_photos(place) for place in self.images])
 
+    @property
+    def sample(self) -> list[Prediction]:
+        """What the gallery shows: by name where drawn at random, else the most telling first."""
+        if self.show == "random":
+            return sorted((p for _, _, p in self._kept), key=lambda prediction: str(prediction.file))
+        return [prediction for _, _, prediction in sorted(self._kept, reverse=True)]
+
     def _consider(self, prediction: Prediction) -> None:
-        if len(self.sample) < IN_GALLERY:
-            self.sample.append(prediction)
-            return
-        place = self._chance.randrange(self.classified)
-        if place < IN_GALLERY:
-            self.sample[place] = prediction
+        """Keep a prediction if it is among the ``IN_GALLERY`` of the largest rank so far."""
+        rank = self._rank(prediction)
+        if rank is not None:
+            keep = heapq.heappush if len(self._kept) < IN_GALLERY else heapq.heappushpop
+            keep(self._kept, (rank, -self.classified, prediction))
+
+    def _rank(self, prediction: Prediction) -> float | None:
+        if self.show == "unsure":
+            return -prediction.probabilities[0]
+        if self.show == "random":
+            return self._chance.random()
+        assert prediction.file is not None
+        own = prediction.file.parent.name
+        return prediction.probabilities[0] if own in self._names and own != prediction.classes[0] else None

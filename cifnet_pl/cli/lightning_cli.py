@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import signal
-import warnings
 from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,9 +21,11 @@ from cifnet_pl.backbones.precision import check_precision
 from cifnet_pl.cli.commands import COMMANDS, RUNS
 from cifnet_pl.cli.error_messages import explained
 from cifnet_pl.cli.parsing import DEFAULT_HEAD, OneSentence, buried_error, choose_backbone, with_clean_heads
+from cifnet_pl.cli.quiet import quieten
 from cifnet_pl.data import CIFNetDataModule
 from cifnet_pl.learning.callbacks import EnergyMonitor, PredictionTable, TaskCheckpoint, standard_callbacks
 from cifnet_pl.learning.callbacks.checkpoint import AtomicCheckpointIO
+from cifnet_pl.learning.callbacks.screen import Words
 from cifnet_pl.learning.strategy import check_number, check_strategy, leaving_the_group, register_strategy
 from cifnet_pl.utilities import run_folders as runs
 from cifnet_pl.utilities.errors import UsageError, unknown_name
@@ -100,6 +100,12 @@ class CIFNetCLI(LightningCLI):
         """Add the experiment's name, the energy options, and derive what need not be said twice."""
         parser.add_argument("--experiment", default="default", help="name of the run's folder under lightning_logs/")
         parser.add_argument("--logs", default=LOG_FOLDER, help="folder that holds all experiments")
+        parser.add_argument(
+            "--words",
+            type=Words | None,
+            default=None,
+            help="what the screen calls its numbers; null: plain for folders of photos, research for all else",
+        )
         parser.add_lightning_class_args(EnergyMonitor, "energy")
         parser.add_lightning_class_args(TaskCheckpoint, "checkpoint")
         parser.link_arguments("data", "trainer.max_epochs", lambda data: data.n_tasks, apply_on="instantiate")
@@ -164,9 +170,10 @@ class CIFNetCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the loggers, the table of predictions and the atomic checkpoint writer."""
         folder, options = self.place.folder, self._get(self.config_init, "trainer")
+        words: Words = self._own.get("words") or ("plain" if self._own.data.source == "folder" else "research")
         bar = options.get("enable_progress_bar")
         kwargs["enable_progress_bar"] = bar = Console().is_terminal if bar is None else bar
-        self.trainer_defaults["callbacks"] = standard_callbacks(bool(bar))
+        self.trainer_defaults["callbacks"] = standard_callbacks(bool(bar), words)
         if self.subcommand == "fit":
             board = TensorBoardLogger(
                 folder.parent.parent, name=folder.parent.name, version=folder.name, default_hp_metric=False
@@ -209,7 +216,7 @@ def run(args: list[str]) -> None:
     """
     if args and not args[0].startswith("-") and args[0] not in RUNS:
         raise unknown_name("sub-command", args[0], [*RUNS, *COMMANDS])
-    _quieten()
+    quieten()
     register_strategy()
     try:
         with explained(), leaving_the_group():
@@ -243,52 +250,3 @@ def _run_lightning(args: list[str]) -> None:
             auto_configure_optimizers=False,
             args=args,
         )
-
-
-QUIET_WARNINGS = (
-    r".*does not have many workers.*",
-    r".*in eval mode at the start of training.*",
-    r".*configure_optimizers.*returned.*None.*",
-    r".*GPU available but not used.*",
-    r".*isinstance\(treespec, LeafSpec\).*",
-    r".*smaller than the logging interval.*",
-    r".*LightningCLI's args parameter.*",
-    r".*Couldn't infer the batch indices.*",
-    r".*Total length of .* across ranks is zero.*",
-)
-QUIET_NEWS = (
-    "`Trainer.fit` stopped",
-    "💡 Tip",
-    "TPU available",
-    "HPU available",
-    "GPU available",
-    "Seed set to",
-    "Restoring states from",
-    "Restored all states",
-    "Loaded model weights",
-    "Initializing distributed",
-    "distributed_backend=",
-    "CUDA_VISIBLE_DEVICES: ",
-    "that has Tensor Cores",  # sums are in float64, or wanted to be exact in float32
-    "Automatic Mixed Precision",
-)
-LOGGERS = (
-    "lightning.pytorch.utilities.rank_zero",
-    "lightning.fabric.utilities.rank_zero",
-    "lightning.fabric.utilities.seed",
-    "lightning.fabric.utilities.distributed",
-    "lightning.pytorch.accelerators.cuda",
-)
-
-
-def _quieten() -> None:
-    """Silence advice that is wrong for a run without gradients, and news that the run's own lines tell better."""
-    for message in QUIET_WARNINGS:
-        warnings.filterwarnings("ignore", message=message)
-    for name in LOGGERS:
-        logging.getLogger(name).addFilter(_is_news)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    text = record.getMessage()
-    return not any(part in text for part in QUIET_NEWS)

@@ -152,6 +152,11 @@ class CIFNetDataModule(LightningDataModule):
         )
         return [int(counts[self.plan.position[name]]) for name in names]
 
+    def test_counts(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the number of held-out samples of each class, unreadable ones included."""
+        counts = np.bincount(self.source.val.labels, minlength=len(self.source.class_names))
+        return {name: int(counts[self.plan.position[name]]) for name in names if name in self.plan.position}
+
     # ------------------------------------------------------------------ loaders
 
     def train_dataloader(self) -> StoredLoader:

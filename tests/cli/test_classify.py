@@ -15,6 +15,7 @@ from PIL import Image
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.data.images import read_square
+from cifnet_pl.model.classifier import Prediction
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.command_line import environment, make_photos
 from tests.models import empty
@@ -253,3 +254,34 @@ def test_python_takes_paths_bytes_and_images(place: Path):
         list(model.classify(str(place / "none.png")))
     with pytest.raises(UsageError, match="int is no photo"):
         list(model.classify([7]))
+
+
+def test_gallery_of_the_least_sure_and_of_the_wrong(place: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    shown: list[list[Prediction]] = []
+    monkeypatch.setattr("cifnet_pl.cli.classify.write_gallery", lambda found, path: shown.append(list(found)))
+    monkeypatch.setattr("cifnet_pl.cli.classify.IN_GALLERY", 5)
+    (place / "photos" / "ant" / "3.png").rename(place / "photos" / "bee" / "moved.png")
+    options = ("--gallery", str(place / "g.png"), "--overwrite")
+    assert classify(place, str(place / "photos"), *options, "--show", "unsure") == 0
+    assert classify(place, str(place / "photos"), *options, "--show", "wrong") == 0
+    least = sorted(float(row["probability"]) for row in table(place))[:5]
+    assert [p.probabilities[0] for p in shown[0]] == pytest.approx(least, abs=1e-6)
+    assert [str(p.file) for p in shown[1]] == [str(place / "photos" / "bee" / "moved.png")]
+    capsys.readouterr()
+    assert classify(place, str(place / "photos" / "cat"), *options, "--show", "wrong") == 0
+    assert "no gallery is written" in capsys.readouterr().out
+    assert len(shown) == 2
+
+
+def test_gallery_with_names_in_any_script(place: Path, recwarn: pytest.WarningsRecorder, capsys):
+    model = cifnet_pl.load(place / "b")
+    model.class_names = ["Ёлка 😀", "猫", "ß $x$"]
+    model.save(place / "b2")
+    (place / "photos" / "ant" / "0.png").rename(place / "photos" / "ant" / "木 $1$.png")
+    given = ["--model", str(place / "b2"), "--images", str(place / "photos" / "ant")]
+    assert main(["classify", *given, "--output", str(place / "o.csv"), "--gallery", str(place / "g.png")]) == 0
+    assert not [w for w in recwarn if "Glyph" in str(w.message)]
+    said = capsys.readouterr().out
+    assert "gallery of 12 of them" in said
+    with Image.open(place / "g.png") as image:
+        image.load()

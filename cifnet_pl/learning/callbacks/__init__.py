@@ -7,7 +7,7 @@ from cifnet_pl.learning.callbacks.checkpoint import TaskCheckpoint
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor
 from cifnet_pl.learning.callbacks.predictions import PredictionTable
 from cifnet_pl.learning.callbacks.prequential import PrequentialAccuracy
-from cifnet_pl.learning.callbacks.screen import RunTable, TaskProgressBar
+from cifnet_pl.learning.callbacks.screen import RunTable, TaskProgressBar, Words
 from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
 from cifnet_pl.learning.callbacks.trajectory import TrajectoryPlot
 
@@ -25,6 +25,11 @@ __all__ = [
 ]
 
 
-def standard_callbacks(bar: bool) -> list[Callback]:
-    """Return the callbacks of every run of the command line, in their order; with a progress bar if ``bar``."""
-    return [PrequentialAccuracy(), TaskMetrics(), TrajectoryPlot(), *[TaskProgressBar()] * bar, RunTable()]
+def standard_callbacks(bar: bool, words: Words = "research") -> list[Callback]:
+    """Return the callbacks of every run of the command line, in their order.
+
+    Args:
+        bar: whether there is a progress bar.
+        words: what the screen calls its numbers, see :class:`RunTable`.
+    """
+    return [PrequentialAccuracy(), TaskMetrics(), TrajectoryPlot(), *[TaskProgressBar()] * bar, RunTable(words)]

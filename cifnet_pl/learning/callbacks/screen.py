@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
@@ -14,6 +14,14 @@ from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics, run_folder
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import RunRecord, TaskRow
 from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.model.evaluation import FEW
+from cifnet_pl.utilities.text import printable
+
+SHOWN = 8
+"""Names in one sentence."""
+
+UNCALIBRATED = 10.0
+"""ECE in percent from which the screen says what helps."""
 
 LOG_WIDTH = 120
 """Columns where there is no terminal, so that a table in a log is whole."""
@@ -51,11 +59,23 @@ def megabytes(row: TaskRow, module: TaskModule) -> float:
     return (statistics * module.bytes_per_element + row.buffer_elements * module.bytes_per_buffer_element) / 1e6
 
 
-def record_table(record: RunRecord, module: TaskModule) -> Table:
-    """A row a task, then the run as a whole."""
+Words = Literal["plain", "research"]
+"""Whether the screen speaks to the owner of photos, or with the field's symbols."""
+
+COLUMNS: dict[Words, tuple[str, ...]] = {
+    "research": ("task", "classes", "A_k %", "Ā %", "forgetting %", "ECE %", "learning s", "kWh", "state MB"),
+    "plain": (
+        *("step", "classes known", "named right %", "average so far %", "lost since best %", "confidence off by %"),
+        *("seconds", "kWh", "model MB"),
+    ),
+}
+"""Heads of the same nine columns in both."""
+
+
+def record_table(record: RunRecord, module: TaskModule, words: Words = "research") -> Table:
+    """A row per task."""
     table = Table()
-    names = ("task", "classes", "A_k %", "Ā %", "forgetting %", "ECE %", "learning s", "kWh", "state MB")
-    for name in names:
+    for name in COLUMNS[words]:
         table.add_column(name, justify="right")
     for row in record.rows:
         table.add_row(
@@ -72,10 +92,57 @@ def record_table(record: RunRecord, module: TaskModule) -> Table:
     return table
 
 
-class RunTable(Callback):
-    """One line a task where there is no terminal to draw a bar on, and one table at the end."""
+def summary_lines(record: RunRecord, module: TaskModule, words: Words) -> list[str]:
+    """The run as a whole, below the table."""
+    s = record.summary()
+    energy = f"{small(s['energy_kwh'])} kWh" + (f" ({s['energy_source']})" if s["energy_source"] else "")
+    size = f"{megabytes(record.rows[-1], module):.2f} MB"
+    if words == "research":
+        return [
+            f"Ā {number(s['A_bar'], 1, ' %')}   A_K {number(s['A_K'], 1, ' %')}   "
+            f"forgetting {number(s['forgetting'])}   ECE {number(s['ece'], 1, ' %')}",
+            f"learning {s['train_seconds']:.1f} s, {energy}; evaluation {s['eval_seconds']:.1f} s",
+            f"state {size} ({s['state_elements']:,} numbers)",
+        ]
+    lines = [
+        f"Of the photos held back for testing, {number(s['A_K'], 1, ' %')} are named right among all "
+        f"{s['n_classes']} classes (A_K); over all steps {number(s['A_bar'], 1, ' %')} on average (Ā).",
+    ]
+    if s["forgetting"] is not None:
+        lines.append(
+            f"Earlier classes are {number(s['forgetting'])} points below their best, as later ones can be taken for "
+            "them (forgetting)."
+        )
+    lines.append(
+        f"How sure the model is differs from how often it is right by {number(s['ece'])} points on average (ECE)."
+    )
+    if (s["ece"] or 0) > UNCALIBRATED and not getattr(module, "calibrate", True):
+        lines.append(
+            "Add --model.calibrate true --model.buffer CalibrationBuffer for percentages that can be believed."
+        )
+    used = f"and {energy}" if s["energy_kwh"] is not None else "(energy not measured)"
+    lines.append(f"Learning took {s['train_seconds']:.1f} s {used}; the model keeps {size} between steps.")
+    return lines
 
-    def __init__(self) -> None:
+
+def untested(counts: dict[str, int]) -> list[str]:
+    """A sentence about classes with too few test photos to say anything of them; none if there are no such classes."""
+    few = [f"{printable(name)} ({count})" for name, count in counts.items() if count < FEW]
+    if not few:
+        return []
+    shown = ", ".join(few[:SHOWN]) + (f" and {len(few) - SHOWN} others" if len(few) > SHOWN else "")
+    return [f"Untested, with fewer than {FEW} test photos: {shown}."]
+
+
+class RunTable(Callback):
+    """One line per task where there is no terminal to draw a bar on, and one table at the end.
+
+    Args:
+        words: "plain" for the owner of the photos, "research" for the field's symbols.
+    """
+
+    def __init__(self, words: Words = "research") -> None:
+        self.words: Words = words
         console = Console()
         self.console = console if console.is_terminal else Console(width=LOG_WIDTH)
 
@@ -84,9 +151,13 @@ class RunTable(Callback):
         evaluation = cast(TaskModule, pl_module).evaluation
         assert evaluation is not None
         if trainer.is_global_zero and trainer.state.fn == "fit" and not self.console.is_terminal:
-            ece = number(evaluation.ece, 1, " %")
-            done = f"task {trainer.current_epoch + 1}/{trainer.max_epochs}"
-            self._say(f"{done}: A_k {number(evaluation.accuracy, 1, ' %')}, ECE {ece}")
+            ece, right = number(evaluation.ece, 1, " %"), number(evaluation.accuracy, 1, " %")
+            done = f"{trainer.current_epoch + 1}/{trainer.max_epochs}"
+            if self.words == "research":
+                self._say(f"task {done}: A_k {right}, ECE {ece}")
+            else:
+                known = len(cast(TaskModule, pl_module).class_names)
+                self._say(f"step {done}: {right} of the test photos of {known} classes are named right")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Show what validate or test found, once the progress bar is gone."""
@@ -123,6 +194,8 @@ class RunTable(Callback):
         table.add_row("all", str(len(module.class_names)), number(evaluation.accuracy))
         self.console.print(table)
         self._say(f"ECE {number(evaluation.ece, 1, ' %')}")
+        for line in untested(module.data.test_counts(module.class_names)):
+            self._say(line)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Tell who interrupts a run how it goes on."""
@@ -142,16 +215,10 @@ class RunTable(Callback):
             return
         record = found[0].record
         module = cast(TaskModule, pl_module)
-        self.console.print(record_table(record, module))
-        s = record.summary()
-        energy = f"{small(s['energy_kwh'])} kWh" + (f" ({s['energy_source']})" if s["energy_source"] else "")
-        lines = [
-            f"Ā {number(s['A_bar'], 1, ' %')}   A_K {number(s['A_K'], 1, ' %')}   "
-            f"forgetting {number(s['forgetting'])}   ECE {number(s['ece'], 1, ' %')}",
-            f"learning {s['train_seconds']:.1f} s, {energy}; evaluation {s['eval_seconds']:.1f} s",
-            f"state {megabytes(record.rows[-1], module):.2f} MB ({s['state_elements']:,} numbers)",
-            f"run folder {folder}",
-        ]
+        self.console.print(record_table(record, module, self.words))
+        lines = summary_lines(record, module, self.words)
+        lines += untested(module.data.test_counts(module.class_names))
+        lines.append(f"run folder {folder}")
         if folder is not None and isinstance(module, CIFNetModule):
             lines.append(f"next: cifnet export --model {shlex.quote(str(folder))} --output MODEL")
         for line in lines:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics, run_folder
 from cifnet_pl.learning.run_record import RunRecord
 from cifnet_pl.utilities.files import write_atomic
+
+NUMBERED = 16
+"""Tasks up to which every cell of the matrix has its number."""
 
 
 def draw_trajectory(record: RunRecord, title: str) -> Figure:
@@ -22,7 +28,7 @@ def draw_trajectory(record: RunRecord, title: str) -> Figure:
     marker = "o" if len(seen) <= 25 else ""
     upper.plot(seen, [_nan(row.A_k) for row in record.rows], marker + "-", color="black", label="$A_k$")
     upper.plot(seen, [_nan(row.average) for row in record.rows], "--", color="tab:blue", label=r"$\bar A$ so far")
-    upper.set(xlabel="classes seen", ylabel="accuracy (%)", title=title)
+    upper.set(xlabel="classes seen", ylabel="accuracy (%)", title=title, ylim=limits([row.A_k for row in record.rows]))
     upper.xaxis.set_major_locator(MaxNLocator(integer=True))
     upper.grid(alpha=0.3)
     upper.legend()
@@ -34,8 +40,25 @@ def draw_trajectory(record: RunRecord, title: str) -> Figure:
     lower.set(xlabel="classes of task", ylabel="after task")
     for axis in (lower.xaxis, lower.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
+    if size <= NUMBERED:
+        _write_numbers(lower, record.matrix)
     figure.colorbar(image, ax=lower, label="accuracy (%)")
     return figure
+
+
+def limits(accuracies: Sequence[float | None]) -> tuple[float, float]:
+    """Ends of an axis in percent that always reaches from 50 or less to 100: small changes must look small."""
+    lowest = min((a for a in accuracies if a is not None), default=100.0)
+    return min(50.0, 10.0 * math.floor((lowest - 2) / 10)) if lowest >= 2 else 0.0, 101.0
+
+
+def _write_numbers(axes: Axes, matrix: Sequence[Sequence[float | None]]) -> None:
+    for k, row in enumerate(matrix):
+        for j, value in enumerate(row):
+            if value is not None:
+                # Light cells of the colour map begin at about two thirds of it.
+                colour = "black" if value > 65 else "white"
+                axes.text(j + 1, k + 1, f"{value:.0f}", ha="center", va="center", color=colour, fontsize=7)
 
 
 def _nan(value: float | None) -> float:

@@ -12,7 +12,7 @@ import pytest
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.learning.callbacks.screen import number, small
-from tests.command_line import FAST, fit
+from tests.command_line import FAST, fit, make_photos
 from tests.killing import start
 
 
@@ -72,7 +72,7 @@ def test_the_bar_is_gone_before_the_table(terminal):
 
 
 def test_nothing_but_bar_table_and_two_sentences(terminal):
-    words = {"Task", "Validation", "tasks", "classes", "run folder", "Ā", "learning", "state", "task"}
+    words = {"Task", "Validation", "tasks", "classes", "run folder", "Ā", "learning", "state", "task", "next: "}
     lines = [line for line in terminal.splitlines() if line.strip()]
     strange = [line for line in lines if not any(word in line for word in words) and line[0] not in "┏┡│└├"]
     assert strange == []
@@ -82,3 +82,24 @@ def test_numbers():
     assert number(None) == small(None) == "–"
     assert number(12.345, 1, " %") == "12.3 %"
     assert small(0.000123) == "1.2e-04"
+
+
+def test_plain_words_for_folders_of_photos(tmp_path, capsys):
+    photos = make_photos(tmp_path / "photos", ["ant", "bee", "cat", "dog"], 8)
+    options = ["--data.root", str(photos), "--data.source", "folder", "--model.head", "RidgeHead"]
+    assert fit(tmp_path, *options) == 0
+    shown = capsys.readouterr().out
+    assert "step 2/2: " in shown
+    assert re.search(
+        r"Of the photos held back for testing, [\d.]+ % are named right among all 4 classes \(A_K\)", shown
+    )
+    assert "Untested, with fewer than 5 test photos: ant (2), bee (2), cat (2), dog (2)." in shown
+    assert "(energy not measured)" in shown
+    header = (tmp_path / "default" / "version_0" / "tasks.csv").read_text().splitlines()[0]
+    assert header.startswith("task,classes_seen,A_k,average,forgetting,ece")
+    assert fit(tmp_path, *options, "--words", "research") == 0
+    assert "Ā " in capsys.readouterr().out
+    assert fit(tmp_path, "--data.max_tasks", "1", "--words", "plain") == 0
+    assert "step 1/1: " in capsys.readouterr().out
+    assert fit(tmp_path, "--words", "short") == 2
+    assert "--words is 'short', expected one of 'plain', 'research'" in capsys.readouterr().err
