@@ -42,6 +42,7 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, Command] = {
     "classify": Command("Name what is on photos, into a CSV file.", "cifnet_pl.cli.classify"),
+    "configs": Command("List the configurations that come with the package.", "cifnet_pl.cli.configs"),
     "evaluate": Command("Say how well a model names labelled photos.", "cifnet_pl.cli.evaluate"),
     "export": Command("Write a model as a bundle, or as one ONNX graph.", "cifnet_pl.cli.export"),
     "extend": Command("Teach a model new classes from photos, without any old photo.", "cifnet_pl.cli.extend"),

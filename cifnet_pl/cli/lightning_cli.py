@@ -19,6 +19,7 @@ from rich.console import Console
 
 from cifnet_pl.backbones.precision import check_precision
 from cifnet_pl.cli.commands import COMMANDS, RUNS
+from cifnet_pl.cli.configs import with_named_configs, with_recommended
 from cifnet_pl.cli.error_messages import explained
 from cifnet_pl.cli.parsing import DEFAULT_HEAD, OneSentence, buried_error, choose_backbone, with_clean_heads
 from cifnet_pl.cli.quiet import quieten
@@ -220,7 +221,7 @@ def run(args: list[str]) -> None:
     register_strategy()
     try:
         with explained(), leaving_the_group():
-            _run_lightning(with_clean_heads(args))
+            _run_lightning(with_clean_heads(with_named_configs(with_recommended(args))))
     except SIGTERMException as error:  # Lightning lets it pass for success
         raise SystemExit(128 + signal.SIGTERM) from error
     except SystemExit as error:

@@ -17,6 +17,7 @@ import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from cifnet_pl.cli.configs import find_config
 from cifnet_pl.cli.grid import Point, read_points
 from cifnet_pl.report import report
 from cifnet_pl.report.runs import is_complete, read_run
@@ -48,7 +49,7 @@ def sweep(
         UsageError: a file that is not a sweep.
         CifnetError: some points failed; the others are complete.
     """
-    points = {point.identity: point for file in files for point in read_points(Path(file), overrides)}
+    points = {point.identity: point for file in files for point in read_points(find_config(file), overrides)}
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"{len(points)} points; each seed sets both seed_everything and the class order")
     done: list[Path] = []

@@ -1,0 +1,109 @@
+"""``configs``: the configurations that come with the package, by name, and what ``fit`` uses where none is named."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import cifnet_pl
+from cifnet_pl.utilities.errors import UsageError, unknown_name
+
+RECOMMENDED = "heads/ridge"
+"""The configuration of ``fit --data.root PHOTOS`` alone: the exact head, calibrated with a small buffer."""
+
+PER_TASK = 10
+"""Classes per task where nothing is said; all at once where there are fewer."""
+
+DECIDES = ("--config", "-c", "--model", "--model.head", "--model.buffer", "--model.calibrate", "--data.source")
+"""Options of ``fit`` by which the user chooses the method or the data: then nothing is recommended."""
+
+
+def configs() -> None:
+    """List the configurations that come with the package: --config takes their names."""
+    files = config_files()
+    width = max(map(len, files))
+    for name, path in files.items():
+        print(f"{name:<{width}}  {_summary(path)}")
+    print("\nuse: cifnet fit --config NAME; those of paper/ are for cifnet sweep NAME")
+
+
+def config_files() -> dict[str, Path]:
+    """Name, such as ``heads/ridge``, → file; those of the top folder first."""
+    own = Path(cifnet_pl.__file__).parent
+    folder = own / "configs" if (own / "configs").is_dir() else own.parent / "configs"  # installed, or a checkout
+    names = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.yaml")}
+    return {name: names[name] for name in sorted(names, key=lambda name: (name.count("/"), name))}
+
+
+def find_config(word: str) -> Path:
+    """The file that ``word`` means: a path, or the name of a configuration of the package.
+
+    Raises:
+        UsageError: neither; lists the nearest names.
+    """
+    path, files = Path(word).expanduser(), config_files()
+    if path.is_file():
+        return path
+    if word in files:
+        return files[word]
+    if path.suffix in (".yaml", ".yml"):
+        raise UsageError(f"configuration file {word} does not exist (cifnet configs lists those of the package)")
+    raise unknown_name("configuration", word, files)
+
+
+def with_named_configs(args: Sequence[str]) -> list[str]:
+    """``args`` with the file in place of every name after ``--config``."""
+    result: list[str] = []
+    for i, arg in enumerate(args):
+        key, equals, value = arg.partition("=")
+        if key in ("--config", "-c") and equals:
+            result.append(f"{key}={find_config(value)}")
+        elif i and args[i - 1] in ("--config", "-c"):
+            result.append(str(find_config(arg)))
+        else:
+            result.append(arg)
+    return result
+
+
+def with_recommended(args: Sequence[str]) -> list[str]:
+    """``fit --data.root PHOTOS`` with the configuration that suits photos; other arguments as they are.
+
+    Raises:
+        DataError: there are no photos there.
+    """
+    keys = {arg.partition("=")[0] for arg in args}
+    own_head = any(key.startswith(("--model.head.", "--model.buffer.")) for key in keys)
+    if not args or args[0] != "fit" or "--data.root" not in keys or own_head or keys & set(DECIDES):
+        return list(args)
+    chosen = ["--config", str(config_files()[RECOMMENDED]), "--experiment", "default"]
+    if not keys & {"--data.classes_per_task", "--data.initial_classes", "-h", "--help", "--print_config"}:
+        chosen += ["--data.classes_per_task", str(_per_task(args))]
+    print(
+        f"cifnet: no --config is given: {RECOMMENDED} is used ({_summary(config_files()[RECOMMENDED])})",
+        file=sys.stderr,
+    )
+    return ["fit", *chosen, *args[1:]]
+
+
+def _per_task(args: Sequence[str]) -> int:
+    from cifnet_pl.data.image_sets import SourceOptions
+    from cifnet_pl.data.sources import build_source
+
+    roots = [
+        value if equals else following
+        for arg, following in zip(args, [*args[1:], ""], strict=True)
+        for key, equals, value in [arg.partition("=")]
+        if key == "--data.root"
+    ]
+    return min(PER_TASK, len(build_source("folder", SourceOptions(Path(roots[-1]))).class_names))
+
+
+def _summary(path: Path) -> str:
+    """The first sentence of the comment that a configuration begins with."""
+    words: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        words += line.removeprefix("#").split()
+    return " ".join(words).partition(". ")[0].rstrip(".")

@@ -1,0 +1,49 @@
+"""The wheel holds all that a run needs: installed into an empty folder, it runs without the repository."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=cwd, env=inherited | environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the wheel holds; its dependencies are those of this interpreter."""
+    wheels, target = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("site")
+    source = tmp_path_factory.mktemp("source")  # so that no build folder is left in the repository
+    for name in ("cifnet_pl", "configs", "pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        (source / name).symlink_to(REPOSITORY / name)
+    pip = ["-m", "pip", "--disable-pip-version-check", "--no-input", "--no-cache-dir"]
+    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(wheels), str(source), cwd=wheels)
+    (wheel,) = wheels.glob("*.whl")
+    run(*pip, "install", "--no-deps", "--no-index", "--target", str(target), str(wheel), cwd=wheels)
+    return target
+
+
+def test_it_runs_in_another_folder(installed: Path, tmp_path: Path):
+    own = {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
+    place = run("-c", "import cifnet_pl; print(cifnet_pl.__file__)", cwd=tmp_path, **own).stdout
+    assert place.startswith(str(installed))
+    listed = run("-m", "cifnet_pl", "configs", cwd=tmp_path, **own).stdout
+    for path in (REPOSITORY / "configs").rglob("*.yaml"):
+        assert path.relative_to(REPOSITORY / "configs").with_suffix("").as_posix() in listed
+    fast = ["--model.backbone", "pixels:8", "--data.image_size", "8", "--energy.enabled", "false"]
+    run("-m", "cifnet_pl", "fit", "--config", "quickstart", *fast, cwd=tmp_path, **own)
+    run_folder = "lightning_logs/quickstart/version_0"
+    assert (tmp_path / run_folder / "summary.json").is_file()
+    assert "10 classes" in run("-m", "cifnet_pl", "info", "--model", run_folder, cwd=tmp_path, **own).stdout
+    run("-m", "cifnet_pl", "report", run_folder, cwd=tmp_path, **own)
+    assert (tmp_path / "report" / "report.html").is_file()
