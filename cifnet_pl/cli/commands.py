@@ -41,6 +41,7 @@ class Command(NamedTuple):
 
 
 COMMANDS: dict[str, Command] = {
+    "audit": Command("Make a page about doubtful labels, odd photos, confusions.", "cifnet_pl.cli.audit"),
     "classify": Command("Name what is on photos, into a CSV file.", "cifnet_pl.cli.classify"),
     "configs": Command("List the configurations that come with the package.", "cifnet_pl.cli.configs"),
     "evaluate": Command("Say how well a model names labelled photos.", "cifnet_pl.cli.evaluate"),

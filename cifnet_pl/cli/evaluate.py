@@ -165,8 +165,8 @@ def files_of(found: Evaluation, photos: ClassPhotos, comparison: Comparison | No
         print(letters.note)
     return {
         "evaluation.json": (json.dumps(_summary(found, comparison), indent=2) + "\n").encode(),
-        "classes.csv": _classes_csv(found).encode("utf-8", "surrogateescape"),
-        "confusion.csv": _confusion_csv(found).encode("utf-8", "surrogateescape"),
+        "classes.csv": classes_csv(found).encode("utf-8", "surrogateescape"),
+        "confusion.csv": confusion_csv(found).encode("utf-8", "surrogateescape"),
         "photos.csv": _photos_csv(found, photos).encode("utf-8", "surrogateescape"),
         "confusion.png": png(draw_confusion(found.confusion(), found.class_names, letters, title)),
         "calibration.png": png(draw_calibration(found.confidence, found.right, title, letters)),
@@ -185,7 +185,8 @@ def _summary(found: Evaluation, comparison: Comparison | None) -> Mapping[str, A
     return {**own, "against": other}
 
 
-def _classes_csv(found: Evaluation) -> str:
+def classes_csv(found: Evaluation) -> str:
+    """The classes, one a row."""
     header = ["class", "photos", "right", "accuracy", "low", "high", "tested", "taken_for", "times"]
     rows = []
     for s in found.class_scores():
@@ -195,7 +196,8 @@ def _classes_csv(found: Evaluation) -> str:
     return to_csv(header, rows)
 
 
-def _confusion_csv(found: Evaluation) -> str:
+def confusion_csv(found: Evaluation) -> str:
+    """Numbers of photos, rows the true classes, columns the answers."""
     matrix = found.confusion()
     return to_csv(["class", *found.class_names], [[n, *row] for n, row in zip(found.class_names, matrix, strict=True)])
 

@@ -1,0 +1,72 @@
+"""``python -m benchmarks.label_errors ROOT``: wrong labels are planted among the training photos; how many are found?
+
+5 % of the labels are replaced by others, drawn at random. As many photos as were planted are named, by the
+leave-one-out probability of their own label, and the share of planted ones among them is the precision. Beside it,
+cleanlab's label quality on the same probabilities, by its two methods.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from cleanlab.rank import get_label_quality_scores
+from torch import Tensor
+
+from benchmarks.embeddings import Photos, read_photos, study_parser
+from cifnet_pl.heads import RidgeHead
+from cifnet_pl.heads.calibration import fit_temperature
+from cifnet_pl.model.audit import audit
+
+SHARE = 0.05
+SEEDS = (0, 1, 2)
+
+
+def plant(labels: np.ndarray, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(n,) labels of which a share is wrong, and (n,) bool: which."""
+    draw = np.random.default_rng(seed)
+    rows = draw.choice(len(labels), round(SHARE * len(labels)), replace=False)
+    planted, wrong = labels.copy(), np.zeros(len(labels), dtype=bool)
+    planted[rows] = (labels[rows] + draw.integers(1, classes, len(rows))) % classes
+    wrong[rows] = True
+    return planted, wrong
+
+
+def precision(quality: np.ndarray, wrong: np.ndarray) -> float:
+    """Share of planted photos, in percent, among as many of the lowest quality."""
+    return 100 * float(wrong[np.argsort(quality, kind="stable")[: wrong.sum()]].mean())
+
+
+def leave_one_out(photos: Photos, labels: np.ndarray) -> np.ndarray:
+    """(n, C) leave-one-out probabilities, for the rivals."""
+    y = torch.from_numpy(labels)
+    head = RidgeHead(photos.z.shape[1])
+    head.begin_task(range(photos.classes))
+    head.observe(photos.z, y)
+    head.solve()
+    parts = zip(photos.z.split(4096), y.split(4096), strict=True)
+    scores: Tensor = torch.cat([head.leave_one_out(z, own) for z, own in parts])
+    return torch.softmax(scores / fit_temperature(scores, y), dim=1).numpy()
+
+
+def main() -> None:
+    given = study_parser(__doc__).parse_args()
+    photos = read_photos(given.root, given.image_size, given.cache_folder)
+    names = [str(c) for c in range(photos.classes)]
+    print("seed  photos  planted  ours %  also named  cleanlab self-confidence %  normalized margin %")
+    for seed in SEEDS:
+        labels, wrong = plant(photos.y.numpy(), photos.classes, seed)
+        found = audit(photos.z.numpy(), labels, names)
+        p = leave_one_out(photos, labels)
+        rivals = [
+            precision(get_label_quality_scores(labels, p, method=method), wrong)
+            for method in ("self_confidence", "normalized_margin")
+        ]
+        named = len(found.doubtful())
+        ours = precision(found.own, wrong)
+        print(
+            f"{seed:4}  {len(labels):6}  {wrong.sum():7}  {ours:6.1f}  {named:10}  {rivals[0]:26.1f}  {rivals[1]:19.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""``audit``: a page about the photos themselves: doubtful labels, odd ones, confusions, and whether more would help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from cifnet_pl.cli.evaluate import classes_csv, confusion_csv, refuse_files
+from cifnet_pl.cli.extend import warn
+from cifnet_pl.data.folders import folder as class_folders
+from cifnet_pl.data.image_sets import SourceOptions, expanded
+from cifnet_pl.data.images import UnreadableImage, open_image
+from cifnet_pl.learning.run_record import to_csv
+from cifnet_pl.model.audit import Audit, LearningCurve, learning_curve
+from cifnet_pl.model.audit import audit as audited
+from cifnet_pl.model.audited_photos import embeddings_of
+from cifnet_pl.model.class_photos import Unreadable
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.evaluation import interval
+from cifnet_pl.model.loading import load
+from cifnet_pl.report.audit_page import Section, Shown, Side, audit_page, draw_learning_curve, embedded, show
+from cifnet_pl.report.confusion import draw_confusion, png
+from cifnet_pl.report.lettering import lettering
+from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.files import exclusive, write_bytes, write_text
+from cifnet_pl.utilities.text import printable
+
+ON_PAGE = 60
+"""Photos in one section of the page; the tables have all."""
+
+PAIRS, PER_SIDE = 8, 4
+
+FEW_TO_LEARN = 10
+"""Photos of a class below which the page says that there are few."""
+
+
+def audit(
+    model: str,
+    output: str,
+    images: str | None = None,
+    cache_folder: str = "~/.cache/cifnet_pl",
+    overwrite: bool = False,
+) -> None:
+    """Make a page about labelled photos: doubtful labels, odd photos, confusions, and whether more would help.
+
+    Every photo is judged by an exact classifier that learned all the others, on the model's embeddings.
+
+    Args:
+        model: a run's folder, a checkpoint file or a bundle.
+        output: folder for audit.html, its pictures (PNG) and tables (CSV).
+        images: folder or Zip archive with one sub-folder of photos per class; those of the run if it is not given.
+        cache_folder: embeddings that are there already are not computed again, and others are added.
+        overwrite: whether files in output may be replaced.
+
+    Raises:
+        UsageError: no photos are given and the model names none, or output holds files already.
+        DataError: fewer than two classes, or photos that cannot be read.
+        CheckpointError: there is no model at ``model``, or it is damaged.
+    """
+    target = expanded(Path(output))
+    with exclusive(target):
+        refuse_files(target, overwrite)
+        found = load(model)
+        root = expanded(Path(images if images is not None else photos_of_run(Path(model).expanduser())))
+        fraction, seed = found.held_back or (0.2, 0)
+        source = class_folders(SourceOptions(root, fraction, seed))
+        unreadable: list[Unreadable] = []
+        cache = Path(cache_folder).expanduser()
+        with embeddings_of(found, source, cache, unreadable, progress=True) as (z, labels, files):
+            present = np.unique(labels)
+            names = [source.class_names[label] for label in present]
+            if len(names) < 2:
+                raise DataError(f"{printable(str(root))} has photos of one class: an audit compares at least two")
+            labels = np.searchsorted(present, labels)
+            result, curve = audited(z, labels, names), learning_curve(z, labels, len(names))
+        warn([], unreadable)
+        note = write_audit(target, result, curve, files, found)
+    if note:
+        print(note)
+    low, high = result.evaluation.interval
+    right = f"{result.evaluation.accuracy:.1f} % right"
+    print(f"{len(files)} photos of {len(names)} classes, each judged by all others: {right}")
+    print(f"(with 95 % certainty {low:.1f} to {high:.1f} %); {len(result.doubtful())} doubtful labels")
+    print(more_photos(curve))
+    print(f"the page: {target / 'audit.html'}")
+
+
+def photos_of_run(model: Path) -> str:
+    """The folder of photos that a run learned from, by its configuration.
+
+    Raises:
+        UsageError: it has none, or the photos were no class folders.
+    """
+    versions = sorted(model.glob("version_*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    places = [model, *versions, *model.parents[:2]]
+    config = next((place / "config.yaml" for place in places if (place / "config.yaml").is_file()), None)
+    data = (yaml.safe_load(config.read_text(encoding="utf-8")) or {}).get("data", {}) if config is not None else {}
+    if data.get("source") != "folder" or not data.get("root"):
+        raise UsageError(f"{model} does not say where its photos are: give them with --images")
+    return str(data["root"])
+
+
+def more_photos(curve: LearningCurve) -> str:
+    """One sentence about whether more photos would help."""
+    size, accuracy = curve.points[-1]
+    doubled = curve.forecast(2 * size)
+    if doubled is None:
+        return f"{size} photos per class are too few for a forecast"
+    gain = max(0.0, doubled - (curve.forecast(size) or accuracy))
+    verdict = "that is enough" if gain < 1 else "more photos would help"
+    return f"with {2 * size} photos per class instead of {size}, {gain:.1f} points more are to be expected: {verdict}"
+
+
+def write_audit(target: Path, result: Audit, curve: LearningCurve, files: list[Path], model: Classifier) -> str | None:
+    """Write the page, its pictures and tables; gives a sentence about characters that could not be drawn."""
+    found = result.evaluation
+    letters = lettering(found.class_names)
+    title = f"{found.accuracy:.1f} % of {len(files)} photos right, each left out"
+    confusion = draw_confusion(found.confusion(), found.class_names, letters, title)
+    drawn = draw_learning_curve(curve)
+    small = small_photos(files, model.image_size)
+    write_bytes(target / "confusion.png", png(confusion))
+    write_bytes(target / "learning_curve.png", png(drawn))
+    write_text(target / "classes.csv", classes_csv(found))
+    write_text(target / "confusion.csv", confusion_csv(found))
+    write_text(target / "photos.csv", photos_csv(result, files, small))
+    sections = [
+        _doubtful(result, files),
+        _pairs(result, files),
+        Section("Which classes are confused", [_READING], embedded(confusion)),
+        _classes(result),
+        _far(result, files),
+        _small(small, files, model.image_size),
+        Section("Have I got enough photos?", [f"{more_photos(curve)}."], embedded(drawn)),
+    ]
+    low, high = found.interval
+    lead = [
+        f"{len(files)} photos of {len(found.class_names)} classes. Each is judged by a classifier that learned all the "
+        f"others: {found.accuracy:.1f} % are named right (with 95 % certainty {low:.1f} to {high:.1f} %).",
+        "photos.csv has every photo with what is said of it here, classes.csv and confusion.csv the numbers.",
+    ]
+    write_text(target / "audit.html", audit_page("Audit of photos", lead, sections))
+    return letters.note
+
+
+_READING = (
+    "A row is what the photos are, a column what they are taken for, in percent of the row; classes that are confused "
+    "with each other are neighbours. Copies and bursts make this look better than new photos will be named."
+)
+
+
+def _caption(result: Audit, row: int, file: Path) -> str:
+    found = result.evaluation
+    own, answer = found.class_names[found.target[row]], found.class_names[found.predicted[row]]
+    folder, other = f"in {own} ({100 * result.own[row]:.0f} %)", f"{answer} ({100 * found.confidence[row]:.0f} %)"
+    return f"{file.name}: {folder}, looks like {other}"
+
+
+def _doubtful(result: Audit, files: list[Path]) -> Section:
+    rows = result.doubtful()
+    text = (
+        f"{len(rows)} photos look like another class than their folder's, the most doubtful first"
+        + (f"; here are {ON_PAGE}" if len(rows) > ON_PAGE else "")
+        + ". Look at them: some are in the wrong folder, others are only hard."
+    )
+    shown = [show(files[row], _caption(result, row, files[row])) for row in rows[:ON_PAGE]]
+    return Section("Doubtful labels", [text if len(rows) else "No label is doubtful."], photos=shown)
+
+
+def _pairs(result: Audit, files: list[Path]) -> Section:
+    found, pairs = result.evaluation, []
+    column = {name: i for i, name in enumerate(found.class_names)}
+    for true, answer, count, total in found.confused_pairs()[:PAIRS]:
+        wrong = np.flatnonzero((found.target == column[true]) & (found.predicted == column[answer]))
+        usual = np.flatnonzero((found.target == column[answer]) & found.right)
+        usual = usual[np.argsort(-result.own[usual], kind="stable")]
+        left = [_named(files[row]) for row in wrong[np.argsort(-found.confidence[wrong])][:PER_SIDE]]
+        right = [_named(files[row]) for row in usual[:PER_SIDE]]
+        first = f"{count} of {total} photos of {printable(true)} are taken for {printable(answer)}"
+        pairs.append((Side(first, left), Side(f"usual photos of {printable(answer)}", right)))
+    return Section("Classes that are confused most", [] if pairs else ["None is."], pairs=pairs)
+
+
+def _named(file: Path) -> Shown:
+    return show(file, file.name)
+
+
+def _classes(result: Audit) -> Section:
+    scores = result.evaluation.class_scores()
+    counts = {score.name: score.photos for score in scores}
+    few = [f"{printable(name)} ({count})" for name, count in counts.items() if count < FEW_TO_LEARN]
+    texts = [f"The largest class has {max(counts.values())} photos, the smallest {min(counts.values())}."]
+    texts += [f"Fewer than {FEW_TO_LEARN} photos: {', '.join(few)}."] if few else []
+    rows = []
+    for score in scores:
+        low, high = interval(score.right, score.photos)
+        taken = f"{printable(score.taken_for[0])} ({score.taken_for[1]})" if score.taken_for else ""
+        right = f"{score.percent:.0f}" if score.tested else "untested"
+        rows.append((printable(score.name), score.photos, right, f"{low:.0f} to {high:.0f}", taken))
+    header = ("class", "photos", "right %", "95 % interval", "most often taken for")
+    return Section("Each class", texts, header=header, rows=rows)
+
+
+def _far(result: Audit, files: list[Path]) -> Section:
+    rows = result.farthest()
+    text = "Photos at least half as far again from the middle of their class as its others are, the farthest first."
+    names = result.evaluation.class_names
+    captions = {row: f"{files[row].name}: {names[result.evaluation.target[row]]}" for row in rows[:ON_PAGE]}
+    shown = [show(files[row], f"{caption}, {result.distance[row]:.1f} times") for row, caption in captions.items()]
+    return Section("Photos unlike the others of their class", [text if len(rows) else "There are none."], photos=shown)
+
+
+def small_photos(files: list[Path], size: int) -> dict[int, int]:
+    """Position → short side in pixels of photos that have fewer than ``size``, the smallest first."""
+    found = {}
+    for row, file in enumerate(files):
+        try:
+            with open_image(file) as image:
+                side = min(image.size)
+        except UnreadableImage:
+            continue
+        if side < size:
+            found[row] = side
+    return dict(sorted(found.items(), key=lambda item: (item[1], item[0])))
+
+
+def _small(small: dict[int, int], files: list[Path], size: int) -> Section:
+    text = f"{len(small)} photos have fewer pixels on their short side than the {size} that the network looks at."
+    shown = [show(files[row], f"{files[row].name}: {side} pixels") for row, side in list(small.items())[: ON_PAGE // 4]]
+    return Section("Tiny photos", [text], photos=shown)
+
+
+def photos_csv(result: Audit, files: list[Path], small: dict[int, int]) -> str:
+    """Every photo with what the audit says of it, the most doubtful label first."""
+    found, doubtful = result.evaluation, set(result.doubtful().tolist())
+    names = found.class_names
+    rows = [
+        (str(files[row]), names[found.target[row]], f"{result.own[row]:.6f}", names[found.predicted[row]],
+         f"{found.confidence[row]:.6f}", str(row in doubtful).lower(), f"{result.distance[row]:.4f}", small.get(row))
+        for row in np.argsort(result.own, kind="stable").tolist()
+    ]  # fmt: skip
+    header = ["file", "class", "probability_of_class", "looks_like", "probability", "doubtful", "distance", "tiny_side"]
+    return to_csv(header, rows)

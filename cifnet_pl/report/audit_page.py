@@ -1,0 +1,91 @@
+"""The page of an audit: one self-contained file for the owner of the photos; nothing is loaded from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from PIL import Image
+
+from cifnet_pl.data.images import UnreadableImage, read_square
+from cifnet_pl.model.audit import LearningCurve
+from cifnet_pl.report.confusion import png
+from cifnet_pl.report.markup import template
+from cifnet_pl.utilities.text import printable
+
+PIXELS = 136
+"""Side of the photos on the page."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A photo on the page."""
+
+    data: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Side:
+    """Photos of one class, beside those of another."""
+
+    title: str
+    photos: Sequence[Shown]
+
+
+@dataclass
+class Section:
+    """A part of the page: sentences, then a picture, a table, pairs of rows of photos, and photos, where given."""
+
+    name: str
+    texts: list[str] = field(default_factory=list)
+    picture: str = ""
+    header: Sequence[str] = ()
+    rows: Sequence[Sequence[object]] = ()
+    pairs: Sequence[tuple[Side, Side]] = ()
+    photos: Sequence[Shown] = ()
+
+
+def show(file: Path, caption: str) -> Shown:
+    """A photo, small, as the page holds it."""
+    try:
+        square = read_square(file, PIXELS)
+    except UnreadableImage:  # it could be read a minute ago
+        square = np.zeros((PIXELS, PIXELS, 3), dtype=np.uint8)
+    content = io.BytesIO()
+    Image.fromarray(square).save(content, "JPEG", quality=80)
+    return Shown(base64.b64encode(content.getvalue()).decode("ascii"), printable(caption))
+
+
+def embedded(figure: Figure) -> str:
+    """A figure as the page holds it."""
+    return base64.b64encode(png(figure)).decode("ascii")
+
+
+def audit_page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
+    """The page; all texts are escaped."""
+    return template("audit.html").render(title=title, lead=lead, sections=sections)
+
+
+def draw_learning_curve(curve: LearningCurve) -> Figure:
+    """Accuracy by photos per class as measured, and the fitted curve up to four times as many."""
+    figure = Figure(figsize=(6.4, 3.8), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    sizes, values = zip(*curve.points, strict=True)
+    axes.plot(sizes, values, "o", color="black", label="measured, each photo left out")
+    if curve.fitted is not None:
+        x = np.geomspace(sizes[0], 4 * sizes[-1], 100)
+        axes.plot(x, [curve.forecast(each) or 0.0 for each in x], "--", color="tab:blue", label="forecast")
+    axes.set_xscale("log")
+    ticks = [*sizes, 2 * sizes[-1], 4 * sizes[-1]]
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set(xlabel="photos per class", ylabel="named right (%)", ylim=(min(50.0, min(values) - 2), 101))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    return figure
