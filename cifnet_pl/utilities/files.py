@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
+from filelock import FileLock, Timeout
 
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 
@@ -110,51 +110,27 @@ def new_folder(target: Path) -> Iterator[Path]:
 def exclusive(output: Path) -> Iterator[None]:
     """Hold the right to write ``output``, a file or a folder; the system takes it back from a killed process.
 
+    Processes forked meanwhile, such as those that decode images, do not hold it.
+
     Raises:
         UsageError: another process is writing it.
         CifnetError: the folder that holds it cannot be written.
     """
-    lock = output.parent / f".{output.name}.lock"
+    lock = FileLock(output.parent / f".{output.name}.lock", blocking=False)
     try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = _take(lock)
-    except BlockingIOError:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
         raise UsageError(f"another process is writing {output}: wait for it, or choose another output") from None
     except OSError as error:
         raise CifnetError(f"cannot write {output}: {error.strerror or error}; nothing was changed") from error
-    _HELD.add(descriptor)
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)
-        _HELD.discard(descriptor)
-        os.close(descriptor)
-
-
-_HELD: set[int] = set()
-
-
-def _let_go() -> None:
-    """In a forked process, such as one that decodes images: it must not hold what its parent was killed with."""
-    while _HELD:
-        os.close(_HELD.pop())
-
-
-os.register_at_fork(after_in_child=_let_go)
-
-
-def _take(lock: Path) -> int:
-    """Descriptor of the locked file ``lock``; BlockingIOError if another process holds it."""
-    while True:
-        descriptor = os.open(lock, os.O_CREAT | os.O_RDWR, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if lock.exists() and os.path.samestat(os.fstat(descriptor), lock.stat()):
-                return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)  # a writer that has just finished removed the file while we were opening it
+        # Removed while it is held: who waits for it sees that the file is gone. Windows keeps a file that is open.
+        with suppress(OSError):
+            os.unlink(lock.lock_file)
+        lock.release()
 
 
 def _umask() -> int:
@@ -164,6 +140,8 @@ def _umask() -> int:
 
 
 def _sync_folder(folder: Path) -> None:
+    if os.name == "nt":  # Windows cannot open a folder
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
