@@ -12,6 +12,8 @@ from torch import Tensor
 from cifnet_pl.heads.arguments import Dtype, check_choice, check_samples
 from cifnet_pl.heads.exactness import exact
 from cifnet_pl.heads.hooks import Hooks
+from cifnet_pl.heads.samples import Samples
+from cifnet_pl.heads.shapes import Sizes, grown_sizes
 from cifnet_pl.utilities.errors import CifnetError, UsageError, check_embeddings
 
 
@@ -261,6 +263,26 @@ class Head(Hooks):
     def fresh(self) -> Head:
         """An empty head that merges with this one, on the same device."""
         return type(self).from_settings(self.settings()).to(self.labels.device)
+
+    def expected_shapes(self, task_sizes: Sequence[int]) -> dict[str, Sizes]:
+        """Sizes that the stored tensors of a head with these settings have, by name.
+
+        Heads with tensors for each task override this.
+
+        Args:
+            task_sizes: number of classes of each task.
+        """
+        with_one, with_two = (self._shapes_with(classes) for classes in (1, 2))
+        samples = {f"{name}." for name, module in self.named_modules() if isinstance(module, Samples)}
+        return {
+            name: grown_sizes(one, with_two[name], sum(task_sizes), name[: name.rfind(".") + 1] in samples)
+            for name, one in with_one.items()
+        }
+
+    def _shapes_with(self, classes: int) -> dict[str, tuple[int, ...]]:
+        fresh = self.fresh()
+        fresh.begin_task(range(classes), [1] * classes)
+        return {name: tuple(tensor.shape) for name, tensor in fresh.state_dict().items()}
 
     def _begin_tasks_of(self, other: Head) -> None:
         """Append the classes of ``other`` that are new here, in its tasks."""

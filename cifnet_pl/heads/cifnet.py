@@ -12,6 +12,7 @@ from cifnet_pl.heads.arguments import Dtype, Ridge, check_ridge
 from cifnet_pl.heads.base import Head
 from cifnet_pl.heads.cohort import Cohort, common_weights, joined_weights
 from cifnet_pl.heads.exactness import exact
+from cifnet_pl.heads.shapes import Sizes, renamed
 from cifnet_pl.heads.targets import Weighting, signed_targets, squared_slopes, target_limit
 from cifnet_pl.statistics import Centred, Sums, augment, left_out, leverages, solve_ridge
 from cifnet_pl.utilities.errors import UsageError
@@ -285,6 +286,16 @@ class CIFNetHead(Head):
         width, classes = self.in_features + 1, len(self.labels)
         grams = len(self.cohorts) + (classes if self.weighting == "released" else 0)
         return {"factors": grams * width**2, "moments": classes * width, "weights": classes * width}
+
+    def expected_shapes(self, task_sizes: Sequence[int]) -> dict[str, Sizes]:
+        """Sizes of the stored tensors (see :meth:`Head.expected_shapes`): each task has a cohort."""
+        first = "cohorts.0."
+        shapes = {n: sizes for n, sizes in super().expected_shapes(task_sizes).items() if not n.startswith(first)}
+        for task, classes in enumerate(task_sizes):
+            own = f"cohorts.{task}."
+            shapes |= renamed(super().expected_shapes([classes]), first, own)
+            shapes[own + "past_weight"] = (frozenset({sum(task_sizes[:task])}),)  # one for each earlier class
+        return shapes
 
     def _before_load(self, own: Mapping[str, Any]) -> None:
         super()._before_load(own)

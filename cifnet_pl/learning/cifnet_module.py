@@ -15,7 +15,8 @@ from cifnet_pl.data.loading import Batch, EmbeddingBatch
 from cifnet_pl.heads import CIFNetHead, Head, calibration
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.utilities.errors import CheckpointError, NonFiniteError, UnsupportedError, UsageError, check_embeddings
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.utilities.errors import CheckpointError, UnsupportedError
 from cifnet_pl.utilities.processes import of_all_processes
 from cifnet_pl.utilities.text import first_line
 
@@ -24,7 +25,7 @@ AT_ONCE = 256
 
 
 class CIFNetModule(TaskModule):
-    """A frozen backbone and a closed-form head.
+    """A frozen backbone and a closed-form head: Lightning's side of :class:`~cifnet_pl.model.classifier.Classifier`.
 
     ``training_step`` embeds a batch and adds it to the head's sums; at the end of the epoch the sums are added over
     processes, the buffer is shown to the new neurons, and the head is solved. Nothing has a gradient.
@@ -40,6 +41,9 @@ class CIFNetModule(TaskModule):
             samples (:mod:`cifnet_pl.heads.calibration`); needs a buffer, whether or not the head learns from it.
         engine: what runs the backbone: torch, onnxruntime, or auto for ONNX Runtime on a CPU where the network can be
             exported, and torch elsewhere (:mod:`cifnet_pl.backbones.engines`).
+
+    Attributes:
+        model: the classifier that learns; it holds the same backbone, head and buffer as this module.
     """
 
     def __init__(
@@ -54,12 +58,13 @@ class CIFNetModule(TaskModule):
     ):
         super().__init__()
         self.backbone = build_backbone(backbone, architecture, download, engine)
-        self._engines: list[str] = []  # those that embedded what the head has learned
         self.head: Head = (head or CIFNetHead)(self.backbone.features)
         if calibrate:
             calibration.check(self.head, buffer)
-        self.calibrate = calibrate
         self.buffer: CalibrationBuffer | None = buffer if self.head.uses_buffer or calibrate else None
+        own = self.backbone.preprocessing
+        parts = (self.backbone, self.head, self.buffer)
+        self.model = Classifier(*parts, [], own.image_size, own.crop_ratio, calibrated=calibrate)
         self._embedded: list[tuple[Tensor, Tensor]] = []  # with their labels; not in the sums yet
         self._reduced = False
         self._more: list[Head] = []  # what this task brings of known classes; in a list, so that it is no sub-module
@@ -77,7 +82,11 @@ class CIFNetModule(TaskModule):
     # ------------------------------------------------------------------ learning
 
     def setup(self, stage: str) -> None:
-        """Refuse processes that cannot learn together, before a photo is embedded."""
+        """Refuse processes that cannot learn together, and tell the model how its photos are prepared."""
+        images = self.data.describe_images(self.backbone.preprocessing)
+        self.model.image_size, self.model.crop_ratio = images["image_size"], images["crop_ratio"]
+        self.model.held_back = tuple(images["held_back"]) if images["held_back"] else None
+        self.model.precision = str(self.trainer.precision)
         if stage == "fit":
             check_trainer(self.trainer)
             if not self.head.reduces:
@@ -89,37 +98,26 @@ class CIFNetModule(TaskModule):
         return self.backbone.engine(self.trainer.strategy.root_device.type, str(self.trainer.precision))
 
     def check_returning(self) -> None:
-        """Raise UnsupportedError unless the head can add samples of a class that it has learned.
-
-        Tried on small heads of the same settings, before an image is embedded.
-        """
-        settings = self.head.settings()
-        small = type(self.head).from_settings(
-            settings | {key: 2 for key in ("in_features", "width") if key in settings}
-        )
+        """Raise UnsupportedError unless the head can add samples of a class that it has learned."""
         try:
-            more = small.fresh()
-            small.begin_task([0, 1], [1, 1])
-            more.begin_task([0], [1])
-            small.merge_(more)
-        except (UnsupportedError, UsageError) as error:
+            self.head.require("pools")
+        except UnsupportedError as error:
             raise UnsupportedError(
                 f"with --data.stream {type(self.data.plan.kind).__name__} classes return with new samples, "
                 f"which {type(self.head).__name__} cannot add: {error}; RidgeHead can"
             ) from error
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
-        """Open the task in the head, and a second head for samples of classes that were learned before."""
-        self._engines = list(dict.fromkeys([*self._engines, self.engine()]))
+        """Open the task in the model, and a head for samples of classes that were learned before."""
+        self.model.note_engines([self.engine()])
         self._embedded, self._reduced, self._more = [], False, []
         returning = self.data.returning_classes(self.data.task)
         if returning:
-            label = {name: i for i, name in enumerate(self.class_names)}
             more = self.head.fresh()
-            more.begin_task([label[name] for name in returning], self.data.class_counts(returning))
+            more.begin_task(self.model.labels(returning), self.data.class_counts(returning))
             self._more = [more]
         if names:
-            self.head.begin_task(labels, self.data.class_counts(names))
+            self.model.begin_task(names, self.data.class_counts(names))
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Embed the batch, and add it to the sums with those before it. Returns what the buffer may keep."""
@@ -141,10 +139,10 @@ class CIFNetModule(TaskModule):
                 self.head.observe(z, labels)
 
     def abort_task(self, labels: list[int]) -> None:
-        """Take the task that was under way out of the head again."""
+        """Take the task that was under way out of the model again."""
         self._more = []
         if labels:
-            self.head.abort_task()
+            self.model.abort_task()
 
     def embed(self, batch: Batch) -> Tensor:
         """(n, d) float32 embeddings of a batch: those that it brings, or of its images, offered to the cache.
@@ -154,16 +152,15 @@ class CIFNetModule(TaskModule):
         """
         if isinstance(batch, EmbeddingBatch):
             return batch.embedding
-        z = cast(Tensor, self.backbone(batch.image))
-        try:
-            check_embeddings(z, self.backbone.features)
-        except NonFiniteError as error:
-            learning, source = self.trainer.training, self.data.source
-            name = (source.train if learning else source.val).names[int(batch.row[error.rows[0]])]
-            where = f"batch {self.trainer.fit_loop.batch_idx}, " if learning else "evaluation, "
-            raise NonFiniteError(f"{where}image {name}: {error}", error.rows) from error
+        z = self.model.embed(batch.image, lambda row: self._name_of(int(batch.row[row])))
         self.data.remember(batch.row, z)
         return z
+
+    def _name_of(self, row: int) -> str:
+        """What an error calls an image of the set that is being fed."""
+        learning, source = self.trainer.training, self.data.source
+        where = f"batch {self.trainer.fit_loop.batch_idx}, " if learning else "evaluation, "
+        return f"{where}image {(source.train if learning else source.val).names[row]}"
 
     def reduce_statistics(self) -> None:
         """Add what is left of this task to the sums, and these over all processes, once."""
@@ -183,20 +180,16 @@ class CIFNetModule(TaskModule):
         empty = [self.class_names[label] for label, count in self.head.class_counts().items() if not count]
         self.refuse_empty(empty)
         if self.learned_tasks[-1]:
-            self.head.solve()
+            self.model.solve()
         for more in self._more:
-            self.head.merge_(more)
-            self.head.solve()
+            self.model.merge(more)
         self._more = []
-        self.head.refresh()  # evaluation follows at once; what it needs belongs to learning's time and energy
-        if self.calibrate and self.buffer is not None:
-            calibration.calibrate(self.head, *self.buffer.items())
 
     # ------------------------------------------------------------------ prediction
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, C) float64 probabilities of uint8 images (n, 3, h, w)."""
-        return self.head.probabilities(self.backbone(images))
+        return self.model.probabilities(images)
 
     def probabilities(self, batch: Batch) -> Tensor:
         """Probabilities of an evaluation batch."""
@@ -204,8 +197,7 @@ class CIFNetModule(TaskModule):
 
     def state_elements(self) -> dict[str, int]:
         """Numbers kept between tasks, by component; the head's own, and the buffer's."""
-        stored = self.buffer.state_elements() if self.buffer is not None else 0
-        return {**self.head.state_elements(), "buffer": stored}
+        return self.model.state_elements()
 
     @property
     def bytes_per_element(self) -> int:
@@ -225,14 +217,18 @@ class CIFNetModule(TaskModule):
     # ------------------------------------------------------------------ checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what the model needs besides to live on without this run: the network that embeds a photo."""
+        """Add the model's description, as a bundle has it; its history is in the record of ``TaskMetrics``."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["cifnet"] |= {"backbone": self.backbone.describe(), "engines": list(self._engines)}
+        checkpoint["cifnet"] = {**self.model.describe(), "history": [], **checkpoint["cifnet"]}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take over what the checkpoint says; engines may change, as their embeddings agree."""
+        """Check that the checkpoint belongs to this module, and take over what it says of the model.
+
+        Engines may change, as their embeddings agree.
+        """
         super().on_load_checkpoint(checkpoint)
-        self._engines = [str(name) for name in checkpoint["cifnet"].get("engines", ["torch"])]
+        self.model.class_names = list(self.class_names)
+        self.model.engines = [str(name) for name in checkpoint["cifnet"].get("engines", ["torch"])]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Everything but the backbone, which never changes: its hash is stored instead."""
@@ -268,42 +264,27 @@ class BufferUpdate(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse a run whose classes the capacity cannot hold before any image is embedded."""
         module = cast(CIFNetModule, pl_module)
-        _buffer(module).quota(len(module.data.stream(module.learned_tasks).classes()))
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the task with no candidates."""
-        _buffer(pl_module).discard_pending()
+        cast(CalibrationBuffer, module.buffer).quota(len(module.data.stream(module.learned_tasks).classes()))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Offer the batch's embeddings to the buffer."""
-        _buffer(pl_module).add(outputs["z"], outputs["label"], outputs["key"])
+        cast(CIFNetModule, pl_module).model.offer(outputs["z"], outputs["label"], outputs["key"])
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the samples of past classes to the new neurons; then select among the new ones.
 
         Lightning calls this before the module's own hook, which solves the head.
         """
-        module, buffer = cast(CIFNetModule, pl_module), _buffer(pl_module)
+        module = cast(CIFNetModule, pl_module)
         module.close_task()
         module.reduce_statistics()
-        if module.learned_tasks[-1]:
-            buffer.show_to(module.head)
-        _gather_pending(trainer, buffer)
-        buffer.commit()
+        module.model.update_buffer(bool(module.learned_tasks[-1]), gather_pending if trainer.world_size > 1 else None)
 
 
-def _buffer(pl_module: LightningModule) -> CalibrationBuffer:
-    buffer = cast(CIFNetModule, pl_module).buffer
-    assert buffer is not None
-    return buffer
-
-
-def _gather_pending(trainer: Trainer, buffer: CalibrationBuffer) -> None:
+def gather_pending(buffer: CalibrationBuffer) -> None:
     """Give every process the candidates of all, so that all select the same."""
-    if trainer.world_size == 1:
-        return
     pending = of_all_processes([part.cpu() for part in buffer.pending()])
     device = buffer.y.device
     parts = [part for part in pending if len(part[1])]

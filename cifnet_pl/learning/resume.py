@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from lightning.pytorch import Trainer
+from pydantic import Field
 
+from cifnet_pl.model.description import Table, check_format, parse
 from cifnet_pl.utilities.errors import CheckpointError
 
-FORMAT = 1
-"""Version of what :class:`cifnet_pl.learning.task_module.TaskModule` adds to a checkpoint."""
+
+class StoredRun(Table):
+    """What :class:`cifnet_pl.learning.task_module.TaskModule` adds to a checkpoint, as far as a run needs it."""
+
+    under_way: bool
+    closing: bool
+    class_names: list[str]
+    task_sizes: list[Annotated[int, Field(ge=0)]]
+    settings: dict[str, Any]
 
 
 def read_stored(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """What ``TaskModule.on_save_checkpoint`` added, checked; CheckpointError if it is not as written there."""
     stored = checkpoint.get("cifnet")
-    if not isinstance(stored, dict) or stored.get("format") != FORMAT:
-        raise CheckpointError(
-            f"the checkpoint is not one of this version of cifnet_pl (format {FORMAT}): "
-            f"found {stored.get('format') if isinstance(stored, dict) else 'a plain Lightning checkpoint'}"
-        )
-    names, sizes = stored.get("class_names"), stored.get("task_sizes")
-    whole = (
-        isinstance(stored.get("settings"), dict)
-        and all(isinstance(stored.get(flag), bool) for flag in ("under_way", "closing"))
-        and isinstance(names, list)
-        and all(isinstance(name, str) for name in names)
-        and len(set(names)) == len(names)
-        and isinstance(sizes, list)
-        and all(type(size) is int and size >= 0 for size in sizes)
-        and sum(sizes) == len(names)
-        and (bool(sizes) or not stored["under_way"])
-    )
-    if not whole:
+    if not isinstance(stored, dict):
+        raise CheckpointError("the checkpoint is a plain Lightning checkpoint, not one of cifnet_pl")
+    check_format(stored.get("format"), "the checkpoint")
+    run = parse(StoredRun, stored, "the checkpoint")
+    names, sizes = run.class_names, run.task_sizes
+    if len(set(names)) < len(names) or sum(sizes) != len(names) or (run.under_way and not sizes):
         raise CheckpointError("the checkpoint is damaged: its list of classes and tasks does not make sense")
     return stored
 

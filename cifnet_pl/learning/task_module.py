@@ -17,13 +17,13 @@ from cifnet_pl.backbones import Backbone
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.resume import (
-    FORMAT,
     count_tasks,
     read_stored,
     require_same,
     require_same_images,
     rewind_checkpoint,
 )
+from cifnet_pl.model.description import FORMAT
 from cifnet_pl.model.metrics import ClassAccuracy, percent
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, DataError, UsageError
 
@@ -45,7 +45,6 @@ class TaskModule(LightningModule):
     Subclasses learn in ``training_step`` and finish a task in ``finish_task``; they score in ``scores``.
 
     Attributes:
-        class_names: name of each label 0, 1, …; append-only, so that a class added later never shifts another.
         learned_tasks: class names of each task begun, in order.
         backbone: set by subclasses; says how the data module must prepare images.
         epochs: passes over a task's images that learn from them.
@@ -53,7 +52,6 @@ class TaskModule(LightningModule):
         solve_seconds: time that ``finish_task`` took for the last task.
     """
 
-    class_names: list[str]
     learned_tasks: list[list[str]]
     backbone: Backbone
     epochs: int = 1
@@ -61,7 +59,7 @@ class TaskModule(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.class_names, self.learned_tasks = [], []
+        self.learned_tasks = []
         self.evaluation: Evaluation | None = None
         self.solve_seconds = 0.0
         self._accuracy: ClassAccuracy | None = None
@@ -131,6 +129,11 @@ class TaskModule(LightningModule):
         return cast(CIFNetDataModule, cast(Any, self.trainer).datamodule)
 
     @property
+    def class_names(self) -> list[str]:
+        """Name of each label 0, 1, …; append-only, so that a class added later never shifts another."""
+        return [name for names in self.learned_tasks for name in names]
+
+    @property
     def tasks_finished(self) -> int:
         """Number of tasks learned to their end."""
         return len(self.learned_tasks) - self._under_way
@@ -157,7 +160,6 @@ class TaskModule(LightningModule):
         """Open the task of this epoch."""
         names = self.data.task_classes(self.data.task)
         start = len(self.class_names)
-        self.class_names += names
         self.learned_tasks.append(names)
         self._under_way, self._closing = True, False
         self.begin_task(names, list(range(start, len(self.class_names))))
@@ -304,8 +306,7 @@ class TaskModule(LightningModule):
         """
         stored = read_stored(checkpoint)
         require_same(self.settings(), stored["settings"])
-        self.class_names = list(stored["class_names"])
-        names = iter(self.class_names)
+        names = iter(stored["class_names"])
         self.learned_tasks = [[next(names) for _ in range(size)] for size in stored["task_sizes"]]
         self._under_way = stored["under_way"]
         if self._trainer is not None:
@@ -325,8 +326,6 @@ class TaskModule(LightningModule):
     def _rewind_task(self) -> None:
         """Take back a task that a mid-epoch checkpoint (a signal, a SLURM requeue) caught under way."""
         if self._under_way:
-            names = self.learned_tasks.pop()
-            labels = list(range(len(self.class_names) - len(names), len(self.class_names)))
-            del self.class_names[labels[0] :]
-            self.abort_task(labels)
+            classes, names = len(self.class_names), self.learned_tasks.pop()
+            self.abort_task(list(range(classes - len(names), classes)))
             self._under_way = False

@@ -14,26 +14,39 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import torch
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from cifnet_pl.model.description import Entry
+from cifnet_pl.model.description import FORMAT, Table, check_format, parse
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from cifnet_pl.utilities.files import write_atomic, write_json
 from cifnet_pl.utilities.text import first_line, printable
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-FORMAT = 1
-"""Version of the layout of a bundle."""
-
 CONFIG = "config.json"
 LARGEST_CONFIG = 2**26
 """Largest ``config.json`` that is read, in bytes: room for 500,000 class names."""
+
+
+class TensorsTable(Table):
+    """Which file of tensors belongs to a ``config.json``."""
+
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    bytes: int
+
+
+class FileTable(Table):
+    """What a ``config.json`` says about the files of its bundle."""
+
+    sha256: str
+    tensors: TensorsTable
+    versions: dict[str, str] = Field(default_factory=dict)
 
 
 def is_bundle(folder: Path) -> bool:
@@ -100,31 +113,31 @@ def open_bundle(folder: Path) -> Iterator[tuple[dict[str, Any], Shapes, Callable
     Raises:
         CheckpointError: no bundle, one of another version, or one that is damaged.
     """
-    config = _read_config(folder)
-    path = folder / _file_name(_checked_digest(config))
-    size = config.sub("tensors").get("bytes", int)
+    content, file = _read_config(folder)
+    path = folder / _file_name(file.tensors.sha256)
+    size = file.tensors.bytes
     if not path.is_file() or path.stat().st_size != size:
         raise CheckpointError(f"{folder} is not whole: {path.name} with {size} bytes is missing; copy the bundle again")
     try:
-        with safe_open(path, framework="pt") as file:
-            shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118, no mapping
+        with safe_open(path, framework="pt") as stored:
+            shapes = {key: tuple(stored.get_slice(key).get_shape()) for key in stored.keys()}  # noqa: SIM118, no mapping
 
             def read() -> dict[str, Tensor]:
-                _verify(path, config)
-                return {key: file.get_tensor(key) for key in shapes}
+                _verify(path, file.tensors.sha256)
+                return {key: stored.get_tensor(key) for key in shapes}
 
-            yield dict(config.content), shapes, read
+            yield content, shapes, read
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
 
 
 def read_versions(folder: Path) -> dict[str, str]:
     """Versions of the software that wrote a bundle."""
-    versions = _read_config(folder).sub("versions")
-    return {printable(key): printable(versions.get(key, str)) for key in versions.content}
+    _, file = _read_config(folder)
+    return {printable(name): printable(number) for name, number in file.versions.items()}
 
 
-def _read_config(folder: Path) -> Entry:
+def _read_config(folder: Path) -> tuple[dict[str, Any], FileTable]:
     path = folder / CONFIG
     if not path.is_file():
         raise CheckpointError(f"{folder} is not a bundle: it has no {CONFIG} (or its writing was interrupted)")
@@ -134,31 +147,24 @@ def _read_config(folder: Path) -> Entry:
         content = json.loads(path.read_bytes().decode("utf-8"), parse_constant=_no_constant)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
-    config = Entry(content, str(folder), CONFIG)
-    if config.get("format", int) != FORMAT:
-        raise CheckpointError(f"{folder} has format {content['format']}, this version reads {FORMAT}: update cifnet_pl")
-    if config.get("sha256", str) != _digest({key: value for key, value in content.items() if key != "sha256"}):
+    if isinstance(content, dict):
+        check_format(content.get("format"), str(folder))
+    file = parse(FileTable, content, str(folder))
+    if file.sha256 != _digest({key: value for key, value in content.items() if key != "sha256"}):
         raise CheckpointError(f"{path} is damaged or was edited: its checksum is wrong; copy the bundle again")
-    return config
+    return content, file
 
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number")
 
 
-def _checked_digest(config: Entry) -> str:
-    digest = config.sub("tensors").get("sha256", str)
-    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
-        raise CheckpointError(f"{config.where} is damaged: its checksum is not a sha256")
-    return str(digest)
-
-
-def _verify(path: Path, config: Entry) -> None:
+def _verify(path: Path, expected: str) -> None:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(2**20):
             digest.update(block)
-    if digest.hexdigest() != _checked_digest(config):
+    if digest.hexdigest() != expected:
         raise CheckpointError(f"{path} is damaged: its checksum is wrong; copy the bundle again")
 
 

@@ -1,15 +1,37 @@
-"""The description of a stored model: plain tables and lists from a file, read with every type checked."""
+"""The description of a stored model: plain tables and lists, the same in a bundle and in a checkpoint.
+
+A description that comes from a file is checked by pydantic, strictly: nothing is converted to another type.
+"""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
 
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
+
+from cifnet_pl.backbones.precision import FLOAT32
+from cifnet_pl.data.images import LARGEST_IMAGE
 from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.text import has_controls, printable
+
+FORMAT = 2
+"""Version of the description and of the files that hold it, bundles and checkpoints."""
+
+READABLE = (1, FORMAT)
+"""Versions that can be read."""
+
+Engine = Literal["torch", "onnxruntime"]
+
+TORCH: Engine = "torch"
+"""What ran the backbone of models that do not tell."""
+
+Text = Annotated[str, Strict()]
+Count = Annotated[int, Strict(), Field(ge=0, lt=2**63)]
+Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+Setting = Annotated[bool, Strict()] | Annotated[int, Strict()] | Number | Text | None
 
 
 @dataclass(frozen=True)
@@ -27,42 +49,100 @@ class Event:
         old_accuracy: the same afterwards.
     """
 
-    what: str
-    classes: int
-    photos: int | None = None
-    accuracy: float | None = None
-    old_accuracy_before: float | None = None
-    old_accuracy: float | None = None
-    seconds: float | None = None
-    energy_kwh: float | None = None
-    energy_source: str | None = None
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    what: Text
+    classes: Count
+    photos: Count | None = None
+    accuracy: Number | None = None
+    old_accuracy_before: Number | None = None
+    old_accuracy: Number | None = None
+    seconds: Number | None = None
+    energy_kwh: Number | None = None
+    energy_source: Text | None = None
 
 
-class Entry:
-    """A JSON object whose entries are fetched with their types checked."""
+class Table(BaseModel):
+    """A table from a file, checked strictly; entries that this version does not know are passed over."""
 
-    def __init__(self, content: Any, where: str, name: str = "its description"):
-        if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
-            raise CheckpointError(f"{where} is damaged or not a model: {name} is not a table")
-        self.content, self.where, self.name = content, where, name
+    model_config = ConfigDict(strict=True)
 
-    def get(self, key: str, kind: type | tuple[type, ...]) -> Any:
-        """The entry ``key``, of one of the types ``kind``; a boolean does not count as a number."""
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        value = self.content.get(key)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise self.wrong(key, type(value).__name__, " or ".join(k.__name__ for k in kinds))
-        if isinstance(value, float) and not math.isfinite(value):
-            raise self.wrong(key, str(value), "a finite number")
-        return value
 
-    def sub(self, key: str) -> Entry:
-        """The entry ``key``, which is an object itself."""
-        return Entry(self.content.get(key), self.where, key)
+class BackboneTable(Table):
+    """Which network embeds, and the hash of its weights."""
 
-    def wrong(self, key: str, given: str, expected: str) -> CheckpointError:
-        """An error for an entry that is not as it should be."""
-        return CheckpointError(f"{self.where} is damaged or not a model: {self.name}.{key} is {given}, not {expected}")
+    name: str
+    sha256: str
+    architecture: str | None = None
+
+
+class ImagesTable(Table):
+    """How photos become squares; ``held_back`` are the share and the seed of the run's own split."""
+
+    image_size: int = Field(ge=1, le=LARGEST_IMAGE)
+    crop_ratio: Number = Field(gt=0, le=1)
+    held_back: tuple[Annotated[Number, Field(gt=0, lt=1)], Annotated[int, Strict()]] | None = Field(strict=False)
+
+
+class Description(Table):
+    """What a bundle's ``config.json`` and a checkpoint say about a model, apart from its tensors."""
+
+    backbone: BackboneTable
+    precision: str = FLOAT32  # not told by older models
+    engines: list[Engine] = Field(default_factory=lambda: [TORCH], max_length=2)
+    images: ImagesTable
+    head: dict[str, Setting]
+    buffer: dict[str, Setting] | None
+    class_names: list[Any]
+    task_sizes: list[Annotated[int, Strict(), Field(gt=0)]]
+    history: list[Event] = Field(strict=False)
+
+
+T = TypeVar("T", bound=BaseModel)
+
+
+def parse(kind: type[T], content: Any, where: str) -> T:
+    """Check a table from a file.
+
+    Args:
+        kind: what it should be.
+        content: what the file holds.
+        where: the file, for messages.
+
+    Raises:
+        CheckpointError: an entry is missing, of another type, or not known.
+    """
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{where} is damaged or not a model: its description is not a table")
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise CheckpointError(f"{where} is damaged or not a model: {_sentence(content, error)}") from error
+
+
+def _sentence(content: Any, error: ValidationError) -> str:
+    """Say of the first wrong entry where it is, what it is and what was expected."""
+    errors = error.errors(include_url=False)
+    first = errors[0]
+    if first["type"] == "missing":
+        return f"it has no {'.'.join(printable(str(key))[:60] for key in first['loc'])}"
+    path: list[str] = []
+    for key in first["loc"]:  # which ends with the name of a type where several types are allowed
+        entries = dict(enumerate(content)) if isinstance(content, list) else content
+        if not isinstance(entries, dict) or key not in entries:
+            break
+        path.append(printable(str(key))[:60])
+        content = entries[key]
+    depth = len(path)
+    expected = [e["msg"].replace("Input should be ", "") for e in errors if e["loc"][:depth] == first["loc"][:depth]]
+    return f"{'.'.join(path)} is {shown(first['input'])}, expected {' or '.join(dict.fromkeys(expected))}"
+
+
+def check_format(number: Any, where: str, kinds: Sequence[int] = READABLE) -> None:
+    """Raise CheckpointError unless a file has a format that this version reads."""
+    if type(number) is not int or number not in kinds:
+        known = " and ".join(map(str, kinds))
+        raise CheckpointError(f"{where} has format {shown(number)}, this version reads {known}: update cifnet_pl")
 
 
 def class_names(names: Sequence[Any], where: str) -> list[str]:
@@ -86,17 +166,6 @@ def class_names(names: Sequence[Any], where: str) -> list[str]:
     if len(set(names)) < len(names):
         raise CheckpointError(f"{where} has class {shown(Counter(names).most_common(1)[0][0])} twice")
     return list(names)
-
-
-def event(item: Any, where: str) -> Event:
-    """An entry of the history."""
-    kinds: dict[str, tuple[type, ...]] = {"what": (str,), "classes": (int,), "photos": (int, type(None))}
-    kinds["energy_source"] = (str, type(None))
-    entry = Entry(item, where, "history")
-    known = [f.name for f in fields(Event)]
-    if set(entry.content) != set(known):
-        raise CheckpointError(f"{where} is damaged or not a model: its history has unknown entries")
-    return Event(**{name: entry.get(name, kinds.get(name, (int, float, type(None)))) for name in known})
 
 
 def shown(value: Any) -> str:

@@ -142,12 +142,11 @@ class Lesson:
         self.more: Head | None = None
         old, new = ([i for i, name in enumerate(names) if (name in known) == seen] for seen in (True, False))
         if old:
+            _require_pooling(model, names[old[0]])
             self.more = model.head.fresh()
             self.more.begin_task(model.labels(names[i] for i in old), [counts[i] for i in old])
         if new:
             model.begin_task([names[i] for i in new], [counts[i] for i in new])
-        if self.more is not None:
-            _refuse_unless_additive(model, self.more, names[old[0]])
         self.labels = np.array(model.labels(names), dtype=np.int64)
 
     def observe(self, rows: np.ndarray, z: Tensor) -> None:
@@ -174,10 +173,10 @@ class Lesson:
             self.model.merge(self.more)
 
 
-def _refuse_unless_additive(model: IncrementalClassifier, more: Head, name: str) -> None:
+def _require_pooling(model: IncrementalClassifier, name: str) -> None:
     try:
-        model.clone().head.merge_(more)
-    except (UnsupportedError, UsageError) as error:
+        model.head.require("pools")
+    except UnsupportedError as error:
         known = f"cannot add photos to class '{printable(name)}', which is learned already"
         raise UnsupportedError(f"{known}: {error}") from error
 

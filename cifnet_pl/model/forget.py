@@ -74,7 +74,8 @@ def forget(old: M, names: str | Sequence[str], images: Path | str | None = None)
         DataError: the photos are not those that the class was learned from.
     """
     names = [names] if isinstance(names, str) else list(dict.fromkeys(names))
-    labels, model = old.labels(names), old.clone()
+    old.labels(names)
+    model = old.clone()
     photos = {name: old.counts[name] for name in names}
     unreadable: list[Unreadable] = []
     rounding = None
@@ -87,8 +88,9 @@ def forget(old: M, names: str | Sequence[str], images: Path | str | None = None)
     model.remove_classes(names)
     removed = sum(photos.values()) if images is not None else None
     model.history.append(Event("forget", len(model.class_names), removed))
-    possible = _why_not_subtracted(old, labels[0]) is None
-    return Forgetting(model, photos, images is not None, possible, old.remembers_removed, unreadable, rounding)
+    return Forgetting(
+        model, photos, images is not None, old.head.subtracts, old.remembers_removed, unreadable, rounding
+    )
 
 
 def _rounding(model: IncrementalClassifier) -> str | None:
@@ -107,10 +109,11 @@ def subtract(model: IncrementalClassifier, name: str, folder: Path, unreadable: 
         DataError: other photos than those.
     """
     label = model.labels([name])[0]
-    lasting = _why_not_subtracted(model, label)
-    if lasting is not None:
+    try:
+        model.head.require("subtracts")
+    except UnsupportedError as error:
         hint = "leave out --images to remove the class from what can be predicted"
-        raise UnsupportedError(f"{lasting}: {hint}") from lasting
+        raise UnsupportedError(f"{error}: {hint}") from error
     own = _learner_of(model, label, model.counts[name])
     files = _learned_files(model, name, folder)
     seen = 0
@@ -123,15 +126,6 @@ def subtract(model: IncrementalClassifier, name: str, folder: Path, unreadable: 
         raise DataError(_unlike(name, model.counts[name], folder, f"{seen} that can be read"))
     check_same(model, own, name, folder)
     model.head.subtract_(own)
-
-
-def _why_not_subtracted(model: IncrementalClassifier, label: int) -> UnsupportedError | None:
-    """The reason why this head's statistics cannot be taken back, or None if they can."""
-    try:
-        model.clone().head.subtract_(_learner_of(model, label, 1))
-    except UnsupportedError as error:
-        return error
-    return None
 
 
 def _learner_of(model: IncrementalClassifier, label: int, count: int) -> Head:

@@ -186,6 +186,10 @@ class IncrementalClassifier:
             key: (n,) int64 identity of each photo, see :func:`cifnet_pl.data.loading.sample_key`.
         """
         self.head.observe(z, y)
+        self.offer(z, y, key)
+
+    def offer(self, z: Tensor, y: Tensor, key: Tensor) -> None:
+        """Add samples as candidates to the buffer only; arguments as in :meth:`observe`."""
         if self.buffer is not None:
             self.buffer.add(z, y, key)
 
@@ -198,15 +202,19 @@ class IncrementalClassifier:
         self.update_buffer()
         self.solve()
 
-    def update_buffer(self, gather: Callable[[CalibrationBuffer], None] | None = None) -> None:
+    def update_buffer(
+        self, new_classes: bool = True, gather: Callable[[CalibrationBuffer], None] | None = None
+    ) -> None:
         """Show the buffer's samples to the new neurons, oversampled; then select among the task's candidates.
 
         Args:
+            new_classes: whether the task brought classes, not only more samples of known ones.
             gather: brings the candidates of all processes into the buffer; None for one process.
         """
         if self.buffer is None:
             return
-        self.buffer.show_to(self.head)
+        if new_classes:
+            self.buffer.show_to(self.head)
         if gather is not None:
             gather(self.buffer)
         self.buffer.commit()

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from cifnet_pl.model.bundle import is_bundle, open_bundle
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.description import Entry
+from cifnet_pl.model.description import Table, check_format, parse
 from cifnet_pl.model.validation import assemble
 from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.run_folders import CHECKPOINT, versions
@@ -96,44 +97,62 @@ def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
     return content
 
 
+class SettingsTable(Table):
+    """What a run was: the class of its module, and in files of format 1 head and buffer as well."""
+
+    module: str
+    head: dict[str, Any] = Field(default_factory=dict)
+    buffer: dict[str, Any] = Field(default_factory=dict)
+
+
+class RunTable(Table):
+    """The state of a run, as far as a model needs it."""
+
+    under_way: bool
+    settings: SettingsTable
+
+
+class RecordTable(Table):
+    """Measurements of the tasks of a run."""
+
+    rows: list[dict[str, Any]]
+
+
 def _from_checkpoint(path: Path, download: bool, engine: str) -> Classifier:
-    content = read_checkpoint(path)
-    stored = Entry(content["cifnet"], str(path), "cifnet")
-    settings = stored.sub("settings")
-    if settings.get("module", str) != MODULE:
-        raise CheckpointError(f"{path} is of a {printable(settings.content['module'])}, expected a {MODULE}")
-    if stored.get("under_way", bool):
+    content, where = read_checkpoint(path), str(path)
+    description = content["cifnet"]
+    if isinstance(description, dict):
+        check_format(description.get("format"), where)
+    run = parse(RunTable, description, where)
+    if run.settings.module != MODULE:
+        raise CheckpointError(f"{path} is of a {printable(run.settings.module)}, expected a {MODULE}")
+    if run.under_way:
         raise CheckpointError(f"{path} was saved in the middle of a task: finish the run with --ckpt_path last first")
-    description = {
-        "backbone": stored.sub("backbone").content,
-        **{key: stored.content[key] for key in ("precision", "engines") if key in stored.content},
-        "images": stored.sub("images").content,
-        "head": settings.sub("head").content,
-        "buffer": None if settings.sub("buffer").content == {"capacity": 0} else settings.sub("buffer").content,
-        "class_names": stored.get("class_names", list),
+    if description["format"] == 1:
+        empty = run.settings.buffer == {"capacity": 0}
+        description = {**description, "head": run.settings.head, "buffer": None if empty else run.settings.buffer}
+    if isinstance(sizes := description.get("task_sizes"), list):
         # Tasks that only brought more samples of known classes are none to the head.
-        "task_sizes": [size for size in stored.get("task_sizes", list) if size != 0],
-        "history": _history(content.get("callbacks"), str(path)),
-    }
-    tensors = _tensors(content["state_dict"], str(path))
+        description = {**description, "task_sizes": [size for size in sizes if size != 0]}
+    tensors = _tensors(content["state_dict"], where)
     shapes = {key: tuple(value.shape) for key, value in tensors.items()}
-    return assemble(description, shapes, lambda: tensors, str(path), download, engine)
+    history = _history(content.get("callbacks"), where)
+    return assemble({**description, "history": history}, shapes, lambda: tensors, where, download, engine)
 
 
 def _tensors(state: Any, where: str) -> dict[str, Tensor]:
-    entry = Entry(state, where, "state_dict")
-    wrong = [key for key, value in entry.content.items() if not isinstance(value, Tensor)]
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{where} is damaged or not a model: its state_dict is not a table")
+    wrong = [key for key, value in state.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
     if wrong:
-        raise CheckpointError(f"{where} is damaged: '{printable(wrong[0])}' is not a tensor")
-    return dict(entry.content)
+        raise CheckpointError(f"{where} is damaged: '{printable(str(wrong[0]))}' is not a tensor")
+    return dict(state)
 
 
 def _history(callbacks: Any, where: str) -> list[dict[str, Any]]:
     """The rows of the run's record, as events."""
     record = callbacks.get("TaskMetrics") if isinstance(callbacks, Mapping) else None
-    rows = Entry(record, where, "TaskMetrics").get("rows", list) if record is not None else []
+    rows = parse(RecordTable, record, where).rows if record is not None else []
     names = {"classes": "classes_seen", "accuracy": "A_k", "seconds": "train_seconds"}
     names |= {name: name for name in ("energy_kwh", "energy_source")}
-    missing = {"photos": None, "old_accuracy_before": None, "old_accuracy": None}
-    entries = [Entry(row, where, "rows").content for row in rows]
-    return [{"what": "task", **missing, **{ours: row.get(theirs) for ours, theirs in names.items()}} for row in entries]
+    return [{"what": "task", **{ours: row.get(theirs) for ours, theirs in names.items()}} for row in rows]

@@ -1,9 +1,8 @@
-"""Tensors from outside, believed in nothing: whether they are those of a head or a buffer, before and after loading."""
+"""Check tensors that come from a file: whether they are those of a head or a buffer, before and after loading."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -12,69 +11,35 @@ from torch import Tensor
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.samples import Samples
+from cifnet_pl.heads.shapes import fits
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError
 from cifnet_pl.utilities.text import first_line, printable
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-PER_TASK = re.compile(r"cohorts\.(0|[1-9]\d{0,8})\.")
-"""Names of tensors that a head has once for each task."""
-
 
 def check_shapes(
     head: Head, buffer: CalibrationBuffer | None, tasks: Sequence[int], shapes: Shapes, where: str
 ) -> None:
-    """Compare the shapes in a file with those that ``head`` has after ``tasks`` of so many classes.
-
-    What a head of one and of two classes looks like tells which dimensions grow with the classes. Those that only
-    ``solve`` fills may be empty or have a place for each class; samples are as many as there are.
+    """Compare the shapes in a file with those that ``head`` expects after ``tasks`` of so many classes.
 
     Raises:
         CheckpointError: a tensor too many or too few, or of another shape.
     """
-    one, two = _shapes_with(head, 1), _shapes_with(head, 2)
-    samples = {name for name, module in head.named_modules() if isinstance(module, Samples)}
-    left = {key.removeprefix("head.") for key in shapes if key.startswith("head.")}
-    left_over = {key for key in shapes if not key.startswith("head.")}
-    for key, small in one.items():
-        repeated = PER_TASK.match(key)
-        sizes = list(enumerate(tasks)) if repeated else [(0, sum(tasks))]
-        for task, classes in sizes:
-            name = PER_TASK.sub(f"cohorts.{task}.", key) if repeated else key
-            stored = shapes.get(f"head.{name}", (-1,))
-            free = key.rpartition(".")[0] in samples
-            if key.endswith(".past_weight"):  # a place for each class of the tasks before
-                fits = stored == (sum(tasks[:task]),)
-            else:
-                fits = _fits(stored, small, two[key], classes, free)
-            if not fits:
-                raise CheckpointError(
-                    f"{where} is damaged or of another version: tensor head.{name} has shape {stored}, "
-                    f"which {classes} classes in an embedding of width {head.in_features} do not have"
-                )
-            left.discard(name)
+    expected = {f"head.{name}": sizes for name, sizes in head.expected_shapes(tasks).items()}
+    for name, sizes in expected.items():
+        if not fits(shapes.get(name, (-1,)), sizes):
+            raise CheckpointError(
+                f"{where} is damaged or of another version: tensor {name} has shape {shapes.get(name)}, which "
+                f"{sum(tasks)} classes in {len(tasks)} tasks and an embedding of width {head.in_features} do not have"
+            )
     if buffer is not None:
-        left_over -= {f"buffer.{key}" for key in buffer.state_dict()}
+        expected |= {f"buffer.{name}": () for name in buffer.state_dict()}
     # Empty tensors hold nothing: older versions stored some that their head had no use for.
-    foreign = sorted({key for key in left if math.prod(shapes[f"head.{key}"])} | left_over)
+    empty = {name for name, shape in shapes.items() if name.startswith("head.") and not math.prod(shape)}
+    foreign = sorted(set(shapes) - set(expected) - empty)
     if foreign:
         raise CheckpointError(f"{where} holds a tensor '{printable(foreign[0][:60])}' that its head does not have")
-
-
-def _shapes_with(head: Head, classes: int) -> dict[str, tuple[int, ...]]:
-    fresh = head.fresh()
-    fresh.begin_task(range(classes), [1] * classes)
-    return {key: tuple(value.shape) for key, value in fresh.state_dict().items()}
-
-
-def _fits(stored: tuple[int, ...], one: tuple[int, ...], two: tuple[int, ...], classes: int, free: bool) -> bool:
-    if len(stored) != len(one):
-        return False
-    allowed = []
-    for small, large in zip(one, two, strict=True):
-        grown = small + (classes - 1) * (large - small)
-        allowed.append(None if free and small == 0 else {0, classes} if small == large == 0 else {grown})
-    return all(sizes is None or size in sizes for size, sizes in zip(stored, allowed, strict=True))
 
 
 def load_part(module: Head | CalibrationBuffer, prefix: str, tensors: Mapping[str, Tensor], where: str) -> None:

@@ -1,26 +1,24 @@
-"""From a description and tensors, both from outside and believed in nothing, to a model that holds together.
+"""Build a model from a description and tensors that come from a file, and check that they fit together.
 
-Nothing is executed and nothing is allocated before its size has been compared with what is really there.
+Nothing in the file is executed, and no memory is allocated before the sizes have been compared with what is stored.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 from cifnet_pl import heads
 from cifnet_pl.backbones import Backbone, build_backbone
-from cifnet_pl.backbones.engines import ENGINES
-from cifnet_pl.backbones.precision import FLOAT32, PRECISIONS
+from cifnet_pl.backbones.precision import PRECISIONS
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.data.images import LARGEST_IMAGE
 from cifnet_pl.heads import Head
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.description import Entry, class_names, event, shown
+from cifnet_pl.model.description import BackboneTable, Description, class_names, parse, shown
 from cifnet_pl.model.tensor_checks import check_buffer, check_head, check_shapes, load_part
 from cifnet_pl.utilities.errors import CheckpointError, unknown_name
 from cifnet_pl.utilities.text import first_line, printable
@@ -60,85 +58,73 @@ def assemble(
         CheckpointError: anything about the file that is not as it should be.
         CifnetError: the backbone cannot be built on this machine.
     """
-    entry = Entry(description, where)
-    names = class_names(entry.get("class_names", list), where)
-    history = [event(item, where) for item in entry.get("history", list)]
-    images = entry.sub("images")
-    image_size = images.get("image_size", int)
-    crop_ratio = float(images.get("crop_ratio", (int, float)))
-    if not 1 <= image_size <= LARGEST_IMAGE or not 0 < crop_ratio <= 1:
-        raise images.wrong("image_size", f"{image_size} with crop_ratio {crop_ratio:g}", f"1 to {LARGEST_IMAGE} pixels")
-    precision = entry.get("precision", str) if "precision" in entry.content else FLOAT32  # not told by older models
-    if precision not in PRECISIONS:
-        raise CheckpointError(f"{where} was learned in precision {shown(precision)}, expected {', '.join(PRECISIONS)}")
-    backbone = _backbone(entry.sub("backbone"), download, engine)
-    head = _head(entry.sub("head"), backbone.features, shapes)
-    buffer = _buffer(entry)
-    tasks = _task_sizes(entry, len(names))
-    check_shapes(head, buffer, tasks, shapes, where)
+    about = parse(Description, description, where)
+    names = class_names(about.class_names, where)
+    if sum(about.task_sizes) != len(names):
+        raise CheckpointError(
+            f"{where} is damaged: its task_sizes are of {sum(about.task_sizes)} classes, not {len(names)}"
+        )
+    if about.precision not in PRECISIONS:
+        raise CheckpointError(
+            f"{where} was learned in precision {shown(about.precision)}, expected {', '.join(PRECISIONS)}"
+        )
+    backbone = _backbone(about.backbone, where, download, engine)
+    head = _head(about.head, backbone.features, shapes, where)
+    buffer = _buffer(about.buffer, where)
+    check_shapes(head, buffer, about.task_sizes, shapes, where)
     tensors = read()
     load_part(head, "head.", tensors, where)
-    check_head(head, tasks, where)
+    check_head(head, about.task_sizes, where)
     if buffer is not None:
         load_part(buffer, "buffer.", tensors, where)
         check_buffer(buffer, head, where)
-    held_back = images.get("held_back", (list, type(None)))
+    images = about.images
     return Classifier(
         backbone,
         head,
         buffer,
         names,
-        image_size,
-        crop_ratio,
-        _held_back(held_back, images) if held_back else None,
-        history,
-        precision,
-        engines=_engines(entry),
+        images.image_size,
+        images.crop_ratio,
+        images.held_back,
+        about.history,
+        about.precision,
+        engines=list(about.engines),
     )
 
 
 # ---------------------------------------------------------------------- parts
 
 
-def _engines(entry: Entry) -> list[str]:
-    """The engines that embedded what was learned; older models do not tell, and knew only torch."""
-    if "engines" not in entry.content:
-        return ["torch"]
-    names = entry.get("engines", list)
-    known = [name for name in ENGINES if name != "auto"]
-    if not all(isinstance(name, str) and name in known for name in names) or len(set(names)) < len(names):
-        raise entry.wrong("engines", shown(names), f"a list of {' and '.join(known)}")
-    return list(names)
-
-
-def _backbone(entry: Entry, download: bool, engine: str) -> Backbone:
-    name, digest = entry.get("name", str), entry.get("sha256", str)
-    backbone = build_backbone(name, entry.get("architecture", (str, type(None))), download, engine)
-    if backbone.sha256 != digest:
+def _backbone(about: BackboneTable, where: str, download: bool, engine: str) -> Backbone:
+    backbone = build_backbone(about.name, about.architecture, download, engine)
+    if backbone.sha256 != about.sha256:
         raise CheckpointError(
-            f"{entry.where} was made with other weights of {printable(name)} (sha256 {printable(digest[:12])}…) "
+            f"{where} was made with other weights of {printable(about.name)} (sha256 {printable(about.sha256[:12])}…) "
             f"than those on this machine ({backbone.sha256[:12]}…): install the same version of the weights"
         )
     return backbone
 
 
-def _head(entry: Entry, features: int, shapes: Shapes) -> Head:
-    settings = dict(entry.content)
+def _head(about: Mapping[str, Any], features: int, shapes: Shapes, where: str) -> Head:
+    settings = dict(about)
     name = settings.pop("class", None)
     if not isinstance(name, str) or name not in HEADS:
-        raise CheckpointError(f"{entry.where}: {unknown_name('head', printable(str(name)), HEADS)}")
+        raise CheckpointError(f"{where}: {unknown_name('head', printable(str(name)), HEADS)}")
     if settings.get("in_features") != features:
-        raise entry.wrong("in_features", shown(settings.get("in_features")), f"the backbone's width {features}")
+        raise _wrong(where, "head.in_features", settings.get("in_features"), f"the backbone's width {features}")
     defaults = inspect.signature(HEADS[name]).parameters
-    for key in settings:
-        entry.get(key, (int,) if key in SIZES else _kinds(defaults[key].default if key in defaults else None))
+    for key, value in settings.items():
+        kinds = (int,) if key in SIZES else _kinds(defaults[key].default if key in defaults else None)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise _wrong(where, f"head.{key}", value, " or ".join(kind.__name__ for kind in kinds))
     width = max(features, settings.get("width") or 0)
     stored = 8 * sum(math.prod(shape) for shape in shapes.values())
     if 8 * width**2 > max(FREE_BYTES, 4 * stored):
-        raise CheckpointError(f"{entry.where} declares a head of width {width}, but stores only {stored} bytes")
-    head = _made(HEADS[name].from_settings, settings, entry)
+        raise CheckpointError(f"{where} declares a head of width {width}, but stores only {stored} bytes")
+    head = _made(HEADS[name].from_settings, settings, "head", where)
     if head.settings() != settings:
-        raise CheckpointError(f"{entry.where}: the settings of {name} are not complete: it is of another version")
+        raise CheckpointError(f"{where}: the settings of {name} are not complete: it is of another version")
     return head
 
 
@@ -149,34 +135,26 @@ def _kinds(default: Any) -> tuple[type, ...]:
     return (int, float, str) if isinstance(default, float | str) else (int, float, str, bool, type(None))
 
 
-def _buffer(entry: Entry) -> CalibrationBuffer | None:
-    if entry.get("buffer", (dict, type(None))) is None:
+def _buffer(about: Mapping[str, Any] | None, where: str) -> CalibrationBuffer | None:
+    if about is None:
         return None
-    settings = entry.sub("buffer")
-    if set(settings.content) != set(CalibrationBuffer(1).settings()):
-        raise CheckpointError(f"{entry.where}: the settings of the buffer are not those of this version")
+    if set(about) != set(CalibrationBuffer(1).settings()):
+        raise CheckpointError(f"{where}: the settings of the buffer are not those of this version")
     kinds: dict[str, tuple[type, ...]] = {"per_class": (int, type(None)), "strategy": (str,), "oversample": (bool,)}
-    checked = {key: settings.get(key, kinds.get(key, (int,))) for key in settings.content}
-    return _made(lambda known: CalibrationBuffer(**known), checked, settings)
+    for key, value in about.items():
+        if type(value) not in kinds.get(key, (int,)):
+            raise _wrong(where, f"buffer.{key}", value, kinds.get(key, (int,))[0].__name__)
+    return _made(lambda known: CalibrationBuffer(**known), about, "buffer", where)
 
 
-def _task_sizes(entry: Entry, classes: int) -> list[int]:
-    sizes = entry.get("task_sizes", list)
-    if not all(type(size) is int and size > 0 for size in sizes) or sum(sizes) != classes:
-        raise entry.wrong("task_sizes", shown(sizes), f"positive numbers with the sum {classes}")
-    return list(sizes)
+def _wrong(where: str, entry: str, given: Any, expected: str) -> CheckpointError:
+    return CheckpointError(
+        f"{where} is damaged or not a model: {printable(entry)} is {shown(given)}, expected {expected}"
+    )
 
 
-def _made(make: Callable[[Mapping[str, Any]], T], settings: Mapping[str, Any], entry: Entry) -> T:
+def _made(make: Callable[[Mapping[str, Any]], T], settings: Mapping[str, Any], name: str, where: str) -> T:
     try:
         return make(settings)
     except Exception as error:  # settings from outside can make any constructor fail in its own way
-        raise CheckpointError(
-            f"{entry.where}: the settings of {entry.name} are refused: {first_line(error)}"
-        ) from error
-
-
-def _held_back(values: Sequence[Any], entry: Entry) -> tuple[float, int]:
-    if len(values) != 2 or type(values[0]) not in (int, float) or type(values[1]) is not int or not 0 < values[0] < 1:
-        raise entry.wrong("held_back", shown(values), "a share and a seed")
-    return float(values[0]), values[1]
+        raise CheckpointError(f"{where}: the settings of {name} are refused: {first_line(error)}") from error

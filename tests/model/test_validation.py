@@ -57,11 +57,11 @@ def changed(*keys: Any, to: Any) -> Callable[[dict[str, Any]], None]:
 
 
 DESCRIPTIONS = [
-    (changed("format", to=2), "format 2"),
+    (changed("format", to=3), "format .3., this version reads 1 and 2"),
     (changed("format", to=True), "format"),
-    (changed("head", to=None), "head is not a table"),
+    (changed("head", to=None), "head is 'None', expected a valid dictionary"),
     (changed("head", "class", to="os.system"), "unknown head"),
-    (changed("head", "class", to=["CIFNetHead"]), "unknown head"),
+    (changed("head", "class", to=["CIFNetHead"]), "head.class"),
     (changed("head", "class", to="Head"), "unknown head"),
     (changed("head", "unheard_of", to=1), "settings of head"),
     (changed("head", "in_features", to=10**9), "in_features"),

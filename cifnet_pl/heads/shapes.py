@@ -1,0 +1,42 @@
+"""The shapes of a head's stored tensors, so that a file can be checked before anything in it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Sizes = tuple[frozenset[int] | None, ...]
+"""Allowed sizes of each dimension of a tensor; None for any size."""
+
+
+def grown_sizes(one: tuple[int, ...], two: tuple[int, ...], classes: int, any_rows: bool) -> Sizes:
+    """Infer a tensor's sizes with ``classes`` classes from its shapes with one and with two classes.
+
+    Args:
+        one: shape with one class.
+        two: shape with two classes.
+        classes: number of classes.
+        any_rows: whether empty dimensions may have any size, as those of stored samples.
+
+    Returns:
+        A dimension that is empty both times is filled by ``solve``: it may be empty or have a place for each class.
+    """
+    sizes: list[frozenset[int] | None] = []
+    for small, large in zip(one, two, strict=True):
+        if any_rows and small == 0:
+            sizes.append(None)
+        elif small == large == 0:
+            sizes.append(frozenset({0, classes}))
+        else:
+            sizes.append(frozenset({small + (classes - 1) * (large - small)}))
+    return tuple(sizes)
+
+
+def fits(shape: tuple[int, ...], sizes: Sizes) -> bool:
+    """Whether a tensor of ``shape`` is one of those that ``sizes`` allow."""
+    pairs = zip(shape, sizes, strict=False)
+    return len(shape) == len(sizes) and all(allowed is None or size in allowed for size, allowed in pairs)
+
+
+def renamed(shapes: Mapping[str, Sizes], prefix: str, to: str) -> dict[str, Sizes]:
+    """Select the names that begin with ``prefix``, with ``to`` in its place."""
+    return {to + name.removeprefix(prefix): sizes for name, sizes in shapes.items() if name.startswith(prefix)}
