@@ -419,7 +419,7 @@ CHECKPOINTS = [
     (lambda c: c["cifnet"].pop("images"), "images"),
     (lambda c: c["cifnet"].update(under_way=True), "middle of a task"),
     (lambda c: c["cifnet"]["settings"].update(module="FineTune"), "FineTune"),
-    (lambda c: c["cifnet"]["settings"]["head"].update({"class": "posix.system"}), "unknown head"),
+    (lambda c: c["cifnet"]["head"].update({"class": "posix.system"}), "unknown head"),
     (lambda c: c["cifnet"].update(class_names=["..", "b", "c", "d"]), "path"),
     (lambda c: c["state_dict"].update(x=1), "not a tensor"),
     (lambda c: c.update(state_dict=[]), "state_dict"),
