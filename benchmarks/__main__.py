@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-BENCHMARKS = ("growth", "cached", "head_path", "head_update", "fit_overhead", "gpu", "memory", "projected")
+BENCHMARKS = ("growth", "cached", "head_path", "head_update", "fit_overhead", "engines", "gpu", "memory", "projected")
 
 
 def main(names: list[str]) -> int:

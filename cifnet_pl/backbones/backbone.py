@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from cifnet_pl.backbones.engines import Runtime, Wanted
 from cifnet_pl.backbones.graphs import Embedder
-from cifnet_pl.backbones.precision import FLOAT32
+from cifnet_pl.backbones.precision import FLOAT32, REDUCED
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.growing import fingerprint
 from cifnet_pl.utilities.text import one_line
@@ -181,4 +181,7 @@ class Backbone(nn.Module):
 
 def _precision_here(device: str) -> str:
     """The precision that the context of the caller asks for, as far as engines are concerned."""
-    return str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else FLOAT32
+    if not torch.is_autocast_enabled(device):
+        return FLOAT32
+    dtype = torch.get_autocast_dtype(device)
+    return next((name for name, reduced in REDUCED.items() if reduced == dtype), str(dtype))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.backbones.graphs import Embedder, NoGraph, stored_graph
-from cifnet_pl.backbones.precision import FLOAT32
+from cifnet_pl.backbones.precision import FLOAT32, warn_if_slow
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.text import one_line
 
@@ -97,6 +97,8 @@ class Wanted:
             UsageError: ONNX Runtime was asked for by name, and is not installed or cannot compute there or so.
             CifnetError: it was asked for by name, and the network cannot be exported.
         """
+        if device == "cpu" and precision != FLOAT32:
+            warn_if_slow(precision)
         if self.name == "torch":
             return None
         elsewhere = self._elsewhere(device, precision)

@@ -9,7 +9,7 @@ from lightning.pytorch import Trainer
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.backbones.precision import FLOAT32, REDUCED, autocast
+from cifnet_pl.backbones.precision import FLOAT32, REDUCED, autocast, why_slow
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.cli.test_extend import assert_same_scores, fit
@@ -141,3 +141,20 @@ def test_bundles(tmp_path: Path):
         with pytest.raises(UsageError, match="precision bf16 does not"):
             use()
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("precision", "flags", "slow"),
+    [
+        ("bf16-mixed", "flags\t\t: fpu sse avx2 fma", "takes about 16 times as long"),
+        ("bf16-mixed", "flags\t\t: fpu avx2 avx512_bf16", None),
+        ("bf16-mixed", "Features\t: fp asimd bf16", None),
+        ("16-mixed", "processor: 0\nflags\t\t: fpu avx2 avx512_bf16", "takes about 9 times as long"),
+        ("16-mixed", "flags\t\t: fpu avx2 avx512_fp16", None),
+        ("32-true", "flags\t\t: fpu avx2", None),
+        ("bf16-mixed", "nothing is known", None),
+    ],
+)
+def test_half_precision_on_a_processor_without_it(precision: str, flags: str, slow: str | None):
+    said = why_slow(precision, flags)
+    assert said is None if slow is None else slow in str(said)

@@ -1,0 +1,154 @@
+"""(k), (l): ONNX Runtime beside torch in fit, extend and classify, photos as phones make them, and start-up times."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+import cifnet_pl
+from benchmarks.fit_overhead import CPU, Setup, write_photos
+from benchmarks.measure import Row, ratio, seconds, spread
+from cifnet_pl.__main__ import main
+from cifnet_pl.backbones import Backbone, build_backbone
+from cifnet_pl.data.image_sets import SourceOptions
+from cifnet_pl.data.loading import ImageLoader, SquareDataset, shard_batches
+from cifnet_pl.data.photos import squares
+from cifnet_pl.data.sources import build_source
+from cifnet_pl.heads import RidgeHead
+
+BACKBONE = "embedded:efficientnet_lite0"
+ENGINES = ("auto", "torch")
+SMALL = replace(CPU, classes=12, per_class=40, tasks=2, rounds=3)
+SIDES = (128, 224)
+FILES = {"64 px": (64, 64), "500 px": (500, 375), "12 MP": (4000, 3000)}
+"""Photos of three sizes: width and height in pixels."""
+
+
+def fit(root: Path, logs: Path, setup: Setup, engine: str) -> float:
+    """Seconds of learning all tasks, the evaluation apart."""
+    words = ["fit", "--config", "heads/ridge", "--data.root", str(root), "--data.image_size", str(setup.side)]
+    words += ["--data.classes_per_task", str(setup.classes // setup.tasks), "--data.batch_size", str(setup.batch)]
+    words += ["--logs", str(logs), "--experiment", engine, "--model.engine", engine, "--trainer.accelerator", "cpu"]
+    assert main(words) == 0
+    newest = max((logs / engine).glob("version_*"), key=lambda path: path.stat().st_mtime)
+    with (newest / "tasks.csv").open() as file:
+        return sum(float(row["train_seconds"]) for row in csv.DictReader(file))
+
+
+def bare(root: Path, setup: Setup, backbone: Backbone) -> float:
+    """Seconds of decoding the training photos alone, and of a bare ONNX Runtime loop over what was decoded."""
+    source = build_source("folder", SourceOptions(root))
+    loader = ImageLoader(SquareDataset(source.train, source.class_names, setup.side, 1.0), setup.workers, setup.batch)
+    loader.start()
+    batches = loader.set_batches(shard_batches(np.arange(len(source.train)), setup.batch, 0, 1))
+    decoded: list[np.ndarray] = []
+    decoding = seconds(lambda: decoded.extend(b.image.permute(0, 2, 3, 1).contiguous().numpy() for b in batches))
+    loader.close()
+    session: Any = backbone._runtime("cpu", "32-true")
+    return decoding + seconds(lambda: [session._session.run(None, {"images": batch}) for batch in decoded])
+
+
+def engine_rows(setup: Setup) -> Iterator[Row]:
+    """Alternating, so that a busy machine slows both engines alike."""
+    backbone = build_backbone(BACKBONE)
+    assert backbone.engine() == "onnxruntime", "there is nothing to compare on this machine"
+    with tempfile.TemporaryDirectory() as folder:
+        root, logs = Path(folder, "photos"), Path(folder, "logs")
+        write_photos(root, setup)
+        (root / "train").rename(root / "new")  # learned by extend; fit learns the same photos under other names
+        write_photos(root, setup)
+        files = sorted((root / "train").rglob("*.jpg"))
+        for name in sorted((root / "new").iterdir()):
+            name.rename(name.with_name(f"new_{name.name}"))
+        times: dict[str, list[list[float]]] = {"fit": [[], []], "extend": [[], []], "classify": [[], []]}
+        alone: list[float] = []
+        for _ in range(setup.rounds):
+            for which, engine in enumerate(ENGINES):
+                times["fit"][which].append(fit(root, logs, setup, engine))
+                model = cifnet_pl.load(logs / engine, "cpu", engine=engine)
+                times["extend"][which].append(model.extend(root / "new").seconds)
+                times["classify"][which].append(seconds(lambda model=model: list(model.classify(files))))  # type: ignore[misc]
+            alone.append(bare(root, setup, backbone))
+        images = setup.classes * setup.per_class
+        about = f"EfficientNet-Lite0, {images} JPEGs, {setup.rounds} rounds, {torch.get_num_threads()} threads"
+        for name, (ours, rival) in times.items():
+            rates = f"; images/s: auto {images / np.median(ours):.0f}, torch {images / np.median(rival):.0f}"
+            what = f"(k) {name} with engine auto, torch / auto, {setup.side} px"
+            yield Row(what, spread(ours), spread(rival), ratio(rival, ours), "≥ 1.8", about + rates)
+        what = f"(k) decoding and a bare ONNX Runtime loop / fit, {setup.side} px"
+        yield Row(what, spread(times["fit"][0]), spread(alone), ratio(alone, times["fit"][0]), "≥ 0.93", about)
+
+
+def file_rows() -> Iterator[Row]:
+    """What classify takes for photos of three sizes, beside decoding them alone."""
+    model = _learned()
+    with tempfile.TemporaryDirectory() as folder:
+        noise = np.random.default_rng(0)
+        for name, shape in FILES.items():
+            small = Image.fromarray(noise.integers(0, 256, (64, 64, 3), dtype=np.uint8))
+            files = [Path(folder, f"{name}_{i}.jpg") for i in range(64)]
+            for file in files:
+                small.resize(shape, Image.Resampling.BICUBIC).save(file)
+            ours, decode = [], []
+            for _ in range(3):
+                ours.append(seconds(lambda files=files: list(model.classify(files))))  # type: ignore[misc]
+                decode.append(seconds(lambda files=files: list(squares(files, 224, 0.875))))  # type: ignore[misc]
+            rate = (
+                f"64 JPEGs at 224 px; images/s: {64 / np.median(ours):.0f}, decoding alone {64 / np.median(decode):.0f}"
+            )
+            yield Row(f"(k) classify / decoding alone, photos of {name}", spread(ours), spread(decode),
+                      ratio(ours, decode), "", rate)  # fmt: skip
+
+
+def _learned() -> cifnet_pl.Classifier:
+    backbone = build_backbone(BACKBONE)
+    head = RidgeHead(backbone.features)
+    head.begin_task([0, 1])
+    head.observe(torch.randn(20, backbone.features), torch.arange(20) % 2)
+    head.solve()
+    return cifnet_pl.Classifier(backbone, head, None, ["a", "b"], 224, 0.875)
+
+
+def start_rows(rounds: int = 5) -> Iterator[Row]:
+    """Whole commands, each a process of its own, beside ``python -c "import torch"``."""
+    with tempfile.TemporaryDirectory() as folder:
+        model, photo = Path(folder, "model"), Path(folder, "photo.jpg")
+        _learned().save(model)
+        Image.new("RGB", (500, 375), "olive").save(photo)
+        classify = ["classify", "--model", str(model), "--images", str(photo), "--output", f"{folder}/out.csv"]
+        commands = {
+            "--help": ["--help"],
+            "info --help": ["info", "--help"],
+            "an error in an option": ["classify", "--modle", "x"],
+            "classify of one photo": [*classify, "--overwrite"],
+        }
+        for name, words in commands.items():
+            pairs = [
+                (seconds(_process("-m", "cifnet_pl", *words)), seconds(_process("-c", "import torch")))
+                for _ in range(rounds)
+            ]
+            ours, rival = ([pair[i] for pair in pairs] for i in (0, 1))
+            yield Row(f"(l) cifnet {name} / import torch", spread(ours), spread(rival), ratio(ours, rival), "",
+                      f"{rounds} pairs of processes")  # fmt: skip
+
+
+def _process(*words: str) -> Callable[[], object]:
+    return lambda: subprocess.run([sys.executable, *words], capture_output=True, check=False)
+
+
+def rows(sides: Sequence[int] = SIDES) -> Iterator[Row]:
+    """All of them."""
+    yield from start_rows()
+    yield from file_rows()
+    for side in sides:
+        yield from engine_rows(replace(SMALL, side=side))

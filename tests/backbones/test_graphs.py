@@ -1,0 +1,178 @@
+"""Graphs of networks in the cache folder: never a damaged one, never a wrong one, and never a failure over a cache."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cifnet_pl.backbones import Backbone, Preprocessing, engines, graphs
+from cifnet_pl.backbones.graphs import NoGraph, check_graph, exported, graph_key, stored_graph
+from cifnet_pl.utilities.errors import CifnetError
+
+
+class Small(nn.Module):
+    def __init__(self, seed: int = 0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layer = nn.Conv2d(3, 6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).relu().mean((2, 3))
+
+
+def small(seed: int = 0, name: str = "small", size: int = 12) -> Backbone:
+    return Backbone(name, Small(seed), 6, Preprocessing(size))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(graphs.CACHE, str(tmp_path / "cache"))
+    return tmp_path / "cache" / "graphs"
+
+
+@pytest.fixture
+def exports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the networks that were exported."""
+    names: list[str] = []
+    export = graphs.exported
+
+    def counted(embedder: graphs.Embedder) -> bytes:
+        names.append(embedder.name)
+        return export(embedder)
+
+    monkeypatch.setattr(graphs, "exported", counted)
+    return names
+
+
+def images() -> Tensor:
+    return torch.randint(0, 256, (4, 3, 12, 12), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+
+
+def assert_right(backbone: Backbone) -> None:
+    expected = backbone.embed(images())
+    assert (backbone(images()) - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_a_network_is_exported_once(folder: Path, exports: list[str]):
+    for _ in range(2):
+        assert_right(small())
+    assert exports == ["small"]
+    assert [path.suffix for path in folder.iterdir() if not path.name.startswith(".")] == [".onnx"]
+    assert_right(small(seed=1))  # other weights
+    assert len(exports) == 2
+
+
+def test_the_key_is_of_weights_name_preprocessing_and_versions(monkeypatch: pytest.MonkeyPatch):
+    backbones = [small(), small(seed=1), small(name="other"), small(size=13)]
+    keys = [graph_key(backbone._embedder().identity) for backbone in backbones]
+    monkeypatch.setattr(graphs, "version", lambda name: "999" if name == "onnxruntime" else "1")
+    keys.append(graph_key(backbones[0]._embedder().identity))
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "other"])
+def test_a_damaged_graph_is_made_again(damage: str, folder: Path, exports: list[str], caplog: pytest.LogCaptureFixture):
+    assert_right(small())
+    (graph,) = folder.glob("*.onnx")
+    content = bytearray(graph.read_bytes())
+    if damage == "flipped":
+        content[len(content) // 2] ^= 1
+    elif damage == "other":
+        content = bytearray(exported(small(seed=1)._embedder()))
+    graph.write_bytes({"cut": content[:-7], "empty": b""}.get(damage, content))
+    assert_right(small())
+    assert "is damaged: the network is exported again" in caplog.text
+    assert len(exports) == 2
+    assert_right(small())
+    assert len(exports) == 2
+
+
+def test_what_a_killed_writer_leaves_is_no_graph(folder: Path, exports: list[str]):
+    assert_right(small())
+    (graph,) = folder.glob("*.onnx")
+    graph.rename(folder / f".{graph.name}.x.tmp")
+    assert_right(small())
+    assert len(exports) == 2
+
+
+@pytest.mark.parametrize("trouble", ["file", "full"])
+def test_a_folder_that_cannot_be_written(
+    trouble: str, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """The run goes on with the graph in memory. ``file`` stands for a read-only folder, which root could write to."""
+    if trouble == "file":
+        folder.parent.write_text("no folder")
+    else:
+
+        def full(path: Path, write: Any) -> None:
+            raise CifnetError(f"cannot write {path}: No space left on device; nothing was changed")
+
+        monkeypatch.setattr(graphs, "write_atomic", full)
+    backbone = small()
+    assert backbone.engine() == "onnxruntime"
+    assert_right(backbone)
+    assert "the next command exports the network again" in caplog.text
+
+
+def test_a_graph_that_computes_something_else_is_not_used(caplog: pytest.LogCaptureFixture, monkeypatch):
+    wrong = exported(small(seed=1)._embedder())
+    with pytest.raises(NoGraph, match="ONNX Runtime differs from torch by"):
+        check_graph(wrong, small()._embedder())
+    assert check_graph(wrong, small(seed=1)._embedder()) < 1e-5
+    monkeypatch.setattr(graphs, "exported", lambda embedder: wrong)
+    backbone = small()
+    assert backbone.engine() == "torch"
+    assert torch.equal(backbone(images()), backbone.embed(images()))
+    assert "engine torch, not onnxruntime: ONNX Runtime differs from torch" in caplog.text
+
+
+def test_a_lack_of_memory_is_not_remembered(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*args: Any, **options: Any) -> None:
+        raise MemoryError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.export, "export", full)
+        assert small().engine() == "torch"
+    assert small().engine() == "onnxruntime"
+
+
+def test_a_graph_that_the_runtime_refuses(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(graphs, "exported", lambda embedder: b"nonsense")
+    with pytest.raises(CifnetError, match=r"does not load the graph of small.*use engine torch"):
+        engines.Wanted("onnxruntime").runtime(small()._embedder, "cpu", "32-true")
+
+
+def _export_slowly(started: Any, order: Any) -> None:
+    export = graphs.exported
+
+    def slow(embedder: graphs.Embedder) -> bytes:
+        order.put(os.getpid())
+        started.set()
+        time.sleep(0.5)
+        return export(embedder)
+
+    graphs.exported = slow
+    assert small().engine() == "onnxruntime"
+
+
+def test_of_two_processes_one_exports_and_the_other_waits(folder: Path):
+    context = multiprocessing.get_context("spawn")
+    started, order = context.Event(), context.Queue()
+    processes = [context.Process(target=_export_slowly, args=(started, order)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert started.is_set()
+    assert order.get(timeout=5)
+    assert order.empty()
+    assert len(list(folder.glob("*.onnx"))) == 1
+    assert stored_graph(small()._embedder())
