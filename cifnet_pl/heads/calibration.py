@@ -11,7 +11,6 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from cifnet_pl.utilities.errors import UsageError
@@ -75,6 +74,8 @@ def fit_temperature(scores: Tensor, columns: Tensor) -> float:
     spread = (scores - scores.mean(dim=1, keepdim=True)).square().mean().sqrt().item()
     if scores.shape[1] == 1 or spread == 0.0:  # all temperatures are alike: any scale of the scores will do
         return max(scores.abs().mean().item(), 1e-3)
+
+    from scipy.optimize import minimize_scalar  # here: models that only classify do not wait for it
 
     def loss(log_temperature: float) -> float:
         return torch.nn.functional.cross_entropy(

@@ -23,8 +23,9 @@ from cifnet_pl.learning.resume import (
     require_same_images,
     rewind_checkpoint,
 )
+from cifnet_pl.model.class_accuracy import ClassAccuracy
 from cifnet_pl.model.description import FORMAT
-from cifnet_pl.model.metrics import ClassAccuracy, percent
+from cifnet_pl.model.metrics import percent
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, DataError, UsageError
 
 

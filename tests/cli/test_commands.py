@@ -47,3 +47,12 @@ def test_help_and_errors_in_options_import_no_torch(words, code, said):
     )
     assert (done.returncode, done.stdout.splitlines()[-1]) == (code, "[]")
     assert said in done.stdout + done.stderr
+
+
+def test_to_classify_needs_neither_lightning_nor_what_only_runs_need():
+    program = "import sys; import cifnet_pl.cli.classify, cifnet_pl.model.loading\n"
+    program += "print(sorted({'lightning', 'torchmetrics', 'torchvision', 'sklearn', 'matplotlib'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "[]\n", done.stderr

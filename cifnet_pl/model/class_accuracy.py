@@ -1,0 +1,38 @@
+"""The counts behind every accuracy of a run; apart from the other metrics, as torchmetrics takes seconds to import."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+
+class ClassAccuracy(Metric):
+    """Correct and total predictions per class, summed over processes: every accuracy is derived from these.
+
+    Args:
+        classes: number of classes C; predictions and targets are columns 0 … C−1.
+    """
+
+    full_state_update = False
+    correct: Tensor
+    total: Tensor
+
+    def __init__(self, classes: int):
+        super().__init__()
+        self.classes = classes
+        for name in ("correct", "total"):
+            self.add_state(name, torch.zeros(classes, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, predicted: Tensor, target: Tensor) -> None:
+        """Count (n,) predicted columns against (n,) true columns."""
+        self.count(predicted == target, target)
+
+    def count(self, right: Tensor, group: Tensor) -> None:
+        """Count predictions, (n,) bool whether each is right, in the (n,) groups that they belong to."""
+        self.correct += torch.bincount(group[right], minlength=self.classes)
+        self.total += torch.bincount(group, minlength=self.classes)
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """(C,) correct and (C,) total."""
+        return self.correct, self.total
