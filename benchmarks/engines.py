@@ -65,18 +65,17 @@ def engine_rows(setup: Setup) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         root, logs = Path(folder, "photos"), Path(folder, "logs")
         write_photos(root, setup)
-        (root / "train").rename(root / "new")  # learned by extend; fit learns the same photos under other names
-        write_photos(root, setup)
-        files = sorted((root / "train").rglob("*.jpg"))
-        for name in sorted((root / "new").iterdir()):
-            name.rename(name.with_name(f"new_{name.name}"))
+        write_photos(Path(folder, "more"), setup)
+        new, files = Path(folder, "more", "train"), sorted((root / "train").rglob("*.jpg"))
+        for place in sorted(new.iterdir()):  # for extend, to which other names are other classes
+            place.rename(place.with_name(f"new_{place.name}"))
         times: dict[str, list[list[float]]] = {"fit": [[], []], "extend": [[], []], "classify": [[], []]}
         alone: list[float] = []
         for _ in range(setup.rounds):
             for which, engine in enumerate(ENGINES):
                 times["fit"][which].append(fit(root, logs, setup, engine))
                 model = cifnet_pl.load(logs / engine, "cpu", engine=engine)
-                times["extend"][which].append(model.extend(root / "new").seconds)
+                times["extend"][which].append(model.extend(new).seconds)
                 times["classify"][which].append(seconds(lambda model=model: list(model.classify(files))))  # type: ignore[misc]
             alone.append(bare(root, setup, backbone))
         images = setup.classes * setup.per_class
