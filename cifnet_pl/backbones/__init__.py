@@ -2,9 +2,9 @@
 
 Names: ``none:<width>`` (embeddings are given, there are no images), ``pixels`` (no network),
 ``embedded:efficientnet_lite0`` (weights inside an installed package),
-``torchvision:<weights>``, ``timm:<model>`` and ``file:<checkpoint>`` with an architecture of
-torchvision, or ``resnet32_cifar``. After any of them ``+layers`` adds earlier layers, ``+mirror`` averages over the
-mirror image.
+``torchvision:<weights>``, ``timm:<model>``, ``file:<checkpoint>`` with an architecture of
+torchvision, ``resnet32_cifar`` or ``resnet18_cifar``, and ``random:<architecture>``, drawn anew, for methods that train
+it. After any of them ``+layers`` adds earlier layers, ``+mirror`` averages over the mirror image.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ BACKBONES: dict[str, Builder] = {
     "torchvision": families.torchvision_weights,
     "timm": families.timm_model,
     "file": families.weight_file,
+    "random": families.random_weights,
 }
 """Family → function (rest of the name, architecture, download) → (network, feature width, preprocessing)."""
 
@@ -49,7 +50,7 @@ def build_backbone(
 
     Args:
         name: family, a colon, and what the family understands; then any of ``VIEWS``, each after a plus sign.
-        architecture: torchvision model name or resnet32_cifar, for ``file:``.
+        architecture: torchvision model name, resnet32_cifar or resnet18_cifar, for ``file:``.
         download: whether weights that are not on this machine may be fetched.
         engine: what runs the network, one of :data:`cifnet_pl.backbones.engines.ENGINES`.
 

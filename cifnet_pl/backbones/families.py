@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from cifnet_pl.backbones import resnet18, resnet32
 from cifnet_pl.backbones.backbone import NoNetwork, Preprocessing
-from cifnet_pl.backbones.resnet32 import CIFAR100_MEAN, CIFAR100_STD, FEATURES, ResNet32
+from cifnet_pl.backbones.resnet32 import CIFAR100_MEAN, CIFAR100_STD
 from cifnet_pl.backbones.weights import fill, read_tensors
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, unknown_name
 from cifnet_pl.utilities.text import first_line, one_line
@@ -162,17 +164,29 @@ def _timm_tensors(config: Any, name: str, download: bool) -> dict[str, Tensor]:
 
 
 def weight_file(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
-    """Weights from a file, in an architecture of torchvision or ``resnet32_cifar``."""
-    from torchvision.models import get_model_builder, list_models
-
+    """Weights from a file, in an architecture of torchvision or of ``SMALL``."""
     if architecture is None:
         raise UsageError("backbone file:… needs an architecture, e.g. --model.architecture resnet18")
-    if architecture == "resnet32_cifar":
-        small = ResNet32()
-        fill(small, read_tensors(Path(rest)), rest)
-        return small, FEATURES, Preprocessing(32, mean=CIFAR100_MEAN, std=CIFAR100_STD)
-    if architecture not in list_models():
-        raise unknown_name("architecture", architecture, ["resnet32_cifar", *list_models()])
-    network, features = headless(get_model_builder(architecture)(weights=None))
+    network, features, shape = random_weights(architecture, None, download)
     fill(network, read_tensors(Path(rest)), rest)
+    return network, features, shape
+
+
+SMALL: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "resnet32_cifar": (resnet32.ResNet32, resnet32.FEATURES),
+    "resnet18_cifar": (resnet18.small_stem_resnet18, resnet18.FEATURES),
+}
+"""Architectures for images of 32 pixels that torchvision does not have: function without arguments, feature width."""
+
+
+def random_weights(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
+    """An architecture of torchvision or of ``SMALL``, ``random:<name>``, with weights from torch's random numbers."""
+    from torchvision.models import get_model_builder, list_models
+
+    if rest in SMALL:
+        build, features = SMALL[rest]
+        return build(), features, Preprocessing(32, mean=CIFAR100_MEAN, std=CIFAR100_STD)
+    if rest not in list_models():
+        raise unknown_name("architecture", rest, [*SMALL, *list_models()])
+    network, features = headless(get_model_builder(rest)(weights=None))
     return network, features, Preprocessing(224, 0.875)

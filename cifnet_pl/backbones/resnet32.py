@@ -46,6 +46,9 @@ class ResNet32(nn.Module):
         self.layer1 = _stage(16, 16, 1)
         self.layer2 = _stage(16, 32, 2)
         self.layer3 = _stage(32, FEATURES, 2)
+        for part in self.modules():
+            if isinstance(part, nn.Conv2d):
+                nn.init.kaiming_normal_(part.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Embed normalised images."""
@@ -53,6 +56,11 @@ class ResNet32(nn.Module):
         for stage in (self.layer1, self.layer2, self.layer3):
             y = stage(y)
         return y.mean(dim=(2, 3))
+
+    def stages(self) -> tuple[list[nn.Module], nn.Module]:
+        """The stages of the network, the stem in the first, and what pools the last map; all share its weights."""
+        first = nn.Sequential(self.conv1, self.bn1, nn.ReLU(), self.layer1)
+        return [first, self.layer2, self.layer3], nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
 def _stage(inputs: int, outputs: int, stride: int) -> nn.Sequential:

@@ -18,14 +18,18 @@ from cifnet_pl.utilities.errors import UsageError
 
 
 class StatisticsDDPStrategy(DDPStrategy):
-    """Lightning's DDP launcher, process group and reductions, for modules in which nothing has a gradient."""
+    """Lightning's DDP launcher, process group and reductions, for modules that reduce what they learn themselves.
+
+    That is those in which nothing has a gradient, and those that say so by ``averages_gradients = True``.
+    """
 
     strategy_name = "ddp"
 
     def configure_ddp(self) -> None:
-        """Make all processes start from the same tensors; there are no gradients to synchronise."""
+        """Make all processes start from the same tensors; wrap only what leaves its gradients to Lightning."""
         assert self.model is not None
-        if any(p.requires_grad for p in self.model.parameters()):
+        averages = getattr(self.lightning_module, "averages_gradients", False)
+        if any(p.requires_grad for p in self.model.parameters()) and not averages:
             super().configure_ddp()
         else:
             _sync_module_states(self.model)

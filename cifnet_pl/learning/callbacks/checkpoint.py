@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,6 +13,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from cifnet_pl.learning.callbacks.task_metrics import run_folder
 from cifnet_pl.model.loading import read_checkpoint
+from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import write_atomic
 from cifnet_pl.utilities.text import first_line
 
@@ -45,14 +47,23 @@ def _save(checkpoint: dict[str, Any], file: IO[bytes]) -> None:
 
 
 class TaskCheckpoint(Checkpoint):
-    """Saves ``checkpoints/last.ckpt`` after each task's evaluation.
+    """Saves ``checkpoints/last.ckpt`` after each task's evaluation and, if asked for, inside tasks.
+
+    A trained method goes on inside the task, with the same bits; a closed-form one starts the task again.
 
     Args:
         every_task: keep ``task_<k>.ckpt`` of each task as well.
+        every_steps: save after every so many batches of a task too, or null.
+        every_minutes: save when so many minutes have passed since the last time, or null.
     """
 
-    def __init__(self, every_task: bool = False):
-        self.every_task = every_task
+    def __init__(self, every_task: bool = False, every_steps: int | None = None, every_minutes: float | None = None):
+        if (every_steps is not None and every_steps < 1) or (every_minutes is not None and not every_minutes > 0):
+            raise UsageError(
+                f"every_steps is {every_steps}, every_minutes {every_minutes}: expected at least 1, a positive number"
+            )
+        self.every_task, self.every_steps, self.every_minutes = every_task, every_steps, every_minutes
+        self._saved = time.monotonic()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remove what a killed process left half-written."""
@@ -60,6 +71,20 @@ class TaskCheckpoint(Checkpoint):
         if trainer.is_global_zero and folder is not None:
             for leftover in (folder / "checkpoints").glob(".*.ckpt.*.tmp"):
                 leftover.unlink(missing_ok=True)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save inside a task, if it is time."""
+        due = self.every_steps is not None and (batch_idx + 1) % self.every_steps == 0
+        if self.every_minutes is not None:
+            # The first process's clock counts for all, as all save together.
+            passed = time.monotonic() - self._saved > 60 * self.every_minutes
+            due = bool(trainer.strategy.broadcast(passed)) or due
+        folder = run_folder(trainer) if due else None
+        if folder is not None:
+            trainer.save_checkpoint(folder / "checkpoints" / "last.ckpt", weights_only=False)
+            self._saved = time.monotonic()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save; Lightning calls this after the module's own hook, because this is a Checkpoint."""
@@ -71,3 +96,4 @@ class TaskCheckpoint(Checkpoint):
             trainer.save_checkpoint(folder / "checkpoints" / name, weights_only=False)
         # weights_only=False here means: with the loops and callbacks that a run needs to go on.
         trainer.save_checkpoint(folder / "checkpoints" / "last.ckpt", weights_only=False)
+        self._saved = time.monotonic()

@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
+from torch import Tensor, nn
 from torch.nn import functional
 
-from cifnet_pl.data.loading import Batch
-from cifnet_pl.learning.iterative.base import IterativeModule
+from cifnet_pl.learning.iterative.base import Examples, IterativeModule
+from cifnet_pl.learning.iterative.networks import grown
 
 
 class FinetuneModule(IterativeModule):
     """Cross-entropy over all classes seen, on the images of the current task alone: the lower bound of the field."""
 
-    def learn(self, batch: Batch, batch_idx: int) -> None:
-        """A step on the mean of ``−log softmax(scores)[y]``."""
-        images = self.augment(cast(Any, batch).image)
-        self.descend(functional.cross_entropy(self.scores(self.backbone.embed(images)), batch.label))
+    classifier: nn.Linear | None
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.classifier = None
+
+    def expand(self, classes: int) -> None:
+        """Add outputs of new classes."""
+        self.classifier = grown(self.classifier, self.width, self.classes)
+
+    def learning_parts(self) -> list[nn.Module]:
+        """The whole network."""
+        return [self.network, self.head]
+
+    @property
+    def head(self) -> nn.Module:
+        """The classifier, once there are classes."""
+        assert self.classifier is not None
+        return self.classifier
+
+    def features(self, x: Tensor) -> Tensor:
+        """(n, d) embeddings of normalised images."""
+        z: Tensor = self.network(x)
+        return z
+
+    def logits(self, z: Tensor) -> Tensor:
+        """(n, C) scores of embeddings."""
+        scores: Tensor = self.head(z)
+        return scores.float()
+
+    def loss(self, batch: Examples) -> Tensor:
+        """The mean of ``−log softmax(scores)[y]``."""
+        return functional.cross_entropy(self.logits(self.features(batch.inputs())), batch.labels)
+
+    def clear(self) -> None:
+        """Go back to the structure before the first task."""
+        super().clear()
+        self.classifier = None

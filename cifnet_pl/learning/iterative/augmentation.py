@@ -1,0 +1,88 @@
+"""Random changes of training images, drawn for each image from its identity: the same in any batch or process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+DRAWS = 6
+"""Random numbers for each image: flip, row, column, brightness, contrast, saturation."""
+
+_WEIGHTS = (0.299, 0.587, 0.114)  # ITU-R 601 luma, as Pillow's grey
+
+
+def uniform(keys: np.ndarray, seed: Sequence[int], count: int) -> np.ndarray:
+    """(n, count) float64 in [0, 1) from each key (n,) int64 and the seed alone, by the SplitMix64 hash."""
+    state = np.uint64(int(np.random.SeedSequence(list(seed)).generate_state(1, np.uint64)[0]))
+    with np.errstate(over="ignore"):
+        steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        x = _mixed(keys.astype(np.uint64) ^ state)[:, None] + steps
+        return (_mixed(x) >> np.uint64(11)).astype(np.float64) / 2**53
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: np.ndarray = x ^ (x >> np.uint64(31))
+    return mixed
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Random crop of the image padded with zeros, mirror image, and colour jitter.
+
+    Attributes:
+        flip: whether half of the images are mirrored left to right.
+        padding: pixels of zeros around the image, of which a square of the old size is cropped.
+        brightness, contrast, saturation: jitter; each factor is uniform in [1 − value, 1 + value].
+    """
+
+    flip: bool = True
+    padding: int = 0
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+
+    def __call__(self, images: Tensor, keys: Tensor, seed: Sequence[int]) -> Tensor:
+        """Changed copies of uint8 images (n, 3, s, s).
+
+        Args:
+            images: uint8.
+            keys: (n,) int64, the identity of each image.
+            seed: what the draw depends on besides, such as the seed of the run, the task, the pass and the view.
+        """
+        draws = torch.from_numpy(uniform(keys.cpu().numpy(), seed, DRAWS)).to(images.device)
+        if self.flip:
+            images = torch.where((draws[:, 0] < 0.5)[:, None, None, None], images.flip(3), images)
+        if self.padding:
+            images = self._crop(images, draws[:, 1:3])
+        if self.brightness or self.contrast or self.saturation:
+            images = self._jitter(images, draws[:, 3:])
+        return images
+
+    def _crop(self, images: Tensor, draws: Tensor) -> Tensor:
+        n, channels, height, width = images.shape
+        padded = functional.pad(images, [self.padding] * 4)
+        top, left = (draws * (2 * self.padding + 1)).long().unbind(1)
+        rows = top[:, None] + torch.arange(height, device=images.device)
+        columns = left[:, None] + torch.arange(width, device=images.device)
+        sample = torch.arange(n, device=images.device)[:, None, None, None]
+        channel = torch.arange(channels, device=images.device)[None, :, None, None]
+        return padded[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+    def _jitter(self, images: Tensor, draws: Tensor) -> Tensor:
+        strength = draws.new_tensor([self.brightness, self.contrast, self.saturation])
+        factors = (1 + strength * (2 * draws - 1)).clamp_min(0).float()
+        brightness, contrast, saturation = (f[:, None, None, None] for f in factors.unbind(1))
+        x = (images.float() * brightness).clamp(0, 255)
+        luma = x.new_tensor(_WEIGHTS)[None, :, None, None]
+        mean = (x * luma).sum(1, keepdim=True).mean((2, 3), keepdim=True)
+        x = (mean + (x - mean) * contrast).clamp(0, 255)
+        grey = (x * luma).sum(1, keepdim=True)
+        x = (grey + (x - grey) * saturation).clamp(0, 255)
+        return x.round().to(torch.uint8)

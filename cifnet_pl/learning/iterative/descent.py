@@ -1,0 +1,119 @@
+"""Steps of SGD in mixed precision and in several processes, whichever weights learn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.optim import SGD
+
+
+class Descent:
+    """SGD on the parts of a network that learn, with loss scaling where the precision is float16.
+
+    Gradients are averaged over processes after each step's backward pass, in one message with the running statistics
+    of batch normalisation: a network that grows from task to task, with parts that are frozen or unused, could not be
+    wrapped once for all tasks.
+
+    Args:
+        module: whose Trainer computes the gradients.
+        parts: modules that learn; those of their parameters that want gradients are descended on.
+        learning_rate, momentum, weight_decay: of SGD.
+    """
+
+    def __init__(
+        self,
+        module: LightningModule,
+        parts: Iterable[nn.Module],
+        learning_rate: float,
+        momentum: float,
+        weight_decay: float,
+    ):
+        self._module, parts = module, list(parts)
+        self.weights = [p for part in parts for p in part.parameters() if p.requires_grad]
+        self._running = [b for part in parts for b in part.buffers() if b.is_floating_point()]
+        self._optimizer = SGD(self.weights, learning_rate, momentum=momentum, weight_decay=weight_decay)
+        self.learning_rate = learning_rate
+        self._scaler = getattr(module.trainer.precision_plugin, "scaler", None)
+        if self._scaler is not None:  # a task begins with the scale of a fresh run, so that it can be repeated
+            fresh = torch.amp.GradScaler(module.device.type)
+            self._scaler.load_state_dict(fresh.state_dict())
+
+    def step(self, loss: Tensor, factor: float) -> float:
+        """Descend on a scalar loss at ``factor`` times the learning rate; returns the loss over all processes.
+
+        A loss that is not finite changes nothing.
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.learning_rate * factor
+        self._optimizer.zero_grad()
+        self._module.manual_backward(loss)
+        value = self._average(loss)
+        if not torch.isfinite(torch.tensor(value)):
+            return value
+        if self._scaler is None:
+            self._optimizer.step()
+        else:
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+        return value
+
+    def _average(self, loss: Tensor) -> float:
+        """Average loss, gradients and running statistics over processes; the loss."""
+        if self._module.trainer.world_size == 1:
+            return float(loss.detach())
+        for p in self.weights:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        shared = [cast(Tensor, p.grad) for p in self.weights] + self._running
+        flat = torch.cat([loss.detach().reshape(1).float(), *(t.reshape(-1).float() for t in shared)])
+        torch.distributed.all_reduce(flat)
+        flat /= self._module.trainer.world_size
+        parts = torch.split(flat[1:], [t.numel() for t in shared])
+        for tensor, mean in zip(shared, parts, strict=True):
+            tensor.copy_(mean.view_as(tensor))
+        return float(flat[0])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Momenta and loss scale."""
+        scale = self._scaler.state_dict() if self._scaler is not None else {}
+        return {"optimizer": self._optimizer.state_dict(), "scaler": scale}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from another one's momenta and loss scale."""
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self._scaler is not None and state["scaler"]:
+            self._scaler.load_state_dict(state["scaler"])
+
+
+class _Gather(torch.autograd.Function):
+    """Rows of all processes, (n_0 + n_1 + …, …); the gradient of a process's rows is summed over all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, sizes: Sequence[int], rank: int) -> Tensor:
+        ctx.sizes, ctx.rank = sizes, rank
+        padded = own.new_zeros(max(sizes), *own.shape[1:])
+        padded[: len(own)] = own
+        parts = [torch.empty_like(padded) for _ in sizes]
+        torch.distributed.all_gather(parts, padded)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        grad = grad.contiguous()
+        torch.distributed.all_reduce(grad)
+        return torch.split(grad, list(ctx.sizes))[ctx.rank], None, None
+
+
+def gathered(own: Tensor, world: int, rank: int) -> Tensor:
+    """Rows (n, …) of all processes, in the order of their ranks; gradients flow back to each."""
+    if world == 1:
+        return own
+    size = torch.tensor([len(own)], device=own.device)
+    sizes = [torch.zeros_like(size) for _ in range(world)]
+    torch.distributed.all_gather(sizes, size)
+    return cast(Tensor, cast(Any, _Gather).apply(own, [int(s) for s in sizes], rank))

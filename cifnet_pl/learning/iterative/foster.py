@@ -1,0 +1,217 @@
+"""FOSTER: a second branch learns what the first lacks, then both are compressed into one (Wang et al., ECCV 2022)."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cifnet_pl.learning.iterative.base import Examples
+from cifnet_pl.learning.iterative.losses import balanced_distillation, boosting, effective_weights
+from cifnet_pl.learning.iterative.networks import Branches, frozen, grown
+from cifnet_pl.learning.iterative.replay import ReplayModule
+from cifnet_pl.learning.iterative.schedule import Phase
+from cifnet_pl.utilities.errors import UsageError
+
+
+class FOSTERModule(ReplayModule):
+    """Feature boosting and compression; equations are the paper's.
+
+    * Boosting: the old branch stays, a new one learns. Loss (eqs. 7, 10): ``CE(scores/w, y) + CE(scores of the new
+      branch's own classifier, y) + distillation of old classes`` at temperature 2, with class weights w of the
+      effective numbers of images at β = ``boosting_beta``. New classes see the new branch alone.
+    * Compression: a single branch, from the old one's weights, learns ``balanced_distillation`` (eq. 12) of both at
+      β = ``compression_beta``, for ``compression`` of the epochs, without weight decay.
+    * ``memory_share``: RMM (Liu et al., NeurIPS 2021) without the policy that it learns: the exemplars and the task's
+      images share one memory of ``exemplars + images of the task``, of which exemplars get this share; the
+      images of the task that find no place are left out at random.
+
+    Args:
+        boosting_beta: β of the boosting phase.
+        compression_beta: β of the compression phase.
+        compression: share of the epochs that compression takes.
+        memory_share: share of the memory for exemplars in every task, or a list with one number for each task from
+            the second on (the last number goes on), or null.
+        options: of :class:`ReplayModule` and :class:`IterativeModule`.
+    """
+
+    def __init__(
+        self,
+        boosting_beta: float = 0.96,
+        compression_beta: float = 0.97,
+        compression: float = 130 / 170,
+        memory_share: float | list[float] | None = None,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        if not all(0 <= beta < 1 for beta in (boosting_beta, compression_beta)) or not compression > 0:
+            raise UsageError(
+                f"boosting_beta is {boosting_beta:g}, compression_beta {compression_beta:g}, compression "
+                f"{compression:g}: expected two numbers in [0, 1), and a positive one"
+            )
+        shares = memory_share if isinstance(memory_share, list) else [memory_share]
+        if not shares or not all(share is None or 0 < share < 1 for share in shares):
+            raise UsageError(f"memory_share is {memory_share}, expected shares between 0 and 1, or null")
+        self._own: dict[str, Any] = {
+            "boosting_beta": boosting_beta,
+            "compression_beta": compression_beta,
+            "compression": compression,
+            "memory_share": memory_share,
+        }
+        self._shares = shares
+        self.branches = Branches([self.network])
+        self.network = nn.Identity()
+        self.expansion: nn.Linear | None = None
+        self.student: nn.ModuleList | None = None
+        self._teacher: tuple[nn.Module, ...] = ()
+
+    # ------------------------------------------------------------------ memory
+
+    def _places(self, images: int, task: int) -> int | None:
+        """Exemplars that task ``task`` (from 0) with so many images has places for, or None for all."""
+        share = self._shares[min(max(task - 1, 0), len(self._shares) - 1)]
+        return None if share is None else round(share * (self.capacity + images))
+
+    def room(self) -> int:
+        """Number of exemplars to keep for the task that follows."""
+        finished = len(self.learned_tasks)
+        images = len(self.data.task_rows(finished)) or len(self.data.task_rows(finished - 1))
+        places = self._places(images, finished)
+        return self.capacity if places is None else max(places, self.classes)
+
+    def kept_rows(self, rows: np.ndarray, task: int) -> np.ndarray:
+        """The images of a task that find a place beside the exemplars."""
+        if not task or self._places(len(rows), task) is None:
+            return rows
+        places = max(self.capacity + len(rows) - len(self.exemplars), 1)
+        if places >= len(rows):
+            return rows
+        random = np.random.default_rng([self.seed, task, 6])
+        labels = self.data.source.train.labels[rows]
+        order = random.permutation(len(rows))
+        # Round-robin over classes, so that each keeps as many.
+        rank = np.empty(len(rows), dtype=np.int64)
+        for label in np.unique(labels):
+            own = order[labels[order] == label]
+            rank[own] = np.arange(len(own))
+        kept = np.sort(np.lexsort((labels, rank))[:places])
+        return rows[kept]
+
+    # ------------------------------------------------------------------ structure
+
+    def expand(self, classes: int) -> None:
+        """Add a branch and outputs from the second task on."""
+        if self.old:
+            self.branches.requires_grad_(False)
+            self.branches.append(self.fresh_network())
+            self.expansion = grown(None, self.width, self.classes)
+        self.classifier = grown(self.classifier, self.width * len(self.branches), self.classes)
+        if self.old:
+            with torch.no_grad():
+                self.classifier.weight[self.old :, : self.width] = 0
+
+    def before_task(self) -> None:
+        """Keep the old branch's classifier."""
+        self._teacher = (frozen(self.head),)
+
+    def rebuild(self, sizes: list[int]) -> None:
+        """One branch whatever was learned."""
+        self.classes = sum(sizes)
+        if sizes:
+            self.classifier = grown(None, self.width, self.classes)
+
+    def clear(self) -> None:
+        """Go back to the structure before the first task."""
+        super().clear()
+        self.branches = Branches([self.branches[0].requires_grad_(True)])
+        self.expansion = self.student = None
+
+    def extractors(self) -> list[nn.Module]:
+        """The single branch that is left."""
+        return [self.branches]
+
+    # ------------------------------------------------------------------ learning
+
+    def phases(self) -> list[Phase]:
+        """Boosting, then compression without weight decay."""
+        if self.first:
+            return super().phases()
+        return [self.phase("boost"), self.phase("compress", self._own["compression"], decay=0.0)]
+
+    def begin_phase(self) -> None:
+        """Class weights of the phase; for compression a student as the old branch was."""
+        if self.first:
+            return
+        boosts = self.current == "boost"
+        if not boosts:
+            student = self.fresh_network()
+            student.load_state_dict(self.branches[0].state_dict())
+            old = cast(nn.Linear, self._teacher[0])
+            self.student = nn.ModuleList([student, grown(old, self.width, self.classes)])
+        beta = self._own["boosting_beta" if boosts else "compression_beta"]
+        self._weights = effective_weights(self._images(), beta).to(self.device, torch.float32)
+
+    def _images(self) -> Tensor:
+        """(C,) images of each class that the task learns from."""
+        counts = torch.bincount(self.exemplars.label.cpu(), minlength=self.classes)
+        assert self._plan is not None
+        rows = np.unique(np.concatenate([step.rows for step in self._plan[1]]))
+        names = self.data.source.class_names
+        found = np.bincount(self.data.source.train.labels[rows], minlength=len(names))
+        position = {name: label for label, name in enumerate(self.class_names)}
+        for label, count in enumerate(found):
+            if count:
+                counts[position[names[label]]] += int(count)
+        return counts.clamp_min(1)
+
+    def learning_parts(self) -> list[nn.Module]:
+        """The new branch and its classifiers; then the student."""
+        if self.student is not None:
+            return [self.student]
+        expansion = [self.expansion] if self.expansion is not None else []
+        return [self.branches[-1], self.head, *expansion]
+
+    def features(self, x: Tensor) -> Tensor:
+        """(n, d) or, while there are two branches, (n, 2d) embeddings."""
+        z: Tensor = self.branches(x)
+        return z
+
+    def logits(self, z: Tensor) -> Tensor:
+        """(n, C) scores; new classes have no weights on the old branch while there are two."""
+        head = cast(nn.Linear, self.head)
+        if z.shape[1] == self.width:
+            return super().logits(z)
+        seen = torch.ones_like(head.weight)
+        seen[self.old :, : self.width] = 0
+        return functional.linear(z, head.weight * seen, head.bias).float()
+
+    def loss(self, batch: Examples) -> Tensor:
+        """Cross-entropy in the first task, then the loss of the phase."""
+        if self.first:
+            return super().loss(batch)
+        x = batch.inputs()
+        if self.student is not None:
+            with torch.no_grad():
+                teacher = self.logits(self.features(x))
+            network, head = self.student
+            return balanced_distillation(head(network(x)).float(), teacher, self._weights)
+        z = self.features(x)
+        with torch.no_grad():
+            old = self._teacher[0](z[:, : self.width]).float()
+        assert self.expansion is not None
+        own = self.expansion(z[:, self.width :]).float()
+        return boosting(self.logits(z), own, old, batch.labels, self._weights)
+
+    def after_learning(self) -> None:
+        """Leave the student alone."""
+        if self.student is not None:
+            self.branches = Branches([self.student[0]])
+            self.classifier = cast(nn.Linear, self.student[1])
+            self.expansion = self.student = None
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that the weights and the exemplars depend on."""
+        return {**super().settings(), **self._own}

@@ -1,0 +1,115 @@
+"""PODNet: pooled outputs distilled at every stage, a classifier of proxies (Douillard et al., ECCV 2020)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cifnet_pl.learning.iterative.base import Examples
+from cifnet_pl.learning.iterative.losses import cosine_distance, nca, pod_factor, pooled_maps_distance
+from cifnet_pl.learning.iterative.networks import CosineClassifier, frozen, stages_of, with_maps
+from cifnet_pl.learning.iterative.replay import ReplayModule
+from cifnet_pl.utilities.errors import UsageError, unknown_name
+
+LOSSES = ("nca", "softmax")
+
+
+class PODNetModule(ReplayModule):
+    """PODNet; equations are the paper's.
+
+    * Classifier (eq. 7): ``proxies`` vectors for each class, cosines weighted by their own softmax, a learned scale.
+      Those of old classes stay as they are.
+    * Loss: :func:`nca` (eq. 8; in the reference code the margin cancels), or cross-entropy, and from the second task
+      on ``f·(spatial · POD-spatial + flat · POD-flat)`` (eqs. 5, 6) with ``f = √(all classes / new classes)``.
+    * After each task but the first the classifier is tuned on as many images of each class, for ``tuning`` of the
+      epochs.
+
+    Args:
+        loss: "nca" or "softmax".
+        proxies: number of proxies of each class.
+        spatial: weight of the distance between pooled maps.
+        flat: weight of the distance between embeddings.
+        tuning: share of the epochs that balanced fine-tuning takes, or 0.
+        tuning_rate: its learning rate.
+        options: of :class:`ReplayModule` and :class:`IterativeModule`.
+    """
+
+    def __init__(
+        self,
+        loss: str = "nca",
+        proxies: int = 10,
+        spatial: float = 5.0,
+        flat: float = 1.0,
+        tuning: float = 0.125,
+        tuning_rate: float = 0.005,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        if loss not in LOSSES:
+            raise unknown_name("loss", loss, LOSSES)
+        if proxies < 1 or tuning < 0 or tuning_rate <= 0:
+            raise UsageError(
+                f"proxies is {proxies}, tuning {tuning:g}, tuning_rate {tuning_rate:g}: "
+                "expected at least 1, at least 0, and a positive number"
+            )
+        stages_of(self.network, "PODNet")
+        self._own: dict[str, Any] = {
+            **{"loss": loss, "proxies": proxies, "spatial": spatial},
+            **{"flat": flat, "tuning": tuning, "tuning_rate": tuning_rate},
+        }
+        self.cosine = CosineClassifier(self.width, proxies)
+        self._teacher: tuple[nn.Module, ...] = ()
+
+    def expand(self, classes: int) -> None:
+        """Add proxies of new classes; those of old ones stay."""
+        self.cosine.proxies.requires_grad_(False)
+        self.cosine.grow(classes)
+
+    @property
+    def head(self) -> nn.Module:
+        """The classifier of proxies."""
+        return self.cosine
+
+    def before_task(self) -> None:
+        """Keep the network as it is."""
+        self._teacher = (frozen(self.network),)
+
+    def loss(self, batch: Examples) -> Tensor:
+        """Classification, and POD from the second task on."""
+        x = batch.inputs()
+        maps, z = with_maps(*stages_of(self.network, "PODNet"), x)
+        loss = self._classification(z, batch.labels)
+        if not self.old:
+            return loss
+        with torch.no_grad():
+            old_maps, old = with_maps(*stages_of(self._teacher[0], "PODNet"), x)
+        spatial = pooled_maps_distance([m.float() for m in maps], [m.float() for m in old_maps])
+        flat = cosine_distance(z.float(), old.float())
+        factor = pod_factor(self.classes, self.classes - self.old)
+        distilled: Tensor = factor * (self._own["spatial"] * spatial + self._own["flat"] * flat)
+        return loss + distilled
+
+    def _classification(self, z: Tensor, labels: Tensor) -> Tensor:
+        scores = self.logits(z)
+        return nca(scores, labels) if self._own["loss"] == "nca" else functional.cross_entropy(scores, labels)
+
+    def after_choosing(self) -> None:
+        """Balanced fine-tuning of the classifier."""
+        if self._own["tuning"]:
+            phase = self.phase("tune", self._own["tuning"], self._own["tuning_rate"])
+            self.tune(phase, [self.cosine], self._tuning_loss)
+
+    def _tuning_loss(self, batch: Examples) -> Tensor:
+        return self._classification(self.fixed_features(batch.inputs()), batch.labels)
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that the weights and the exemplars depend on."""
+        return {**super().settings(), **self._own}
+
+    def clear(self) -> None:
+        """Go back to the structure before the first task."""
+        super().clear()
+        self.cosine = CosineClassifier(self.width, self._own["proxies"])

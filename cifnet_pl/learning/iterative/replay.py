@@ -1,0 +1,199 @@
+"""Replay: exemplars of past classes are learned again with the images of each task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cifnet_pl.buffer import select_herding
+from cifnet_pl.data.image_sets import ImageSet
+from cifnet_pl.data.loading import ImageBatch
+from cifnet_pl.learning.iterative.base import Examples
+from cifnet_pl.learning.iterative.exemplars import ExemplarSet, quota
+from cifnet_pl.learning.iterative.finetune import FinetuneModule
+from cifnet_pl.learning.iterative.schedule import Phase, plan_steps
+from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.processes import of_all_processes
+
+SELECTIONS = ("herding", "random")
+PREDICTIONS = ("classifier", "nearest_mean")
+
+
+class ReplayModule(FinetuneModule):
+    """Cross-entropy over all classes seen, on the images of the task and on exemplars of all earlier classes.
+
+    Exemplars are uint8 images as the data module prepares them. Each class's are chosen once, after its task, best
+    first, and fewer of them are kept as classes come (iCaRL, algorithms 4 and 5). A task is read once more than its
+    epochs say, for the embeddings that they are chosen by. Prediction is the classifier's, or that of the nearest mean
+    of exemplars (algorithm 1), whose probabilities are the softmax of ``−‖φ(x) − μ_y‖²`` at length 1.
+
+    Args:
+        exemplars: number of images that are kept in all.
+        exemplars_per_class: number that is kept of each class instead, or null.
+        selection: "herding" (the mean of the first m comes nearest to the class's mean) or "random".
+        prediction: "classifier" or "nearest_mean"; a checkpoint can be validated with either.
+        options: of :class:`IterativeModule`.
+    """
+
+    def __init__(
+        self,
+        exemplars: int = 2000,
+        exemplars_per_class: int | None = None,
+        selection: str = "herding",
+        prediction: str = "classifier",
+        **options: Any,
+    ):
+        super().__init__(**options)
+        if exemplars < 1 or (exemplars_per_class is not None and exemplars_per_class < 1):
+            raise UsageError(
+                f"exemplars is {exemplars}, exemplars_per_class {exemplars_per_class}: expected at least 1"
+            )
+        for name, given, known in (("selection", selection, SELECTIONS), ("prediction", prediction, PREDICTIONS)):
+            if given not in known:
+                raise unknown_name(name, given, known)
+        self.capacity, self.per_class = exemplars, exemplars_per_class
+        self.selection, self.prediction = selection, prediction
+        self.exemplars = ExemplarSet()
+        self._features: list[tuple[Tensor, ...]] = []
+
+    def on_fit_start(self) -> None:
+        """Refuse a run whose classes the exemplars cannot cover before anything is learned."""
+        super().on_fit_start()
+        quota(self.capacity, self.per_class, len(self.data.stream(self.learned_tasks).classes()))
+
+    # ------------------------------------------------------------------ learning
+
+    def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
+        """The steps of the task, and one pass for the embeddings that exemplars are chosen by."""
+        rows = self.kept_rows(rows, task)
+        return [*super().passes(rows, task), rows]
+
+    def kept_rows(self, rows: np.ndarray, task: int) -> np.ndarray:
+        """The images of a task that are learned: all of them."""
+        return rows
+
+    def room(self) -> int:
+        """Number of exemplars to keep in all for the task that follows."""
+        return self.capacity
+
+    def replayed(self) -> int:
+        """Number of exemplars that are learned again in each pass."""
+        return len(self.exemplars)
+
+    def exemplar_examples(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Images, labels and keys of exemplars."""
+        held = self.exemplars
+        positions = positions.to(held.label.device)
+        return held.image[positions], held.label[positions], held.key[positions]
+
+    def begin_task(self, names: list[str], labels: list[int]) -> None:
+        """Start with no candidates."""
+        self._features = []
+        super().begin_task(names, labels)
+
+    def _next_step(self, batch: ImageBatch) -> None:
+        assert self._plan is not None
+        if self._done < len(self._plan[1]):
+            super()._next_step(batch)
+        else:
+            self.end_learning()
+            if len(batch.label):
+                self._features.append((self.embed(batch.image), batch.label, batch.key, batch.row))
+
+    def finish_task(self) -> None:
+        """Choose the exemplars of the new classes, shrink the others, tune on all of them, and average them."""
+        super().finish_task()
+        self._choose()
+        with self.trainer.precision_plugin.train_step_context():
+            if self.old:
+                self.after_choosing()
+            self.exemplars.average(self._embedded())
+        self._descent, self._learning = None, []
+        self.train()
+
+    def after_choosing(self) -> None:
+        """Tune the network on as many images of each class, once these are chosen; from the second task on."""
+
+    def fixed_features(self, x: Tensor) -> Tensor:
+        """(n, d) float32 embeddings of normalised images, from which nothing flows back."""
+        with torch.no_grad():
+            return self.features(x).float()
+
+    def tune(self, phase: Phase, parts: list[nn.Module], loss: Callable[[Examples], Tensor]) -> None:
+        """Let ``parts`` learn from the exemplars alone (balanced fine-tuning)."""
+        world, rank = self.trainer.world_size, self.trainer.global_rank
+        random = np.random.default_rng([self.seed, len(self.learned_tasks), 4])
+        everything = np.arange(len(self.exemplars))
+        steps = plan_steps(everything, 0, [phase], self.data.batch_size * world, random)
+        self.descend_on(parts, phase)
+        for number, step in enumerate(steps):
+            mine = torch.from_numpy(np.array_split(step.rows, world)[rank])
+            seed = (self.seed, len(self.learned_tasks), 1000, step.epoch)
+            examples = Examples(*self.exemplar_examples(mine), seed, self)
+            self.learn(examples, number / len(steps), loss)
+
+    def _embedded(self) -> Tensor:
+        parts = torch.split(self.exemplars.image, self.data.batch_size)
+        return torch.cat([self.embed(part) for part in parts])
+
+    def _choose(self) -> None:
+        """Exemplars of the new classes, the same on all processes."""
+        kept = quota(self.room(), self.per_class, self.classes)
+        self.exemplars.shrink(kept)
+        own = [tuple(part.cpu() for part in parts) for parts in self._features]
+        found = [part for process in of_all_processes(own) for part in process]
+        z, y, key, row = (torch.cat(parts) for parts in zip(*found, strict=True))
+        self._features = []
+        for label in range(self.old, self.classes):
+            mine = (y == label).nonzero().flatten()
+            mine = mine[key[mine].argsort()]
+            if self.selection == "herding":
+                best = select_herding(functional.normalize(z[mine], dim=1), key[mine], self.seed, kept)
+            else:
+                order = np.random.default_rng([self.seed, label, 5]).permutation(len(mine))
+                best = torch.from_numpy(order[:kept])
+            chosen = mine[best]
+            self.exemplars.add(self._squares(row[chosen]), label, key[chosen])
+
+    def _squares(self, rows: Tensor) -> Tensor:
+        """(n, 3, s, s) uint8 training images; decoded again, as a task's images need not fit into memory."""
+        size, crop_ratio = self.data.image_shape(self.backbone.preprocessing)
+        images = self.data.source.train
+        assert isinstance(images, ImageSet)
+        squares = np.stack([images.square(row, size, crop_ratio) for row in rows.tolist()])
+        return torch.from_numpy(squares).permute(0, 3, 1, 2)
+
+    # ------------------------------------------------------------------ prediction
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(n, C) float64 probabilities of uint8 images (n, 3, s, s)."""
+        if self.prediction == "classifier":
+            return super().forward(images)
+        z = functional.normalize(self.embed(images), dim=1)
+        # Between vectors of length 1, −‖φ − μ‖² is 2φ·μ − 2.
+        return (2 * z.double() @ self.exemplars.mean.double().T).softmax(dim=1)
+
+    def state_elements(self) -> dict[str, int]:
+        """Numbers kept between tasks: weights, pixels of exemplars ("buffer"), and their means."""
+        kept = {"buffer": self.exemplars.image.numel(), "means": self.exemplars.mean.numel()}
+        return {**super().state_elements(), **kept}
+
+    @property
+    def bytes_per_buffer_element(self) -> int:
+        """Bytes of a pixel's channel."""
+        return 1
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that the weights and the exemplars depend on."""
+        own = {"exemplars": self.capacity, "exemplars_per_class": self.per_class, "selection": self.selection}
+        return {**super().settings(), **own}
+
+    def clear(self) -> None:
+        """Go back to the structure before the first task."""
+        super().clear()
+        self.exemplars = ExemplarSet()

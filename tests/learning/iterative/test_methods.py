@@ -1,0 +1,113 @@
+"""What every trained method must do, whatever it is called: learn, go on, count, and take a task of one class."""
+
+import pytest
+import torch
+
+from cifnet_pl.learning.callbacks import TaskMetrics
+from cifnet_pl.learning.iterative import METHODS, FinetuneModule, FOSTERModule
+from tests.killing import Act, Killed
+from tests.learning.iterative.suite import NAMES, assert_same_weights, data, learner, run
+from tests.lightning_runs import trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
+each = pytest.mark.parametrize("method", METHODS, ids=NAMES)
+
+
+def die(*_):
+    raise Killed
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """method → (module, record) of an undisturbed run, which saves itself inside its second task."""
+    runs = {}
+
+    def made(method):
+        if method not in runs:
+            folder = tmp_path_factory.mktemp(method.__name__)
+            saves = [
+                Act("on_train_batch_end", task, lambda t, p=folder / f"{task}_{n}": t.save_checkpoint(p), batches=n)
+                for task, n in ((0, 3), (1, 5))
+            ]
+            module, record = run(method, folder, *saves)
+            runs[method] = (module, record, folder)
+        return runs[method]
+
+    return made
+
+
+@each
+class TestLearning:
+    def test_two_tasks_of_digits(self, method, whole):
+        _, record, _ = whole(method)
+        assert record.matrix[0][0] > 90
+        if method is FinetuneModule:
+            assert record.matrix[1][1] > 90
+            assert record.matrix[1][0] < 50  # it forgets
+        else:
+            assert record.trajectory[-1] > 80
+
+    def test_nothing_depends_on_chance_but_much_on_the_seed(self, method, tmp_path):
+        runs = []
+        for noise in range(2):
+            torch.manual_seed(noise)
+            runs.append(run(method, tmp_path, epochs=1)[0])
+        assert_same_weights(*runs)
+        other, _ = run(method, tmp_path, epochs=1, seed=1)
+        state = other.state_dict()
+        assert any(not torch.equal(value, state[key]) for key, value in runs[0].state_dict().items())
+
+    def test_state_is_counted(self, method, whole):
+        module, record, _ = whole(method)
+        elements = module.state_elements()
+        exemplars = 0 if method is FinetuneModule else 60 * 3 * 8 * 8
+        assert elements.get("buffer", 0) == exemplars == record.rows[-1].buffer_elements
+        assert elements["parameters"] == sum(p.numel() for p in module.parameters())
+        assert record.rows[-1].state_elements == sum(elements.values())
+        assert module.bytes_per_buffer_element == (1 if exemplars else 4)
+
+    def test_first_task_of_one_class(self, method, tmp_path):
+        sizes = {"classes_per_task": [1, 2], "max_tasks": 2}
+        _, record = run(method, tmp_path, given=sizes, epochs=3, learning_rate=0.05)
+        assert record.matrix[0][0] == 100
+        assert record.trajectory[-1] > 30
+
+
+@each
+class TestResume:
+    @pytest.mark.parametrize("place", ["0_3", "1_5"])
+    def test_inside_a_task(self, method, place, whole, tmp_path):
+        module, record, folder = whole(method)
+        again, metrics, taken = learner(method), TaskMetrics(), []
+        count = Act("on_train_batch_end", int(place[0]), lambda t: taken.append(t.lightning_module._done))
+        trainer(tmp_path, metrics, count).fit(again, datamodule=data(), ckpt_path=folder / place)
+        assert_same_weights(again, module)
+        assert metrics.record.trajectory == record.trajectory
+        assert taken == [int(place[2]) + 2]  # it went on after the steps that the checkpoint holds
+
+    def test_in_the_process_that_was_interrupted(self, method, whole, tmp_path):
+        module, _, _ = whole(method)
+        made = learner(method)
+        stop = Act("on_train_batch_end", 1, die, batches=4)
+        with pytest.raises(Killed):
+            trainer(tmp_path, stop).fit(made, datamodule=data())
+        assert made.tasks_finished == 1
+        trainer(tmp_path).fit(made, datamodule=data())
+        assert_same_weights(made, module)
+
+    def test_evaluation_of_a_checkpoint(self, method, whole, tmp_path):
+        module, record, _ = whole(method)
+        module.trainer.save_checkpoint(tmp_path / "it.ckpt")
+        again = learner(method)
+        trainer(tmp_path).validate(again, datamodule=data(), ckpt_path=tmp_path / "it.ckpt", verbose=False)
+        assert again.evaluation.accuracy == record.trajectory[-1]
+
+
+@pytest.mark.parametrize("batches", [9, 17, 22, 26])
+def test_foster_goes_on_from_any_phase(batches, tmp_path):
+    """Boosting, compression, and the pass that chooses exemplars."""
+    save = Act("on_train_batch_end", 1, lambda t: t.save_checkpoint(tmp_path / "mid.ckpt"), batches=batches)
+    whole, _ = run(FOSTERModule, tmp_path, save, epochs=2, compression=0.5)
+    again = learner(FOSTERModule, epochs=2, compression=0.5)
+    trainer(tmp_path).fit(again, datamodule=data(), ckpt_path=tmp_path / "mid.ckpt")
+    assert_same_weights(again, whole)

@@ -1,0 +1,68 @@
+"""The course of a task: every image once in each pass, and the rate at each step."""
+
+import math
+
+import numpy as np
+import pytest
+
+from cifnet_pl.learning.iterative.schedule import Phase, Schedule, first_and_later, plan_steps
+from cifnet_pl.utilities.errors import UsageError
+
+PHASES = [Phase("learn", 2, 0.1, 0.0), Phase("compress", 1, 0.1, 0.0)]
+
+
+@pytest.mark.parametrize(("new", "old"), [(100, 40), (37, 0), (5, 400), (64, 64), (1, 3), (333, 77)])
+def test_steps(new, old):
+    rows = np.arange(1000, 1000 + new)
+    steps = plan_steps(rows, old, PHASES, 16, np.random.default_rng(0))
+    assert [(s.phase, s.epoch) for s in steps] == sorted((s.phase, s.epoch) for s in steps)
+    orders = []
+    for phase, epoch in ((0, 0), (0, 1), (1, 0)):
+        own = [s for s in steps if (s.phase, s.epoch) == (phase, epoch)]
+        assert len(own) == min(math.ceil((new + old) / 16), new)
+        assert sorted(np.concatenate([s.rows for s in own])) == rows.tolist()
+        assert sorted(np.concatenate([s.exemplars for s in own])) == list(range(old))
+        sizes = [len(s.rows) + len(s.exemplars) for s in own]
+        assert min(len(s.rows) for s in own) > 0
+        assert max(sizes) - min(sizes) <= 2
+        assert max(sizes) <= 16 or new < (new + old) / 16
+        orders.append(tuple(np.concatenate([s.rows for s in own])))
+    assert len(set(orders)) == 3 or new < 4
+
+
+def test_no_images():
+    (step,) = plan_steps(np.zeros(0, dtype=np.int64), 0, PHASES[1:], 16, np.random.default_rng(0))
+    assert len(step.rows) == len(step.exemplars) == 0
+
+
+def test_cosine():
+    schedule = Schedule("cosine", ((), ()), 0.5)
+    assert [schedule.factor(p, True) for p in (0, 0.5, 1)] == pytest.approx([1, 0.5, 0], abs=1e-12)
+
+
+def test_step_has_milestones_of_the_first_task_and_of_others():
+    schedule = Schedule("step", ((0.3, 0.6), (0.5,)), 0.1)
+    assert [schedule.factor(p, True) for p in (0, 0.29, 0.3, 0.7)] == pytest.approx([1, 1, 0.1, 0.01])
+    assert [schedule.factor(p, False) for p in (0.3, 0.5)] == pytest.approx([1, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("milestones", "decay", "said"),
+    [
+        ((60.0, 120.0), 0.1, "expected rising shares of the epochs"),
+        ((0.6, 0.3), 0.1, "expected rising shares"),
+        ((0.5, 0.5), 0.1, "expected rising shares"),
+        ((0.5,), 1.5, "decay is 1.5"),
+        ((0.5,), 0.0, "decay is 0"),
+    ],
+)
+def test_what_does_not_fit(milestones, decay, said):
+    with pytest.raises(UsageError, match=said):
+        Schedule("step", (milestones, milestones), decay)
+
+
+def test_two_values():
+    assert first_and_later("epochs", 3) == (3, 3)
+    assert first_and_later("epochs", [5, 3]) == (5, 3)
+    with pytest.raises(UsageError, match=r"epochs is \[1, 2, 3\]: expected one value, or two"):
+        first_and_later("epochs", [1, 2, 3])
