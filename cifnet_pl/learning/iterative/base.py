@@ -273,8 +273,8 @@ class IterativeModule(TaskModule):
         """Refuse what only a frozen network allows.
 
         Raises:
-            UsageError: data without images, an embedding cache, a limit on batches, which would cut off passes, or a Trainer whose
-                processes would not learn together.
+            UsageError: data without images, an embedding cache, a limit on batches, which would cut off passes, or a
+                Trainer whose processes would not learn together.
         """
         name = type(self).__name__
         if not isinstance(self.data.source.train, ImageSet):

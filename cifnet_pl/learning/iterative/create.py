@@ -63,7 +63,7 @@ class CREATEModule(ReplayModule):
         self.encoders.grow(classes)
 
     @property
-    def head(self) -> nn.Module:
+    def output_layer(self) -> nn.Module:
         """The auto-encoders."""
         return self.encoders
 

@@ -48,7 +48,7 @@ class ExpandingModule(ReplayModule):
     def learning_parts(self) -> list[nn.Module]:
         """The newest branch and both classifiers."""
         auxiliary = [self.auxiliary_classifier] if self.auxiliary_classifier is not None else []
-        return [self.branches[-1], self.head, *auxiliary]
+        return [self.branches[-1], self.output_layer, *auxiliary]
 
     def features(self, x: Tensor) -> Tensor:
         """(n, d · tasks) embeddings."""

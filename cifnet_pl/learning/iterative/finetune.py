@@ -26,10 +26,10 @@ class FinetuneModule(IterativeModule):
 
     def learning_parts(self) -> list[nn.Module]:
         """The whole network."""
-        return [self.network, self.head]
+        return [self.network, self.output_layer]
 
     @property
-    def head(self) -> nn.Module:
+    def output_layer(self) -> nn.Module:
         """The classifier, once there are classes."""
         assert self.classifier is not None
         return self.classifier
@@ -41,7 +41,7 @@ class FinetuneModule(IterativeModule):
 
     def logits(self, z: Tensor) -> Tensor:
         """(n, C) scores of embeddings."""
-        scores: Tensor = self.head(z)
+        scores: Tensor = self.output_layer(z)
         return scores.float()
 
     def loss(self, batch: Examples) -> Tensor:

@@ -115,7 +115,7 @@ class FOSTERModule(ReplayModule):
 
     def before_task(self) -> None:
         """Keep the old branch's classifier."""
-        self._teacher = (frozen(self.head),)
+        self._teacher = (frozen(self.output_layer),)
 
     def rebuild(self, sizes: list[int]) -> None:
         """One branch whatever was learned."""
@@ -172,7 +172,7 @@ class FOSTERModule(ReplayModule):
         if self.student is not None:
             return [self.student]
         expansion = [self.expansion] if self.expansion is not None else []
-        return [self.branches[-1], self.head, *expansion]
+        return [self.branches[-1], self.output_layer, *expansion]
 
     def features(self, x: Tensor) -> Tensor:
         """(n, d) or, while there are two branches, (n, 2d) embeddings."""
@@ -181,7 +181,7 @@ class FOSTERModule(ReplayModule):
 
     def logits(self, z: Tensor) -> Tensor:
         """(n, C) scores; new classes have no weights on the old branch while there are two."""
-        head = cast(nn.Linear, self.head)
+        head = cast(nn.Linear, self.output_layer)
         if z.shape[1] == self.width:
             return super().logits(z)
         seen = torch.ones_like(head.weight)

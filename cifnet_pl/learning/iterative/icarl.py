@@ -25,7 +25,7 @@ class DistillingModule(ReplayModule):
     def before_task(self) -> None:
         """Keep the network as it is."""
         # In a tuple, so that it is no part of what learns or is stored: it follows from the weights before the task.
-        self._teacher = (frozen(self.network), frozen(self.head))
+        self._teacher = (frozen(self.network), frozen(self.output_layer))
 
     def taught(self, x: Tensor) -> Tensor:
         """(n, C_old) scores that the network gave normalised images before the task."""

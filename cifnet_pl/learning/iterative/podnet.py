@@ -69,7 +69,7 @@ class PODNetModule(ReplayModule):
         self.cosine.grow(classes)
 
     @property
-    def head(self) -> nn.Module:
+    def output_layer(self) -> nn.Module:
         """The classifier of proxies."""
         return self.cosine
 
