@@ -12,7 +12,7 @@ from tests.command_line import FAST, make_photos
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # Those of paper are sweeps; those of iterative are run by tests/learning/iterative/test_configs.py.
-ALL = sorted(path for path in CONFIGS.rglob("*.yaml") if not {"paper", "iterative"} & set(path.parts))
+ALL = sorted(p for p in CONFIGS.rglob("*.yaml") if not {"paper", "iterative"} & set(p.relative_to(CONFIGS).parts))
 CIFNET_OVER_CIFNET = ["--model.head", "CIFNetHead", "--model.head.ridge", "1.0"]
 
 
