@@ -59,6 +59,8 @@ class CIFNetDataModule(LightningDataModule):
         num_workers: decoding processes for each process that embeds, or null to share out the cores, at most 16 each.
         val_fraction: share of each class held back where the source has no validation part of its own.
         split_seed: seed of that split.
+        group: photos in class folders that are held back together: "folder" (of one sub-folder), "day" or "burst" (by
+            EXIF), or "name:REGEX" (names with the same match); null to hold back single photos.
         download: whether a torchvision set may be fetched.
         on_corrupt: "error" to stop at an unreadable image, "skip" to leave it out and count it.
         memory_mb: bound in megabytes on evaluation embeddings kept between tasks.
@@ -81,6 +83,7 @@ class CIFNetDataModule(LightningDataModule):
         num_workers: int | None = None,
         val_fraction: float = 0.2,
         split_seed: int = 0,
+        group: str | None = None,
         download: bool = False,
         on_corrupt: Literal["error", "skip"] = "error",
         memory_mb: float = 1024.0,
@@ -97,10 +100,11 @@ class CIFNetDataModule(LightningDataModule):
                 raise UsageError(f"{name} is {given:g}, expected at least {least}")
         if image_size is not None and not 1 <= image_size <= LARGEST_IMAGE:
             raise UsageError(f"image_size is {image_size}, expected 1 to {LARGEST_IMAGE} pixels, or null")
-        own = SourceOptions(Path(root) if root else None, val_fraction, split_seed, download, options or {})
+        own = SourceOptions(Path(root) if root else None, val_fraction, split_seed, download, options or {}, group)
         self.source_name = source
         self.source = build_source(source, own)
-        self._held_back = [val_fraction, split_seed]
+        # A model that lives on cannot tell anew which photos were held back in groups.
+        self._held_back = [val_fraction, split_seed] if group is None else None
         self.image_size, self.batch_size = image_size, batch_size
         self.num_workers, self.on_corrupt, self.memory_mb = num_workers, on_corrupt, memory_mb
         self.cache_folder = Path(cache_folder).expanduser() if cache else None

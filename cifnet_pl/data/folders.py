@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from cifnet_pl.data.groups import split_by_group
 from cifnet_pl.data.image_sets import FileSet, Source, SourceOptions, expanded, place, split_by_seed
 from cifnet_pl.data.photo_files import EXTENSIONS, archived_files, archived_folders, is_folder, is_image, within
 from cifnet_pl.data.walk import links_upwards, walk_images
@@ -50,6 +51,10 @@ def folder(options: SourceOptions) -> Source:
     """Class folders: ``root/train/<class>/…`` with ``root/val/<class>/…``, or ``root/<class>/…`` split by seed."""
     with listing():
         root = existing(options, "a folder with one sub-folder of images per class")
+        if has_parts(root) and options.group is not None:
+            raise UsageError(
+                f"{place(root)} has train and val already, nothing is to be held back: leave --data.group out"
+            )
         if has_parts(root):
             return _train_and_val(root)
         names = [path.name for path in class_folders(root)]
@@ -59,7 +64,8 @@ def folder(options: SourceOptions) -> Source:
                 f"{place(root)} has {', '.join(names)}, expected train and val: call the held-out folder val, "
                 f"or set --data.root to {place(root / 'train')} to have a part of it held out"
             )
-        return split_by_seed(names, file_set(root, names), options)
+        whole = file_set(root, names)
+        return split_by_seed(names, whole, options) if options.group is None else split_by_group(names, whole, options)
 
 
 def has_parts(root: Path) -> bool:

@@ -175,6 +175,7 @@ class SourceOptions:
     split_seed: int = 0
     download: bool = False
     own: Mapping[str, Any] = field(default_factory=dict)
+    group: str | None = None
 
 
 def held_back(names: Sequence[str], fraction: float, seed: int) -> np.ndarray:
@@ -186,12 +187,17 @@ def held_back(names: Sequence[str], fraction: float, seed: int) -> np.ndarray:
     if not 0 < fraction < 1:
         raise UsageError(f"val_fraction is {fraction:g}, expected a number between 0 and 1")
     count = min(max(round(len(names) * fraction), 1), len(names) - 1)
+    chosen = np.zeros(len(names), dtype=bool)
+    chosen[hash_order(names, seed)[:count]] = True
+    return chosen
+
+
+def hash_order(names: Sequence[str], seed: int) -> list[int]:
+    """Positions of ``names`` in the order of a seeded hash of each."""
     ranks = [
         hashlib.blake2b(f"{seed}\0{name}".encode("utf-8", "surrogateescape"), digest_size=8).digest() for name in names
     ]
-    chosen = np.zeros(len(names), dtype=bool)
-    chosen[sorted(range(len(names)), key=ranks.__getitem__)[:count]] = True
-    return chosen
+    return sorted(range(len(names)), key=ranks.__getitem__)
 
 
 def split_by_seed(

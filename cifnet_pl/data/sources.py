@@ -68,6 +68,8 @@ def build_source(name: str, options: SourceOptions) -> Source:
         UsageError: unknown name, or an option that is missing.
         DataError: data that is missing or has no classes.
     """
+    if options.group is not None and name != "folder":
+        raise UsageError(f"--data.group is for photos in class folders: leave it out for data source {name}")
     known_options = OWN_OPTIONS.get(name, ())
     unknown = [option for option in options.own if option not in known_options]
     if unknown and known_options:
