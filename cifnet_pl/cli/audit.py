@@ -83,6 +83,8 @@ def audit(
     right = f"{result.evaluation.accuracy:.1f} % right"
     print(f"{len(files)} photos of {len(names)} classes, each judged by all others: {right}")
     print(f"(with 95 % certainty {low:.1f} to {high:.1f} %); {len(result.doubtful())} doubtful labels")
+    if copies := about_copies(result):
+        print(copies)
     print(more_photos(curve))
     print(f"the page: {target / 'audit.html'}")
 
@@ -100,6 +102,17 @@ def photos_of_run(model: Path) -> str:
     if data.get("source") != "folder" or not data.get("root"):
         raise UsageError(f"{model} does not say where its photos are: give them with --images")
     return str(data["root"])
+
+
+def about_copies(result: Audit) -> str | None:
+    """One sentence about near-copies, and the accuracy on the others; None if there are none."""
+    count, without = int(result.copied.sum()), result.accuracy_without_copies
+    if not count:
+        return None
+    others = f"; of those without one {without:.1f} % are right" if without is not None else ""
+    return (
+        f"{count} photos have a near-copy in their class, such as the next of a burst, that helps to name them{others}"
+    )
 
 
 def more_photos(curve: LearningCurve) -> str:
@@ -139,6 +152,7 @@ def write_audit(target: Path, result: Audit, curve: LearningCurve, files: list[P
     lead = [
         f"{len(files)} photos of {len(found.class_names)} classes. Each is judged by a classifier that learned all the "
         f"others: {found.accuracy:.1f} % are named right (with 95 % certainty {low:.1f} to {high:.1f} %).",
+        *([f"{copies}. Photos of another day will do no better."] if (copies := about_copies(result)) else []),
         "photos.csv has every photo with what is said of it here, classes.csv and confusion.csv the numbers.",
     ]
     write_text(target / "audit.html", audit_page("Audit of photos", lead, sections))
@@ -236,10 +250,11 @@ def photos_csv(result: Audit, files: list[Path], small: dict[int, int]) -> str:
     """Every photo with what the audit says of it, the most doubtful label first."""
     found, doubtful = result.evaluation, set(result.doubtful().tolist())
     names = found.class_names
-    rows = [
-        (str(files[row]), names[found.target[row]], f"{result.own[row]:.6f}", names[found.predicted[row]],
-         f"{found.confidence[row]:.6f}", str(row in doubtful).lower(), f"{result.distance[row]:.4f}", small.get(row))
-        for row in np.argsort(result.own, kind="stable").tolist()
-    ]  # fmt: skip
-    header = ["file", "class", "probability_of_class", "looks_like", "probability", "doubtful", "distance", "tiny_side"]
-    return to_csv(header, rows)
+    rows = []
+    for row in np.argsort(result.own, kind="stable").tolist():
+        label = (names[found.target[row]], f"{result.own[row]:.6f}")
+        answer = (names[found.predicted[row]], f"{found.confidence[row]:.6f}")
+        flags = (str(flag).lower() for flag in (row in doubtful, bool(result.copied[row])))
+        rows.append([str(files[row]), *label, *answer, *flags, f"{result.distance[row]:.4f}", small.get(row)])
+    header = ["file", "class", "probability_of_class", "looks_like", "probability"]
+    return to_csv([*header, "doubtful", "near_copy", "distance", "tiny_side"], rows)

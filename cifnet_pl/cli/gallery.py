@@ -67,12 +67,12 @@ def _figure(predictions: Sequence[Prediction], rows: int, columns: int, letters:
 def _draw_photo(axes: Any, prediction: Prediction, letters: Lettering) -> None:
     assert prediction.file is not None  # the command line names files
     axes.imshow(read_square(prediction.file, PIXELS), interpolation="nearest")
-    title = letters.of(_title(prediction), LONGEST)
+    title = letters.of(_title(prediction), LONGEST + 10)
     axes.set_title(title, fontsize=7, color="0.4", pad=2, parse_math=False)
 
 
 def _title(prediction: Prediction) -> str:
-    return prediction.file.name if prediction.file is not None else ""
+    return f"{prediction.file.parent.name}/{prediction.file.name}" if prediction.file is not None else ""
 
 
 def _draw_bars(axes: Any, prediction: Prediction, letters: Lettering) -> None:

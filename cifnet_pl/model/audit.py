@@ -25,6 +25,13 @@ AT_ONCE = 2048
 FOR_TEMPERATURE = 5000
 """Photos that the temperature is fitted to, evenly spaced."""
 
+NEAR = 0.95
+"""Cosine of two embeddings, the mean of all subtracted, from which photos are near-copies.
+
+Of 5000 validation photos of Tiny-ImageNet none is so near to a training photo of its class, of those of Caltech-101 one
+in a hundred is; a copy with 5 % noise on its embedding has 0.998.
+"""
+
 DOUBTFUL = 0.05
 """A label is doubtful where, without the photo itself, its class has less than this probability, and another one has
 more than all others together."""
@@ -38,11 +45,19 @@ class Audit:
         evaluation: the answers; ``rows`` are 0 … n−1.
         own: (n,) probability of the photo's own label.
         distance: (n,) Mahalanobis distance to the mean of the other photos of its class, divided by the class's median.
+        copied: (n,) bool, whether the photo has a near-copy in its class, such as the next one of a burst: it is then
+            judged by its own twin.
     """
 
     evaluation: Evaluation
     own: np.ndarray
     distance: np.ndarray
+    copied: np.ndarray
+
+    @property
+    def accuracy_without_copies(self) -> float | None:
+        """Accuracy in percent on photos that have no near-copy; None if all have one."""
+        return 100 * float(self.evaluation.right[~self.copied].mean()) if not self.copied.all() else None
 
     def doubtful(self) -> np.ndarray:
         """Positions of photos whose label is doubtful, the most doubtful first.
@@ -78,7 +93,7 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
     predicted, confidence, own_share = (np.concatenate(part) for part in zip(*parts, strict=True))
     ece = top_label_error(confidence, predicted == labels)
     found = Evaluation(list(class_names), np.arange(len(labels)), labels, predicted, confidence, ece)
-    return Audit(found, own_share, _distances(z, labels, len(class_names)))
+    return Audit(found, own_share, _distances(z, labels, len(class_names)), near_copies(z, labels))
 
 
 def top_label_error(confidence: np.ndarray, right: np.ndarray) -> float:
@@ -131,6 +146,20 @@ def _distances(z: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
     for label in range(classes):
         rows = labels == label
         found[rows] /= max(float(np.median(found[rows])), 1e-12)
+    return found
+
+
+def near_copies(z: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """(n,) bool: which photos have another one of their class whose embedding has a cosine of ``NEAR`` or more."""
+    mean = sum((x.double().sum(dim=0) for x, _ in _batches(z, labels)), start=torch.zeros(z.shape[1])) / len(labels)
+    found = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        own = torch.nn.functional.normalize(torch.from_numpy(np.array(z[rows])) - mean.float(), dim=1)
+        for start in range(0, len(rows), AT_ONCE):
+            part = own[start : start + AT_ONCE] @ own.T
+            part[torch.arange(len(part)), torch.arange(start, start + len(part))] = -1  # the photo itself
+            found[rows[start : start + AT_ONCE]] = (part.max(dim=1).values >= NEAR).numpy()
     return found
 
 

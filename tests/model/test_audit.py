@@ -80,3 +80,20 @@ def test_a_class_of_one_photo(photos):
     found = audit(z, labels, [*NAMES, "eel"])
     assert np.isfinite(found.own).all()
     assert np.isfinite(found.distance).all()
+
+
+def test_near_copies_are_known_and_the_others_scored_apart(photos, monkeypatch):
+    z, labels = photos
+    draw = np.random.default_rng(1)
+    twins = z[12:16] + 0.01 * draw.normal(0, 1, (4, WIDTH)).astype(np.float32)
+    both, own = np.concatenate([z, twins]), np.concatenate([labels, labels[12:16]])
+    monkeypatch.setattr(module, "NEAR", 0.9999)
+    assert not module.near_copies(z, labels).any()
+    close = audit(both, own, NAMES)
+    assert np.flatnonzero(close.copied).tolist() == [12, 13, 14, 15, 48, 49, 50, 51]
+    assert close.accuracy_without_copies == pytest.approx(100 * close.evaluation.right[~close.copied].mean())
+    monkeypatch.setattr(module, "AT_ONCE", 5)
+    assert np.array_equal(module.near_copies(both, own), close.copied)
+    other_class = own.copy()
+    other_class[48:] = (own[48:] + 1) % CLASSES
+    assert not module.near_copies(both, other_class).any()
