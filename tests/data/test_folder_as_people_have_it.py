@@ -341,7 +341,7 @@ def test_refused_in_one_sentence(
         (("--data.image_size", "0"), "image_size is 0, expected 1 to 2048 pixels, or null"),
         (("--data.num_workers", "-1"), "num_workers is -1, expected at least 0"),
         (("--data.memory_mb", "-1"), "expected at least 0"),
-        (("--data.on_corrupt", "ignore"), "on_corrupt is 'ignore', expected error or skip"),
+        (("--data.on_corrupt", "ignore"), "on_corrupt is 'ignore', expected one of 'error', 'skip'"),
         (("--data.source", "foldr"), "unknown data source 'foldr': did you mean folder"),
         (("--data.source", "torchvision:CIFAR"), "did you mean torchvision:CIFAR10"),
     ],
