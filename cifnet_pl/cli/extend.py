@@ -20,6 +20,7 @@ def extend(
     output: str,
     check: str | None = None,
     more: bool = False,
+    duplicates: Literal["skip", "keep"] = "skip",
     engine: Literal["auto", "torch", "onnxruntime"] = "auto",
     overwrite: bool = False,
 ) -> None:
@@ -34,6 +35,7 @@ def extend(
         output: folder for the extended bundle.
         check: folder with one sub-folder of photos per old class, scored before and after, never learned.
         more: whether classes that are known already may get more photos.
+        duplicates: skip to leave out photos that were learned already or stand twice, keep to learn them all the same.
         engine: what runs the network: auto, torch or onnxruntime; auto is ONNX Runtime on a CPU, torch on a GPU.
         overwrite: whether a bundle at output may be replaced.
 
@@ -46,7 +48,7 @@ def extend(
     target = Path(output).expanduser()
     with exclusive(target):
         refuse_existing(target, overwrite)
-        result = load(model, engine=engine).extend(images, check=check, more=more, progress=True)
+        result = load(model, engine=engine).extend(images, check=check, more=more, duplicates=duplicates, progress=True)
         result.model.save(target, overwrite)
     warn(result.warnings, result.unreadable)
     print(

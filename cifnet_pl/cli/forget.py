@@ -17,7 +17,7 @@ from cifnet_pl.utilities.text import printable
 
 def forget(
     model: str,
-    class_: str,
+    class_: list[str],
     output: str,
     images: str | None = None,
     engine: Literal["auto", "torch", "onnxruntime"] = "auto",
@@ -30,9 +30,10 @@ def forget(
 
     Args:
         model: a run's folder, a checkpoint file or a bundle; it is not changed.
-        class_: name of the class.
+        class_: name of the class; several where more than one is to go.
         output: folder for the bundle without it.
-        images: folder with all photos that the class was learned from.
+        images: folder that holds all photos that the class was learned from; where the model knows their content
+            hashes, anything else in it is passed over.
         engine: what runs the network: auto, torch or onnxruntime; auto is the one that the model learned with.
         overwrite: whether a bundle at output may be replaced.
 
@@ -48,8 +49,13 @@ def forget(
         result = load(model, engine=engine).forget(class_, images)
         result.model.save(target, overwrite)
     warn([], result.unreadable)
-    for line in exactly(result, class_) if result.exact else removed(result, class_, Path(model)):
-        print(line)
+    # A model that was replaced just now cannot be gone back to.
+    gone = target.resolve() == Path(model).expanduser().resolve()
+    for name in result.photos:
+        for line in exactly(result, name) if result.exact else removed(result, name, None if gone else Path(model)):
+            print(line)
+    if result.ignored:
+        print(f"{result.ignored} other photos in {images} were not learned, and are passed over")
     print(f"{len(result.model.class_names)} classes in bundle {target}")
 
 
@@ -66,7 +72,7 @@ def exactly(result: Forgetting[Classifier], name: str) -> list[str]:
     ]
 
 
-def removed(result: Forgetting[Classifier], name: str, model: Path) -> list[str]:
+def removed(result: Forgetting[Classifier], name: str, model: Path | None) -> list[str]:
     """Say what was removed without its photos, what remains of it, and how to undo that."""
     head, count = result.model.head, result.photos[name]
     left = ", and has left the buffer" if result.model.buffer is not None else ""
@@ -76,6 +82,8 @@ def removed(result: Forgetting[Classifier], name: str, model: Path) -> list[str]
     lines.append(f"what the other classes learned from its {count} photos remains;")
     if not result.can_be_exact:
         return [*lines, f"{type(head).__name__} cannot undo that. Learned again, its old photos count against it"]
+    if model is None:
+        return [*lines, "To undo that too, forget it from a copy of the model before this, with --images"]
     return [
         *lines,
         f"to undo that too, forget it from {place(model)}, with --images.",

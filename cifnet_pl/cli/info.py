@@ -46,12 +46,13 @@ def class_table(model: Classifier) -> Table:
 def history_table(history: list[Event]) -> Table:
     """A row for everything that happened to the model."""
     table = Table()
-    for name in ("step", "classes", "photos", "accuracy %", "old classes %", "s", "kWh"):
-        table.add_column(name, justify="left" if name == "step" else "right")
+    for name in ("step", "date (UTC)", "classes", "photos", "accuracy %", "old classes %", "s", "kWh"):
+        table.add_column(name, justify="left" if name in ("step", "date (UTC)") else "right")
     for event in history:
         old = "–" if event.old_accuracy is None else f"{event.old_accuracy_before:.1f} → {event.old_accuracy:.1f}"
         table.add_row(
             printable(event.what).replace("[", r"\["),
+            printable(event.date or "–").replace("[", r"\["),
             str(event.classes),
             _number(event.photos, ""),
             _number(event.accuracy, ".1f"),
@@ -77,7 +78,16 @@ def lines(model: Classifier, versions: dict[str, str]) -> list[str]:
         energy += f" ({'; '.join(sorted(sources))})"
     head, backbone = model.head, model.backbone
     settings = ", ".join(f"{key} {value}" for key, value in head.settings().items())
+    told = [(k, event) for k, event in enumerate(model.history, 1) if event.class_names is not None]
+    steps = [f"step {k}, {printable(e.what)}: {', '.join(map(printable, e.class_names or []))}" for k, e in told]
+    from_models = [
+        f"{line}; from {', '.join(map(printable, e.parents))}" for line, (_, e) in zip(steps, told, strict=True)
+    ]
+    known = "of all photos" if model.knows_photos else "not of all photos: copies and common ancestors go unnoticed"
     return [
+        f"model {model.identity}",
+        *from_models,
+        f"content hashes {known}",
         f"{len(model.class_names)} classes in {len(model.tasks)} tasks, from {sum(model.counts.values()):,} photos",
         f"head {type(head).__name__} ({settings}), temperature {float(head.temperature):.3g}",
         f"backbone {printable(backbone.name)}, {backbone.parameters_count:,} parameters, sha256 {backbone.sha256[:12]}",

@@ -15,16 +15,22 @@ from cifnet_pl.utilities.files import exclusive
 
 
 def merge(
-    models: list[str], output: str, engine: Literal["auto", "torch", "onnxruntime"] = "auto", overwrite: bool = False
+    models: list[str],
+    output: str,
+    base: str | None = None,
+    engine: Literal["auto", "torch", "onnxruntime"] = "auto",
+    overwrite: bool = False,
 ) -> None:
     """Add up what several models learned from different photos; no photo is needed.
 
     Classes are matched by name; those that only a later model knows are appended. For heads whose statistics are plain
-    sums, such as RidgeHead, the result equals one run over all photos. Photos that two models have seen count twice.
+    sums, such as RidgeHead, the result equals one run over all photos. Photos that two models have learned are found by
+    their content hashes: they count once where that is exact, with --base, and are refused elsewhere.
 
     Args:
         models: run folders, checkpoint files or bundles; they are not changed.
         output: folder for the merged bundle.
+        base: the model that the others were extended from; what it learned is counted once.
         engine: what must have run the network while all of them learned: torch, onnxruntime, or auto for either.
         overwrite: whether a bundle at output may be replaced.
 
@@ -48,7 +54,8 @@ def merge(
             if engine != "auto" and set(loaded.engines) - {engine}:
                 used = " and ".join(loaded.engines)
                 raise UsageError(f"{place} learned with engine {used}, not with {engine} alone: use --engine auto")
-        result = merging.merge([first, *others], models)
+        ancestor = load(base, device=first.device) if base is not None else None
+        result = merging.merge([first, *others], models, ancestor)
         result.model.save(target, overwrite)
     warn(result.warnings, [])
     classes = len(result.model.class_names)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.data.content_hashes import hashes_of
 from cifnet_pl.data.loading import Batch, EmbeddingBatch
 from cifnet_pl.heads import CIFNetHead, Head, calibration
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.photo_hashes import PhotoHashes
 from cifnet_pl.utilities.errors import CheckpointError, UnsupportedError
 from cifnet_pl.utilities.processes import of_all_processes
 from cifnet_pl.utilities.text import first_line
@@ -41,6 +45,9 @@ class CIFNetModule(TaskModule):
             samples (:mod:`cifnet_pl.heads.calibration`); needs a buffer, whether or not the head learns from it.
         engine: what runs the backbone: torch, onnxruntime, or auto for ONNX Runtime on a CPU where the network can be
             exported, and torch elsewhere (:mod:`cifnet_pl.backbones.engines`).
+        hashes: whether to keep the content hash of every photo learned, eight bytes a photo. Without them a photo
+            that comes again is not recognised, models with a common ancestor cannot be told apart when they are
+            merged, and forgetting needs exactly the photos that were learned.
 
     Attributes:
         model: the classifier that learns; it holds the same backbone, head and buffer as this module.
@@ -55,6 +62,7 @@ class CIFNetModule(TaskModule):
         download: bool = False,
         calibrate: bool = False,
         engine: Literal["auto", "torch", "onnxruntime"] = "auto",
+        hashes: bool = True,
     ):
         super().__init__()
         self.backbone = build_backbone(backbone, architecture, download, engine)
@@ -64,7 +72,9 @@ class CIFNetModule(TaskModule):
         self.buffer: CalibrationBuffer | None = buffer if self.head.uses_buffer or calibrate else None
         own = self.backbone.preprocessing
         parts = (self.backbone, self.head, self.buffer)
-        self.model = Classifier(*parts, [], own.image_size, own.crop_ratio, calibrated=calibrate)
+        self.photos = PhotoHashes() if hashes else None
+        self.model = Classifier(*parts, [], own.image_size, own.crop_ratio, calibrated=calibrate, photos=self.photos)
+        self._hashed: list[tuple[list[int], list[int]]] = []  # labels and content hashes of this task's photos
         self._embedded: list[tuple[Tensor, Tensor]] = []  # with their labels; not in the sums yet
         self._reduced = False
         self._more: list[Head] = []  # what this task brings of known classes; in a list, so that it is no sub-module
@@ -110,7 +120,7 @@ class CIFNetModule(TaskModule):
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Open the task in the model, and a head for samples of classes that were learned before."""
         self.model.note_engines([self.engine()])
-        self._embedded, self._reduced, self._more = [], False, []
+        self._embedded, self._reduced, self._more, self._hashed = [], False, [], []
         returning = self.data.returning_classes(self.data.task)
         if returning:
             more = self.head.fresh()
@@ -123,6 +133,9 @@ class CIFNetModule(TaskModule):
         """Embed the batch, and add it to the sums with those before it. Returns what the buffer may keep."""
         z = self.embed(batch)
         self._embedded.append((z, batch.label))
+        if self.photos is not None:
+            found = hashes_of(self.data.source.train.content, batch.row.tolist())
+            self._hashed.append((batch.label.tolist(), found.tolist()))
         if sum(len(labels) for _, labels in self._embedded) >= AT_ONCE:
             self._observe()
         return {"z": z, "label": batch.label, "key": batch.key}
@@ -177,6 +190,10 @@ class CIFNetModule(TaskModule):
             DataError: a class of which no image could be learned.
         """
         self.reduce_statistics()
+        if self.photos is not None:
+            for labels, hashes in chain.from_iterable(of_all_processes(self._hashed)):
+                self.photos.add(np.array(labels, dtype=np.int64), np.array(hashes, dtype=np.int64))
+            self._hashed = []
         empty = [self.class_names[label] for label, count in self.head.class_counts().items() if not count]
         self.refuse_empty(empty)
         if self.learned_tasks[-1]:
@@ -245,10 +262,12 @@ class CIFNetModule(TaskModule):
             result = super().load_state_dict(state_dict, strict=False, assign=assign)
         except (RuntimeError, TypeError, AttributeError) as error:
             raise CheckpointError(f"the checkpoint does not fit the head: {first_line(error)}") from error
-        missing = [key for key in result.missing_keys if not key.startswith("backbone.")]
-        if strict and (missing or result.unexpected_keys):
+        # Checkpoints of versions that kept no content hashes have none.
+        missing = [key for key in result.missing_keys if not key.startswith(("backbone.", "photos."))]
+        unexpected = [key for key in result.unexpected_keys if not key.startswith("photos.")]
+        if strict and (missing or unexpected):
             raise CheckpointError(
-                f"the checkpoint does not fit the head: missing {missing[:3]}, unexpected {result.unexpected_keys[:3]}"
+                f"the checkpoint does not fit the head: missing {missing[:3]}, unexpected {unexpected[:3]}"
             )
         if self.class_names and sorted(self.head.classes) != list(range(len(self.class_names))):
             raise CheckpointError(

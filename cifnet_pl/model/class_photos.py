@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, cast
 
 import numpy as np
 from torch import Tensor
 
+from cifnet_pl.data.content_hashes import hashes_of
 from cifnet_pl.data.folders import class_folders, file_set, listing, require_classes
 from cifnet_pl.data.image_sets import FileSet, expanded, place
 from cifnet_pl.data.photo_files import is_folder
@@ -29,10 +30,11 @@ class Unreadable(NamedTuple):
 
 @dataclass(frozen=True)
 class ClassPhotos:
-    """Photos in class folders: ``files.labels`` are positions in ``class_names``."""
+    """Photos in class folders: ``files.labels`` are positions in ``class_names``; ``hashes`` of contents if known."""
 
     class_names: list[str]
     files: FileSet
+    hashes: np.ndarray | None = None
 
     @classmethod
     def find(cls, folder: Path | str, option: str) -> ClassPhotos:
@@ -65,7 +67,12 @@ class ClassPhotos:
         positions = np.unique(labels)
         part = self.files.subset(np.flatnonzero(kept))
         names = [self.class_names[i] for i in positions]
-        return ClassPhotos(names, FileSet(part.root, part.names, np.searchsorted(positions, labels).tolist()))
+        files = FileSet(part.root, part.names, np.searchsorted(positions, labels).tolist())
+        return ClassPhotos(names, files, None if self.hashes is None else self.hashes[kept])
+
+    def hashed(self) -> ClassPhotos:
+        """The same photos with their content hashes (n,)."""
+        return replace(self, hashes=hashes_of(self.files.content, range(len(self.files))))
 
     def embedded(
         self, model: IncrementalClassifier, what: str, unreadable: list[Unreadable], progress: bool = False

@@ -14,6 +14,7 @@ from cifnet_pl.data.images import Photo
 from cifnet_pl.data.photos import photos_of, squares
 from cifnet_pl.model.bundle import write_bundle
 from cifnet_pl.model.class_photos import embed_batch
+from cifnet_pl.model.copies import Duplicates
 from cifnet_pl.model.description import class_names
 from cifnet_pl.model.extend import Extension, extend
 from cifnet_pl.model.forget import Forgetting, forget
@@ -93,13 +94,19 @@ class Classifier(IncrementalClassifier):
                 yield Prediction(name, tuple(self.class_names[c] for c in columns), tuple(shares))
 
     def extend(
-        self, images: Path | str, *, check: Path | str | None = None, more: bool = False, progress: bool = False
+        self,
+        images: Path | str,
+        *,
+        check: Path | str | None = None,
+        more: bool = False,
+        duplicates: Duplicates = "skip",
+        progress: bool = False,
     ) -> Extension[Classifier]:
         """Learn new classes from one folder of photos per class; see :func:`cifnet_pl.model.extend.extend`.
 
         This model is not changed: the one that learned is ``result.model``.
         """
-        return extend(self, images, check=check, more=more, progress=progress)
+        return extend(self, images, check=check, more=more, duplicates=duplicates, progress=progress)
 
     def forget(self, names: str | Sequence[str], images: Path | str | None = None) -> Forgetting[Classifier]:
         """Remove classes, with or without their photos; see :func:`cifnet_pl.model.forget.forget`.

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
@@ -47,6 +48,9 @@ class Event:
         accuracy: A_k after a task; for an extension, on the fifth of the new photos that was held back.
         old_accuracy_before: of the earlier classes, on the photos of ``--check``, before the extension.
         old_accuracy: the same afterwards.
+        date: when, in UTC; None for what older versions wrote, and for tasks of a run.
+        class_names: classes that were learned, merged or forgotten; None where that is not told.
+        parents: identities (:attr:`IncrementalClassifier.identity`) of the models that this step started from.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -60,6 +64,9 @@ class Event:
     seconds: Number | None = None
     energy_kwh: Number | None = None
     energy_source: Text | None = None
+    date: Text | None = None
+    class_names: list[Text] | None = None
+    parents: list[Text] = field(default_factory=list)
 
 
 class Table(BaseModel):
@@ -166,6 +173,11 @@ def class_names(names: Sequence[Any], where: str) -> list[str]:
     if len(set(names)) < len(names):
         raise CheckpointError(f"{where} has class {shown(Counter(names).most_common(1)[0][0])} twice")
     return list(names)
+
+
+def now() -> str:
+    """The date and time in UTC, to the second."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def shown(value: Any) -> str:

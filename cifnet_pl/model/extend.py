@@ -15,7 +15,8 @@ from cifnet_pl.data.image_sets import held_back
 from cifnet_pl.data.loading import sample_key
 from cifnet_pl.heads import Head
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
-from cifnet_pl.model.description import Event
+from cifnet_pl.model.copies import Duplicates, without_copies
+from cifnet_pl.model.description import Event, now
 from cifnet_pl.model.incremental import IncrementalClassifier, M
 from cifnet_pl.model.metrics import percent
 from cifnet_pl.utilities.errors import DataError, UnsupportedError, UsageError
@@ -57,6 +58,7 @@ class Extension(Generic[M]):
         seconds: time to embed, learn and score the new photos.
         unreadable: photos that could not be decoded, and were left out.
         warnings: sentences for the user.
+        copies: photos that were learned already or stand twice; left out unless ``duplicates`` is "keep".
     """
 
     model: M
@@ -67,10 +69,17 @@ class Extension(Generic[M]):
     seconds: float
     unreadable: list[Unreadable] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    copies: list[Path] = field(default_factory=list)
 
 
 def extend(
-    old: M, images: Path | str, *, check: Path | str | None = None, more: bool = False, progress: bool = False
+    old: M,
+    images: Path | str,
+    *,
+    check: Path | str | None = None,
+    more: bool = False,
+    duplicates: Duplicates = "skip",
+    progress: bool = False,
 ) -> Extension[M]:
     """Learn new classes from one folder of photos per class, without any old photo.
 
@@ -82,6 +91,7 @@ def extend(
         images: folder with one sub-folder of photos per class.
         check: folder with one sub-folder of photos per old class, scored before and after, never learned.
         more: whether classes that are known already may get more photos.
+        duplicates: "skip" to leave out photos that were learned already or stand twice, "keep" to learn them.
         progress: whether to draw progress bars on a terminal.
 
     Returns:
@@ -90,14 +100,18 @@ def extend(
     Raises:
         UsageError: a class that is known already without ``more``.
         UnsupportedError: ``more`` photos for a head that cannot take them in.
-        DataError: a folder is missing, holds no photos, or none of a class that can be read.
+        DataError: a folder is missing, holds no photos, none of a class that can be read, or none that is new.
     """
     photos = ClassPhotos.find(images, "--images")
     known = sorted(set(photos.class_names) & set(old.class_names))
     if known and not more:
         name = printable(known[0])
         raise UsageError(f"class '{name}' is already learned: add --more to give it more photos, or rename its folder")
-    warning = old.warning_of(photos.class_names)
+    warnings = [warning for warning in [old.warning_of(photos.class_names)] if warning]
+    copies: list[Path] = []
+    if old.photos is not None:
+        photos, copies, news = without_copies(old, photos.hashed(), duplicates)
+        warnings += news
     old_photos = _old_photos(old, check) if check is not None else None
     unreadable: list[Unreadable] = []
     start = time.perf_counter()
@@ -111,9 +125,9 @@ def extend(
             after.add(final, old_photos, rows, z)
     learned = {name: final.counts[name] - old.counts.get(name, 0) for name in photos.class_names}
     event = Event("extend", len(final.class_names), sum(learned.values()), score.percent, seconds=seconds)
+    event = replace(event, date=now(), class_names=list(learned), parents=[old.identity])
     final.history.append(replace(event, old_accuracy_before=before.percent, old_accuracy=after.percent))
-    warnings = [warning] if warning else []
-    return Extension(final, learned, score, before, after, seconds, unreadable, warnings)
+    return Extension(final, learned, score, before, after, seconds, unreadable, warnings, copies)
 
 
 def _old_photos(model: IncrementalClassifier, check: Path | str) -> ClassPhotos:
@@ -157,6 +171,8 @@ class Lesson:
             (self.photos.class_names[c], self.photos.files.names[row]) for c, row in zip(classes, rows, strict=True)
         ]
         key = torch.tensor([sample_key(*name) for name in names], dtype=torch.int64, device=z.device)
+        if self.model.photos is not None and self.photos.hashes is not None:
+            self.model.photos.add(self.labels[classes], self.photos.hashes[rows])
         new = torch.from_numpy(self.is_new[classes]).to(z.device)
         if new.any():
             self.model.observe(z[new], y[new], key[new])

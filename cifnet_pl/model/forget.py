@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic
 
@@ -12,13 +12,14 @@ import torch
 
 from cifnet_pl.backbones.precision import FLOAT32
 from cifnet_pl.buffer import SAME
+from cifnet_pl.data.content_hashes import hashes_of
 from cifnet_pl.data.folders import image_files, listing
 from cifnet_pl.data.image_sets import expanded, held_back, place
-from cifnet_pl.data.photo_files import is_folder
+from cifnet_pl.data.photo_files import is_folder, read_bytes
 from cifnet_pl.data.photos import squares
 from cifnet_pl.heads import Head
 from cifnet_pl.model.class_photos import Unreadable, embed_batch, unreadable_of
-from cifnet_pl.model.description import Event
+from cifnet_pl.model.description import Event, now
 from cifnet_pl.model.incremental import IncrementalClassifier, M
 from cifnet_pl.utilities.errors import DataError, UnsupportedError
 from cifnet_pl.utilities.text import printable
@@ -42,6 +43,7 @@ class Forgetting(Generic[M]):
         can_be_exact: whether this head's statistics can be taken back, given the photos.
         earlier_removals: whether classes were removed earlier without their photos, which may still count.
         unreadable: photos that could not be decoded.
+        ignored: photos in the folder that the classes were not learned from.
     """
 
     model: M
@@ -51,6 +53,7 @@ class Forgetting(Generic[M]):
     earlier_removals: bool
     unreadable: list[Unreadable] = field(default_factory=list)
     rounding: str | None = None
+    ignored: int = 0
 
 
 def forget(old: M, names: str | Sequence[str], images: Path | str | None = None) -> Forgetting[M]:
@@ -62,8 +65,9 @@ def forget(old: M, names: str | Sequence[str], images: Path | str | None = None)
     Args:
         old: a learned model; it is not changed.
         names: one class name or several.
-        images: folder with all photos that the class was learned from; for several classes, a folder with one
-            sub-folder for each.
+        images: folder that holds all photos that the class was learned from. Where the model knows their content
+            hashes, anything else in it is passed over; otherwise it must hold exactly those photos, and for several
+            classes one sub-folder for each.
 
     Returns:
         The model without the classes, and what was done.
@@ -79,18 +83,20 @@ def forget(old: M, names: str | Sequence[str], images: Path | str | None = None)
     photos = {name: old.counts[name] for name in names}
     unreadable: list[Unreadable] = []
     rounding = None
+    ignored: list[set[Path]] = []
     if images is not None:
         folder = expanded(Path(images))
         with model.backbone.preferring(old.engines):
             for name in names:
-                subtract(model, name, folder if len(names) == 1 else folder / name, unreadable)
+                ignored.append(subtract(model, name, folder, len(names) == 1, unreadable))
             rounding = _rounding(model)
     model.remove_classes(names)
     removed = sum(photos.values()) if images is not None else None
-    model.history.append(Event("forget", len(model.class_names), removed))
-    return Forgetting(
-        model, photos, images is not None, old.head.subtracts, old.remembers_removed, unreadable, rounding
-    )
+    event = Event("forget", len(model.class_names), removed)
+    model.history.append(replace(event, date=now(), class_names=names, parents=[old.identity]))
+    others = len(set.intersection(*ignored)) if ignored else 0
+    kinds = (images is not None, old.head.subtracts, old.remembers_removed)
+    return Forgetting(model, photos, *kinds, unreadable, rounding, others)
 
 
 def _rounding(model: IncrementalClassifier) -> str | None:
@@ -101,8 +107,17 @@ def _rounding(model: IncrementalClassifier) -> str | None:
     return f"learned with engine {' and '.join(model.engines)}, taken out with {now}, which rounds otherwise"
 
 
-def subtract(model: IncrementalClassifier, name: str, folder: Path, unreadable: list[Unreadable]) -> None:
-    """Take the photos of class ``name`` out of the statistics; they must be all that it was learned from.
+def subtract(
+    model: IncrementalClassifier, name: str, folder: Path, only: bool, unreadable: list[Unreadable]
+) -> set[Path]:
+    """Take the photos of class ``name`` out of the statistics.
+
+    Where the model knows the content hashes of the class's photos, they are picked out of ``folder``, which may hold
+    others. Otherwise ``folder`` must hold exactly those photos, or its sub-folder of the class's name if the class is
+    not the ``only`` one to be forgotten.
+
+    Returns:
+        The other photos of the folder, which were passed over.
 
     Raises:
         UnsupportedError: the head's statistics cannot be taken back.
@@ -115,7 +130,13 @@ def subtract(model: IncrementalClassifier, name: str, folder: Path, unreadable: 
         hint = "leave out --images to remove the class from what can be predicted"
         raise UnsupportedError(f"{error}: {hint}") from error
     own = _learner_of(model, label, model.counts[name])
-    files = _learned_files(model, name, folder)
+    known = model.photos.of(label) if model.photos is not None else np.zeros(0, dtype=np.int64)
+    ignored: set[Path] = set()
+    if len(known) == model.counts[name]:
+        files, ignored = _known_files(name, folder, known)
+    else:
+        folder = folder if only else folder / name
+        files = _learned_files(model, name, folder)
     seen = 0
     for batch in squares(files, model.image_size, model.crop_ratio):
         unreadable += unreadable_of(batch)
@@ -126,6 +147,7 @@ def subtract(model: IncrementalClassifier, name: str, folder: Path, unreadable: 
         raise DataError(_unlike(name, model.counts[name], folder, f"{seen} that can be read"))
     check_same(model, own, name, folder)
     model.head.subtract_(own)
+    return ignored
 
 
 def _learner_of(model: IncrementalClassifier, label: int, count: int) -> Head:
@@ -133,6 +155,21 @@ def _learner_of(model: IncrementalClassifier, label: int, count: int) -> Head:
     own = model.head.fresh()
     own.begin_task([label], [count])
     return own
+
+
+def _known_files(name: str, folder: Path, known: np.ndarray) -> tuple[list[Path], set[Path]]:
+    """The photos below ``folder`` whose contents have the hashes ``known``, and the others."""
+    if not is_folder(folder):
+        raise DataError(f"no folder {place(folder)}: set --images to a folder with the photos of the class")
+    with listing():
+        files = image_files(folder)
+    hashes = hashes_of(lambda row: read_bytes(files[row]), range(len(files)))
+    first = dict(reversed(list(zip(hashes.tolist(), files, strict=True))))
+    missing = [value for value in known.tolist() if value not in first]
+    if missing:
+        raise DataError(_unlike(name, len(known), folder, f"{len(known) - len(missing)} of them"))
+    others = {file for file, value in zip(files, np.isin(hashes, known), strict=True) if not value}
+    return [first[value] for value in known.tolist()], others
 
 
 def _learned_files(model: IncrementalClassifier, name: str, folder: Path) -> list[Path]:

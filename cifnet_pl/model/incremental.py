@@ -16,7 +16,9 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.calibration import calibrate
 from cifnet_pl.model.description import Event
+from cifnet_pl.model.photo_hashes import PhotoHashes
 from cifnet_pl.utilities.errors import NonFiniteError, UsageError, check_embeddings, unknown_name
+from cifnet_pl.utilities.growing import fingerprint
 from cifnet_pl.utilities.text import printable
 
 M = TypeVar("M", bound="IncrementalClassifier")
@@ -41,6 +43,7 @@ class IncrementalClassifier:
             "onnxruntime".
         calibrated: whether to fit the temperature from the first task on; a model whose temperature was fitted once is
             calibrated again after every change in any case.
+        photos: content hashes of the photos learned, so that each is counted once; None to keep none.
     """
 
     backbone: Backbone
@@ -54,6 +57,7 @@ class IncrementalClassifier:
     precision: str = FLOAT32
     calibrated: bool = False
     engines: list[str] = field(default_factory=list)
+    photos: PhotoHashes | None = field(default_factory=PhotoHashes)
 
     # ------------------------------------------------------------------ what is known
 
@@ -67,6 +71,17 @@ class IncrementalClassifier:
     def counts(self) -> dict[str, int]:
         """Distinct photos learned of each class."""
         return dict(zip(self.class_names, self.head.class_counts().values(), strict=True))
+
+    @property
+    def knows_photos(self) -> bool:
+        """Whether the content hash of every learned photo is known."""
+        return self.photos is not None and self.photos.complete(self.head.class_counts())
+
+    @property
+    def identity(self) -> str:
+        """Hash of class names and all tensors, 16 hex digits: what later models name as their parent."""
+        tensors = {name: tensor for name, tensor in self.tensors().items() if not name.startswith("photos.")}
+        return fingerprint(repr(self.class_names), tensors)[:16]
 
     @property
     def device(self) -> torch.device:
@@ -111,7 +126,7 @@ class IncrementalClassifier:
 
     def to(self: M, device: torch.device | str) -> M:
         """Move everything to a device, in place."""
-        for part in (self.backbone, self.head, self.buffer):
+        for part in (self.backbone, self.head, self.buffer, self.photos):
             if part is not None:
                 part.to(device)
         return self
@@ -156,6 +171,7 @@ class IncrementalClassifier:
             self,
             head=copy.deepcopy(self.head),
             buffer=copy.deepcopy(self.buffer),
+            photos=copy.deepcopy(self.photos),
             class_names=list(self.class_names),
             history=list(self.history),
             engines=list(self.engines),
@@ -261,6 +277,8 @@ class IncrementalClassifier:
         self.class_names = [name for name, label in pairs if label not in set(labels)]
         if self.buffer is not None:
             self.buffer.remove_classes(labels)
+        if self.photos is not None:
+            self.photos.remove(labels)
         if self.head.solved:
             self.calibrate()
         else:
@@ -292,4 +310,6 @@ class IncrementalClassifier:
         state = {f"head.{key}": value for key, value in self.head.state_dict().items()}
         if self.buffer is not None:
             state |= {f"buffer.{key}": value for key, value in self.buffer.state_dict().items()}
+        if self.photos is not None:
+            state |= {f"photos.{key}": value for key, value in self.photos.state_dict().items()}
         return {key: value.detach().cpu().contiguous() for key, value in state.items()}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic
 
-from cifnet_pl.model.description import Event
+import numpy as np
+
+from cifnet_pl.model.description import Event, now
 from cifnet_pl.model.incremental import IncrementalClassifier, M
 from cifnet_pl.utilities.errors import UnsupportedError, UsageError
-from cifnet_pl.utilities.growing import fingerprint
 
 
 @dataclass(frozen=True)
@@ -27,23 +29,26 @@ class Merger(Generic[M]):
     warnings: list[str] = field(default_factory=list)
 
 
-def merge(models: Sequence[M], names: Sequence[str] | None = None) -> Merger[M]:
+def merge(models: Sequence[M], names: Sequence[str] | None = None, base: M | None = None) -> Merger[M]:
     """Add up what several models learned from different photos; no photo is needed.
 
     Classes are matched by name; those that only a later model knows are appended. For heads whose statistics are plain
-    sums, such as RidgeHead, the result equals one run over all photos. Photos that two models have seen count twice.
+    sums, such as RidgeHead, the result equals one run over all photos. Photos that two models have learned are found by
+    their content hashes: a model whose photos are all in another one adds nothing, and what two models have from a
+    common ``base`` is taken out once, which is exact. Any other overlap is refused.
 
     Args:
         models: at least two, on the same device; they are not changed.
         names: what errors call each of them; by default "model 1", "model 2", ….
+        base: the model that they were extended from.
 
     Returns:
         The merged model, and what the user should know.
 
     Raises:
-        UsageError: fewer than two models, the same one twice, other backbones, photo sizes, precisions, heads or
-            settings.
-        UnsupportedError: a head whose statistics cannot be added.
+        UsageError: fewer than two models, the same one twice, photos that would count twice, other backbones, photo
+            sizes, precisions, heads or settings.
+        UnsupportedError: a head whose statistics cannot be added, or subtracted where there is a base.
     """
     if len(models) < 2:
         raise UsageError(f"merge got {len(models)} model, expected at least two")
@@ -55,17 +60,79 @@ def merge(models: Sequence[M], names: Sequence[str] | None = None) -> Merger[M]:
         for knowing, learned in ((merged, given), (given, merged)):
             warnings += [warning for warning in [knowing.warning_of(learned.class_names)] if warning]
         try:
-            absorb(merged, given.clone())
+            _check_same_embeddings(merged, given)
+            merged, news = _joined(merged, given, name, base if first == name else None, first == name)
         except (UsageError, UnsupportedError) as error:
             raise type(error)(f"cannot merge {name} into {names[0]}: {error}") from error
         if first != name:
             raise UsageError(f"{name} holds the same model as {first}: its photos would count twice")
+        warnings += news
     merged.solve()
+    parents = [model.identity for model in models]
+    merged.history[-1] = replace(merged.history[-1], date=now(), class_names=list(merged.class_names), parents=parents)
     return Merger(merged, sum(merged.counts.values()), warnings)
 
 
+def _joined(model: M, given: M, name: str, base: M | None, distinct: bool) -> tuple[M, list[str]]:
+    """Add ``given`` to ``model``, each photo once: the result, and what the user should know."""
+    other = given.clone()
+    ours, theirs = _photos(model), _photos(given)
+    common = ours & theirs if distinct else Counter()
+    if not common:
+        absorb(model, other)
+        unknown = sum(not m.knows_photos for m in (model, given))
+        news = f"note: not all photos of {name} and the models before it have content hashes: copies are not noticed"
+        return model, [news] if unknown else []
+    count = sum(common.values())
+    if given.knows_photos and not theirs - ours:
+        model.history.append(Event("merge", len(model.class_names), 0))
+        return model, [f"note: {name} adds nothing: all its {count} photos are learned already"]
+    if model.knows_photos and not ours - theirs:
+        other.history.append(Event("merge", len(other.class_names), sum(theirs.values()) - count))
+        return other, [f"note: {name} holds all {count} photos of the models before it"]
+    if base is None:
+        raise UsageError(
+            f"{count} photos were learned by both and would count twice: give the model that both were extended from "
+            "with --base, or merge models that learned different photos"
+        )
+    if _photos(base) != common or not (base.knows_photos and given.knows_photos and model.knows_photos):
+        raise UsageError(
+            f"they have {count} photos in common, which are not exactly the {sum(base.counts.values())} photos of the "
+            "base: give the model that both were extended from"
+        )
+    take_out(other, base)
+    absorb(model, other)
+    return model, [f"note: {count} photos that {name} has in common with the models before it count once"]
+
+
+def take_out(model: IncrementalClassifier, base: IncrementalClassifier) -> None:
+    """Take what ``base`` learned out of the sums of ``model``, which was extended from it; solve afterwards.
+
+    Raises:
+        UnsupportedError: a head whose statistics cannot be subtracted.
+        UsageError: a class of the base that the model does not know.
+    """
+    model.head.require("subtracts")
+    labels = dict(zip(base.head.classes, model.labels(base.class_names), strict=True))
+    part = base.clone()
+    part.head.relabel(labels)
+    model.head.subtract_(part.head)
+    if model.photos is not None and part.photos is not None:
+        part.photos.relabel(labels)
+        model.photos.subtract(part.photos)
+
+
+def _photos(model: IncrementalClassifier) -> Counter[tuple[str, int]]:
+    """How often each photo was learned, by class name and content hash."""
+    if model.photos is None:
+        return Counter()
+    name = dict(zip(model.head.classes, model.class_names, strict=True))
+    groups = model.photos.by_label().items()
+    return Counter((name[label], value) for label, hashes in groups for value in hashes.tolist())
+
+
 def _content(model: IncrementalClassifier) -> str:
-    return fingerprint(repr(model.class_names), model.tensors())
+    return model.identity
 
 
 def absorb(model: IncrementalClassifier, other: IncrementalClassifier) -> None:
@@ -75,7 +142,6 @@ def absorb(model: IncrementalClassifier, other: IncrementalClassifier) -> None:
         UsageError: other embeddings, or a head or buffer with other settings.
         UnsupportedError: the head's statistics cannot be added.
     """
-    _check_same_embeddings(model, other)
     kinds = [type(m.head).__name__ for m in (model, other)]
     if len(set(kinds)) > 1:
         raise UsageError(f"their heads differ: {' and '.join(kinds)}")
@@ -97,6 +163,10 @@ def absorb(model: IncrementalClassifier, other: IncrementalClassifier) -> None:
         other.buffer.relabel(renamed)
         model.buffer.add_more(other.buffer.z, other.buffer.y, other.buffer.key)
         model.buffer.commit()
+    if model.photos is not None and other.photos is not None:
+        other.photos.relabel({label: renamed[label] for label in other.photos.labels.tolist()})
+        for own, hashes in other.photos.by_label().items():
+            model.photos.add(np.full(len(hashes), own), hashes)
     model.held_back = None  # which photos the one held back says nothing of the other's
     if other.remembers_removed and not model.remembers_removed:
         model.history += other.removals

@@ -12,6 +12,7 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.samples import Samples
 from cifnet_pl.heads.shapes import fits
+from cifnet_pl.model.photo_hashes import PhotoHashes
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError
 from cifnet_pl.utilities.text import first_line, printable
 
@@ -35,6 +36,8 @@ def check_shapes(
             )
     if buffer is not None:
         expected |= {f"buffer.{name}": () for name in buffer.state_dict()}
+    if any(name.startswith("photos.") for name in shapes):
+        expected |= {f"photos.{name}": () for name in PhotoHashes().state_dict()}
     # Empty tensors hold nothing: older versions stored some that their head had no use for.
     empty = {name for name, shape in shapes.items() if name.startswith("head.") and not math.prod(shape)}
     foreign = sorted(set(shapes) - set(expected) - empty)
@@ -42,7 +45,9 @@ def check_shapes(
         raise CheckpointError(f"{where} holds a tensor '{printable(foreign[0][:60])}' that its head does not have")
 
 
-def load_part(module: Head | CalibrationBuffer, prefix: str, tensors: Mapping[str, Tensor], where: str) -> None:
+def load_part(
+    module: Head | CalibrationBuffer | PhotoHashes, prefix: str, tensors: Mapping[str, Tensor], where: str
+) -> None:
     """Load the tensors whose names begin with ``prefix``.
 
     Raises:

@@ -19,6 +19,7 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.description import BackboneTable, Description, class_names, parse, shown
+from cifnet_pl.model.photo_hashes import PhotoHashes
 from cifnet_pl.model.tensor_checks import check_buffer, check_head, check_shapes, load_part
 from cifnet_pl.utilities.errors import CheckpointError, unknown_name
 from cifnet_pl.utilities.text import first_line, printable
@@ -78,6 +79,10 @@ def assemble(
     if buffer is not None:
         load_part(buffer, "buffer.", tensors, where)
         check_buffer(buffer, head, where)
+    photos = PhotoHashes()  # empty for files of versions that kept no hashes
+    if any(name.startswith("photos.") for name in tensors):
+        load_part(photos, "photos.", tensors, where)
+        photos.check(head.classes, where)
     images = about.images
     return Classifier(
         backbone,
@@ -90,6 +95,7 @@ def assemble(
         about.history,
         about.precision,
         engines=list(about.engines),
+        photos=photos,
     )
 
 

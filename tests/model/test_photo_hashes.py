@@ -1,0 +1,182 @@
+"""A photo is counted once: in fit, extend, merge and forget, across bundles and checkpoints."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import cifnet_pl
+from cifnet_pl.__main__ import main
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.merge import merge
+from cifnet_pl.model.photo_hashes import PhotoHashes, multiset_difference
+from cifnet_pl.utilities.errors import DataError, UsageError
+from tests.cli.test_extend import assert_same_scores, fit
+from tests.command_line import make_photos
+from tests.models import learned
+
+NAMES = ["ant", "bee", "cat"]
+
+
+def queries(model: Classifier) -> torch.Tensor:
+    return torch.randn(30, model.head.in_features, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run over three classes, and its photos."""
+    root = tmp_path_factory.mktemp("base")
+    make_photos(root / "photos" / "train", NAMES, 6)
+    make_photos(root / "photos" / "val", NAMES, 2)
+    fit(root / "photos", root / "logs", "--model.head", "RidgeHead", "--data.classes_per_task", "2")
+    return root
+
+
+@pytest.fixture
+def model(base: Path) -> Classifier:
+    return cifnet_pl.load(base / "logs" / "default", device="cpu")
+
+
+def extra(root: Path, name: str, count: int, start: int = 100) -> Path:
+    """More photos of a class, unlike those that ``make_photos`` makes."""
+    made = make_photos(root / "made", [name], start + count) / name
+    (root / "more" / name).mkdir(parents=True, exist_ok=True)
+    for i in range(start, start + count):
+        shutil.copy(made / f"{i}.png", root / "more" / name / f"new{i}.png")
+    return root / "more"
+
+
+def test_a_run_and_its_bundle_know_every_photo(base: Path, model: Classifier, tmp_path: Path):
+    assert model.knows_photos
+    assert model.photos is not None
+    assert model.photos.content.element_size() * len(model.photos.content) == 8 * 18
+    model.save(tmp_path / "b")
+    again = cifnet_pl.load(tmp_path / "b", device="cpu")
+    assert again.photos is not None
+    assert torch.equal(again.photos.content, model.photos.content)
+    assert again.identity == model.identity
+
+
+def test_hashes_can_be_switched_off(base: Path, tmp_path: Path):
+    options = ["--model.head", "RidgeHead", "--data.classes_per_task", "2", "--model.hashes", "false"]
+    model = cifnet_pl.load(fit(base / "photos", tmp_path, *options), device="cpu")
+    assert not model.knows_photos
+
+
+def test_copies_are_left_out(base: Path, model: Classifier, tmp_path: Path):
+    """Two new photos of a class, one of them twice, three learned ones under other names, and a wrong label."""
+    images = extra(tmp_path, "ant", 2)
+    shutil.copy(images / "ant" / "new100.png", images / "ant" / "twice.png")
+    for i in range(3):
+        shutil.copy(base / "photos" / "train" / "ant" / f"{i}.png", images / "ant" / f"again{i}.png")
+    expected = model.extend(extra(tmp_path / "clean", "ant", 2), more=True)
+    result = model.extend(images, more=True)
+    assert result.learned == {"ant": 2}
+    assert sorted(path.name for path in result.copies) == ["again0.png", "again1.png", "again2.png", "twice.png"]
+    assert any("ant/again0.png" in warning and "left out" in warning for warning in result.warnings)
+    assert_same_scores(result.model, expected.model, queries(model))
+    kept = model.extend(images, more=True, duplicates="keep")
+    assert kept.learned == {"ant": 6}
+    assert kept.model.knows_photos
+    wrong = extra(tmp_path / "wrong", "dog", 2)
+    shutil.copy(base / "photos" / "train" / "bee" / "0.png", wrong / "dog" / "b.png")
+    assert any("dog/b.png (also in bee)" in w and "wrong" in w for w in model.extend(wrong).warnings)
+    with pytest.raises(DataError, match="nothing to learn"):
+        model.extend(base / "photos" / "train", more=True)
+
+
+def test_forgetting_after_more_picks_the_learned_photos(base: Path, model: Classifier, tmp_path: Path):
+    """The folder holds what fit and extend learned, and other photos; without hashes that was refused."""
+    whole = model.extend(extra(tmp_path, "bee", 4), more=True).model
+    folder = tmp_path / "everything"
+    shutil.copytree(base / "photos", folder / "old")
+    shutil.copytree(tmp_path / "more", folder / "new")
+    result = whole.forget("bee", folder)
+    assert (result.exact, result.photos, result.ignored) == (
+        True,
+        {"bee": 10},
+        16,
+    )  # two held-back photos are copies of learned ones
+    never = model.forget("bee", base / "photos" / "train").model
+    assert_same_scores(result.model, never, queries(model), 1e-8)
+    twice = model.extend(base / "photos" / "train", more=True, duplicates="keep").model
+    assert_same_scores(
+        twice.forget("bee", folder).model, twice.forget("bee", base / "photos" / "train").model, queries(model)
+    )
+    (folder / "new" / "bee" / "new100.png").unlink()
+    with pytest.raises(DataError, match=r"learned from 10 photos, .* holds 9 of them"):
+        whole.forget("bee", folder)
+
+
+def test_models_with_a_common_ancestor(model: Classifier, tmp_path: Path):
+    first = model.extend(extra(tmp_path / "x", "dog", 5)).model
+    second = model.extend(extra(tmp_path / "y", "elk", 4)).model
+    pooled = first.extend(tmp_path / "y" / "more").model
+    with pytest.raises(UsageError, match=r"18 photos were learned by both .* --base"):
+        merge([first, second])
+    result = merge([first, second], base=model)
+    assert result.photos == 18 + 5 + 4
+    assert result.model.knows_photos
+    assert_same_scores(result.model, pooled, queries(model), 1e-8)
+    for pair in ([model, first], [first, model]):
+        same = merge(pair)
+        assert same.photos == 23
+        assert same.warnings
+        assert_same_scores(same.model, first, queries(model))
+    with pytest.raises(UsageError, match="not exactly the"):
+        merge([first, second], base=first)
+    assert result.model.history[-1].parents == [first.identity, second.identity]
+
+
+def test_the_same_shard_twice(model: Classifier, tmp_path: Path):
+    shard = model.extend(extra(tmp_path, "dog", 5)).model.forget(NAMES).model
+    assert shard.class_names == ["dog"]
+    once = merge([model, shard])
+    twice = merge([once.model, shard])
+    assert once.photos == twice.photos == 23
+    assert_same_scores(once.model, twice.model, queries(model))
+
+
+def test_the_command_line_says_so(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run = str(base / "logs" / "default")
+    more = str(extra(tmp_path, "ant", 3))
+    assert main(["extend", "--model", run, "--images", more, "--more", "--output", str(tmp_path / "b")]) == 0
+    capsys.readouterr()
+    words = ["--images", str(tmp_path), "--output", str(tmp_path / "c")]
+    shutil.copytree(base / "photos", tmp_path / "old")
+    assert main(["forget", "--model", str(tmp_path / "b"), "--class", "ant", "--class", "bee", *words]) == 0
+    said = capsys.readouterr().out
+    assert "class 'ant' is forgotten exactly: its 9 photos" in said
+    assert "class 'bee' is forgotten exactly: its 6 photos" in said
+    assert "other photos in" in said
+    assert main(["info", "--model", str(tmp_path / "c")]) == 0
+    said = capsys.readouterr().out
+    assert "step 4, forget: ant, bee; from " in said
+    assert cifnet_pl.load(tmp_path / "b").identity in said
+    assert "content hashes of all photos" in said
+
+
+def test_the_advice_names_a_model_that_exists(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    target = str(tmp_path / "b")
+    assert main(["export", "--model", str(base / "logs" / "default"), "--output", target]) == 0
+    capsys.readouterr()
+    assert main(["forget", "--model", target, "--class", "bee", "--output", target, "--overwrite"]) == 0
+    assert "from a copy of the model before this" in capsys.readouterr().out
+
+
+def test_older_models_say_what_they_cannot_promise():
+    """Models without hashes merge as before, with a note."""
+    a, b = learned("ridge", [["ant"]]), learned("ridge", [["bee"]])
+    assert any("copies are not noticed" in warning for warning in merge([a, b]).warnings)
+
+
+def test_multisets():
+    hashes = PhotoHashes()
+    hashes.add(np.array([3, 1, 3, 3]), np.array([7, 5, -2, 7]))
+    assert hashes.of(3).tolist() == [-2, 7, 7]
+    assert hashes.of(4).tolist() == []
+    assert hashes.complete({3: 3, 1: 1})
+    assert not hashes.complete({3: 4})
+    assert multiset_difference(hashes.of(3), np.array([7, 8])).tolist() == [-2, 7]
