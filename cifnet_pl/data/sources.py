@@ -13,6 +13,7 @@ from cifnet_pl.data.embeddings import embeddings
 from cifnet_pl.data.folders import folder
 from cifnet_pl.data.image_sets import ArraySet, Source, SourceOptions, split_by_seed
 from cifnet_pl.data.imagenet import imagenet100, tinyimagenet
+from cifnet_pl.data.manifests import manifest
 from cifnet_pl.data.torchvision_sets import set_names, torchvision_set
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 
@@ -49,6 +50,7 @@ SOURCES: dict[str, Callable[[SourceOptions], Source]] = {
     "domains": domains,
     "embeddings": embeddings,
     "imagenet100": imagenet100,
+    "manifest": manifest,
     "tinyimagenet": tinyimagenet,
 }
 """Name → function that builds the source; other names are looked up in ``torchvision.datasets``, in any case."""
@@ -57,6 +59,7 @@ OWN_OPTIONS: dict[str, tuple[str, ...]] = {
     "core50": ("stride", "test_sessions"),
     "embeddings": ("embeddings", "labels", "ids", "split"),
     "imagenet100": ("class_list",),
+    "manifest": ("path", "label", "split", "task", "domain"),
 }
 """Name → options that this source alone has."""
 

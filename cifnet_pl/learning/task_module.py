@@ -218,7 +218,8 @@ class TaskModule(LightningModule):
             predicted = probabilities.argmax(dim=1)
             self._accuracy.update(predicted, batch.label)
             if self._domains is not None:
-                self._domains.count(predicted == batch.label, self._domain_of(batch.row))
+                domain = self._domain_of(batch.row)
+                self._domains.update(torch.where(predicted == batch.label, domain, -1), domain)
             self._calibration.update(probabilities, batch.label)
             own = probabilities.gather(1, batch.label[:, None]).flatten()
             # One dimension and float32: what torchmetrics has for a process without images.

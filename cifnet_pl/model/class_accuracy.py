@@ -26,12 +26,8 @@ class ClassAccuracy(Metric):
 
     def update(self, predicted: Tensor, target: Tensor) -> None:
         """Count (n,) predicted columns against (n,) true columns."""
-        self.count(predicted == target, target)
-
-    def count(self, right: Tensor, group: Tensor) -> None:
-        """Count predictions, (n,) bool whether each is right, in the (n,) groups that they belong to."""
-        self.correct += torch.bincount(group[right], minlength=self.classes)
-        self.total += torch.bincount(group, minlength=self.classes)
+        self.correct += torch.bincount(target[predicted == target], minlength=self.classes)
+        self.total += torch.bincount(target, minlength=self.classes)
 
     def compute(self) -> tuple[Tensor, Tensor]:
         """(C,) correct and (C,) total."""

@@ -32,6 +32,7 @@ def head_of(*args: str) -> dict:
 def test_there_are_configs_for_every_source_and_ablation():
     names = {path.relative_to(CONFIGS).as_posix() for path in ALL}
     assert {"quickstart.yaml", "folder.yaml", "cifar100.yaml", "digits_ridge.yaml"} <= names
+    assert {f"streams/{name}.yaml" for name in ("returning", "blurry", "task_free", "long_tailed")} <= names
     assert {f"ablation/{name}.yaml" for name in ("no_buffer", "no_oversampling", "locked", "released")} <= names
 
 

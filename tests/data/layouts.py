@@ -36,6 +36,7 @@ class Case:
         classes: the names that it must give, in order.
         sizes: number of training and of validation images.
         images: whether there are images, and not embeddings.
+        file: how the name of the file begins that is the root, if the root is none of the folders.
         options: of the source alone.
     """
 
@@ -44,12 +45,14 @@ class Case:
     classes: tuple[str, ...]
     sizes: tuple[int, int]
     images: bool = True
+    file: str | None = None
     options: tuple[tuple[str, Any], ...] = ()
 
     def build(self, root: Path) -> Source:
         """Build the source over what was laid out."""
-        if not self.images:
-            root = next(path for path in root.iterdir() if path.name.startswith("embeddings."))
+        file = self.file or (None if self.images else "embeddings.")
+        if file is not None:
+            root = next(path for path in root.iterdir() if path.name.startswith(file))
         return build_source(self.source, SourceOptions(root, own=dict(self.options)))
 
 
@@ -133,6 +136,24 @@ def domain_folders(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         fill(root / "sketch" / name, COLOURS[name], 5, first=100 * (i + 1))
 
 
+def listed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table over images in no particular folders, with tasks and domains."""
+    rows = ["path,label,split,task,domain"]
+    for i in range(24):
+        name = THREE[i % 3]
+        (root / "images").mkdir(exist_ok=True)
+        photo(COLOURS[name], seed=i).save(root / "images" / f"{i}.png")
+        rows.append(f"images/{i}.png,{name},{'test' if i >= 18 else 'train'},{10 if i % 2 else 9},{'ab'[i % 2]}")
+    (root / "table.csv").write_text("\n".join(rows))
+
+
+def listed_in_parquet(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class_tree(root, 5)
+    files = sorted(path.relative_to(root) for path in root.rglob("*.png"))
+    columns = {"file": [str(path) for path in files], "kind": [path.parts[0] for path in files]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), root / "table.parquet")
+
+
 # ---------------------------------------------------------------------- embeddings
 
 
@@ -198,6 +219,8 @@ CASES = [
     Case("imagenette", imagenette, ("tench, Tinca tinca", "English springer, English springer spaniel"), (6, 2)),
     Case("torchvision:EuroSAT", eurosat, THREE, (12, 3)),
     Case("domains", domain_folders, THREE, (20, 5)),
+    Case("manifest", listed, THREE, (18, 6), file="table."),
+    Case("manifest", listed_in_parquet, THREE, (12, 3), file="table.", options=(("path", "file"), ("label", "kind"))),
     Case("embeddings", npz, NUMBERED, (24, 6), images=False),
     Case("embeddings", npz_in_parts, THREE, (12, 6), images=False),
     Case("embeddings", tensors, NUMBERED, (24, 6), images=False),

@@ -1,0 +1,121 @@
+"""Figures of docs/streams.md: every kind of stream on digits and on one set of photos.
+
+    python -m benchmarks.streams --photos PHOTOS [--logs FOLDER] [--figures docs/figures]
+
+PHOTOS is a folder with one sub-folder per class; its embeddings (EfficientNet-Lite0, 128 px) are cached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from cifnet_pl.__main__ import main as cifnet
+
+KINDS: dict[str, list[str]] = {
+    "Disjoint": [],
+    "Returning": ["--data.stream", "Returning", "--data.stream.share", "0.5"],
+    "Blurry": ["--data.stream", "Blurry", "--data.stream.disjoint", "50", "--data.stream.blurry", "10"],
+    "TaskFree": ["--data.stream", "TaskFree"],
+    "LongTailed": ["--data.stream", "LongTailed", "--data.stream.ratio", "20"],
+    "Domains": ["--data.stream", "Domains"],
+}
+EVERY = {"digits": "150", "photos": "1500"}
+ANGLES = (0, 20, 40, 60)
+
+
+def rotated_digits(root: Path) -> Path:
+    """Write scikit-learn's digits as four domains, a quarter of them turned by each of ``ANGLES``."""
+    pixels, labels = load_digits(return_X_y=True)
+    squares = (pixels.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)
+    for i, (square, label) in enumerate(zip(squares, labels, strict=True)):
+        angle = ANGLES[i % len(ANGLES)]
+        home = root / f"{angle:02d} degrees" / str(label)
+        home.mkdir(parents=True, exist_ok=True)
+        large = Image.fromarray(square).resize((32, 32), Image.Resampling.BICUBIC)
+        large.rotate(angle, Image.Resampling.BICUBIC).save(home / f"{i:04d}.png")
+    return root
+
+
+def run(name: str, logs: Path, *options: str) -> Path:
+    """Run ``fit`` unless it was run before; returns the run's folder."""
+    folder = logs / name / "version_0"
+    if not (folder / "summary.json").is_file():
+        line = ["fit", "--experiment", name, "--logs", str(logs), "--energy.enabled", "false", *options]
+        if cifnet(line):
+            raise SystemExit(1)
+    return folder
+
+
+def column(folder: Path, file: str, name: str) -> tuple[list[int], list[float]]:
+    """Return tasks and values of a column, without the empty cells."""
+    if not (folder / file).is_file():
+        return [], []
+    with (folder / file).open(newline="", encoding="utf-8") as table:
+        rows = [row for row in csv.DictReader(table) if row[name]]
+    return [int(row["task"]) for row in rows], [float(row[name]) for row in rows]
+
+
+def draw(axes: Axes, folder: Path, disjoint: Path | None, title: str) -> None:
+    """Draw A_k and the prequential accuracy of one run; the end of the disjoint run as a line."""
+    tasks, values = column(folder, "tasks.csv", "A_k")
+    axes.plot(
+        tasks, values, "o-" if len(tasks) < 25 else "-", color="black", label="$A_k$, test samples of classes seen"
+    )
+    before, online = column(folder, "prequential.csv", "accuracy")
+    if before:
+        axes.plot(before, online, "s--", ms=4, color="tab:orange", label="prequential, samples of the task before it")
+    if disjoint is not None:
+        end = column(disjoint, "tasks.csv", "A_k")[1][-1]
+        axes.axhline(end, color="tab:blue", lw=1, ls=":", label=f"end of the disjoint stream ({end:.1f} %)")
+    axes.set(xlabel="task", ylabel="accuracy (%)", title=title, ylim=(0, 102))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--photos", required=True)
+    parser.add_argument("--logs", default="lightning_logs/streams")
+    parser.add_argument("--figures", default="docs/figures")
+    given = parser.parse_args()
+    logs = Path(given.logs)
+    exact = ["--model.head", "RidgeHead", "--data.class_order", "1", "--data.num_workers", "0"]
+    digits = [*exact, "--model.backbone", "pixels:8", "--data.image_size", "8", "--data.classes_per_task", "2"]
+    photos = [*exact, "--data.source", "folder", "--data.root", given.photos, "--data.cache", "true"]
+    photos += ["--data.image_size", "128", "--data.classes_per_task", "10"]
+    sets = {"digits": [*digits, "--data.source", "digits"], "photos": photos}
+    found: dict[tuple[str, str], Path] = {}
+    for kind, options in KINDS.items():
+        for name, own in sets.items():
+            extra = ["--data.stream.every", EVERY[name]] if kind == "TaskFree" else []
+            if kind == "Domains":
+                if name == "photos":
+                    continue
+                root = logs / "rotated"
+                own = [*digits, "--data.source", "domains", "--data.root", str(root)]
+                if not root.is_dir():
+                    rotated_digits(root)
+            found[kind, name] = run(f"{kind}-{name}", logs, *own, *options, *extra)
+            print(kind, name, *(f"{value:.1f}" for value in column(found[kind, name], "tasks.csv", "A_k")[1]))
+    for kind in KINDS:
+        names = [name for name in sets if (kind, name) in found]
+        figure = Figure(figsize=(4.6 * len(names), 4.0), dpi=110, layout="constrained")
+        for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
+            compared = None if kind in ("Disjoint", "Domains") else found["Disjoint", name]
+            draw(axes, found[kind, name], compared, f"{kind}: {name}")
+        # Below each panel, so that it hides no line.
+        for axes in figure.axes:
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize=8, frameon=False)
+        figure.savefig(Path(given.figures) / f"stream_{kind.lower()}.png")
+
+
+if __name__ == "__main__":
+    main()
