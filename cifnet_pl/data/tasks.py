@@ -80,7 +80,7 @@ def read_order(path: Path) -> list[int] | list[str]:
         raise UsageError(f"cannot read {printable(str(path))}: class_order names a text file with a list") from error
     lists = re.findall(r"\[([^\[\]]*)\]", text)
     longest = max(lists, key=lambda part: part.count(","), default="")
-    items = longest.split(",") if longest.count(",") else text.splitlines()
+    items = longest.split(",") if lists else text.splitlines()
     words = [item.strip().strip("'\"") for item in items if item.strip().strip("'\"")]
     if not words:
         raise UsageError(f"{printable(str(path))} holds no list of classes: expected [3, 0, …] or one class per line")
