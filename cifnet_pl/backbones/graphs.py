@@ -235,8 +235,10 @@ def check_graph(content: bytes, embedder: Embedder) -> float:
         with torch.inference_mode():
             expected = embedder(torch.from_numpy(batch)).numpy()
         found = session.run(None, {"images": batch})[0]
+        if found.shape != expected.shape:
+            raise NoGraph(f"the graph of {embedder.name} gives {found.shape}, torch {expected.shape}", lasting=True)
         off = float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-30))
-        if found.shape != expected.shape or not off <= TOLERANCE:
+        if not off <= TOLERANCE:
             raise NoGraph(
                 f"ONNX Runtime differs from torch by {off:.1g} in embeddings of {embedder.name}", lasting=True
             )

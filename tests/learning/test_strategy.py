@@ -183,7 +183,7 @@ class TestSeveral:
         said = [line for line in shown.splitlines() if "error:" in line]
         assert len(said) == 2
         assert all(line.startswith("cifnet: error: ") for line in said), shown
-        assert any("cannot read image" in line for line in said)
+        assert any("cannot read these images" in line for line in said)
         assert "Traceback" not in shown
 
     def test_what_they_embed_in_evaluation_is_cached(self, alone, tmp_path):
