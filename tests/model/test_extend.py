@@ -43,7 +43,7 @@ def test_forget_returns_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixtur
     removed = both.forget("gnu")
     assert (removed.exact, removed.can_be_exact, removed.earlier_removals) == (False, True, False)
     assert "gnu" in both.class_names
-    with pytest.raises(DataError, match="others"):
+    with pytest.raises(DataError, match="0 of them"):
         both.forget("gnu", images / "hen")
     assert capsys.readouterr() == ("", "")
 
