@@ -9,5 +9,6 @@ setup(
         "cifnet_pl": ["py.typed"],
         "cifnet_pl.configs": ["*.yaml", "*/*.yaml"],
         "cifnet_pl.report": ["published.csv", "templates/*.html"],
+        "cifnet_pl.serving": ["page/*"],
     },
 )

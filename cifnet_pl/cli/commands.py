@@ -51,6 +51,7 @@ COMMANDS: dict[str, Command] = {
     "info": Command("Show what a model knows, and what it has cost.", "cifnet_pl.cli.info"),
     "merge": Command("Add up what several models learned from different photos.", "cifnet_pl.cli.merge", "models"),
     "report": Command("Make tables and figures of finished runs.", "cifnet_pl.report", "runs"),
+    "serve": Command("Open a page and an HTTP service to ask a model, teach it, and undo.", "cifnet_pl.serving.serve"),
     "sweep": Command("Run a grid of runs, one after another.", "cifnet_pl.cli.sweep", "files", "overrides"),
     "unpack": Command("Write the images of a data source as class folders.", "cifnet_pl.cli.unpack"),
 }

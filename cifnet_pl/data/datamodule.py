@@ -265,7 +265,6 @@ class CIFNetDataModule(LightningDataModule):
         """Put the learner's labels in place of class positions; stop at or count unreadable images."""
         if isinstance(batch, ImageBatch) and batch.unreadable:
             if self.on_corrupt == "error":
-                rank_zero_info("an image cannot be read: looking for others before the run stops")
                 shape = self.image_shape(self.learner.backbone.preprocessing)
                 raise DataError(name_unreadable(batch.unreadable, (self.source.train, self.source.val), *shape))
             self.skipped += [name for name in batch.unreadable if name not in self.skipped]

@@ -168,12 +168,21 @@ def read_square(photo: Photo, size: int, crop_ratio: float = 1.0) -> np.ndarray:
         return square(photo, size, crop_ratio)
     image = open_image(photo)
     with image:
-        with decoding():
-            # JPEG only: decode at a half, quarter or eighth where twice the wanted resolution is still there.
-            wanted = int(2 * size / crop_ratio)
-            drafted = image.draft(image.mode, (wanted, wanted))
-        # Sides that the fraction does not divide are decoded to the next whole pixel: the picture ends before it.
-        return square(image, size, crop_ratio, drafted[1][2:] if drafted else None)
+        return opened_square(image, size, crop_ratio)
+
+
+def opened_square(image: Image.Image, size: int, crop_ratio: float = 1.0) -> np.ndarray:
+    """Decode an image that was opened but not loaded as :func:`square`, at a lower resolution where that will do.
+
+    Raises:
+        UnreadableImage: the image's pixels cannot be decoded.
+    """
+    with decoding():
+        # JPEG only: decode at a half, quarter or eighth where twice the wanted resolution is still there.
+        wanted = int(2 * size / crop_ratio)
+        drafted = image.draft(image.mode, (wanted, wanted))
+    # Sides that the fraction does not divide are decoded to the next whole pixel: the picture ends before it.
+    return square(image, size, crop_ratio, drafted[1][2:] if drafted else None)
 
 
 LARGEST_IMAGE = 2048

@@ -15,9 +15,9 @@ from cifnet_pl.backbones.precision import FLOAT32, autocast
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.calibration import calibrate
-from cifnet_pl.model.description import Event
+from cifnet_pl.model.description import Event, class_names
 from cifnet_pl.model.photo_hashes import PhotoHashes
-from cifnet_pl.utilities.errors import NonFiniteError, UsageError, check_embeddings, unknown_name
+from cifnet_pl.utilities.errors import CheckpointError, NonFiniteError, UsageError, check_embeddings, unknown_name
 from cifnet_pl.utilities.growing import fingerprint
 from cifnet_pl.utilities.text import printable
 
@@ -234,6 +234,21 @@ class IncrementalClassifier:
         if gather is not None:
             gather(self.buffer)
         self.buffer.commit()
+
+    def rename(self, old: str, new: str) -> None:
+        """Give class ``old`` the name ``new``. Labels, statistics and the buffer stay as they are.
+
+        Raises:
+            UsageError: ``old`` is not known, ``new`` is the name of another class, or it could not be stored.
+        """
+        label = self.labels([old])[0]
+        if new != old and new in self.class_names:
+            raise UsageError(f"cannot rename class '{printable(old)}': there is a class '{printable(new)}' already")
+        try:
+            class_names([new], "the request")
+        except CheckpointError as error:
+            raise UsageError(str(error)) from error
+        self.class_names[self.head.classes.index(label)] = new
 
     def abort_task(self) -> None:
         """Forget the task that is under way, and all that was observed since it began."""

@@ -33,7 +33,7 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except (OSError, RuntimeError) as error:
         refusal = _of_the_system(error)
         if refusal is None:
@@ -98,7 +98,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         yield temporary
         temporary.chmod(0o777 & ~_umask())
         os.replace(temporary, target)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
     except OSError as error:
         raise CifnetError(f"cannot write {target}: {error.strerror or error}; nothing was changed") from error
     finally:
@@ -139,7 +139,8 @@ def _umask() -> int:
     return mask
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Flush the entries of a folder to the disk, so that a file made or renamed in it survives a power cut."""
     if os.name == "nt":  # Windows cannot open a folder
         return
     descriptor = os.open(folder, os.O_RDONLY)

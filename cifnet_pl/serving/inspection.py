@@ -1,0 +1,104 @@
+"""What a model can say of itself from its stored samples: accuracy, confusion, groups of photos that look alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from sklearn.cluster import AgglomerativeClustering
+from sklearn.metrics import silhouette_score
+from torch import Tensor
+
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.metrics import percent
+from cifnet_pl.serving.answers import Look, Moment
+
+LARGEST_CONFUSION = 40
+"""Classes above which no confusion matrix is shown."""
+
+
+def stored_answers(model: Classifier) -> tuple[Tensor, Tensor] | None:
+    """(n,) true and (n,) answered columns of the stored samples, each answered as if it had never been learned.
+
+    None where the head has no leave-one-out scores or nothing is stored.
+    """
+    if model.buffer is None or not len(model.buffer.y) or not model.head.leaves_one_out or len(model.class_names) < 2:
+        return None
+    z, y = model.buffer.items()
+    scores = model.head.leave_one_out(z, y)
+    known = scores.isfinite().all(dim=1)
+    true = (y[known, None] == model.head.labels).int().argmax(dim=1)
+    return true.cpu(), scores[known].argmax(dim=1).cpu()
+
+
+def stored_accuracy(model: Classifier, names: Sequence[str]) -> float | None:
+    """Leave-one-out accuracy in percent on the stored samples of classes ``names``; None if it cannot be measured."""
+    found = stored_answers(model)
+    if found is None:
+        return None
+    true, answered = found
+    columns = torch.tensor([model.class_names.index(name) for name in names], dtype=torch.int64)
+    rows = torch.isin(true, columns)
+    return percent(int((true == answered)[rows].sum()), int(rows.sum()))
+
+
+def look(model: Classifier, name: str, version: int, read_only: bool) -> Look:
+    """The state of a model, for the page."""
+    found = stored_answers(model)
+    confusion: list[list[float]] | None = None
+    accuracy: float | None = None
+    count = len(model.class_names)
+    if found is not None:
+        true, answered = found
+        accuracy = percent(int((true == answered).sum()), len(true))
+        if count <= LARGEST_CONFUSION:
+            table = torch.bincount(true * count + answered, minlength=count**2).view(count, count).double()
+            confusion = (100 * table / table.sum(dim=1, keepdim=True).clamp_min(1)).tolist()
+    parts = {name: size / 1e6 for name, size in _bytes(model).items()}
+    moments = [Moment.model_validate(event, from_attributes=True) for event in model.history]
+    return Look(
+        name=name,
+        version=version,
+        read_only=read_only,
+        head=type(model.head).__name__,
+        backbone=model.backbone.name,
+        image_size=model.image_size,
+        classes=count,
+        photos=sum(model.counts.values()),
+        state_mb=sum(parts.values()),
+        parts_mb=parts,
+        history=moments,
+        confusion=confusion,
+        confusion_classes=model.class_names if confusion is not None else [],
+        stored_accuracy=accuracy,
+    )
+
+
+def _bytes(model: Classifier) -> dict[str, int]:
+    """Bytes of the tensors of head and buffer."""
+    sizes: dict[str, int] = {}
+    for key, value in model.tensors().items():
+        part = key.partition(".")[0]
+        sizes[part] = sizes.get(part, 0) + value.nbytes
+    return sizes
+
+
+def groups_of(z: Tensor, largest: int = 12) -> list[list[int]]:
+    """Group the rows of (n, d) embeddings by likeness, the largest group first.
+
+    Average-linkage clustering of the cosine distances, into the number of groups (2 to ``largest``) with the best mean
+    silhouette (Rousseeuw, 1987). Fewer than three photos are one group.
+    """
+    count = len(z)
+    if count < 3:
+        return [list(range(count))] if count else []
+    unit = torch.nn.functional.normalize(z.double(), dim=1)
+    distances = (1 - unit @ unit.T).clamp_min(0).fill_diagonal_(0).cpu().numpy()
+    best, chosen = -1.0, [0] * count
+    for groups in range(2, min(largest, count - 1) + 1):
+        labels = AgglomerativeClustering(groups, metric="precomputed", linkage="average").fit_predict(distances)
+        quality = float(silhouette_score(distances, labels, metric="precomputed"))
+        if quality > best:
+            best, chosen = quality, labels.tolist()
+    rows = [[row for row in range(count) if chosen[row] == label] for label in sorted(set(chosen))]
+    return sorted(rows, key=len, reverse=True)

@@ -1,0 +1,132 @@
+"""Learning beside answering: one change at a time, on a copy, stored before it is served."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import secrets
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from cifnet_pl.serving.batches import Served
+from cifnet_pl.serving.refusals import RequestError, explained
+from cifnet_pl.utilities.errors import CifnetError
+
+LOG = logging.getLogger("cifnet_pl.serving")
+LOWER = 10
+"""Niceness of the thread that learns: where cores are short, answers come first."""
+
+REMEMBERED = 200
+"""Finished jobs whose result can still be asked for."""
+
+Result = dict[str, Any]
+
+
+@dataclass
+class Job:
+    """One change that was asked for.
+
+    Attributes:
+        what: "extend", "forget", …
+        work: job → the model and version to serve from then on (None to leave it), and the answer.
+        number: 1, 2, …, in the order they were asked for.
+        key: what a client asks for it by.
+        done, total: photos learned so far, and in all; None where there are none.
+        result: the answer, or the RequestError that refuses it.
+    """
+
+    what: str
+    work: Callable[[Job], tuple[Served | None, Result]]
+    number: int = 0
+    key: str = field(default_factory=lambda: secrets.token_hex(16))
+    done: int = 0
+    total: int | None = None
+    started: bool = False
+    result: Future[Result] = field(default_factory=Future)
+
+    def progress(self, done: int, total: int) -> None:
+        """Say how far it is."""
+        self.done, self.total = done, total
+
+
+class Learner:
+    """The model that is served, and a thread that changes it.
+
+    Args:
+        served: the model to begin with.
+        waiting: largest number of jobs that wait.
+
+    Attributes:
+        served: replaced as a whole when a change is stored.
+    """
+
+    def __init__(self, served: Served, waiting: int = 32):
+        self.served, self.waiting = served, waiting
+        self._jobs: dict[str, Job] = {}
+        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._asked = self._finished = 0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="learn", daemon=True)
+        self._thread.start()
+
+    @property
+    def queued(self) -> int:
+        """Jobs that are not finished."""
+        return self._asked - self._finished
+
+    def submit(self, what: str, work: Callable[[Job], tuple[Served | None, Result]]) -> Job:
+        """Queue a change; RequestError if too many wait."""
+        with self._lock:
+            if self.queued >= self.waiting:
+                raise RequestError(503, f"{self.queued} changes are waiting already: try again later")
+            self._asked += 1
+            job = Job(what, work, self._asked)
+            self._jobs[job.key] = job
+            for key in [key for key, old in self._jobs.items() if old.result.done()][:-REMEMBERED]:
+                del self._jobs[key]
+            self._queue.put(job)
+        return job
+
+    def job(self, key: str) -> Job:
+        """The job of a key; RequestError if it is not known."""
+        found = self._jobs.get(key)
+        if found is None:
+            raise RequestError(404, "there is no such job, or it ended long ago")
+        return found
+
+    def place(self, job: Job) -> int:
+        """How many jobs come before this one; 0 while it is at work and afterwards."""
+        return 0 if job.started else job.number - self._finished - 1
+
+    def close(self) -> None:
+        """Finish what is queued and stop."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        if sys.platform.startswith("linux"):  # elsewhere niceness is of the whole process
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWER)
+        while (job := self._queue.get()) is not None:
+            job.started = True
+            try:
+                served, answer = job.work(job)
+                if served is not None:
+                    self.served = served
+            except CifnetError as error:
+                LOG.warning("%s refused: %s", job.what, error)
+                self._end(lambda job=job, error=error: job.result.set_exception(explained(error)))  # type: ignore[misc]
+            except BaseException as error:  # a fault of ours: the service goes on, and the log has the traceback
+                LOG.exception("%s failed", job.what)
+                self._end(lambda job=job, error=error: job.result.set_exception(error))  # type: ignore[misc]
+            else:
+                self._end(lambda job=job, answer=answer: job.result.set_result(answer))  # type: ignore[misc]
+
+    def _end(self, resolve: Callable[[], None]) -> None:
+        with self._lock:
+            self._finished += 1
+        resolve()

@@ -1,0 +1,92 @@
+// Change: rename, forget, undo, redo, and the versions.
+
+import { $, action, changed, finished, get, make, post, request, save, say } from "./page.js";
+
+async function change(path, content) {
+  const job = await finished(await post(`${path}?wait=false`, content), (now) => {
+    if (now.place) say(`Waiting: ${now.place} changes come first.`, true);
+  });
+  const text = job.changed.says;
+  say(`${text[0].toUpperCase()}${text.slice(1)}. Version ${job.changed.version} is served.`, true);
+  changed();
+}
+
+function sure(text) {
+  const dialog = $("sure");
+  $("sure-text").textContent = text;
+  dialog.returnValue = "no";
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
+    dialog.showModal();
+  });
+}
+
+function button(text, label, work) {
+  const element = make("button", { type: "button", class: "plain", textContent: text, "aria-label": label });
+  action(element, "click", work);
+  return element;
+}
+
+async function download(number, kind) {
+  say(kind === "onnx" ? "Writing and checking the ONNX graph takes some seconds…" : "", true);
+  const answer = await request(`/versions/${number}/${kind}`);
+  const name = /filename="([^"]+)"/.exec(answer.headers.get("content-disposition") ?? "")?.[1] ?? `${kind}-${number}`;
+  save(name, await answer.blob());
+  say("");
+}
+
+function row(version, current) {
+  const scores = version.scores.held_back === undefined ? "" : `${version.scores.held_back.toFixed(1)} %`;
+  const actions = make("div", { class: "row" });
+  if (version.stored) {
+    if (version.number !== current) actions.append(button("Go to", `Go to version ${version.number}`, () => change(`/versions/${version.number}/serve`)));
+    actions.append(button("Bundle", `Download version ${version.number} as a bundle`, () => download(version.number, "bundle")));
+    actions.append(button("ONNX", `Download version ${version.number} as ONNX`, () => download(version.number, "onnx")));
+  } else actions.append("removed");
+  const cells = [
+    make("td", { class: "number", textContent: version.number + (version.number === current ? " ●" : "") }),
+    make("td", { class: "name", textContent: version.says }),
+    make("td", { class: "number", textContent: version.classes }), make("td", { class: "number", textContent: version.photos }),
+    make("td", { class: "number", textContent: scores }),
+    make("td", { textContent: new Date(version.when).toLocaleString() }), make("td", {}, actions),
+  ];
+  return make("tr", { class: version.number === current ? "current" : "" }, ...cells);
+}
+
+export async function show() {
+  const { versions, current } = await get("/versions");
+  const head = make("tr", {}, ...["Version", "Change", "Classes", "Photos", "Held back", "When", ""].map((textContent) => make("th", { textContent, scope: "col" })));
+  $("versions").replaceChildren(head, ...versions.map((version) => row(version, current)));
+  const stored = versions.filter((version) => version.stored);
+  for (const [id, chosen] of [["compare-before", stored[1] ?? stored[0]], ["compare-after", stored[0]]]) {
+    $(id).replaceChildren(...stored.map(({ number }) => make("option", { value: number, textContent: number, selected: number === chosen.number })));
+  }
+  $("comparison").replaceChildren();
+}
+
+async function compare() {
+  const found = await get(`/versions/${$("compare-before").value}/compare/${$("compare-after").value}`);
+  if (!found.length) {
+    $("comparison").replaceChildren(make("p", { textContent: "No class has another number of photos." }));
+    return;
+  }
+  const head = make("tr", {}, ...["Class", "Photos before", "Photos after"].map((textContent) => make("th", { textContent, scope: "col" })));
+  const cell = (count) => make("td", { class: "number", textContent: count ?? "not known" });
+  $("comparison").replaceChildren(make("table", {}, head, ...found.map(({ name, before, after }) => make("tr", {}, make("td", { class: "name", textContent: name }), cell(before), cell(after)))));
+}
+
+export function start() {
+  action($("undo"), "click", () => change("/undo"));
+  action($("redo"), "click", () => change("/redo"));
+  action($("change-form"), "submit", async () => {
+    const name = $("change-new").value.trim();
+    if (!name) throw new Error("Give the new name.");
+    await change("/rename", { old: $("change-old").value, new: name });
+    $("change-new").value = "";
+  });
+  action($("forget"), "click", async () => {
+    const name = $("change-old").value;
+    if (await sure(`Forget the class “${name}”? The version before stays, so you can take it back.`)) await change("/forget", { name });
+  });
+  action($("compare-form"), "submit", compare);
+}

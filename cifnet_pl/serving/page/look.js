@@ -1,0 +1,93 @@
+// Look: classes, accuracy over time, confusions, size.
+
+import { $, get, keptPhoto, make } from "./page.js";
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function drawn(tag, attributes, text = "") {
+  const element = document.createElementNS(SVG, tag);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.textContent = text;
+  return element;
+}
+
+function figures(look) {
+  const energies = look.history.map((moment) => moment.energy_kwh).filter((value) => value !== null);
+  const energy = energies.reduce((sum, value) => sum + value, 0);
+  const source = look.history.find((moment) => moment.energy_source)?.energy_source;
+  const found = {
+    Classes: look.classes, Photos: look.photos, Head: look.head, Backbone: look.backbone,
+    "Size of the state": `${look.state_mb.toFixed(2)} MB`,
+    "Accuracy on stored samples": look.stored_accuracy === null ? "not measured" : `${look.stored_accuracy.toFixed(1)} %`,
+    "Energy to learn": energies.length ? `${(1000 * energy).toPrecision(3)} Wh${source ? ` (${source})` : ""}` : "not measured",
+  };
+  $("figures").replaceChildren(...Object.entries(found).map(([name, value]) =>
+    make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
+}
+
+/** Accuracy of each step that was measured. */
+function curve(history) {
+  const points = history.map((moment, i) => ({ ...moment, step: i + 1 })).filter(({ accuracy }) => accuracy !== null);
+  if (!points.length) {
+    $("curve").replaceChildren(make("p", { class: "hint", textContent: "No accuracy was measured yet." }));
+    return;
+  }
+  const [width, height, left, bottom, top] = [640, 260, 45, 35, 15];
+  const x = (i) => left + (points.length === 1 ? 0.5 : i / (points.length - 1)) * (width - left - 20);
+  const y = (value) => top + (1 - value / 100) * (height - top - bottom);
+  const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" });
+  svg.append(drawn("title", {}, `Accuracy after each of ${points.length} steps: ${points.map((p) => p.accuracy.toFixed(1)).join(", ")} %`));
+  for (const value of [0, 25, 50, 75, 100]) {
+    svg.append(drawn("line", { class: "grid", x1: left, x2: width - 20, y1: y(value), y2: y(value) }));
+    svg.append(drawn("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, `${value}`));
+  }
+  svg.append(drawn("polyline", { class: "line", points: points.map((p, i) => `${x(i)},${y(p.accuracy)}`).join(" ") }));
+  points.forEach((p, i) => {
+    const dot = drawn("circle", { class: "point", cx: x(i), cy: y(p.accuracy), r: 4 });
+    dot.append(drawn("title", {}, `${p.what}: ${p.classes} classes, ${p.accuracy.toFixed(1)} %`));
+    svg.append(dot);
+    if (points.length <= 12 || i % Math.ceil(points.length / 12) === 0) {
+      svg.append(drawn("text", { x: x(i), y: height - 12, "text-anchor": "middle" }, `${p.classes}`));
+    }
+  });
+  svg.append(drawn("text", { x: width - 20, y: height - 1, "text-anchor": "end" }, "classes known"));
+  const note = make("p", { class: "hint", textContent: "Percent: of all held-out photos after a task of the run; of a held-back fifth of the new photos after a lesson here." });
+  $("curve").replaceChildren(svg, note);
+}
+
+function confusion(look) {
+  const place = $("confusion");
+  if (!look.confusion) {
+    const reason = look.stored_accuracy === null ? "This model stores no samples that could be left out." : "Too many classes for a table.";
+    place.replaceChildren(make("p", { class: "hint", textContent: reason }));
+    return;
+  }
+  const names = look.confusion_classes;
+  const head = make("tr", {}, make("th", { textContent: "class \\ answer", scope: "col" }), ...names.map((name) => make("th", { textContent: name, scope: "col" })));
+  const rows = look.confusion.map((shares, i) => make("tr", {}, make("th", { textContent: names[i], scope: "row" }), ...shares.map((share, j) => {
+    const cell = make("td", { class: "cell", textContent: share >= 0.5 ? Math.round(share) : "" });
+    if (share >= 0.5) cell.style.backgroundColor = `color-mix(in srgb, var(${i === j ? "--bar" : "--danger"}) ${Math.min(100, Math.round(i === j ? share : 15 + share * 0.45))}%, transparent)`;
+    return cell;
+  })));
+  place.replaceChildren(make("table", {}, head, ...rows), make("p", { class: "hint", textContent: "Percent of each class's stored samples, each answered as if it had never been learned." }));
+}
+
+async function classes() {
+  const found = await get("/classes");
+  const head = make("tr", {}, ...["Class", "Photos", "Examples"].map((textContent) => make("th", { textContent, scope: "col", class: textContent === "Photos" ? "number" : "" })));
+  const rows = found.map(({ name, photos, kept }) => {
+    const examples = make("ul", { class: "thumbs" });
+    for (const file of kept.slice(0, 4)) keptPhoto(file, name).then((image) => examples.append(make("li", {}, image))).catch(() => {});
+    if (!kept.length) examples.append(make("li", { class: "hint", textContent: "none kept" }));
+    return make("tr", {}, make("td", { class: "name", textContent: name }), make("td", { class: "number", textContent: photos }), make("td", {}, examples));
+  });
+  $("classes").replaceChildren(head, ...rows);
+}
+
+export async function show() {
+  const look = await get("/look");
+  figures(look);
+  curve(look.history);
+  confusion(look);
+  await classes();
+}

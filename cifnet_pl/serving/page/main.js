@@ -1,0 +1,70 @@
+// The frame of the page: tabs, the state in the header, and what is shown anew after a change.
+
+import * as ask from "./ask.js";
+import * as change from "./change.js";
+import * as look from "./look.js";
+import { $, get, make, refreshed, say } from "./page.js";
+import * as teach from "./teach.js";
+
+const TABS = ["ask", "teach", "look", "change"];
+const PARTS = { look, change };
+
+async function open(name) {
+  for (const other of TABS) {
+    const chosen = other === name;
+    $(other).hidden = !chosen;
+    $(`tab-${other}`).setAttribute("aria-selected", chosen);
+    $(`tab-${other}`).tabIndex = chosen ? 0 : -1;
+  }
+  history.replaceState(null, "", `#${name}`);
+  try {
+    await PARTS[name]?.show();
+  } catch (error) {
+    say(error.message);
+  }
+}
+
+async function refresh() {
+  const [versions, classes, state] = await Promise.all([get("/versions"), get("/classes"), get("/look")]);
+  document.title = state.name;
+  $("model-name").textContent = state.name;
+  $("state").textContent = `${state.classes} classes, ${state.photos} photos, version ${state.version}${state.read_only ? ", read-only" : ""}`;
+  $("footer-version").textContent = `${state.head} on ${state.backbone}`;
+  $("undo").disabled = !versions.can_undo || state.read_only;
+  $("redo").disabled = !versions.can_redo || state.read_only;
+  document.body.classList.toggle("read-only", state.read_only);
+  for (const id of ["teach-form", "change-form"]) for (const element of $(id).elements) if (state.read_only) element.disabled = true;
+  const names = classes.map(({ name }) => name);
+  $("class-names").replaceChildren(...names.map((value) => make("option", { value })));
+  const old = $("change-old").value;
+  $("change-old").replaceChildren(...names.map((name) => make("option", { value: name, textContent: name, selected: name === old })));
+}
+
+async function afterChange() {
+  try {
+    await refresh();
+    const name = TABS.find((tab) => !$(tab).hidden);
+    await PARTS[name]?.show();
+  } catch (error) {
+    say(error.message);
+  }
+}
+
+for (const [i, name] of TABS.entries()) {
+  const tab = $(`tab-${name}`);
+  tab.addEventListener("click", () => open(name));
+  tab.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const next = TABS[(i + step + TABS.length) % TABS.length];
+    open(next);
+    $(`tab-${next}`).focus();
+  });
+}
+ask.start();
+teach.start();
+change.start();
+refreshed.addEventListener("changed", afterChange);
+refresh().then(() => open(TABS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "ask")).catch((error) => say(error.message));
+// A file that is dropped beside the drop area must not replace the page.
+for (const event of ["dragover", "drop"]) document.addEventListener(event, (occurred) => occurred.preventDefault());

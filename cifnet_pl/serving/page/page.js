@@ -1,0 +1,185 @@
+// What all parts of the page share: requests, messages, elements, files that were dropped.
+
+const TOKEN = "cifnet-token";
+
+export const $ = (id) => document.getElementById(id);
+
+/** Make an element. Text is always set as text, so names from outside are never read as HTML. */
+export function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [key, value] of Object.entries(properties)) {
+    if (key === "class") element.className = value;
+    else if (key.startsWith("aria-") || key === "role" || key === "for" || key === "list" || key === "scope") element.setAttribute(key, value);
+    else element[key] = value;
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+export function say(text, good = false) {
+  const place = $("message");
+  place.textContent = text || "";
+  place.classList.toggle("good", good);
+  place.hidden = !text;
+}
+
+export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
+
+function headers() {
+  const token = sessionStorage.getItem(TOKEN);
+  return token ? { Authorization: `Bearer ${token}` } : {};
+}
+
+let asking = null;
+
+/** Ask for the token, once for all requests that need it at the same time. */
+function askForToken() {
+  if (!asking) {
+    asking = new Promise((resolve) => {
+      const dialog = $("token-dialog");
+      dialog.addEventListener("close", () => {
+        sessionStorage.setItem(TOKEN, $("token").value.trim());
+        asking = null;
+        resolve();
+      }, { once: true });
+      dialog.showModal();
+    });
+  }
+  return asking;
+}
+
+/** The answer to a request; an Error with the service's sentence where it refuses. */
+export async function request(path, options = {}) {
+  let answer;
+  try {
+    answer = await fetch(path, { ...options, headers: { ...headers(), ...options.headers }, credentials: "omit" });
+  } catch {
+    throw new Error("The service does not answer. Is it still running?");
+  }
+  if (answer.status === 401) {
+    await askForToken();
+    return request(path, options);
+  }
+  if (!answer.ok) {
+    const content = await answer.json().catch(() => ({}));
+    throw new Error(content.error || `The service answered with status ${answer.status}.`);
+  }
+  return answer;
+}
+
+export const get = async (path) => (await request(path)).json();
+
+export const post = async (path, content) =>
+  (await request(path, {
+    method: "POST",
+    body: content instanceof FormData ? content : JSON.stringify(content ?? {}),
+    headers: content instanceof FormData ? {} : { "Content-Type": "application/json" },
+  })).json();
+
+/** Send a form with a report of how much was sent; gives the answer as JSON. */
+export function send(path, form, report) {
+  return new Promise((resolve, reject) => {
+    const sending = new XMLHttpRequest();
+    sending.open("POST", path);
+    for (const [key, value] of Object.entries(headers())) sending.setRequestHeader(key, value);
+    sending.upload.addEventListener("progress", (event) => report(event.loaded / Math.max(event.total, 1)));
+    sending.addEventListener("load", () => {
+      let content = {};
+      try { content = JSON.parse(sending.responseText); } catch { /* the status says enough */ }
+      if (sending.status < 300) resolve(content);
+      else reject(new Error(content.error || `The service answered with status ${sending.status}.`));
+    });
+    sending.addEventListener("error", () => reject(new Error("The service does not answer. Is it still running?")));
+    sending.send(form);
+  });
+}
+
+/** Wait for the end of a change; `report` gets what is known of it meanwhile. */
+export async function finished(job, report = () => {}) {
+  while (job.state === "waiting" || job.state === "at work") {
+    report(job);
+    await new Promise((resolve) => setTimeout(resolve, 250));
+    job = await get(`/jobs/${job.job}`);
+  }
+  if (job.error) throw new Error(job.error);
+  return job;
+}
+
+/** Run an action of a button: its error becomes the message. */
+export function action(element, event, work) {
+  element.addEventListener(event, async (occurred) => {
+    occurred.preventDefault();
+    say("");
+    try {
+      await work(occurred);
+    } catch (error) {
+      say(error.message);
+    }
+  });
+}
+
+/** The file's address as an image, without another request. */
+export function thumbnail(file, alt) {
+  const url = URL.createObjectURL(file);
+  const image = make("img", { src: url, alt, loading: "lazy" });
+  image.addEventListener("load", () => URL.revokeObjectURL(url));
+  image.addEventListener("error", () => URL.revokeObjectURL(url));
+  return image;
+}
+
+/** A photo that is kept in the workspace. */
+export async function keptPhoto(name, alt) {
+  const blob = await (await request(`/photos/${encodeURIComponent(name)}`)).blob();
+  return thumbnail(blob, alt);
+}
+
+async function filesOf(entry, folder) {
+  if (entry.isFile) {
+    const file = await new Promise((resolve, reject) => entry.file(resolve, reject));
+    return [{ file, path: folder + file.name }];
+  }
+  const reader = entry.createReader();
+  const found = [];
+  for (;;) {
+    const part = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
+    if (!part.length) return found;
+    for (const inner of part) found.push(...(await filesOf(inner, `${folder}${entry.name}/`)));
+  }
+}
+
+const isHidden = ({ path }) => path.split("/").some((part) => part.startsWith(".") || part === "__MACOSX");
+const listed = (files) => [...files].map((file) => ({ file, path: file.webkitRelativePath || file.name }));
+
+/** Call `take` with [{file, path}] for everything that is dropped on or chosen in an element. */
+export function takesFiles(place, inputs, take) {
+  const over = (on) => (event) => { event.preventDefault(); place.classList.toggle("over", on); };
+  place.addEventListener("dragover", over(true));
+  place.addEventListener("dragleave", over(false));
+  action(place, "drop", async (event) => {
+    place.classList.remove("over");
+    const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry && item.webkitGetAsEntry()).filter(Boolean);
+    const files = listed(event.dataTransfer.files);
+    const found = entries.length ? (await Promise.all(entries.map((entry) => filesOf(entry, "")))).flat() : files;
+    await take(found.filter((one) => !isHidden(one)));
+  });
+  for (const input of inputs) {
+    action(input, "change", async () => {
+      const files = listed(input.files).filter((one) => !isHidden(one));
+      input.value = "";
+      await take(files);
+    });
+  }
+}
+
+export function save(name, blob) {
+  const url = URL.createObjectURL(blob);
+  const link = make("a", { href: url, download: name });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(url), 10000);
+}
+
+export const refreshed = new EventTarget();
+/** Tell all parts of the page that the model has changed. */
+export const changed = () => refreshed.dispatchEvent(new Event("changed"));

@@ -1,0 +1,81 @@
+// Teach: photos of one class, or a folder or zip file with one sub-folder per class.
+
+import { $, action, changed, finished, make, say, send, takesFiles, thumbnail } from "./page.js";
+
+const SHOWN = 24;
+let chosen = []; // {file, path}
+
+function showChosen() {
+  const zips = chosen.filter(({ path }) => path.toLowerCase().endsWith(".zip")).length;
+  const photos = chosen.length - zips;
+  const parts = [photos ? `${photos} ${photos === 1 ? "photo" : "photos"}` : "", zips ? `${zips} zip ${zips === 1 ? "file" : "files"}` : ""];
+  $("teach-chosen").textContent = chosen.length ? `Chosen: ${parts.filter(Boolean).join(" and ")}.` : "No photo is chosen.";
+  const images = chosen.filter(({ path }) => !path.toLowerCase().endsWith(".zip")).slice(0, SHOWN);
+  $("teach-thumbs").replaceChildren(...images.map(({ file, path }) => make("li", {}, thumbnail(file, path))));
+  for (const id of ["teach-learn", "teach-try", "teach-clear"]) $(id).disabled = !chosen.length;
+}
+
+function clear() {
+  chosen = [];
+  showChosen();
+}
+
+const rounded = (value) => `${value.toFixed(1)} %`;
+
+function showLesson(lesson) {
+  const names = Object.entries(lesson.learned).map(([name, count]) => `${name} (${count})`).join(", ");
+  const lines = [lesson.version === null ? `Would learn ${names}. Nothing was changed.` : `Learned ${names} in ${lesson.seconds.toFixed(1)} s: version ${lesson.version}.`];
+  if (lesson.held_back_accuracy !== null) {
+    lines.push(`Scored before they were learned: ${rounded(lesson.held_back_accuracy)} of ${lesson.held_back_photos} new photos right.`);
+  } else {
+    lines.push("Too few photos to score some before they are learned.");
+  }
+  if (lesson.old_accuracy_before !== null) {
+    lines.push(`Earlier classes, on stored samples: ${rounded(lesson.old_accuracy_before)} before, ${rounded(lesson.old_accuracy_after)} after.`);
+  } else {
+    lines.push("What it costs the earlier classes cannot be measured: this model stores no samples to leave out.");
+  }
+  if (lesson.note) lines.push(lesson.note);
+  const place = make("div", { class: "result", role: "status" }, ...lines.map((textContent) => make("p", { textContent })));
+  if (lesson.unreadable.length) {
+    const items = lesson.unreadable.map(({ file, reason }) => make("li", { textContent: `${file}: ${reason}` }));
+    place.append(make("p", { textContent: "Could not be read, and was left out:" }), make("ul", {}, ...items));
+  }
+  $("lesson").replaceChildren(place);
+}
+
+async function teach(dryRun) {
+  const name = $("teach-name").value.trim();
+  const form = new FormData();
+  for (const { file, path } of chosen) form.append("files", file, path);
+  if (name) form.append("class_name", name);
+  const bar = $("teach-progress");
+  $("lesson").replaceChildren();
+  $("teach-job").hidden = false;
+  try {
+    $("teach-stage").textContent = "Sending…";
+    const job = await finished(await send(`/extend?wait=false&dry_run=${dryRun}`, form, (share) => { bar.value = share; }), (now) => {
+      $("teach-stage").textContent = now.place ? `Waiting: ${now.place} changes come first.` : `Learning: ${now.done} of ${now.total ?? "…"} photos`;
+      if (now.total) bar.value = now.done / now.total;
+      else bar.removeAttribute("value");
+    });
+    showLesson(job.lesson);
+  } finally {
+    $("teach-job").hidden = true;
+  }
+  if (!dryRun) {
+    clear();
+    changed();
+  }
+}
+
+export function start() {
+  takesFiles($("teach-drop"), [$("teach-files"), $("teach-folder")], (files) => {
+    chosen.push(...files);
+    showChosen();
+  });
+  action($("teach-form"), "submit", () => teach(false));
+  action($("teach-try"), "click", () => teach(true));
+  action($("teach-clear"), "click", clear);
+  $("teach-form").addEventListener("input", () => say(""));
+}

@@ -1,0 +1,34 @@
+"""Every refusal of a request: one sentence, and the HTTP status that fits it."""
+
+from __future__ import annotations
+
+import errno
+
+from cifnet_pl.utilities.errors import CifnetError, DataError, UnsupportedError, UsageError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
+"""What the system says when a change cannot be stored."""
+
+
+class RequestError(UsageError):
+    """A request that is refused, with its HTTP status."""
+
+    def __init__(self, status: int, message: str):
+        super().__init__(message)
+        self.status = status
+
+
+def explained(error: CifnetError) -> RequestError:
+    """The package's own error as the answer to a request, without paths of the server."""
+    if isinstance(error, RequestError):
+        return error
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in FULL:
+            return RequestError(507, "the server's disk is full or not writable; nothing was changed")
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, UnsupportedError):
+        return RequestError(409, str(error))
+    if isinstance(error, (UsageError, DataError)):
+        return RequestError(422, str(error))
+    return RequestError(500, "the server could not do that; its log says why")

@@ -1,0 +1,138 @@
+"""``serve``: a page and an HTTP service on a learned model."""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import tempfile
+from pathlib import Path
+
+from cifnet_pl.model.loading import load
+from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.text import printable
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+SHORTEST_TOKEN = 16
+
+
+def serve(
+    model: str,
+    port: int = 7860,
+    host: str = "127.0.0.1",
+    workspace: str | None = None,
+    token: str | None = None,
+    token_file: str | None = None,
+    read_only: bool = False,
+    keep_photos: bool = True,
+    keep_versions: int = 100,
+    rate: float = 200.0,
+    name: str | None = None,
+) -> None:
+    """Open a page and an HTTP service to ask a model, teach it, look at it, and take changes back.
+
+    Every change is a version in the workspace, which goes on where it was when the service is started again.
+
+    Args:
+        model: a run's folder, a checkpoint file or a bundle; it is not changed.
+        port: of the page and the service; 0 for any free one.
+        host: address to listen on; any but this machine's own needs a token.
+        workspace: folder for versions and kept photos; by default beside the model, its name with "-workspace".
+        token: what clients must send; better in a file, as other users of a machine can see command lines.
+        token_file: file with the token.
+        read_only: whether changes are refused.
+        keep_photos: whether photos that are taught stay in the workspace, for exact forgetting and as examples.
+        keep_versions: number of versions to keep; the oldest are removed.
+        rate: requests per second of one client; 0 for no limit.
+        name: of the model in the Open Inference Protocol; by default the folder's.
+
+    Raises:
+        UsageError: a port or host that cannot be listened on, a host without a token, or a workspace of another model.
+        CheckpointError: there is no model at ``model``, or it is damaged.
+    """
+    try:
+        import uvicorn
+
+        from cifnet_pl.serving.app import Access, make_app
+        from cifnet_pl.serving.service import Options, Service
+        from cifnet_pl.serving.workspace import Workspace
+    except ImportError as error:
+        raise UsageError(f"serve needs {error.name}: pip install 'cifnet_pl[serve]'") from None
+    secret = _token(host, token, token_file)
+    if keep_versions < 2:
+        raise UsageError(f"--keep_versions is {keep_versions}, expected at least 2: undo needs the version before")
+    if rate < 0:
+        raise UsageError(f"--rate is {rate:g}, expected 0 or more")
+    listening = _listen(host, port)
+    place = Path(model).expanduser()
+    folder = (
+        Path(workspace).expanduser() if workspace else place.resolve().with_name(f"{place.resolve().name}-workspace")
+    )
+    found = load(model)
+    opened = Workspace(folder, found, keep_versions)
+    if opened.current != 1:
+        found = opened.load(opened.current).to(found.device)
+        print(f"workspace {folder} goes on at version {opened.current}")
+    (folder / "incoming").mkdir(exist_ok=True)
+    tempfile.tempdir = str(folder / "incoming")  # where large uploads wait
+    options = Options(name or _plain(place.resolve().name), read_only, keep_photos)
+    app = make_app(Service(opened, found, options), Access(secret, host not in LOOPBACK, rate))
+    _announce(host, listening.getsockname()[1], len(found.class_names), secret is not None)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=1000,
+        timeout_graceful_shutdown=10,
+    )
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    except KeyboardInterrupt:  # uvicorn raises it again when it has ended
+        print(f"ended; {folder} holds every change")
+
+
+def _token(host: str, token: str | None, token_file: str | None) -> str | None:
+    """The token; UsageError where one is needed, or cannot be used."""
+    if token is not None and token_file is not None:
+        raise UsageError("--token and --token_file: give one of them")
+    if token_file is not None:
+        try:
+            token = Path(token_file).expanduser().read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"cannot read --token_file {printable(token_file)}: {error}") from error
+    if token is None:
+        if host not in LOOPBACK:
+            raise UsageError(
+                f"--host {printable(host)} can be reached from other machines: give a --token or --token_file"
+            )
+        return None
+    if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise UsageError(f"the token must have {SHORTEST_TOKEN} or more plain characters without spaces")
+    return token
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port < 2**16:
+        raise UsageError(f"--port is {port}, expected 0 to {2**16 - 1}")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(1024)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"cannot listen on {printable(host)} port {port}: {reason}; choose another --port") from error
+    return listening
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-") or "model"
+
+
+def _announce(host: str, port: int, classes: int, secret: bool) -> None:
+    shown = f"[{host}]" if ":" in host else "localhost" if host in LOOPBACK else host
+    asks = "; it asks for the token" if secret else ""
+    print(f"{classes} classes at http://{shown}:{port} (the API: /docs){asks}; Ctrl-C ends it", flush=True)

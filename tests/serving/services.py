@@ -1,0 +1,142 @@
+"""Small services on classes of coloured squares, in this process and in another one."""
+
+import io
+import json
+import subprocess
+import time
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from starlette.testclient import TestClient
+
+from cifnet_pl.backbones import build_backbone
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.heads import Head, RidgeHead
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.description import Event
+from cifnet_pl.serving.app import Access, make_app
+from cifnet_pl.serving.service import Options, Service
+from cifnet_pl.serving.workspace import Workspace
+from tests.command_line import command, environment
+
+SIDE = 8
+COLOURS = {"red": (200, 30, 30), "green": (30, 180, 60), "blue": (40, 60, 210), "yellow": (220, 210, 40)}
+
+
+def pixels(name: str, number: int, side: int = 24) -> np.ndarray:
+    """A square of the class's colour with noise: another one for each number."""
+    draw = np.random.default_rng([*name.encode(), number])
+    base = COLOURS.get(name) or tuple(np.random.default_rng([*name.encode()]).integers(0, 256, 3))
+    return np.clip(np.array(base) + draw.normal(0, 25, (side, side, 3)), 0, 255).astype(np.uint8)
+
+
+def photo(name: str, number: int, side: int = 24, kind: str = "PNG") -> bytes:
+    """The same as a file's content."""
+    out = io.BytesIO()
+    Image.fromarray(pixels(name, number, side)).save(out, kind)
+    return out.getvalue()
+
+
+def photos(name: str, count: int, first: int = 100) -> list[tuple[str, tuple[str, bytes]]]:
+    """Photos of one class, as a multipart request has them."""
+    return [("files", (f"{name}-{i}.png", photo(name, i))) for i in range(first, first + count)]
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    """A zip file."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return out.getvalue()
+
+
+def model(names: tuple[str, ...] = ("red", "green"), head: Head | None = None, count: int = 12) -> Classifier:
+    """A model that knows a few colours."""
+    made = Classifier(
+        build_backbone(f"pixels:{SIDE}"), head or RidgeHead(3 * SIDE**2), CalibrationBuffer(100), [], SIDE
+    )
+    made.begin_task(list(names), [count] * len(names))
+    for label, name in enumerate(names):
+        squares = np.stack([np.asarray(Image.fromarray(pixels(name, i)).resize((SIDE, SIDE))) for i in range(count)])
+        z = made.embed(torch.from_numpy(squares).permute(0, 3, 1, 2))
+        made.observe(z, torch.full((count,), label), torch.arange(count) + 1000 * label)
+    made.finish_task()
+    made.history.append(Event("task", len(names), None, 95.0, seconds=0.1, energy_kwh=1e-6, energy_source="estimated"))
+    return made
+
+
+def saved(folder: Path) -> Path:
+    """A bundle of the model."""
+    model().save(folder)
+    return folder
+
+
+@contextmanager
+def client(folder: Path, access: Access | None = None, options: Options | None = None) -> Iterator[TestClient]:
+    """A client of a service on a workspace, in this process."""
+    begun = model()
+    workspace = Workspace(folder, begun)
+    current = workspace.load(workspace.current) if workspace.current != 1 else begun
+    app = make_app(Service(workspace, current, options), access or Access())
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as made:
+        yield made
+
+
+def tree(folder: Path) -> set[str]:
+    """Everything below a folder."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+class Server:
+    """A service in a process of its own."""
+
+    def __init__(self, bundle: Path, *options: str):
+        args = command("serve", "--model", str(bundle), "--port", "0", "--rate", "0", *options)
+        self.process = subprocess.Popen(
+            args, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(PYTHONUNBUFFERED="1")
+        )
+        self.said: list[str] = []
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said.append(line)
+            if " at http://" in line:
+                self.url = line.split(" at ")[1].split(" ")[0]
+                break
+        else:
+            raise AssertionError("".join(self.said))
+
+    def ready(self, seconds: float = 30) -> "Server":
+        """Wait until it answers."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            try:
+                urllib.request.urlopen(f"{self.url}/v2/health/live", timeout=5).read()
+                return self
+            except OSError:
+                time.sleep(0.05)
+        raise AssertionError(f"no answer from {self.url}")
+
+    def get(self, path: str) -> dict:
+        """A JSON answer."""
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=30) as answer:
+            return json.loads(answer.read())
+
+    def kill(self) -> None:
+        """No clean-up of any kind runs."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """End it as Ctrl-C does; its exit code."""
+        self.process.send_signal(2)
+        code = self.process.wait(30)
+        assert self.process.stdout is not None
+        self.said += self.process.stdout.readlines()
+        return code

@@ -1,0 +1,59 @@
+"""Jobs one after another: order, refusals, faults of ours, and a queue that is full."""
+
+import threading
+
+import pytest
+
+from cifnet_pl.serving.batches import Served
+from cifnet_pl.serving.learner import Learner
+from cifnet_pl.serving.refusals import RequestError
+from cifnet_pl.utilities.errors import DataError
+from tests.serving.services import model
+
+
+@pytest.fixture
+def learner():
+    made = Learner(Served(model(), 1), waiting=3)
+    yield made
+    made.close()
+
+
+def fails(error):
+    def work(job):
+        raise error
+
+    return work
+
+
+def test_a_refusal_or_a_fault_stops_nothing(learner):
+    refused, failed = learner.submit("a", fails(DataError("no photo"))), learner.submit("b", fails(ZeroDivisionError()))
+    done = learner.submit("c", lambda job: (None, {"c": 1}))
+    error = refused.result.exception(10)
+    assert isinstance(error, RequestError)
+    assert (error.status, str(error)) == (422, "no photo")
+    assert isinstance(failed.result.exception(10), ZeroDivisionError)
+    assert done.result.result(10) == {"c": 1}
+
+
+def test_a_full_queue_is_refused_and_empties(learner):
+    go_on = threading.Event()
+    jobs = [learner.submit("wait", lambda job: (None, {"waited": go_on.wait(10)})) for _ in range(3)]
+    with pytest.raises(RequestError, match="3 changes are waiting already") as refusal:
+        learner.submit("more", lambda job: (None, {}))
+    assert refusal.value.status == 503
+    go_on.set()
+    assert all(job.result.result(10)["waited"] for job in jobs)
+    assert learner.submit("more", lambda job: (None, {})).result.result(10) == {}
+
+
+def test_served_is_replaced_as_a_whole(learner):
+    new = Served(model(("a", "b", "c")), 2)
+    learner.submit("change", lambda job: (new, {})).result.result(10)
+    assert learner.served is new
+
+
+def test_only_jobs_that_were_asked_for_are_known(learner):
+    job = learner.submit("a", lambda job: (None, {}))
+    assert learner.job(job.key) is job
+    with pytest.raises(RequestError, match="no such job"):
+        learner.job("x")

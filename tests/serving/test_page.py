@@ -1,0 +1,219 @@
+"""The page in a real browser without a network, at desktop and phone width: drop, answer, teach, undo."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.serving.services import Server, photo, saved, zipped
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")
+WIDTHS = {"desktop": (1100, 800), "phone": (390, 800)}
+ARGS = ["--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost"]
+DROP = """([place, files]) => {
+  const data = new DataTransfer();
+  for (const [name, bytes] of files) data.items.add(new File([new Uint8Array(bytes)], name, { type: "image/png" }));
+  const dropped = new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true });
+  document.getElementById(place).dispatchEvent(dropped);
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGS)
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def server(tmp_path) -> Iterator[Server]:
+    made = Server(saved(tmp_path / "colours"))
+    try:
+        yield made.ready()
+    finally:
+        made.kill()
+
+
+@contextmanager
+def page_of(browser, server: Server, width: str = "desktop", scheme: str = "light") -> Iterator:
+    """The open page; at its end, nothing was asked of anyone else and no script or style was refused."""
+    size = dict(zip(("width", "height"), WIDTHS[width], strict=True))
+    context = browser.new_context(viewport=size, color_scheme=scheme, has_touch=width == "phone")
+    page, asked, faults = context.new_page(), [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda message: faults.append(message.text) if "Security Policy" in message.text else None)
+    page.goto(server.url)
+    sync_api.expect(page.locator("#state")).to_contain_text("classes")
+    yield page
+    assert [url for url in asked if not url.startswith((server.url, f"blob:{server.url}"))] == []
+    assert faults == []
+    context.close()
+
+
+def drop(page, place: str, files: dict[str, bytes]) -> None:
+    """Drop files on an element."""
+    page.evaluate(DROP, [place, [[name, list(content)] for name, content in files.items()]])
+
+
+def picture(page, name: str) -> None:
+    """Keep a screenshot where ``SCREENSHOTS`` names a folder."""
+    if folder := os.environ.get("SCREENSHOTS"):
+        page.wait_for_timeout(200)
+        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
+
+
+def no_wider_than_the_screen(page) -> None:
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_drop_answer_teach_undo(width, browser, server):
+    expect = sync_api.expect
+    with page_of(browser, server, width) as page:
+        files = {f"{name}.png": photo(name, 70, 120) for name in ("red", "green", "blue")}
+        drop(page, "ask-drop", {**files, "<b>broken</b>.png": b"no"})
+        cards = page.locator("#answers .card")
+        expect(cards).to_have_count(4)
+        expect(cards.nth(0).locator(".answer").first).to_contain_text("red")
+        expect(cards.nth(1).locator(".answer").first).to_contain_text("green")
+        expect(cards.nth(3)).to_contain_text("<b>broken</b>.png")
+        expect(cards.nth(3)).to_contain_text("no image of a known format")
+        no_wider_than_the_screen(page)
+        picture(page, f"ask-{width}")
+
+        cards.nth(2).locator("input").fill("blue")
+        cards.nth(2).get_by_role("button", name="Teach").click()
+        expect(page.locator("#message")).to_contain_text("Learned 1 photo as “blue”")
+        expect(cards.nth(2).locator(".answer").first).to_contain_text("blue")
+
+        page.get_by_role("tab", name="Teach").click()
+        drop(page, "teach-drop", {"photos.zip": zipped({f"yellow/{i}.png": photo("yellow", i, 60) for i in range(8)})})
+        drop(page, "teach-drop", {"yellow/x.png": b"no"})
+        expect(page.locator("#teach-chosen")).to_have_text("Chosen: 1 photo and 1 zip file.")
+        page.get_by_label("Name of the class").fill("yellow")
+        page.get_by_role("button", name="Try without learning").click()
+        expect(page.locator("#lesson")).to_contain_text("Would learn yellow (8). Nothing was changed.")
+        page.get_by_role("button", name="Learn", exact=True).click()
+        expect(page.locator("#lesson")).to_contain_text("Learned yellow (8)")
+        expect(page.locator("#lesson")).to_contain_text("of 2 new photos right")
+        expect(page.locator("#lesson")).to_contain_text("no image of a known format")
+        expect(page.locator("#state")).to_contain_text("4 classes")
+        no_wider_than_the_screen(page)
+        picture(page, f"teach-{width}")
+
+        page.get_by_role("tab", name="Look").click()
+        expect(page.locator("#classes tr")).to_have_count(5)
+        expect(page.locator("#classes img")).to_have_count(5)
+        expect(page.locator("#curve circle")).to_have_count(2)
+        no_wider_than_the_screen(page)
+        picture(page, f"look-{width}")
+
+        page.get_by_role("tab", name="Change").click()
+        expect(page.locator("#versions tr")).to_have_count(4)
+        page.get_by_role("button", name="Undo", exact=True).click()
+        expect(page.locator("#message")).to_contain_text("Undid: learned 8 photos of 'yellow'")
+        expect(page.locator("#state")).to_contain_text("3 classes")
+        expect(page.locator("#versions tr.current td").first).to_contain_text("2")
+        page.locator("#change-old").select_option("blue")
+        page.get_by_role("button", name="Forget this class").click()
+        page.locator("#sure").get_by_role("button", name="Forget").click()
+        expect(page.locator("#message")).to_contain_text("Forgot 'blue' exactly")
+        page.locator("#change-new").fill("<img src=x onerror=alert(1)>")
+        page.get_by_role("button", name="Rename").click()
+        expect(page.locator("#message")).to_contain_text("to '<img src=x onerror=alert(1)>'")
+        expect(page.locator("#versions img")).to_have_count(0)
+        no_wider_than_the_screen(page)
+        picture(page, f"change-{width}")
+    assert [one["name"] for one in server.get("/classes")] == ["<img src=x onerror=alert(1)>", "green"]
+
+
+def test_by_keyboard_in_the_dark(browser, server):
+    """From tab to tab with the arrow keys; every control can be reached; text is readable on its background."""
+    with page_of(browser, server, scheme="dark") as page:
+        page.locator("#tab-ask").focus()
+        for name in ("teach", "look", "change", "ask"):
+            page.keyboard.press("ArrowRight")
+            sync_api.expect(page.locator(f"#{name}")).to_be_visible()
+            assert page.evaluate("document.activeElement.id") == f"tab-{name}"
+            unreadable = page.evaluate(CONTRAST)
+            assert unreadable == [], unreadable
+        reached = set()
+        for _ in range(30):
+            page.keyboard.press("Tab")
+            reached.add(page.evaluate("document.activeElement.id"))
+        assert {"ask-files", "ask-camera"} <= reached
+        drop(page, "ask-drop", {"red.png": photo("red", 70, 120)})
+        sync_api.expect(page.locator("#answers .card")).to_have_count(1)
+        picture(page, "dark")
+
+
+def test_readable_in_the_light(browser, server):
+    with page_of(browser, server) as page:
+        for name in ("Teach", "Look", "Change", "Ask"):
+            page.get_by_role("tab", name=name).click()
+            assert page.evaluate(CONTRAST) == []
+
+
+CONTRAST = """() => {
+  const shades = (colour) => {
+    const canvas = document.createElement("canvas").getContext("2d");
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return canvas.getImageData(0, 0, 1, 1).data;
+  };
+  const linear = (value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+  const light = (rgb) => [0.2126, 0.7152, 0.0722].reduce((sum, w, i) => sum + w * linear(rgb[i] / 255), 0);
+  const behind = (element) => {
+    for (let e = element; e; e = e.parentElement) {
+      const found = shades(getComputedStyle(e).backgroundColor);
+      if (found[3] === 255) return found;
+    }
+    return shades(getComputedStyle(document.body).backgroundColor);
+  };
+  const found = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const text = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    if (!text || !element.checkVisibility() || element.disabled || element.closest("svg")) continue;
+    const [a, b] = [light(shades(getComputedStyle(element).color)), light(behind(element))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) found.push(`${element.tagName} ${element.textContent.slice(0, 30)} ${ratio.toFixed(2)}`);
+  }
+  return found;
+}"""
+"""Visible texts whose contrast is below WCAG's 4.5 to 1."""
+
+
+def test_groups_are_named_once(browser, server):
+    with page_of(browser, server) as page:
+        files = {f"{name}-{i}.png": photo(name, i, 60) for name in ("blue", "yellow") for i in range(4)}
+        drop(page, "ask-drop", files)
+        sync_api.expect(page.locator("#answers .card")).to_have_count(8)
+        page.get_by_role("button", name="Group by likeness").click()
+        groups = page.locator("#groups .card")
+        sync_api.expect(groups).to_have_count(2)
+        groups.nth(0).locator("input").fill("blue")
+        groups.nth(0).get_by_role("button", name="Teach 4").click()
+        sync_api.expect(page.locator("#message")).to_contain_text("Learned 4 photos as “blue”")
+        picture(page, "groups")
+
+
+def test_the_token_is_asked_for(browser, tmp_path):
+    server = Server(saved(tmp_path / "colours"), "--token", "correct-horse-battery").ready()
+    try:
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(server.url)
+        page.locator("#token").fill("correct-horse-battery")
+        page.get_by_role("button", name="Continue").click()
+        sync_api.expect(page.locator("#state")).to_contain_text("2 classes")
+        assert context.cookies() == []
+        context.close()
+    finally:
+        server.kill()

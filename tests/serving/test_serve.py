@@ -1,0 +1,61 @@
+"""``cifnet serve``: what it refuses before it listens, and a whole life of the process."""
+
+import socket
+import urllib.request
+
+import pytest
+
+from cifnet_pl.__main__ import main
+from tests.serving.services import Server, saved
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--host", "0.0.0.0"], "can be reached from other machines: give a --token or --token_file"),
+        (["--token", "short"], "16 or more plain characters"),
+        (["--token", "a" * 20, "--token_file", "x"], "give one of them"),
+        (["--token_file", "missing"], "cannot read --token_file missing"),
+        (["--port", "99999"], "--port is 99999, expected 0 to 65535"),
+        (["--host", "nowhere.invalid", "--token", "a" * 20], "cannot listen on nowhere.invalid"),
+        (["--keep_versions", "1"], "expected at least 2"),
+        (["--rate", "-1"], "expected 0 or more"),
+    ],
+)
+def test_refused_before_anything_is_written(options, sentence, tmp_path, capsys):
+    saved(tmp_path / "bundle")
+    assert main(["serve", "--model", str(tmp_path / "bundle"), *options]) == 2
+    assert sentence in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_a_port_that_is_taken(tmp_path, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert main(["serve", "--model", str(saved(tmp_path / "bundle")), "--port", port]) == 2
+    assert f"port {port}: Address already in use; choose another --port" in capsys.readouterr().err
+
+
+def test_no_model(tmp_path, capsys):
+    assert main(["serve", "--model", str(tmp_path / "none"), "--port", "0"]) == 1
+    assert "no model at" in capsys.readouterr().err
+
+
+def test_from_start_to_end(tmp_path):
+    """It says where it is, answers, ends with Ctrl-C, and goes on at the version that was served."""
+    bundle = saved(tmp_path / "bundle")
+    server = Server(bundle).ready()
+    assert server.said == [f"2 classes at {server.url} (the API: /docs); Ctrl-C ends it\n"]
+    content = b'{"old": "red", "new": "crimson"}'
+    request = urllib.request.Request(f"{server.url}/rename", content, {"Content-Type": "application/json"})
+    assert urllib.request.urlopen(request, timeout=30).status == 200
+    assert server.stop() == 0
+    assert "Traceback" not in "".join(server.said)
+    again = Server(bundle)
+    try:
+        assert again.said[0] == f"workspace {bundle}-workspace goes on at version 2\n"
+        assert [one["name"] for one in again.ready().get("/classes")] == ["crimson", "green"]
+    finally:
+        again.kill()

@@ -1,0 +1,432 @@
+"""The service over HTTP, in this process: ask, teach, look, change; who may; what is refused and how."""
+
+import base64
+import json
+import threading
+import time
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import cifnet_pl
+from cifnet_pl.heads import LogisticHead
+from cifnet_pl.serving import teaching
+from cifnet_pl.serving.app import Access
+from cifnet_pl.serving.guard import HEADERS, Rate
+from cifnet_pl.serving.service import Options, Service
+from cifnet_pl.serving.uploads import Limits
+from cifnet_pl.serving.workspace import Workspace
+from tests.serving.services import SIDE, client, model, photo, photos, pixels, tree, zipped
+
+
+def names_of(answer):
+    return [one["classes"][0]["name"] for one in answer.json()["photos"]]
+
+
+def taught(http, name="blue", count=10, **options):
+    answer = http.post("/extend", files=photos(name, count), data={"class_name": name}, **options)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.fixture
+def http(tmp_path):
+    with client(tmp_path / "w") as made:
+        yield made
+
+
+# ---------------------------------------------------------------------- ask
+
+
+def test_answers_are_the_models_own(http, tmp_path):
+    """Through HTTP and batches, the same numbers as the model gives for the files."""
+    own = model()
+    for i, name in enumerate(["red", "green", "red"]):
+        (tmp_path / f"{i}.png").write_bytes(photo(name, 50 + i))
+    files = [("files", (f"{i}.png", (tmp_path / f"{i}.png").read_bytes())) for i in range(3)]
+    found = http.post("/classify", files=files).json()
+    assert found["version"] == 1
+    for answer, prediction in zip(found["photos"], own.classify(tmp_path / f"{i}.png" for i in range(3)), strict=True):
+        assert answer["file"] == prediction.file.name
+        assert [one["name"] for one in answer["classes"]] == list(prediction.classes)
+        shares = [one["probability"] for one in answer["classes"]]
+        assert shares == pytest.approx(prediction.probabilities, abs=1e-6)
+
+
+def test_an_unreadable_photo_does_not_stop_the_others(http):
+    files = [
+        ("files", ("a.png", photo("red", 1))),
+        ("files", ("<b>.png", b"no")),
+        ("files", ("c.png", photo("green", 1))),
+    ]
+    first, bad, last = http.post("/classify", files=files).json()["photos"]
+    assert (first["classes"][0]["name"], last["classes"][0]["name"]) == ("red", "green")
+    assert (bad["classes"], bad["unreadable"]) == ([], "no image of a known format")
+
+
+def test_many_clients_share_batches(tmp_path):
+    """Forty clients at once: everyone gets the answer to his own photo, and fewer batches than photos were embedded."""
+    with client(tmp_path / "w") as http:
+        names = ["red", "green"] * 20
+
+        def ask(i):
+            return names_of(http.post("/classify", files=[("files", (f"{i}.png", photo(names[i], i, 300)))]))
+
+        with ThreadPoolExecutor(20) as pool:
+            assert list(pool.map(ask, range(40))) == [[name] for name in names]
+        lines = dict(line.rsplit(" ", 1) for line in http.get("/metrics").text.splitlines() if line[0] != "#")
+    assert float(lines["cifnet_batch_photos_sum"]) == 40
+    assert float(lines["cifnet_batch_photos_count"]) < 40
+
+
+def test_groups_of_photos_that_look_alike(http):
+    files = [*photos("blue", 4), *photos("yellow", 3), ("files", ("bad.png", b"no"))]
+    found = http.post("/group", files=files).json()
+    assert [group["positions"] for group in found["groups"]] == [[0, 1, 2, 3], [4, 5, 6]]
+    assert found["unreadable"][0]["file"] == "bad.png"
+
+
+# ---------------------------------------------------------------------- teach
+
+
+def test_taught_as_the_command_line_teaches(http, tmp_path):
+    """The same weights as ``extend`` gives for the same photos."""
+    lesson = taught(http)
+    assert (lesson["version"], lesson["learned"], lesson["held_back_photos"]) == (2, {"blue": 10}, 2)
+    assert lesson["old_accuracy_before"] == 100.0
+    folder = tmp_path / "photos" / "blue"
+    folder.mkdir(parents=True)
+    for _, (name, content) in photos("blue", 10):
+        (folder / name).write_bytes(content)
+    own, served = model().extend(tmp_path / "photos").model, cifnet_pl.load(tmp_path / "w" / "versions" / "000002")
+    images = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8)
+    assert torch.allclose(own.head(own.embed(images)), served.head(served.embed(images)), atol=1e-9)
+    assert names_of(http.post("/classify", files=photos("blue", 3, 500))) == ["blue"] * 3
+
+
+def test_a_trial_changes_nothing(http, tmp_path):
+    before = tree(tmp_path / "w" / "versions"), (tmp_path / "w" / "journal.jsonl").read_bytes()
+    lesson = taught(http, params={"dry_run": "true"})
+    assert (lesson["version"], lesson["learned"]) == (None, {"blue": 10})
+    assert (tree(tmp_path / "w" / "versions"), (tmp_path / "w" / "journal.jsonl").read_bytes()) == before
+    assert len(http.get("/classes").json()) == 2
+
+
+def test_a_zip_file_of_class_folders_and_more_photos_of_a_known_class(http):
+    files = {f"{name}/{i}.png": photo(name, 200 + i) for name in ("blue", "red") for i in range(5)}
+    packed = zipped({**files, "blue/bad.png": b"no"})
+    lesson = http.post("/extend", files=[("files", ("photos.zip", packed))]).json()
+    assert lesson["learned"] == {"blue": 5, "red": 5}
+    assert lesson["unreadable"] == [{"file": "blue/bad.png", "reason": "no image of a known format"}]
+    assert {one["name"]: one["photos"] for one in http.get("/classes").json()} == {"red": 17, "green": 12, "blue": 5}
+
+
+def test_a_photo_counts_once(http):
+    taught(http, count=5)
+    assert taught(http, count=7)["learned"] == {"blue": 2}
+    answer = http.post("/extend", files=photos("blue", 7), data={"class_name": "blue"})
+    assert (answer.status_code, answer.json()) == (
+        422,
+        {"error": "7 photos were sent, and all of them were learned before"},
+    )
+
+
+def test_learning_does_not_block_answers_and_others_wait_with_their_place(tmp_path, monkeypatch):
+    """While a lesson cannot end, photos are answered, and two more changes say how many come before them."""
+    begun, go_on, learn = threading.Event(), threading.Event(), teaching.learn
+
+    def slow(*args, **kwargs):
+        begun.set()
+        assert go_on.wait(30)
+        return learn(*args, **kwargs)
+
+    monkeypatch.setattr(teaching, "learn", slow)
+    with client(tmp_path / "w") as http:
+        jobs = [http.post("/extend?wait=false", files=photos("blue", 5), data={"class_name": "blue"})]
+        jobs += [http.post("/rename?wait=false", json={"old": "red", "new": new}) for new in ("a", "b")]
+        assert [job.status_code for job in jobs] == [202] * 3
+        assert begun.wait(30)
+        now = [http.get(f"/jobs/{job.json()['job']}").json() for job in jobs]
+        assert [(job["state"], job["place"]) for job in now] == [("at work", 0), ("waiting", 1), ("waiting", 2)]
+        answer = http.post("/classify", files=photos("red", 2))
+        assert (answer.json()["version"], names_of(answer)) == (1, ["red"] * 2)
+        go_on.set()
+        until = time.monotonic() + 30
+        while any(job["state"] in ("waiting", "at work") for job in now) and time.monotonic() < until:
+            now = [http.get(f"/jobs/{job.json()['job']}").json() for job in jobs]
+        assert [(job["state"], job["status"]) for job in now] == [("done", 200), ("done", 200), ("refused", 404)]
+        assert now[0]["lesson"]["learned"] == {"blue": 5}
+        assert http.get("/versions").json()["current"] == 3
+
+
+# ---------------------------------------------------------------------- change
+
+
+def test_teach_undo_redo_and_start_again(tmp_path):
+    with client(tmp_path / "w") as http:
+        taught(http)
+        assert http.post("/undo").json()["says"] == "undid: learned 10 photos of 'blue'"
+        assert "blue" not in names_of(http.post("/classify", files=photos("blue", 3, 500)))
+        assert http.post("/undo").status_code == 409
+        assert http.post("/redo").json()["version"] == 2
+        assert http.post("/versions/1/serve").json()["version"] == 1
+        assert http.post("/undo").json()["version"] == 2
+    with client(tmp_path / "w") as http:
+        assert http.get("/versions").json()["current"] == 2
+        assert names_of(http.post("/classify", files=photos("blue", 3, 500))) == ["blue"] * 3
+        assert http.get("/versions/1/compare/2").json() == [{"name": "blue", "before": None, "after": 10}]
+
+
+def test_forgotten_exactly_where_all_photos_are_kept(http, tmp_path):
+    """A class that was taught here leaves no trace: the model is the one before, to rounding."""
+    taught(http)
+    changed = http.post("/forget", json={"name": "blue"}).json()
+    assert (changed["exact"], changed["version"]) == (True, 3)
+    own, served = model(), cifnet_pl.load(tmp_path / "w" / "versions" / "000003")
+    images = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8)
+    assert torch.allclose(own.head(own.embed(images)), served.head(served.embed(images)), atol=1e-7)
+    changed = http.post("/forget", json={"name": "red"}).json()
+    assert (changed["exact"], "still count" in changed["says"]) == (False, True)
+    assert http.post("/forget", json={"name": "green"}).status_code == 422
+    assert [one["name"] for one in http.get("/classes").json()] == ["green"]
+
+
+def test_renamed_classes_keep_their_photos(http):
+    taught(http, count=4)
+    assert http.post("/rename", json={"old": "blue", "new": "<img src=x>"}).json()["version"] == 3
+    last = http.get("/classes").json()[-1]
+    assert (last["name"], last["photos"], len(last["kept"])) == ("<img src=x>", 4, 4)
+    kept = http.get(f"/photos/{last['kept'][0]}")
+    assert kept.headers["content-type"] == "image/png"
+    assert Image.open(BytesIO(kept.content)).size == (24, 24)
+    for wrong in (
+        {"old": "x", "new": "y"},
+        {"old": "red", "new": "green"},
+        {"old": "red", "new": "../x"},
+        {"old": "red"},
+    ):
+        answer = http.post("/rename", json=wrong)
+        assert answer.status_code in (404, 422)
+        assert set(answer.json()) == {"error"}
+
+
+def test_downloads(http, tmp_path):
+    taught(http)
+    (tmp_path / "bundle.zip").write_bytes(http.get("/versions/2/bundle").content)
+    with zipfile.ZipFile(tmp_path / "bundle.zip") as archive:
+        archive.extractall(tmp_path / "bundle")
+    assert cifnet_pl.load(tmp_path / "bundle").class_names == ["red", "green", "blue"]
+    onnxruntime = pytest.importorskip("onnxruntime")
+    graph = http.get("/versions/2/onnx").content
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    assert session.run(None, {"images": pixels("blue", 7)[None]})[0].argmax() == 2
+    assert tree(tmp_path / "w" / "incoming") == set()
+
+
+def test_look(http):
+    taught(http)
+    look = http.get("/look").json()
+    assert (look["classes"], look["photos"], look["version"]) == (3, 34, 2)
+    assert [moment["what"] for moment in look["history"]] == ["task", "extend"]
+    assert np.allclose(np.sum(look["confusion"], axis=1), 100)
+    assert look["stored_accuracy"] == 100.0
+    assert look["state_mb"] > 0.2
+
+
+def test_a_full_disk_refuses_the_change_and_answers_go_on(http, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("cifnet_pl.utilities.files.os.replace", full)
+    answer = http.post("/rename", json={"old": "red", "new": "a"})
+    assert (answer.status_code, answer.json()["error"]) == (
+        507,
+        "the server's disk is full or not writable; nothing was changed",
+    )
+    assert names_of(http.post("/classify", files=photos("red", 1))) == ["red"]
+    monkeypatch.undo()
+    assert http.post("/rename", json={"old": "red", "new": "a"}).json()["version"] == 2
+
+
+# ---------------------------------------------------------------------- the Open Inference Protocol
+
+
+def test_inference_protocol(http):
+    images = np.stack([pixels("red", 1), pixels("green", 2)])
+    url, plain = "/v2/models/model/infer", {"name": "images", "shape": [2, 24, 24, 3], "datatype": "UINT8"}
+    expected = [
+        [one["probability"] for one in sorted(answer["classes"], key=lambda one: one["name"] != "red")]
+        for answer in http.post(
+            "/classify", files=[("files", ("a", photo("red", 1))), ("files", ("b", photo("green", 2)))]
+        ).json()["photos"]
+    ]
+    asked = {"id": "7", "inputs": [{**plain, "data": images.ravel().tolist()}]}
+    header = json.dumps({"inputs": [{**plain, "parameters": {"binary_data_size": images.nbytes}}]}).encode()
+    files = [photo("red", 1), photo("green", 2)]
+    encoded = [base64.b64encode(content).decode() for content in files]
+    prefixed = b"".join(len(content).to_bytes(4, "little") + content for content in files)
+    of_files = {"name": "images", "shape": [2], "datatype": "BYTES"}
+    header2 = json.dumps({"inputs": [{**of_files, "parameters": {"binary_data_size": len(prefixed)}}]}).encode()
+    answers = [
+        http.post(url, json=asked),
+        http.post(
+            url, content=header + images.tobytes(), headers={"Inference-Header-Content-Length": str(len(header))}
+        ),
+        http.post(url, json={"inputs": [{**of_files, "data": encoded}]}),
+        http.post(url, content=header2 + prefixed, headers={"Inference-Header-Content-Length": str(len(header2))}),
+    ]
+    for answer in answers:
+        assert answer.status_code == 200, answer.text
+        shares, classes = answer.json()["outputs"]
+        assert (shares["shape"], shares["datatype"], classes["data"]) == ([2, 2], "FP32", ["red", "green"])
+        assert np.array(shares["data"]).reshape(2, 2) == pytest.approx(np.array(expected), abs=1e-6)
+    assert answers[0].json()["id"] == "7"
+    only = http.post(url, json={**asked, "outputs": [{"name": "classes"}]}).json()
+    assert [output["name"] for output in only["outputs"]] == ["classes"]
+    about = http.get("/v2/models/model").json()
+    assert about["outputs"][0]["shape"] == [-1, 2]
+    assert http.get("/v2/health/ready").json() == {"ready": True}
+    assert http.get("/v2/models/other").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        {"datatype": "UINT8", "shape": [1, 2, 2, 3], "data": [1]},
+        {"datatype": "UINT8", "shape": [1, 2, 2, 3], "data": [300] * 12},
+        {"datatype": "UINT8", "shape": [1, 2, 2, 3], "data": [[1], [2, 3]]},
+        {"datatype": "UINT8", "shape": [2**31, 2**31, 2**31, 3], "data": [1]},
+        {"datatype": "UINT8", "shape": [1, 0, 0, 3], "data": []},
+        {"datatype": "BYTES", "shape": [1], "data": ["!"]},
+        {"datatype": "BYTES", "shape": [1], "data": [None]},
+        {"datatype": "BYTES", "shape": [1], "data": ["aGVsbG8="]},
+        {"datatype": "FP32", "shape": [1], "data": []},
+    ],
+)
+def test_wrong_tensors_are_refused(tensor, http):
+    answer = http.post("/v2/models/model/infer", json={"inputs": [{"name": "images", **tensor}]})
+    assert answer.status_code == 422, answer.text
+    assert set(answer.json()) == {"error"}
+
+
+# ---------------------------------------------------------------------- who may
+
+
+def test_token(tmp_path):
+    with client(tmp_path / "w", Access(token="a" * 20)) as http:
+        good = {"Authorization": f"Bearer {'a' * 20}"}
+        for path in ("/classes", "/look", "/versions", "/metrics", "/v2/models/model", "/photos/x", "/jobs/x"):
+            assert http.get(path).status_code == 401, path
+            assert http.get(path, headers=good).status_code != 401
+        assert http.post("/classify", files=photos("red", 1)).status_code == 401
+        assert [http.get(path).status_code for path in ("/", "/docs", "/page/page.js", "/v2/health/live")] == [200] * 4
+        wrong = [http.get("/classes", headers={"Authorization": "Bearer x"}).status_code for _ in range(5)]
+        assert (wrong[0], wrong[-1]) == (401, 429)
+        assert http.get("/classes", headers=good).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 421),
+        ({"Host": "localhost.evil.example:80"}, 421),
+        ({"Host": "127.0.0.1:9999"}, 200),
+        ({"Host": "[::1]:80"}, 200),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://localhost"}, 200),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+    ],
+)
+def test_pages_of_other_sites_are_refused(headers, status, http):
+    assert http.get("/classes", headers=headers).status_code == status
+    if status != 200:
+        assert http.post("/undo", headers=headers).status_code == status
+
+
+def test_no_cookie_no_cross_origin_and_a_strict_policy(http):
+    for path in ("/", "/docs", "/classes", "/nothing", "/page/main.js", "/openapi.json"):
+        answer = http.get(path)
+        for name, value in HEADERS:
+            assert answer.headers[name.decode()] == value.decode()
+        assert "set-cookie" not in answer.headers
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_read_only(tmp_path):
+    with client(tmp_path / "w", options=Options(read_only=True)) as http:
+        answers = [http.post(path) for path in ("/undo", "/redo", "/versions/1/serve")]
+        answers += [http.post("/forget", json={"name": "red"}), http.post("/rename", json={"old": "red", "new": "a"})]
+        answers += [http.post("/extend", files=photos("blue", 1), data={"class_name": "blue"})]
+        assert [answer.status_code for answer in answers] == [403] * 6
+        assert names_of(http.post("/classify", files=photos("red", 1))) == ["red"]
+    assert tree(tmp_path / "w" / "incoming") == set()
+
+
+def test_limits(tmp_path):
+    limits = Limits(body_bytes=20_000, photo_bytes=5_000, photos=3)
+    with client(tmp_path / "w", options=Options(limits=limits)) as http:
+        large = http.post("/classify", files=[("files", ("a.png", bytes(30_000)))])
+        one = http.post("/classify", files=[("files", ("a.png", bytes(6_000)))])
+        many = http.post("/classify", files=[("files", ("a.png", b"x"))] * 4)
+        assert [answer.status_code for answer in (large, one, many)] == [413] * 3
+        assert all(set(answer.json()) == {"error"} for answer in (large, one, many))
+
+
+def test_rate_of_each_client():
+    now = [0.0]
+    rate = Rate(10, lambda: now[0])
+    assert sum(rate.allows("a") for _ in range(100)) == 20
+    assert rate.allows("b")
+    now[0] = 0.5
+    assert sum(rate.allows("a") for _ in range(100)) == 5
+    assert all(Rate(0).allows("a") for _ in range(1000))
+
+
+def test_too_many_requests(tmp_path):
+    with client(tmp_path / "w", Access(rate=2)) as http:
+        assert [http.get("/classes").status_code for _ in range(6)] == [200] * 4 + [429] * 2
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status"),
+    [
+        ("GET", "/nothing", None, 404),
+        ("GET", "/classify", None, 405),
+        ("POST", "/classify", b"not a form", 422),
+        ("POST", "/rename", b"{", 422),
+        ("POST", "/versions/0/serve", None, 422),
+        ("POST", "/versions/99/serve", None, 404),
+        ("GET", "/versions/1/compare/99999999999999999999", None, 422),
+        ("GET", "/photos/..%2f..%2fjournal.jsonl", None, 404),
+        ("POST", "/v2/models/model/infer", b"\xff\xfe", 400),
+        ("POST", "/v2/models/model/infer", b"[" * 5000, 400),
+    ],
+)
+def test_bad_requests_get_one_sentence(method, path, content, status, http):
+    answer = http.request(method, path, content=content)
+    assert answer.status_code == status, answer.text
+    assert set(answer.json()) == {"error"}
+    assert "Traceback" not in answer.text
+
+
+def test_a_fault_of_ours_says_nothing_of_its_place(http, monkeypatch):
+    monkeypatch.setattr(Service, "answer", lambda *args: 1 / 0)
+    answer = http.post("/classify", files=photos("red", 1))
+    assert (answer.status_code, answer.json()) == (500, {"error": "the server failed; its log says why"})
+
+
+def test_heads_that_cannot_take_more_say_so(tmp_path):
+    """The head's own reason, as a conflict."""
+    made = model(head=LogisticHead(3 * SIDE**2))
+    workspace = Workspace(tmp_path / "w", made)
+    service = Service(workspace, made)
+    staged = service.stage([("a.png", BytesIO(photo("red", 400))), ("b.png", BytesIO(photo("red", 401)))], "red")
+    error = service.extend(staged, False).result.exception(30)
+    assert (error.status, "cannot add photos to class 'red'" in str(error)) == (409, True)
+    service.close()

@@ -1,0 +1,157 @@
+"""Versions: every change is stored before it counts; undo, redo, going back, comparing; a full disk; other models."""
+
+import errno
+
+import pytest
+import torch
+
+from cifnet_pl.serving import journal
+from cifnet_pl.serving.refusals import RequestError
+from cifnet_pl.serving.workspace import Change, Workspace
+from cifnet_pl.utilities import files
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
+from tests.serving.services import model, tree
+
+
+def renamed(workspace, new):
+    """A version in which the first class has another name."""
+    found = workspace.load(workspace.current)
+    old = found.class_names[0]
+    found.rename(old, new)
+    return workspace.commit(found, Change("rename", f"to {new}", renamed=(old, new)))
+
+
+def first_class(workspace):
+    return workspace.load(workspace.current).class_names[0]
+
+
+def test_a_version_is_the_same_model(tmp_path):
+    made = model()
+    again = Workspace(tmp_path / "w", made).load(1)
+    images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
+    assert torch.equal(made.probabilities(images), again.probabilities(images))
+
+
+def test_undo_redo_and_a_change_after_undo(tmp_path):
+    workspace = Workspace(tmp_path / "w", model())
+    renamed(workspace, "a")
+    renamed(workspace, "b")
+    assert (workspace.current, first_class(workspace)) == (3, "b")
+    workspace.undo()
+    workspace.undo()
+    assert (workspace.current, first_class(workspace), workspace.can_undo) == (1, "red", False)
+    with pytest.raises(RequestError, match="no change that could be undone"):
+        workspace.undo()
+    workspace.redo()
+    assert (workspace.current, first_class(workspace)) == (2, "a")
+    renamed(workspace, "c")
+    assert (workspace.current, workspace.versions[4].parent, workspace.can_redo) == (4, 2, False)
+    workspace.go_to(3)
+    assert first_class(workspace) == "b"
+    workspace.undo()
+    assert first_class(workspace) == "c"
+
+
+def test_goes_on_where_it_was(tmp_path):
+    workspace = Workspace(tmp_path / "w", model())
+    renamed(workspace, "a")
+    renamed(workspace, "b")
+    workspace.undo()
+    workspace.close()
+    again = Workspace(tmp_path / "w", model())
+    assert (again.current, again.can_redo, first_class(again)) == (2, True, "a")
+    assert [(v.number, v.change.says) for v in again.versions.values()][1:] == [(2, "to a"), (3, "to b")]
+    assert list(again.versions[1].counts) == ["red", "green"]
+
+
+def test_only_one_process_and_only_one_model(tmp_path):
+    workspace = Workspace(tmp_path / "w", model())
+    with pytest.raises(UsageError, match="another process serves the workspace"):
+        Workspace(tmp_path / "w", model())
+    workspace.close()
+    with pytest.raises(UsageError, match="began with another model"):
+        Workspace(tmp_path / "w", model(("red", "blue")))
+    Workspace(tmp_path / "w", model()).close()
+
+
+def test_compare(tmp_path):
+    workspace = Workspace(tmp_path / "w", model())
+    renamed(workspace, "a")
+    assert workspace.compare(1, 2) == {"red": (12, None), "a": (None, 12)}
+    assert workspace.compare(2, 2) == {}
+    with pytest.raises(RequestError, match="no version 9"):
+        workspace.compare(1, 9)
+
+
+def test_kept_photos_follow_forgetting_and_renaming(tmp_path):
+    workspace, made = Workspace(tmp_path / "w", model()), model()
+    workspace.commit(made, Change("extend", "", learned={"red": ["1"], "blue": ["2", "3"]}))
+    workspace.commit(made, Change("rename", "", renamed=("blue", "navy")))
+    workspace.commit(made, Change("extend", "", learned={"navy": ["3", "4"]}))
+    workspace.commit(made, Change("forget", "", forgotten="red"))
+    assert workspace.kept(5) == {"navy": ["2", "3", "4"]}
+    assert workspace.kept(2) == {"red": ["1"], "blue": ["2", "3"]}
+
+
+@pytest.mark.parametrize("record", [{}, {"what": "version", "number": 2}, {"what": "dropped", "numbers": [9]}])
+def test_a_record_of_another_program_is_refused(record, tmp_path):
+    Workspace(tmp_path / "w", model()).close()
+    written = journal.Journal(tmp_path / "w" / "journal.jsonl")
+    written.append(record)
+    written.close()
+    with pytest.raises(CheckpointError, match="a record that this version cannot read"):
+        Workspace(tmp_path / "w", model())
+
+
+@pytest.mark.parametrize("name", ["../journal.jsonl", "journal.jsonl", "/etc/passwd", "", "a" * 64, "0" * 64 + ".png"])
+def test_only_kept_photos_are_read(name, tmp_path):
+    with pytest.raises(RequestError, match="no such photo"):
+        Workspace(tmp_path / "w", model()).photo(name)
+
+
+def test_oldest_versions_are_removed(tmp_path):
+    workspace = Workspace(tmp_path / "w", model(), keep_versions=3)
+    for name in "abcd":
+        renamed(workspace, name)
+    assert sorted(path.name for path in (tmp_path / "w" / "versions").iterdir()) == ["000003", "000004", "000005"]
+    with pytest.raises(RequestError, match="no longer stored"):
+        workspace.go_to(1)
+    workspace.undo()
+    workspace.undo()
+    assert (first_class(workspace), workspace.can_undo) == ("b", False)
+    workspace.close()
+    assert Workspace(tmp_path / "w", model(), keep_versions=3).current == 3
+
+
+@pytest.mark.parametrize("place", ["bundle", "journal"])
+def test_full_disk_refuses_the_change_and_nothing_else(place, tmp_path, monkeypatch):
+    workspace = Workspace(tmp_path / "w", model())
+    before = tree(tmp_path)
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if place == "bundle":
+        monkeypatch.setattr(files.os, "replace", full)
+    else:
+        monkeypatch.setattr(journal.os, "write", full)
+    with pytest.raises(CifnetError, match="No space left on device"):
+        renamed(workspace, "a")
+    monkeypatch.undo()
+    assert (tree(tmp_path), workspace.current) == (before, 1)
+    assert renamed(workspace, "b").number == 2
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    """A bundle without its record was never acknowledged; uploads were never learned."""
+    Workspace(tmp_path / "w", model()).close()
+    before = tree(tmp_path / "w")
+    model().save(tmp_path / "w" / "versions" / "000002")
+    (tmp_path / "w" / "versions" / ".000002.x.tmp").mkdir()
+    (tmp_path / "w" / "incoming" / "x").mkdir(parents=True)
+    with (tmp_path / "w" / "journal.jsonl").open("ab") as file:
+        file.write(b'0123456789abcdef {"what": "version", "num')
+    again = Workspace(tmp_path / "w", model())
+    assert again.current == 1
+    assert tree(tmp_path / "w") == before | {".workspace.lock"}
+    assert renamed(again, "a").number == 2
