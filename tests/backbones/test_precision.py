@@ -42,6 +42,7 @@ def load(made: Path, run: str) -> Classifier:
 def test_the_network_computes_in_it(precision: str):
     model = learned()
     model.backbone, model.precision = build_backbone("embedded:efficientnet_lite0"), precision
+    model.head = RidgeHead(model.backbone.features)
     images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
     exact, z = model.backbone(images), model.embed(images)
     assert z.dtype == torch.float32
