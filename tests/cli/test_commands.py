@@ -33,7 +33,7 @@ def test_summaries_are_one_line():
     ("words", "code", "said"),
     [
         (["info", "--help"], 0, "usage: cifnet info --model MODEL"),
-        (["forget", "--help"], 0, "--class CLASS"),
+        (["forget", "--help"], 0, "--class [ITEM,...]"),
         (["info", "--modle", "x"], 2, "cifnet: error: unknown option --modle: did you mean --model?"),
         (["classify", "--model", "x", "--images", "y", "--output", "z", "--top", "few"], 2, "--top is 'few'"),
     ],

@@ -186,7 +186,7 @@ def test_broken_embedding_names_batch_and_image(part, tmp_path, monkeypatch, cap
 
 
 def test_class_without_a_readable_image(tmp_path, capsys):
-    photos = make_photos(tmp_path / "photos", ["ant", "bee", "cow"])
+    photos = make_photos(tmp_path / "photos", ["ant", "bee", "cow"], per_class=2)
     for path in (photos / "bee").iterdir():
         path.write_bytes(b"not an image")
     options = ["--data.source", "folder", "--data.root", str(photos), "--data.classes_per_task", "3"]
