@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError
 
 from cifnet_pl.backbones.precision import FLOAT32
 from cifnet_pl.data.images import LARGEST_IMAGE
@@ -75,6 +75,12 @@ class Table(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
+def _distinct(engines: list[Engine]) -> list[Engine]:
+    if len(set(engines)) < len(engines):
+        raise ValueError("each engine once")
+    return engines
+
+
 class BackboneTable(Table):
     """Which network embeds, and the hash of its weights."""
 
@@ -96,7 +102,7 @@ class Description(Table):
 
     backbone: BackboneTable
     precision: str = FLOAT32  # not told by older models
-    engines: list[Engine] = Field(default_factory=lambda: [TORCH], max_length=2)
+    engines: Annotated[list[Engine], AfterValidator(_distinct)] = Field(default_factory=lambda: [TORCH], min_length=1)
     images: ImagesTable
     head: dict[str, Setting]
     buffer: dict[str, Setting] | None
