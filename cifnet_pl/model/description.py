@@ -102,7 +102,7 @@ class Description(Table):
 
     backbone: BackboneTable
     precision: str = FLOAT32  # not told by older models
-    engines: Annotated[list[Engine], AfterValidator(_distinct)] = Field(default_factory=lambda: [TORCH], min_length=1)
+    engines: Annotated[list[Engine], AfterValidator(_distinct)] = Field(default_factory=lambda: [TORCH])
     images: ImagesTable
     head: dict[str, Setting]
     buffer: dict[str, Setting] | None
