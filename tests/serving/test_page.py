@@ -12,6 +12,7 @@ from tests.serving.services import Server, photo, saved, zipped
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+sync_api.expect.set_options(timeout=30_000)  # milliseconds; a shared machine can be slow
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")
 WIDTHS = {"desktop": (1100, 800), "phone": (390, 800)}
 ARGS = ["--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost"]
