@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -21,7 +20,9 @@ def content_hash(content: bytes) -> int:
 
 
 def hashes_of(content: Callable[[int], bytes], rows: Sequence[int]) -> np.ndarray:
-    """Hash the contents of samples, a few at once, as reading waits for the disk.
+    """Hash the contents of samples.
+
+    A plain loop: threads took 2.6 times as long on 6000 small files that had just been read.
 
     Args:
         content: row → its bytes, such as ``ImageSet.content``.
@@ -37,5 +38,4 @@ def hashes_of(content: Callable[[int], bytes], rows: Sequence[int]) -> np.ndarra
         except (OSError, DataError):  # it is reported as unreadable when it is to be decoded
             return content_hash(b"")
 
-    with ThreadPoolExecutor(4) as pool:
-        return np.array(list(pool.map(one, rows)), dtype=np.int64)
+    return np.array([one(row) for row in rows], dtype=np.int64)

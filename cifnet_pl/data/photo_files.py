@@ -121,11 +121,6 @@ def open_archive(path: Path) -> Archive:
     return _opened(path, os.getpid(), (mark.st_size, mark.st_ino, mark.st_mtime_ns))
 
 
-def is_archive(path: Path) -> bool:
-    """Whether a path is a Zip archive, by its name; ``photos.zip`` may also be a folder."""
-    return path.suffix.lower() == ".zip" and path.is_file()
-
-
 def within(path: Path) -> tuple[Path, str] | None:
     """The archive that ``path`` is or leads into, and the rest of the path, with slashes; None if there is none."""
     for parent in (path, *path.parents):
