@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo demo-extend test lint docs soak bench clean
+.PHONY: setup demo demo-extend test test-scale lint docs soak bench clean
 
 setup: $(STAMP)
 
@@ -28,9 +28,15 @@ demo-extend: setup
 	$(BIN)/python -m cifnet_pl extend --model $(DEMO)/eight-digits --images $(DEMO)/new --output $(DEMO)/ten-digits
 	$(BIN)/python -m cifnet_pl classify --model $(DEMO)/ten-digits --images $(DEMO)/photos/val --output $(DEMO)/predictions.csv --gallery $(DEMO)/gallery.png
 	@echo "pictures: lightning_logs/quickstart/*/trajectory.png and $(DEMO)/gallery.png"
+	@echo "a page on this model, to ask and to teach: $(BIN)/cifnet serve --model $(DEMO)/eight-digits"
 
 test: setup
-	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not soak and not scale" -n 2 --dist loadfile
+
+# Large packages that most users do without: Ray, Hugging Face datasets, LitData.
+test-scale: setup
+	$(BIN)/python -m pip install -e ".[ray,hf,litdata,shards]" webdataset
+	$(BIN)/python -m pytest -m scale -n 0
 
 lint: setup
 	$(BIN)/ruff check .

@@ -10,7 +10,18 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-BENCHMARKS = ("growth", "cached", "head_path", "head_update", "fit_overhead", "engines", "gpu", "memory", "projected")
+BENCHMARKS = (
+    "growth",
+    "cached",
+    "head_path",
+    "head_update",
+    "fit_overhead",
+    "engines",
+    "gpu",
+    "memory",
+    "projected",
+    "serving",
+)
 
 
 def main(names: list[str]) -> int:

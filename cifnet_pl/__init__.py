@@ -41,7 +41,7 @@ _MOVED = {"callbacks": "cifnet_pl.learning.callbacks", "iterative": "cifnet_pl.l
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that who needs no Lightning does not wait for it."""
+    """Import a public name when it is first used, so that users without Lightning do not wait for it."""
     if name == "__version__":
         return version("cifnet_pl")
     if name in _MOVED:

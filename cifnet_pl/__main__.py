@@ -1,21 +1,23 @@
-"""``python -m cifnet_pl``: see ``--help``."""
+"""Entry point of the command line, ``python -m cifnet_pl`` and ``cifnet``: choose the sub-command and run it."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-INTERRUPTED = 130
-"""Exit code of a process that Ctrl-C stopped, as shells have it: 128 and the number of the signal."""
+from cifnet_pl.cli.exit_codes import DONE, exit_code
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code (0 done, 1 the run failed, 2 wrong usage, 130 interrupted)."""
-    try:
-        return _main(list(sys.argv[1:] if args is None else args))
-    except KeyboardInterrupt:
-        print("cifnet: error: interrupted; outputs are whole or not there", file=sys.stderr)
-        return INTERRUPTED
+    """Run the command line.
+
+    Args:
+        args: words of the command line, without the program's name; None for those of this process.
+
+    Returns:
+        The exit code: 0 done, 1 the run failed, 2 wrong usage, 130 interrupted (:mod:`cifnet_pl.cli.exit_codes`).
+    """
+    return exit_code(lambda: _main(list(sys.argv[1:] if args is None else args)))
 
 
 def _main(words: list[str]) -> int:
@@ -38,13 +40,16 @@ def _main(words: list[str]) -> int:
         elif words[0] in COMMANDS:
             run_command(words[0], words[1:])
         else:
+            from cifnet_pl.cli.early_check import check_options
+
+            check_options(words)
             from cifnet_pl.cli.lightning_cli import run  # Lightning takes seconds to import
 
             run(words)
     except CifnetError as error:
         print(f"cifnet: error: {error}", file=sys.stderr)
         return error.exit_code
-    return 0
+    return DONE
 
 
 if __name__ == "__main__":

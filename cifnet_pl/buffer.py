@@ -16,7 +16,7 @@ from cifnet_pl.utilities.growing import GrowingModule
 
 
 def mix_keys(keys: Tensor, seed: int) -> Tensor:
-    """A seeded hash of sample keys (SplitMix64's finaliser): (n,) int64 → (n,) int64, uniform and repeatable."""
+    """Hash sample keys with a seed (SplitMix64's finaliser): (n,) int64 → (n,) int64, uniform and repeatable."""
     with np.errstate(over="ignore"):
         x = keys.cpu().numpy().astype(np.uint64) + np.uint64(seed + 1) * np.uint64(0x9E3779B97F4A7C15)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -26,7 +26,7 @@ def mix_keys(keys: Tensor, seed: int) -> Tensor:
 
 
 def select_random(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
-    """Bottom-k sampling: the ``quota`` samples with the smallest seeded hash, in that order.
+    """Select by bottom-k sampling the ``quota`` samples with the smallest seeded hash, in that order.
 
     Which samples are kept depends on their keys alone, not on batch order, batch size or process, and the
     sample of a union is the bottom-k of the samples of its parts.
@@ -35,13 +35,13 @@ def select_random(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
 
 
 def select_centroid(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
-    """The ``quota`` embeddings nearest to the mean of the class, nearest first."""
+    """Return the ``quota`` embeddings nearest to the mean of the class, nearest first."""
     z = z.double()
     return torch.argsort((z - z.mean(dim=0)).square().sum(dim=1), stable=True)[:quota]
 
 
 def select_herding(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
-    """Greedy mean matching (iCaRL's herding): each pick brings the mean of the picks closest to the class mean.
+    """Select by greedy mean matching (iCaRL's herding): each pick brings the picks' mean closest to the class mean.
 
     As in iCaRL the embeddings are L2-normalised first. The first k picks are herding's choice of k.
     """
@@ -61,7 +61,7 @@ def select_herding(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
 
 
 def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
-    """Of ``quota`` k-means clusters the member nearest to each centre, by cluster size, cluster and distance.
+    """Select of ``quota`` k-means clusters the member nearest to each centre, by cluster size, cluster and distance.
 
     Empty clusters (fewer distinct embeddings than ``quota``) are made up for by further members nearest to a centre.
     """
@@ -99,7 +99,7 @@ STREAMING = {"random"}
 
 
 class TakesPast(Protocol):
-    """What the buffer needs of a head: the classes of its tasks, their counts, and a place for past samples."""
+    """The part of a head for the buffer: the classes of its tasks, their counts, and a place for past samples."""
 
     @property
     def tasks(self) -> list[list[int]]: ...  # noqa: D102
@@ -163,11 +163,11 @@ class CalibrationBuffer(GrowingModule):
         return list(dict.fromkeys(self.y.tolist()))
 
     def settings(self) -> dict[str, int | str | bool | None]:
-        """Constructor arguments that the stored embeddings depend on."""
+        """Return the constructor arguments that the stored embeddings depend on."""
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def quota(self, classes: int) -> int:
-        """Embeddings kept of each class when ``classes`` are known.
+        """Return how many embeddings are kept of each class when ``classes`` are known.
 
         Raises:
             UsageError: the capacity is smaller than the number of classes.
@@ -224,11 +224,11 @@ class CalibrationBuffer(GrowingModule):
         self.add(z, y, key)
 
     def items(self) -> tuple[Tensor, Tensor]:
-        """Stored embeddings (n, d) and labels (n,), of past tasks only."""
+        """Return the stored embeddings (n, d) and labels (n,), of past tasks only."""
         return self.z, self.y
 
     def oversampling(self, n_max: int) -> Tensor:
-        """Weight (n,) float64 of each stored item: ``r_c = ⌊n_max / n'_c⌋``, at least 1 (eq:oversampling)."""
+        """Weigh each stored item, (n,) float64: ``r_c = ⌊n_max / n'_c⌋``, at least 1 (eq:oversampling)."""
         if not self.oversample:
             return torch.ones(len(self.y), dtype=torch.float64, device=self.y.device)
         _, inverse, counts = torch.unique(self.y, return_inverse=True, return_counts=True)
@@ -255,11 +255,11 @@ class CalibrationBuffer(GrowingModule):
         self.y = self.y.new_tensor([labels[label] for label in self.y.tolist()])
 
     def state_elements(self) -> int:
-        """Numbers stored."""
+        """Return how many numbers are stored."""
         return self.z.numel()
 
     def pending(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Samples offered since the last commit: embeddings, labels, keys."""
+        """Return the samples offered since the last commit: embeddings, labels, keys."""
         if not self._pending:
             return self.z[:0], self.y[:0], self.key[:0]
         z, y, key = (torch.cat(parts) for parts in zip(*self._pending, strict=True))

@@ -9,8 +9,25 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: several wor
 if "CIFNET_CACHE" not in os.environ:  # a network is exported once, not in every test, and not into the user's folder
     os.environ["CIFNET_CACHE"] = os.path.join(tempfile.gettempdir(), f"cifnet_pl-tests-{os.getuid()}")
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("quick", deadline=None, derandomize=True, max_examples=25)
 settings.register_profile("soak", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+@pytest.fixture(autouse=True)
+def blank_pictures(monkeypatch):
+    """Runs of single tests keep blank pictures: drawing took a third of a small run's time.
+
+    Runs that a whole file shares, and tests that call the functions themselves, draw.
+    """
+
+    def blank(*_):
+        from matplotlib.figure import Figure
+
+        return Figure(figsize=(0.1, 0.1))
+
+    monkeypatch.setattr("cifnet_pl.learning.callbacks.trajectory.draw_trajectory", blank)
+    monkeypatch.setattr("cifnet_pl.learning.confusion_figure.draw_confusion", blank)

@@ -1,14 +1,16 @@
 """Benchmarks run, on data that takes no time; what they find is not a test."""
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import fit_overhead, gpu, growth, precision
+from benchmarks import fit_overhead, gpu, growth, http_load, precision
 from cifnet_pl.backbones.precision import PRECISIONS
 from tests.data.tree import class_tree
+from tests.serving.services import ThreadServer
 from tests.simulated_device import simulated_device
 
 TINY = fit_overhead.Setup(
@@ -81,3 +83,21 @@ def test_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
         for head in ("RidgeHead", "CIFNetHead")
         for photos in ("validation", "training, left out")
     ]
+
+
+def test_clients_of_a_service(tmp_path: Path) -> None:
+    """Every request is answered, and an answer without a class is an error."""
+    server = ThreadServer(tmp_path / "w")
+    try:
+        good = http_load.ask(server.url, http_load.jpegs(3, (20, 16)), 40, 4)
+        bad = http_load.ask(server.url, [b"no photo"], 5, 2)
+        process = http_load.Process(server.url, os.getpid())
+        job = process.teach(http_load.jpegs(4, (20, 16), seed=1), "new")
+        while job["state"] in ("waiting", "at work"):
+            job = process.get(f"/jobs/{job['job']}")
+    finally:
+        server.stop()
+    assert (len(good.times), good.errors, len(bad.times), bad.errors) == (40, 0, 5, 5)
+    assert good.rate > 0
+    assert max(good.times) >= good.percentile(99) >= good.percentile(50) > 0
+    assert job["lesson"]["learned"] == {"new": 4}

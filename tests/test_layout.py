@@ -1,6 +1,6 @@
 """The layout of the package: how many entries it has, and that imports run one way."""
 
-import os
+import json
 import shutil
 import subprocess
 import sys
@@ -12,46 +12,71 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "cifnet_pl"
 
 
-def check_imports(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the import contracts of ``pyproject.toml`` on the copy of the package in ``folder``."""
-    code = "import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())"
-    command = [sys.executable, "-c", code, "--no-cache"]
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+CASES = {
+    "": ("", "", ""),  # the package as it is
+    "layers": ("utilities/text.py", "from cifnet_pl.heads import Head", "Data flows one way"),
+    "top to bottom": ("statistics/sums.py", "import cifnet_pl.cli.parsing", "Data flows one way"),
+    "cycle": ("utilities/text.py", "from cifnet_pl.utilities.files import write_text", "No import cycles"),
+    "lightning": ("heads/base.py", "import lightning", "know Lightning"),
+}
+"""Case → module, a line to add to it, and the contract that the line breaks."""
+
+CHECK = """
+import json, os, sys
+from importlinter.cli import lint_imports
+
+def check(folder):
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    print(folder, flush=True)
+    code = lint_imports(no_cache=True)
+    sys.path.remove(folder)
+    return code
+
+print(json.dumps([check(folder) for folder in sys.argv[1:]]))
+"""
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """A copy of the package with its contracts, to be changed by a test."""
-    shutil.copytree(PACKAGE, tmp_path / "cifnet_pl", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    return tmp_path
-
-
-def test_the_contracts_hold(copy: Path):
-    result = check_imports(copy)
-    assert result.returncode == 0, result.stdout
-
-
-@pytest.mark.parametrize(
-    ("module", "line", "broken"),
-    [
-        ("utilities/text.py", "from cifnet_pl.heads import Head", "Data flows one way"),
-        ("statistics/sums.py", "import cifnet_pl.cli.parsing", "Data flows one way"),
-        ("utilities/text.py", "from cifnet_pl.utilities.files import write_text", "No import cycles"),
-        ("heads/base.py", "import lightning", "know Lightning"),
-    ],
-)
-def test_an_import_that_runs_the_wrong_way_is_found(copy: Path, module: str, line: str, broken: str):
-    path = copy / "cifnet_pl" / module
-    # An import for type checking only counts too.
-    path.write_text(path.read_text() + f"\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {line}\n")
-    if broken == "No import cycles":
-        other = copy / "cifnet_pl" / "utilities" / "files.py"
+def copy_with(folder: Path, case: str) -> None:
+    """Copy the package with its contracts, and the line of the case in it."""
+    shutil.copytree(PACKAGE, folder / "cifnet_pl", ignore=shutil.ignore_patterns("__pycache__", "*.js", "*.css"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    module, line, _ = CASES[case]
+    if line:
+        path = folder / "cifnet_pl" / module
+        # An import for type checking only counts too.
+        path.write_text(path.read_text() + f"\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {line}\n")
+    if case == "cycle":
+        other = folder / "cifnet_pl" / "utilities" / "files.py"
         other.write_text(other.read_text() + "\nfrom cifnet_pl.utilities.text import printable\n")
-    result = check_imports(copy)
-    assert result.returncode != 0
-    assert any(broken in text and "BROKEN" in text for text in result.stdout.splitlines()), result.stdout
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """Case → exit code and output of a check of the import contracts, in a process without the package."""
+    folders = [tmp_path_factory.mktemp("copy") for _ in CASES]
+    for folder, case in zip(folders, CASES, strict=True):
+        copy_with(folder, case)
+    words = [sys.executable, "-c", CHECK, *map(str, folders)]
+    done = subprocess.run(words, cwd=folders[0], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    *said, codes = done.stdout.splitlines()
+    starts = [said.index(str(folder)) for folder in folders]
+    parts = ["\n".join(said[start:end]) for start, end in zip(starts, [*starts[1:], None], strict=True)]
+    return dict(zip(CASES, zip(json.loads(codes), parts, strict=True), strict=True))
+
+
+def test_the_contracts_hold(checked: dict[str, tuple[int, str]]):
+    code, said = checked[""]
+    assert code == 0, said
+    assert said.count("KEPT") == 3
+
+
+@pytest.mark.parametrize("case", list(CASES)[1:])
+def test_an_import_that_runs_the_wrong_way_is_found(case: str, checked: dict[str, tuple[int, str]]):
+    code, said = checked[case]
+    assert code != 0
+    assert any(CASES[case][2] in line and "BROKEN" in line for line in said.splitlines()), said
 
 
 def test_the_package_has_at_most_13_entries():
@@ -62,3 +87,8 @@ def test_the_package_has_at_most_13_entries():
 def test_each_folder_says_what_it_is_for():
     for path in PACKAGE.rglob("__init__.py"):
         assert path.read_text().startswith('"""'), path
+
+
+def test_modules_are_short():
+    lines = {str(path.relative_to(PACKAGE)): path.read_text().count("\n") for path in PACKAGE.rglob("*.py")}
+    assert not {name: count for name, count in lines.items() if count > 300}

@@ -2,9 +2,11 @@
 
 Names: ``none:<width>`` (embeddings are given, there are no images), ``pixels`` (no network),
 ``embedded:efficientnet_lite0`` (weights inside an installed package),
-``torchvision:<weights>``, ``timm:<model>``, ``file:<checkpoint>`` with an architecture of
-torchvision, ``resnet32_cifar`` or ``resnet18_cifar``, and ``random:<architecture>``, drawn anew, for methods that train
-it. After any of them ``+layers`` adds earlier layers, ``+mirror`` averages over the mirror image.
+``torchvision:<weights>``, ``timm:<model>``, ``file:<checkpoint>`` with an architecture,
+``random:<architecture>``, drawn anew, for methods that train it, and ``import:<module>.<name>``, a network from outside
+the package. An architecture is one of torchvision, ``resnet32_cifar``, ``resnet18_cifar``, ``timm:<model>`` or
+``import:<module>.<name>``. After any of them ``+layers`` adds earlier layers, ``+mirror`` averages over the mirror
+image.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from cifnet_pl.backbones import families
 from cifnet_pl.backbones.backbone import IMAGENET_MEAN, IMAGENET_STD, Backbone, Preprocessing
 from cifnet_pl.backbones.families import headless
 from cifnet_pl.backbones.views import VIEWS, split_views
+from cifnet_pl.utilities import outside
 from cifnet_pl.utilities.errors import unknown_name
 
 __all__ = [
@@ -28,6 +31,7 @@ __all__ = [
     "Preprocessing",
     "build_backbone",
     "headless",
+    "imports",
 ]
 
 Builder = Callable[[str, "str | None", bool], tuple[nn.Module, int, Preprocessing]]
@@ -39,6 +43,7 @@ BACKBONES: dict[str, Builder] = {
     "timm": families.timm_model,
     "file": families.weight_file,
     "random": families.random_weights,
+    "import": families.imported,
 }
 """Family → function (rest of the name, architecture, download) → (network, feature width, preprocessing)."""
 
@@ -50,9 +55,9 @@ def build_backbone(
 
     Args:
         name: family, a colon, and what the family understands; then any of ``VIEWS``, each after a plus sign.
-        architecture: torchvision model name, resnet32_cifar or resnet18_cifar, for ``file:``.
+        architecture: for ``file:``, see the module's docstring.
         download: whether weights that are not on this machine may be fetched.
-        engine: what runs the network, one of :data:`cifnet_pl.backbones.engines.ENGINES`.
+        engine: what runs the network, :data:`cifnet_pl.backbones.engines.EngineChoice`.
 
     Raises:
         UsageError: unknown family, model, weights, architecture or engine; a missing package.
@@ -61,9 +66,25 @@ def build_backbone(
     """
     plain, views = split_views(name)
     family, _, rest = plain.partition(":")
-    if family not in BACKBONES:
-        raise unknown_name("backbone", family, BACKBONES)
-    network, features, preprocessing = BACKBONES[family](rest, architecture, download)
+    network, features, preprocessing = _builder(family)(rest, architecture, download)
     for view in views:
         network, features = VIEWS[view](network, features)
     return Backbone(name, network, features, preprocessing, architecture, engine)
+
+
+def _builder(family: str) -> Builder:
+    if family in BACKBONES:
+        return BACKBONES[family]
+    found = outside.entry_point("backbones", family)
+    if found is None:
+        raise unknown_name("backbone", family, [*BACKBONES, *outside.offered("backbones")])
+    return outside.import_part(found)  # type: ignore[no-any-return]
+
+
+def imports(name: str, architecture: str | None = None) -> list[str]:
+    """Return what building a backbone would import from outside the package; nothing is imported."""
+    family, _, rest = split_views(name)[0].partition(":")
+    found = [] if family in BACKBONES else [outside.entry_point("backbones", family)]
+    named = [f"{family}:{rest}", rest if family in ("file", "random") else "", architecture or ""]
+    found += [text.removeprefix("import:") for text in named if text.startswith("import:")]
+    return [part for part in found if part]

@@ -1,4 +1,4 @@
-"""The frozen network with its preprocessing: uint8 images to embeddings, by the engine that was asked for."""
+"""Embed uint8 images with a frozen network and its preprocessing, by the engine that was asked for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What the weights expect: side in pixels, share of the short side that is cropped, mean and scale of [0, 1]."""
+    """The preparation of the weights: side in pixels, share of the short side cropped, mean and scale of [0, 1]."""
 
     image_size: int
     crop_ratio: float = 1.0
@@ -76,7 +76,7 @@ class Backbone(nn.Module):
         self.eval()
 
     def train(self, mode: bool = True) -> Backbone:
-        """Stay in evaluation mode whatever is asked: batch statistics must never move."""
+        """Stay in evaluation mode, whatever ``mode`` is: the batch statistics of a frozen network never change."""
         return super().train(False)
 
     @torch.inference_mode()
@@ -90,7 +90,7 @@ class Backbone(nn.Module):
         return self.embed(images) if z is None else z
 
     def embed(self, images: Tensor) -> Tensor:
-        """The same by torch, with gradients for networks whose parameters were set to want them.
+        """Embed by torch, with gradients for networks whose parameters require them.
 
         Raises:
             CifnetError: other shapes or dtypes; a side that the network cannot take.
@@ -127,7 +127,7 @@ class Backbone(nn.Module):
     # ------------------------------------------------------------------ the engine
 
     def engine(self, device: str = "cpu", precision: str = FLOAT32) -> str:
-        """The engine that embeds on a device of type ``device`` in ``precision``: "torch" or "onnxruntime".
+        """Return the engine that embeds on a device of type ``device`` in ``precision``: "torch" or "onnxruntime".
 
         What the engine needs is made ready, which takes seconds when a network is exported for the first time.
 
@@ -139,7 +139,7 @@ class Backbone(nn.Module):
 
     @contextmanager
     def preferring(self, engines: Sequence[str]) -> Iterator[None]:
-        """Within the block ``auto`` means the engine of ``engines``, where that is one: what embedded before."""
+        """Let ``auto`` mean, within the block, the engine of ``engines`` if that is a single one."""
         before = self._wanted
         if before.name == "auto" and list(engines) == ["torch"]:
             self._wanted = Wanted("torch")
@@ -170,7 +170,7 @@ class Backbone(nn.Module):
         return self._sha256
 
     def describe(self) -> dict[str, str | None]:
-        """What a stored model needs to find this backbone again."""
+        """Return what a stored model needs to find this backbone again."""
         return {"name": self.name, "architecture": self.architecture, "sha256": self.sha256}
 
     @property
@@ -180,7 +180,7 @@ class Backbone(nn.Module):
 
 
 def _precision_here(device: str) -> str:
-    """The precision that the context of the caller asks for, as far as engines are concerned."""
+    """Return the precision that the context of the caller asks for, as far as engines are concerned."""
     if not torch.is_autocast_enabled(device):
         return FLOAT32
     dtype = torch.get_autocast_dtype(device)

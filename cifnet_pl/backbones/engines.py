@@ -1,4 +1,4 @@
-"""What runs a frozen network: torch, or ONNX Runtime, which is about twice as fast for small networks on a CPU.
+"""Choose what runs a frozen network: torch, or ONNX Runtime, about twice as fast for small networks on a CPU.
 
 Both compute in float32. Their embeddings agree to 1e-4 of the largest number, which is checked on photographs when a
 graph is made (:mod:`cifnet_pl.backbones.graphs`); measured, to 2e-6.
@@ -9,30 +9,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from cifnet_pl.backbones.graphs import Embedder, NoGraph, stored_graph
 from cifnet_pl.backbones.precision import FLOAT32, warn_if_slow
-from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.errors import UsageError, check_choice
 from cifnet_pl.utilities.text import one_line
 
 log = logging.getLogger(__name__)
 
-ENGINES = ("auto", "torch", "onnxruntime")
+EngineChoice = Literal["auto", "torch", "onnxruntime"]
 """``auto`` is ONNX Runtime on a CPU, where it is installed and can express the network; torch anywhere else."""
 
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 """What ONNX Runtime needs to run a network of torch: itself, and what torch's exporter imports."""
-
-
-def check_engine(name: str) -> str:
-    """``name``, one of ``ENGINES``; UsageError otherwise."""
-    if name not in ENGINES:
-        raise unknown_name("engine", name, ENGINES)
-    return name
 
 
 class Runtime:
@@ -62,7 +55,10 @@ class Runtime:
         self._session = onnxruntime.InferenceSession(self._graph, options, providers=["CPUExecutionProvider"])
 
     def __call__(self, images: Tensor) -> Tensor | None:
-        """(n, d) float32 embeddings of uint8 images (n, 3, h, w); None where the graph cannot take such a side."""
+        """Return (n, d) float32 embeddings of uint8 images (n, 3, h, w).
+
+        The result is None where the graph cannot take such a side.
+        """
         if self._threads != torch.get_num_threads():
             self._start()
         pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
@@ -82,16 +78,22 @@ class Wanted:
     """The engine that was asked for, and what has been made ready for it.
 
     Args:
-        name: one of ``ENGINES``.
+        name: one of ``EngineChoice``.
     """
 
     def __init__(self, name: str):
-        self.name = check_engine(name)
+        check_choice("engine", name, EngineChoice)
+        self.name = name
         self._made: Runtime | None = None
         self._reason: str | None = None  # why torch computes instead; "" where that goes without saying
 
     def runtime(self, embedder: Callable[[], Embedder], device: str, precision: str) -> Runtime | None:
-        """What computes on a device of type ``device`` in ``precision``; None for torch.
+        """Return what computes on a device of type ``device`` in ``precision``; None for torch.
+
+        Args:
+            embedder: makes the network that is to be run; called only where it is needed.
+            device: type of the device, such as "cpu".
+            precision: one of Lightning's names.
 
         Raises:
             UsageError: ONNX Runtime was asked for by name, and is not installed or cannot compute there or so.
@@ -136,5 +138,5 @@ class Wanted:
 
 
 def missing_packages(names: Collection[str] = PACKAGES) -> list[str]:
-    """Those of ``names`` that are not installed."""
+    """Return those of ``names`` that are not installed."""
     return [name for name in names if find_spec(name) is None]

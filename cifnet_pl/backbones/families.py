@@ -1,4 +1,4 @@
-"""The families of backbones: each makes networks from the rest of a name, with their preprocessing."""
+"""Make networks with their preprocessing from the name of a backbone, one function for each family."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from cifnet_pl.backbones.backbone import NoNetwork, Preprocessing
 from cifnet_pl.backbones.resnet32 import CIFAR100_MEAN, CIFAR100_STD
 from cifnet_pl.backbones.weights import fill, read_tensors
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, unknown_name
+from cifnet_pl.utilities.outside import import_part
 from cifnet_pl.utilities.text import first_line, one_line
 
 
@@ -29,14 +30,32 @@ class _Pool(nn.Module):
 
 
 def none(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
-    """No network: embeddings of this width, ``none:<width>``, are given."""
+    """Make a backbone without a network, ``none:<width>``: embeddings of this width are given.
+
+    Args:
+        rest: the name after the colon.
+        architecture: not used here; for names that do not say their architecture.
+        download: not used here; whether weights may be downloaded.
+
+    Raises:
+        UsageError: ``rest`` is no width.
+    """
     if not (rest.isdecimal() and int(rest) > 0):
         raise UsageError(f"backbone 'none:{rest}': expected none:<width of the embeddings>, e.g. none:512")
     return NoNetwork(), int(rest), Preprocessing(1, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
 
 def pixels(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
-    """The pixels themselves, ``pixels:<side>``: no network."""
+    """Make a backbone of the pixels themselves, ``pixels:<side>``, without a network; 8 pixels a side by default.
+
+    Args:
+        rest: the name after the colon.
+        architecture: not used here; for names that do not say their architecture.
+        download: not used here; whether weights may be downloaded.
+
+    Raises:
+        UsageError: ``rest`` is no side.
+    """
     size = int(rest) if rest.isdecimal() and int(rest) > 0 else 8 if not rest else 0
     if not size:
         raise UsageError(f"backbone 'pixels:{rest}': expected pixels or pixels:<side>, e.g. pixels:8")
@@ -45,7 +64,16 @@ def pixels(rest: str, architecture: str | None, download: bool) -> tuple[nn.Modu
 
 
 def embedded(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
-    """EfficientNet-Lite0, whose weights are inside an installed package."""
+    """Build EfficientNet-Lite0, whose weights are inside an installed package.
+
+    Args:
+        rest: the name after the colon.
+        architecture: not used here; for names that do not say their architecture.
+        download: not used here; whether weights may be downloaded.
+
+    Raises:
+        UsageError: another name, or a package is missing.
+    """
     if rest != "efficientnet_lite0":
         raise unknown_name("embedded backbone", rest, ["efficientnet_lite0"])
     try:
@@ -65,7 +93,7 @@ def embedded(rest: str, architecture: str | None, download: bool) -> tuple[nn.Mo
 
 
 def torchvision_weights(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
-    """A classifier of torchvision by the name of its weights, without its last layer."""
+    """Build a classifier of torchvision by the name of its weights, without its last layer."""
     from torchvision.models import get_model_builder, get_model_weights, get_weight, list_models
     from torchvision.transforms._presets import ImageClassification
 
@@ -118,7 +146,7 @@ def headless(network: nn.Module) -> tuple[nn.Module, int]:
 
 
 def timm_model(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
-    """A pretrained model of timm, without its classifier."""
+    """Build a pretrained model of timm, without its classifier."""
     try:
         import timm
     except ImportError:
@@ -135,6 +163,13 @@ def timm_model(rest: str, architecture: str | None, download: bool) -> tuple[nn.
         network: Any = timm.create_model(rest, pretrained=True, pretrained_cfg_overlay=overlay)
     except RuntimeError as error:
         raise CheckpointError(f"the weights of timm:{rest} do not fill the network: {one_line(error)}") from error
+    return _without_classifier(network)
+
+
+def _without_classifier(network: Any) -> tuple[nn.Module, int, Preprocessing]:
+    """Cut the classifier off a network of timm."""
+    import timm
+
     network.reset_classifier(0)
     config = cast(Any, timm.data).resolve_model_data_config(network)
     shape = Preprocessing(config["input_size"][-1], config["crop_pct"], tuple(config["mean"]), tuple(config["std"]))
@@ -143,7 +178,7 @@ def timm_model(rest: str, architecture: str | None, download: bool) -> tuple[nn.
 
 
 def _timm_tensors(config: Any, name: str, download: bool) -> dict[str, Tensor]:
-    """The published weights, from the local hub cache where they are there."""
+    """Return the published weights, from the local hub cache where they are there."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     if config is None or not config.hf_hub_id:
@@ -164,7 +199,7 @@ def _timm_tensors(config: Any, name: str, download: bool) -> dict[str, Tensor]:
 
 
 def weight_file(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
-    """Weights from a file, in an architecture of torchvision or of ``SMALL``."""
+    """Load weights from a file, in an architecture of those that :func:`random_weights` knows."""
     if architecture is None:
         raise UsageError("backbone file:… needs an architecture, e.g. --model.architecture resnet18")
     network, features, shape = random_weights(architecture, None, download)
@@ -180,9 +215,24 @@ SMALL: dict[str, tuple[Callable[[], nn.Module], int]] = {
 
 
 def random_weights(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
-    """An architecture of torchvision or of ``SMALL``, ``random:<name>``, with weights from torch's random numbers."""
+    """Build an architecture with weights from torch's random numbers, ``random:<name>``.
+
+    The name is one of torchvision or of ``SMALL``, ``timm:<model>`` or ``import:<module>.<name>``.
+
+    Args:
+        rest: the name after the colon.
+        architecture: not used here; for names that do not say their architecture.
+        download: not used here; whether weights may be downloaded.
+
+    Raises:
+        UsageError: an unknown architecture.
+    """
     from torchvision.models import get_model_builder, list_models
 
+    if rest.startswith("import:"):
+        return imported(rest.removeprefix("import:"), None, download)
+    if rest.startswith("timm:"):
+        return _timm_architecture(rest.removeprefix("timm:"))
     if rest in SMALL:
         build, features = SMALL[rest]
         return build(), features, Preprocessing(32, mean=CIFAR100_MEAN, std=CIFAR100_STD)
@@ -190,3 +240,47 @@ def random_weights(rest: str, architecture: str | None, download: bool) -> tuple
         raise unknown_name("architecture", rest, [*SMALL, *list_models()])
     network, features = headless(get_model_builder(rest)(weights=None))
     return network, features, Preprocessing(224, 0.875)
+
+
+def _timm_architecture(name: str) -> tuple[nn.Module, int, Preprocessing]:
+    try:
+        import timm
+    except ImportError:
+        raise UsageError("architecture timm:… needs the timm package: pip install 'cifnet_pl[timm]'") from None
+    if not timm.is_model(name.partition(".")[0]):
+        raise unknown_name("timm model", name, timm.list_models())
+    return _without_classifier(timm.create_model(name, pretrained=False))
+
+
+def imported(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
+    """Build a network from outside the package, ``import:<module>.<name>``: a class or function without arguments.
+
+    What it gives is a module from normalised images (n, 3, h, w) to embeddings (n, d), with the attributes ``features``
+    (d), ``image_size``, ``mean`` and ``std`` (of [0, 1], three numbers each) and, if wanted, ``crop_ratio``.
+    """
+    make = import_part(rest)
+    try:
+        network = make()
+    except TypeError as error:
+        raise UsageError(f"import:{rest} cannot be called without arguments: {one_line(error)}") from error
+    if not isinstance(network, nn.Module):
+        raise UsageError(f"import:{rest} gives a {type(network).__name__}, expected a torch.nn.Module")
+    own: Any = network
+    missing = [name for name in ("features", "image_size", "mean", "std") if not hasattr(own, name)]
+    if missing:
+        raise UsageError(
+            f"import:{rest} does not say its {missing[0]}: give the module the attributes features (width of its "
+            "embeddings), image_size (side in pixels), mean and std (three numbers each)"
+        )
+    try:
+        shape = Preprocessing(
+            int(own.image_size), float(getattr(own, "crop_ratio", 1.0)), _three(own.mean), _three(own.std)
+        )
+        return network, int(own.features), shape
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the attributes of import:{rest} do not fit: {one_line(error)}") from error
+
+
+def _three(numbers: Any) -> tuple[float, float, float]:
+    red, green, blue = (float(number) for number in numbers)
+    return red, green, blue

@@ -1,4 +1,4 @@
-"""A frozen network as an ONNX graph: exported once, checked against torch, and kept in the user's cache folder.
+"""Export a frozen network as an ONNX graph once, check it against torch, and keep it in the user's cache folder.
 
 A file's name holds the key of what it was made from (weights, preprocessing and the versions of exporter and runtime)
 and the hash of its content: one that is damaged or was cut off by a power failure is never loaded, but made again.
@@ -80,7 +80,7 @@ class Embedder(nn.Module):
 
 
 def graphs_folder() -> Path:
-    """The folder that holds the graphs of this user."""
+    """Return the folder that holds the graphs of this user."""
     return Path(os.environ.get(CACHE) or "~/.cache/cifnet_pl").expanduser() / "graphs"
 
 
@@ -92,7 +92,7 @@ def graph_key(identity: str) -> str:
 
 
 def stored_graph(embedder: Embedder) -> bytes:
-    """The graph of a network, from the cache folder or exported now; one process exports, others wait for it.
+    """Return the graph of a network, from the cache folder or exported now; one process exports, others wait for it.
 
     Raises:
         NoGraph: the network cannot be exported, or the graph does not agree with torch.
@@ -110,7 +110,7 @@ def stored_graph(embedder: Embedder) -> bytes:
 
 
 def _read(folder: Path, key: str) -> bytes | None:
-    """The whole graph, or None; NoGraph where the same versions have failed to export it before."""
+    """Return the whole graph, or None; NoGraph where the same versions have failed to export it before."""
     try:
         refused = folder / f"{key}.txt"
         if refused.is_file():
@@ -169,7 +169,7 @@ def _digest(content: bytes) -> str:
 
 
 def exported(embedder: Embedder) -> bytes:
-    """A file's content: photos of any number, and of any size where the network takes any.
+    """Return a file's content: photos of any number, and of any size where the network takes any.
 
     Raises:
         NoGraph: torch's exporter or ONNX has no way to express a layer, which is named.
@@ -196,7 +196,7 @@ def exported(embedder: Embedder) -> bytes:
 
 
 def _layer_of(error: BaseException, program: Any, embedder: Embedder) -> str | None:
-    """The layer of the network in which an export failed: whose code ran, or whose operation could not be written."""
+    """Return the layer in which an export failed: whose code ran, or whose operation could not be written."""
     names = {id(module): name for name, module in embedder.network.named_modules() if name}
     found: str | None = None
     cause: BaseException | None = error
@@ -217,6 +217,10 @@ def _layer_of(error: BaseException, program: Any, embedder: Embedder) -> str | N
 
 def check_graph(content: bytes, embedder: Embedder) -> float:
     """Compare ONNX Runtime with torch on two photographs, alone and together, of the network's own size and another.
+
+    Args:
+        content: the graph as the content of an ONNX file.
+        embedder: the network in torch.
 
     Returns:
         The largest difference, as a share of the largest number of the embeddings compared.
@@ -258,7 +262,7 @@ def _photographs(embedder: Embedder) -> Iterator[np.ndarray]:
 
 
 def _takes(embedder: Embedder, batch: np.ndarray) -> bool:
-    """Whether torch embeds images of this size; some networks take one size only."""
+    """Return whether torch embeds images of this size; some networks take one size only."""
     try:
         with torch.inference_mode():
             embedder(torch.from_numpy(batch))

@@ -1,4 +1,4 @@
-"""The precisions that a frozen backbone computes in, by Lightning's names; the statistics are never in any of them."""
+"""Define the precisions that a frozen backbone computes in, by Lightning's names; the statistics use none of these."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ fp16 (docs/scale_out.md).
 
 
 def why_slow(precision: str, cpuinfo: str) -> str | None:
-    """What to say of a precision that a processor has no instructions for; None where it has, or is not known.
+    """Return what to say of a precision that a processor has no instructions for; None where it has, or is not known.
 
     Args:
         precision: one of ``PRECISIONS``.
@@ -60,14 +60,14 @@ def warn_if_slow(precision: str) -> None:
 
 
 def check_precision(name: str) -> str:
-    """``name``, one of ``PRECISIONS``; UsageError otherwise."""
+    """Return ``name``, one of ``PRECISIONS``; UsageError otherwise."""
     if name not in PRECISIONS:
         raise UsageError(f"precision {name} does not leave the statistics alone: use {', '.join(PRECISIONS)}")
     return name
 
 
 def autocast(device: str, precision: str) -> torch.autocast:
-    """A context in which a network on a device of type ``device`` computes in ``precision``.
+    """Return a context in which a network on a device of type ``device`` computes in ``precision``.
 
     In float16 on a CPU too, where Lightning takes bf16 instead: what was learned on a GPU is embedded alike.
 

@@ -8,7 +8,10 @@ FEATURES = 512
 
 
 def small_stem_resnet18() -> nn.Module:
-    """Images (n, 3, h, w) → embeddings (n, 512), made for sides of 32. No classifier; torchvision's names."""
+    """Build the network: images (n, 3, h, w) → embeddings (n, 512), made for sides of 32. No classifier.
+
+    The parameters have torchvision's names.
+    """
     from torchvision.models import resnet18
 
     network: nn.Module = resnet18(weights=None)

@@ -26,7 +26,7 @@ class Block(nn.Module):
         self.stride, self.padding = stride, (outputs - inputs) // 2
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, inputs, h, w) → (n, outputs, ⌈h/stride⌉, ⌈w/stride⌉)."""
+        """Return (n, inputs, h, w) → (n, outputs, ⌈h/stride⌉, ⌈w/stride⌉)."""
         shortcut = x[:, :, :: self.stride, :: self.stride]
         shortcut = functional.pad(shortcut, (0, 0, 0, 0, self.padding, self.padding))
         y = functional.relu(self.bn1(self.conv1(x)))
@@ -58,7 +58,10 @@ class ResNet32(nn.Module):
         return y.mean(dim=(2, 3))
 
     def stages(self) -> tuple[list[nn.Module], nn.Module]:
-        """The stages of the network, the stem in the first, and what pools the last map; all share its weights."""
+        """Return the stages of the network, the stem in the first, and what pools the last map.
+
+        All share the network's weights.
+        """
         first = nn.Sequential(self.conv1, self.bn1, nn.ReLU(), self.layer1)
         return [first, self.layer2, self.layer3], nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
 

@@ -1,4 +1,4 @@
-"""More from the same frozen network: earlier layers beside the last one, and the mirror image."""
+"""Add further features of the same frozen network: those of earlier layers, and those of the mirrored image."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Layers(nn.Module):
         self._kept.append(output.mean(dim=(2, 3)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, d + Σ c)."""
+        """Return (n, d + Σ c)."""
         self._kept.clear()
         z = self.layered(x)
         joined = torch.cat([z, *self._kept], dim=1)
@@ -52,13 +52,21 @@ class Mirrored(nn.Module):
         self.mirrored = network
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, d)."""
+        """Return (n, d)."""
         z: Tensor = (self.mirrored(x) + self.mirrored(x.flip(3))) / 2
         return z
 
 
 def layers(network: nn.Module, features: int) -> tuple[nn.Module, int]:
-    """:class:`Layers` of a network whose late stages are known, and its width; UsageError for others."""
+    """Return :class:`Layers` of a network whose late stages are known, and its width.
+
+    Args:
+        network: a network, or a module with one as a child.
+        features: its width, which is not needed here.
+
+    Raises:
+        UsageError: the late stages of this network are not known.
+    """
     for part in (network, *network.children()):
         names = LAYERS.get(f"{type(part).__module__}.{type(part).__name__}")
         if names is not None:
@@ -72,7 +80,7 @@ def layers(network: nn.Module, features: int) -> tuple[nn.Module, int]:
 
 
 def mirror(network: nn.Module, features: int) -> tuple[nn.Module, int]:
-    """:class:`Mirrored`, as wide as the network."""
+    """Return :class:`Mirrored`, as wide as the network."""
     return Mirrored(network), features
 
 
@@ -81,7 +89,7 @@ VIEWS: dict[str, Callable[[nn.Module, int], tuple[nn.Module, int]]] = {"layers":
 
 
 def split_views(name: str) -> tuple[str, list[str]]:
-    """``"file:a+b.pth+mirror+layers"`` → ``("file:a+b.pth", ["layers", "mirror"])``: always in that order."""
+    """Split a name: ``"file:a+b.pth+mirror+layers"`` → ``("file:a+b.pth", ["layers", "mirror"])``, always so."""
     found: list[str] = []
     base, plus, last = name.rpartition("+")
     while plus and last in VIEWS and last not in found:

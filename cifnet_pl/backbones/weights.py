@@ -1,4 +1,4 @@
-"""Weight files of any training framework: read without executing anything, matched by name to a network."""
+"""Read weight files of any training framework without executing anything, and match their names to a network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Of frameworks that train two copies of a network, only those of the copy that is
 
 
 def match_names(stored: Mapping[str, Tensor], own: Collection[str]) -> dict[str, Tensor]:
-    """The stored tensors under the network's ``own`` names, with as few ``PREFIXES`` stripped as it takes.
+    """Return the stored tensors under the network's ``own`` names, with as few ``PREFIXES`` stripped as it takes.
 
     E.g. ``module.encoder_q.conv1.weight`` → ``conv1.weight``. Names that fit nothing are left out; a name of the
     network may itself begin with a prefix (``encoder.`` in a vision transformer).
@@ -47,7 +47,16 @@ def match_names(stored: Mapping[str, Tensor], own: Collection[str]) -> dict[str,
 
 
 def fill(network: nn.Module, stored: Mapping[str, Tensor], source: str) -> None:
-    """Load all tensors of a network; raises CheckpointError with those that are missing or of another shape."""
+    """Load all tensors of a network.
+
+    Args:
+        network: it is changed in place.
+        stored: tensors by the names of any training framework.
+        source: what an error calls the place they are from.
+
+    Raises:
+        CheckpointError: tensors are missing or of another shape.
+    """
     own = network.state_dict()
     matched = match_names(stored, own)
     counters = {k for k in own if k.endswith("num_batches_tracked")}  # unused in evaluation mode
@@ -67,7 +76,12 @@ NESTED = ("state_dict", "model", "model_state_dict", "teacher", "student", "netw
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a checkpoint, whether it is a state dict or holds one; never executes code from it."""
+    """Read all tensors of a checkpoint, which is a state dict or holds one; never execute code from it.
+
+    Raises:
+        UsageError: there is no such file.
+        CheckpointError: it cannot be read, or holds more than tensors.
+    """
     if not path.is_file():
         raise UsageError(f"checkpoint {path} does not exist")
     try:
@@ -77,7 +91,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # any parser may fail in its own way on a damaged or hostile file
-        raise CheckpointError(f"cannot read {path}: {type(error).__name__}: {first_line(error)}") from error
+        # torch's own advice is to execute the file, with escape codes for a terminal in it.
+        objects = "Weights only load failed" in str(error)
+        said = "it holds more than tensors: save the module's state_dict()" if objects else first_line(error)
+        raise CheckpointError(f"cannot read {path}: {type(error).__name__}: {said}") from error
     while isinstance(content, dict):
         inner = next((content[key] for key in NESTED if isinstance(content.get(key), dict)), None)
         if inner is None:

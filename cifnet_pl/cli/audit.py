@@ -1,4 +1,4 @@
-"""``audit``: a page about the photos themselves: doubtful labels, odd ones, confusions, and whether more would help."""
+"""``audit``: write a page about the photos: doubtful labels, outliers, confusions, and whether more would help."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from cifnet_pl.cli.extend import warn
 from cifnet_pl.data.folders import folder as class_folders
 from cifnet_pl.data.image_sets import SourceOptions, expanded
 from cifnet_pl.data.images import UnreadableImage, open_image
+from cifnet_pl.learning.confusion_figure import draw_confusion, png
 from cifnet_pl.learning.run_record import to_csv
 from cifnet_pl.model.audit import Audit, LearningCurve, learning_curve
 from cifnet_pl.model.audit import audit as audited
@@ -21,10 +22,9 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.evaluation import interval
 from cifnet_pl.model.loading import load
 from cifnet_pl.report.audit_page import Section, Shown, Side, audit_page, draw_learning_curve, embedded, show
-from cifnet_pl.report.confusion import draw_confusion, png
-from cifnet_pl.report.lettering import lettering
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import exclusive, write_bytes, write_text
+from cifnet_pl.utilities.lettering import lettering
 from cifnet_pl.utilities.text import printable
 
 ON_PAGE = 60
@@ -42,6 +42,7 @@ def audit(
     images: str | None = None,
     cache_folder: str = "~/.cache/cifnet_pl",
     overwrite: bool = False,
+    trust: bool = False,
 ) -> None:
     """Make a page about labelled photos: doubtful labels, odd photos, confusions, and whether more would help.
 
@@ -53,6 +54,7 @@ def audit(
         images: folder or Zip archive with one sub-folder of photos per class; those of the run if it is not given.
         cache_folder: embeddings that are there already are not computed again, and others are added.
         overwrite: whether files in output may be replaced.
+        trust: whether heads and networks from outside the package that a model names may be imported, code and all.
 
     Raises:
         UsageError: no photos are given and the model names none, or output holds files already.
@@ -62,7 +64,7 @@ def audit(
     target = expanded(Path(output))
     with exclusive(target):
         refuse_files(target, overwrite)
-        found = load(model)
+        found = load(model, trust=trust)
         root = expanded(Path(images if images is not None else photos_of_run(Path(model).expanduser())))
         fraction, seed = found.held_back or (0.2, 0)
         source = class_folders(SourceOptions(root, fraction, seed))
@@ -90,7 +92,7 @@ def audit(
 
 
 def photos_of_run(model: Path) -> str:
-    """The folder of photos that a run learned from, by its configuration.
+    """Return the folder of photos that a run learned from, by its configuration.
 
     Raises:
         UsageError: it has none, or the photos were no class folders.
@@ -105,7 +107,7 @@ def photos_of_run(model: Path) -> str:
 
 
 def about_copies(result: Audit) -> str | None:
-    """One sentence about near-copies, and the accuracy on the others; None if there are none."""
+    """Return one sentence about near-copies, and the accuracy on the others; None if there are none."""
     count, without = int(result.copied.sum()), result.accuracy_without_copies
     if not count:
         return None
@@ -116,7 +118,7 @@ def about_copies(result: Audit) -> str | None:
 
 
 def more_photos(curve: LearningCurve) -> str:
-    """One sentence about whether more photos would help."""
+    """Return one sentence about whether more photos would help."""
     size, accuracy = curve.points[-1]
     doubled = curve.forecast(2 * size)
     if doubled is None:
@@ -227,7 +229,7 @@ def _far(result: Audit, files: list[Path]) -> Section:
 
 
 def small_photos(files: list[Path], size: int) -> dict[int, int]:
-    """Position → short side in pixels of photos that have fewer than ``size``, the smallest first."""
+    """Map position → short side in pixels of photos that have fewer than ``size``, the smallest first."""
     found = {}
     for row, file in enumerate(files):
         try:
@@ -247,7 +249,7 @@ def _small(small: dict[int, int], files: list[Path], size: int) -> Section:
 
 
 def photos_csv(result: Audit, files: list[Path], small: dict[int, int]) -> str:
-    """Every photo with what the audit says of it, the most doubtful label first."""
+    """Return every photo with what the audit says of it, the most doubtful label first."""
     found, doubtful = result.evaluation, set(result.doubtful().tolist())
     names = found.class_names
     rows = []

@@ -1,4 +1,4 @@
-"""``classify``: name what is on photos, any number of them, into a CSV file."""
+"""``classify``: name what any number of photos show, and write the names into a CSV file."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
+from cifnet_pl.backbones.engines import EngineChoice
 from cifnet_pl.backbones.precision import check_precision
 from cifnet_pl.cli.gallery import IN_GALLERY, SHOWN, write_gallery
 from cifnet_pl.data.photos import find_photos
@@ -33,10 +35,17 @@ def classify(
     gallery: str | None = None,
     show: Literal["random", "unsure", "wrong"] = "random",
     precision: str | None = None,
-    engine: Literal["auto", "torch", "onnxruntime"] = "auto",
+    engine: EngineChoice = "auto",
     overwrite: bool = False,
+    trust: bool = False,
+    unknown: float | None = None,
+    coverage: float | None = None,
+    per_class: bool = False,
 ) -> None:
     """Classify photos into a CSV file: file, class, probability, and the next most probable classes.
+
+    With ``unknown`` follow ``known`` (true or false), ``novelty`` (larger is more foreign) and ``p_value`` (the share
+    of photos of known classes that are at least as foreign), with ``coverage`` the ``answers`` between semicolons.
 
     Photos that cannot be read are named and left out. Rows come in the order of the names, in folders of up to 10,000
     entries; beyond that as the file system lists them, so that memory does not grow with their number.
@@ -54,9 +63,15 @@ def classify(
         precision: of the network, 32-true, bf16-mixed or 16-mixed; null for the one that the model was learned in.
         engine: what runs the network: auto, torch or onnxruntime; auto is ONNX Runtime on a CPU, torch on a GPU.
         overwrite: whether existing files may be replaced.
+        trust: whether heads and networks from outside the package that a model names may be imported, code and all.
+        unknown: share of photos of known classes that may be called unknown, such as 0.05; null not to tell.
+        coverage: chance that the right class is among the answers, such as 0.95; null for no answers.
+        per_class: whether every class is to have that chance by itself.
 
     Raises:
-        UsageError: ``top`` below one, an unknown precision, a file that exists, or another process that is writing it.
+        UsageError: ``top`` below one, an unknown precision, a file that exists, or another process that is writing it;
+            a share outside (0, 1), or a model without calibration samples.
+        UnsupportedError: a head that cannot tell what is asked.
         DataError: no photo there that can be read, or with ``strict`` one that cannot.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
@@ -75,32 +90,68 @@ def classify(
                 raise UsageError(f"{path} is a folder, expected a file")
             if path is not None and path.exists() and not overwrite:
                 raise UsageError(f"{path} exists already: choose another name, or add --overwrite true")
-        found = load(model, engine=engine)
+        found = load(model, engine=engine, trust=trust)
         if picture is not None and not found.backbone.takes_images:
             raise UsageError("--gallery needs photos, but this model classifies embeddings: leave it out")
         found.precision = precision or found.precision
-        table = Table(found, images, top, strict, show)
+        table = Table(found, images, top, strict, show, Asked(unknown, coverage, per_class))
         write_atomic(target, table.write)
         note = write_gallery(table.sample, picture) if picture is not None and table.sample else None
     print(f"{table.classified} photos classified in {target}, {table.unreadable} unreadable left out")
+    for line in table.verdicts():
+        print(line)
     if picture is not None and table.sample:
         print(f"gallery of {len(table.sample)} of them in {picture}" + (f"; {note}" if note else ""))
     elif picture is not None:
         print("no gallery is written: no photo lies in a folder of one class and was taken for another")
 
 
+@dataclass(frozen=True)
+class Asked:
+    """Options for further columns about each photo (:class:`cifnet_pl.model.verdicts.Judge`)."""
+
+    unknown: float | None = None
+    coverage: float | None = None
+    per_class: bool = False
+
+    @property
+    def columns(self) -> list[str]:
+        """Their columns."""
+        return ["known", "novelty", "p_value"] * (self.unknown is not None) + ["answers"] * (self.coverage is not None)
+
+    def cells(self, prediction: Prediction) -> list[str]:
+        """Return their cells in the row of one photo."""
+        found = []
+        if prediction.known is not None:
+            found += [str(prediction.known).lower(), f"{prediction.novelty:.6g}", f"{prediction.p_value:.6f}"]
+        if prediction.answers is not None:
+            found.append("; ".join(prediction.answers))
+        return found
+
+
 class Table:
     """The rows of one classification, written as they are made.
 
     Attributes:
-        classified, unreadable: photos so far.
+        classified, unreadable, unknown: photos so far.
         show: which of the predictions the gallery shows.
     """
 
-    def __init__(self, model: Classifier, images: Sequence[str], top: int, strict: bool, show: str = "random"):
+    def __init__(
+        self,
+        model: Classifier,
+        images: Sequence[str],
+        top: int,
+        strict: bool,
+        show: str = "random",
+        asked: Asked | None = None,
+    ):
+        self.asked = asked or Asked()
+        # What cannot be told is refused before the work begins.
+        self.warning = model.judge(**vars(self.asked)).warning if self.asked.columns else None
         self.model, self.images, self.strict = model, images, strict
         self.top = min(top, len(model.class_names))
-        self.classified = self.unreadable = 0
+        self.classified = self.unreadable = self.unknown = self.answers = 0
         self.show, self._names = show, set(model.class_names)
         self._kept: list[tuple[float, int, Prediction]] = []
         self._chance = random.Random(0)
@@ -109,27 +160,47 @@ class Table:
         """Write the whole table."""
         header = ["file", "class", "probability"]
         header += [f"{name}_{k}" for k in range(2, self.top + 1) for name in ("class", "probability")]
+        header += self.asked.columns
         text = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="", write_through=True)
         rows = csv.writer(text, lineterminator="\n")
         rows.writerow(header)
         for prediction in self._predictions():
             pairs = zip(prediction.classes, prediction.probabilities, strict=True)
             cells = [cell for name, share in pairs for cell in (name, f"{share:.6f}")]
-            rows.writerow([str(prediction.file), *cells[: 2 * self.top]])
+            rows.writerow([str(prediction.file), *cells[: 2 * self.top], *self.asked.cells(prediction)])
         text.detach()
         if not self.classified:
             raise DataError(f"none of the {self.unreadable} photos of {printable(', '.join(self.images))} can be read")
 
+    def verdicts(self) -> Iterator[str]:
+        """Yield what there is to say of all photos together, in sentences."""
+        if self.asked.unknown is not None:
+            yield (
+                f"{self.unknown} of them show nothing that this model knows; "
+                f"{100 * self.asked.unknown:g} % of photos of known classes are called so, too"
+            )
+        if self.warning is not None:
+            yield self.warning
+        if self.asked.coverage is not None:
+            yield (
+                f"the right class is among the answers with a chance of {100 * self.asked.coverage:g} %; "
+                f"they are {self.answers / self.classified:.1f} classes on average"
+            )
+
     def _predictions(self) -> Iterator[Prediction]:
+        asked: dict[str, Any] = vars(self.asked)
         wanted = max(self.top, SHOWN)  # the gallery's, too
         if self.model.backbone.takes_images:
             total = sum(1 for _ in self._photos()) if on_terminal() else None
-            found = self.model.classify(self._photos(), wanted)
+            found = self.model.classify(self._photos(), wanted, **asked)
         else:
-            total, found = None, chain.from_iterable(self.model.classify_embeddings(f, wanted) for f in self.images)
+            total = None
+            found = chain.from_iterable(self.model.classify_embeddings(f, wanted, **asked) for f in self.images)
         for prediction in counted(found, "classifying", total):
             if prediction.unreadable is None:
                 self.classified += 1
+                self.unknown += prediction.known is False
+                self.answers += len(prediction.answers or ())
                 self._consider(prediction)
                 yield prediction
                 continue
@@ -145,7 +216,7 @@ class Table:
 
     @property
     def sample(self) -> list[Prediction]:
-        """What the gallery shows: by name where drawn at random, else the most telling first."""
+        """The photos of the gallery: by name where drawn at random, else the most telling first."""
         if self.show == "random":
             return sorted((p for _, _, p in self._kept), key=lambda prediction: str(prediction.file))
         return [prediction for _, _, prediction in sorted(self._kept, reverse=True)]

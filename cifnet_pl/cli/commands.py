@@ -50,8 +50,10 @@ COMMANDS: dict[str, Command] = {
     "forget": Command("Remove a class from a model, with its photos exactly.", "cifnet_pl.cli.forget"),
     "info": Command("Show what a model knows, and what it has cost.", "cifnet_pl.cli.info"),
     "merge": Command("Add up what several models learned from different photos.", "cifnet_pl.cli.merge", "models"),
+    "replicas": Command("Answer from a model in several processes, with LitServe.", "cifnet_pl.serving.replicas"),
     "report": Command("Make tables and figures of finished runs.", "cifnet_pl.report", "runs"),
     "serve": Command("Open a page and an HTTP service to ask a model, teach it, and undo.", "cifnet_pl.serving.serve"),
+    "sums": Command("Make files of sums of parts of a large set, for merge.", "cifnet_pl.cli.sums", None, "overrides"),
     "sweep": Command("Run a grid of runs, one after another.", "cifnet_pl.cli.sweep", "files", "overrides"),
     "unpack": Command("Write the images of a data source as class folders.", "cifnet_pl.cli.unpack"),
 }
@@ -81,7 +83,7 @@ def run_command(name: str, args: Sequence[str]) -> None:
 
 
 def outline(name: str) -> Callable[..., object]:
-    """A command's function with its signature and docstring but without its body, compiled from the module's source.
+    """Compile a command's function from the module's source: its signature and docstring, without its body.
 
     Help and errors in options need no more, and importing the module takes seconds where it imports torch.
     """
@@ -92,11 +94,28 @@ def outline(name: str) -> Callable[..., object]:
     function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
     function.body = function.body[:1]  # the docstring
     function.decorator_list = []
-    tree.body = [*(node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__")]
-    tree.body.append(function)
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    future = [node for node in imports if node.module == "__future__"]
+    tree.body = [*future, *_choices(imports, Path(spec.origin).parents[2]), function]
     namespace: dict[str, Any] = {"__name__": __name__, "Literal": Literal, "Sequence": Sequence}
     exec(compile(tree, spec.origin, "exec"), namespace)
     return namespace[name]  # type: ignore[no-any-return]
+
+
+def _choices(imports: Sequence[ast.ImportFrom], root: Path) -> list[ast.stmt]:
+    """Find the definitions ``Name = Literal[…]`` of the names that a module imports from the package, in ``root``."""
+    found: list[ast.stmt] = []
+    for node in imports:
+        path = root.joinpath(*(node.module or "").split(".")).with_suffix(".py")
+        if not (node.module or "").startswith("cifnet_pl.") or not path.is_file():
+            continue
+        names = {alias.name for alias in node.names}
+        for line in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(line, ast.Assign) and isinstance(line.value, ast.Subscript):
+                target, kind = line.targets[0], line.value.value
+                if isinstance(target, ast.Name) and target.id in names and isinstance(kind, ast.Name):
+                    found += [line] * (kind.id == "Literal")
+    return found
 
 
 def _without_underscores(parser: Any) -> dict[str, str]:
@@ -112,7 +131,7 @@ def _without_underscores(parser: Any) -> dict[str, str]:
 
 
 def with_values(function: Callable[..., object], args: Sequence[str]) -> list[str]:
-    """``args`` with the value that a bare boolean leaves out."""
+    """Return ``args`` with the value that a bare boolean leaves out."""
     parameters = inspect.signature(function).parameters
     flags = {f"--{key}" for key, parameter in parameters.items() if isinstance(parameter.default, bool)}
     pairs = zip(args, [*args, "--"][1:], strict=True)
@@ -120,7 +139,7 @@ def with_values(function: Callable[..., object], args: Sequence[str]) -> list[st
 
 
 def with_lists(function: Callable[..., object], args: Sequence[str]) -> list[str]:
-    """``args`` with all values of an option that takes a list in one word.
+    """Return ``args`` with all values of an option that takes a list in one word.
 
     ``--images A B``, ``--images A --images B`` and ``--images=A --images=B`` all mean ``["A", "B"]``.
     """
@@ -144,7 +163,7 @@ def with_lists(function: Callable[..., object], args: Sequence[str]) -> list[str
 
 
 def _items(value: str) -> list[str]:
-    """``value``, or the strings of the JSON list that it is."""
+    """Return ``value``, or the strings of the JSON list that it is."""
     try:
         items = json.loads(value) if value.startswith("[") else value
     except json.JSONDecodeError:
@@ -153,7 +172,7 @@ def _items(value: str) -> list[str]:
 
 
 def split_overrides(args: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Options with a dot in their name (``--data.root DIR`` or ``--data.root=DIR``) apart from the others.
+    """Separate the options with a dot in their name (``--data.root DIR`` or ``--data.root=DIR``) from the others.
 
     Raises:
         UsageError: such an option without a value.

@@ -1,4 +1,4 @@
-"""``configs``: the configurations that come with the package, by name, and what ``fit`` uses where none is named."""
+"""``configs``: find the configurations that come with the package by name, and the one that ``fit`` uses by default."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ PER_TASK = 10
 
 DECIDES = ("--config", "-c", "--model", "--model.head", "--model.buffer", "--model.calibrate", "--data.source")
 """Options of ``fit`` by which the user chooses the method or the data: then nothing is recommended."""
+
+RECOMMENDED_ONLY = tuple(f"--model.head.{name}" for name in ("balanced", "decision", "remember", "transform"))
+"""Options of the recommended head that the head of a run without any configuration does not have."""
 
 
 def configs() -> None:
@@ -37,7 +40,7 @@ def config_files() -> dict[str, Path]:
 
 
 def find_config(word: str) -> Path:
-    """The file that ``word`` means: a path, or the name of a configuration of the package.
+    """Return the file that ``word`` means: a path, or the name of a configuration of the package.
 
     Raises:
         UsageError: neither; lists the nearest names.
@@ -53,7 +56,7 @@ def find_config(word: str) -> Path:
 
 
 def with_named_configs(args: Sequence[str]) -> list[str]:
-    """``args`` with the file in place of every name after ``--config``."""
+    """Return ``args`` with the file in place of every name after ``--config``."""
     result: list[str] = []
     for i, arg in enumerate(args):
         key, equals, value = arg.partition("=")
@@ -67,13 +70,13 @@ def with_named_configs(args: Sequence[str]) -> list[str]:
 
 
 def with_recommended(args: Sequence[str]) -> list[str]:
-    """``fit --data.root PHOTOS`` with the configuration that suits photos; other arguments as they are.
+    """Return ``fit --data.root PHOTOS`` with the configuration that suits photos; other arguments as they are.
 
     Raises:
         DataError: there are no photos there.
     """
     keys = {arg.partition("=")[0] for arg in args}
-    own_head = any(key.startswith(("--model.head.", "--model.buffer.")) for key in keys)
+    own_head = any(key.startswith(("--model.head.", "--model.buffer.")) for key in keys - set(RECOMMENDED_ONLY))
     if not args or args[0] != "fit" or "--data.root" not in keys or own_head or keys & set(DECIDES):
         return list(args)
     chosen = ["--config", str(config_files()[RECOMMENDED]), "--experiment", "default"]
@@ -100,7 +103,7 @@ def _per_task(args: Sequence[str]) -> int:
 
 
 def _summary(path: Path) -> str:
-    """The first sentence of the comment that a configuration begins with."""
+    """Return the first sentence of the comment that a configuration begins with."""
     words: list[str] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):

@@ -1,4 +1,4 @@
-"""What torch and the system raise where a user can put something right, as this package's one sentence."""
+"""Replace errors of torch and the system that a user can put right by one sentence of this package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``evaluate``: how well a model names photos whose classes are known."""
+"""``evaluate``: measure how well a model names photos whose classes are known."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from rich.table import Table
 from cifnet_pl.cli.extend import warn
 from cifnet_pl.data.folders import has_parts
 from cifnet_pl.data.image_sets import expanded
+from cifnet_pl.learning.confusion_figure import draw_calibration, draw_confusion, png
 from cifnet_pl.learning.run_record import to_csv
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.evaluation import FEW, Comparison, Evaluation, compare, interval
 from cifnet_pl.model.evaluation import evaluate as evaluated
 from cifnet_pl.model.loading import load
-from cifnet_pl.report.confusion import draw_calibration, draw_confusion, png
-from cifnet_pl.report.lettering import lettering
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import exclusive, write_bytes
+from cifnet_pl.utilities.lettering import lettering
 from cifnet_pl.utilities.text import printable
 
 ON_SCREEN = 25
@@ -35,7 +35,12 @@ PAIRS_ON_SCREEN = 5
 
 
 def evaluate(
-    model: str, images: str, against: str | None = None, output: str | None = None, overwrite: bool = False
+    model: str,
+    images: str,
+    against: str | None = None,
+    output: str | None = None,
+    overwrite: bool = False,
+    trust: bool = False,
 ) -> None:
     """Say how well a model names labelled photos: accuracy, per class, confusions, calibration.
 
@@ -45,6 +50,7 @@ def evaluate(
         against: another model, to compare with on the same photos.
         output: folder for evaluation.json, classes.csv, confusion.csv, photos.csv, confusion.png and calibration.png.
         overwrite: whether files in output may be replaced.
+        trust: whether heads and networks from outside the package that a model names may be imported, code and all.
 
     Raises:
         UsageError: output holds files already.
@@ -57,11 +63,15 @@ def evaluate(
             held.enter_context(exclusive(target))
             refuse_files(target, overwrite)
         photos, unreadable = labelled(images), list[Unreadable]()
-        found = _evaluate(load(model), photos, unreadable, model)
-        other = _evaluate(load(against), photos, [], against) if against is not None else None
+        evaluated_model = load(model, trust=trust)
+        rival = load(against, trust=trust) if against is not None else None  # a wrong name is refused before the work
+        found = _evaluate(evaluated_model, photos, unreadable, model)
+        other = _evaluate(rival, photos, [], str(against)) if rival is not None else None
         comparison = compare(found, other) if other is not None else None
         warn([], unreadable)
         print(*summary_lines(found), sep="\n")
+        if sentence := found.near_copy_score.sentence():
+            print(sentence)
         Console().print(class_table(found))
         for line in confusion_lines(found):
             print(line)
@@ -82,7 +92,7 @@ def refuse_files(target: Path, overwrite: bool) -> None:
 
 
 def labelled(images: str) -> ClassPhotos:
-    """The photos of class folders; those held out where there are ``train`` and ``val``."""
+    """Return the photos of class folders; those held out where there are ``train`` and ``val``."""
     root = expanded(Path(images))
     if has_parts(root):
         print(f"{images} has train and val: evaluating on val")
@@ -105,14 +115,14 @@ def _evaluate(model: Classifier, photos: ClassPhotos, unreadable: list[Unreadabl
 
 
 def on_all(part: Evaluation, known: ClassPhotos, photos: ClassPhotos) -> Evaluation:
-    """The evaluation with rows of ``photos`` instead of those of ``known``, a part of them."""
+    """Return the evaluation with rows of ``photos`` instead of those of ``known``, a part of them."""
     position = {name: row for row, name in enumerate(photos.files.names)}
     rows = np.array([position[known.files.names[row]] for row in part.rows], dtype=np.int64)
     return replace(part, rows=rows)
 
 
 def summary_lines(found: Evaluation) -> list[str]:
-    """What matters most, in two sentences."""
+    """Return what matters most, in two sentences."""
     classes, (low, high) = found.class_scores(), found.interval
     return [
         f"{found.accuracy:.1f} % of {len(found.rows)} photos of {len(classes)} classes are named right "
@@ -123,7 +133,7 @@ def summary_lines(found: Evaluation) -> list[str]:
 
 
 def class_table(found: Evaluation) -> Table:
-    """The classes, the worst first."""
+    """Return the classes, the worst first."""
     table = Table("class", "photos", "right %", "95 % interval", "most often taken for")
     for column in table.columns[1:4]:
         column.justify = "right"
@@ -141,7 +151,7 @@ def class_table(found: Evaluation) -> Table:
 
 
 def confusion_lines(found: Evaluation) -> list[str]:
-    """The most frequent confusions, one line each."""
+    """Return the most frequent confusions, one line each."""
     return [
         f"{count} of {total} photos of {printable(true)} are taken for {printable(answer)}"
         for true, answer, count, total in found.confused_pairs()[:PAIRS_ON_SCREEN]
@@ -149,7 +159,7 @@ def confusion_lines(found: Evaluation) -> list[str]:
 
 
 def comparison_line(comparison: Comparison, model: str, against: str) -> str:
-    """Both models on the same photos."""
+    """Compare both models on the same photos, in one line."""
     ours, theirs = comparison.accuracies
     return (
         f"on the same {comparison.photos} photos {model} names {ours:.1f} % right and {against} {theirs:.1f} %: "
@@ -177,6 +187,8 @@ def _summary(found: Evaluation, comparison: Comparison | None) -> Mapping[str, A
     low, high = found.interval
     own = {"photos": len(found.rows), "classes": len(found.class_scores()), "accuracy": found.accuracy}
     own |= {"accuracy_low": low, "accuracy_high": high}
+    if found.near is not None:
+        own |= {"near_learned": found.near_copy_score.near, "others_right": found.near_copy_score.right}
     own |= {"mean_confidence": 100 * float(found.confidence.mean()), "ece": found.ece}
     if comparison is None:
         return own
@@ -186,7 +198,7 @@ def _summary(found: Evaluation, comparison: Comparison | None) -> Mapping[str, A
 
 
 def classes_csv(found: Evaluation) -> str:
-    """The classes, one a row."""
+    """Return the classes, one per row."""
     header = ["class", "photos", "right", "accuracy", "low", "high", "tested", "taken_for", "times"]
     rows = []
     for s in found.class_scores():
@@ -197,7 +209,7 @@ def classes_csv(found: Evaluation) -> str:
 
 
 def confusion_csv(found: Evaluation) -> str:
-    """Numbers of photos, rows the true classes, columns the answers."""
+    """Return the numbers of photos, rows the true classes, columns the answers."""
     matrix = found.confusion()
     return to_csv(["class", *found.class_names], [[n, *row] for n, row in zip(found.class_names, matrix, strict=True)])
 

@@ -1,28 +1,41 @@
-"""``export``: a finished run as a product, a bundle that goes on learning or an ONNX graph."""
+"""``export``: write a finished run as a bundle that can go on learning, or as an ONNX graph."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from cifnet_pl.backbones.precision import FLOAT32
 from cifnet_pl.model.bundle import refuse_existing
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.loading import load
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.files import exclusive, write_atomic
+from cifnet_pl.utilities.files import exclusive, write_atomic, write_bytes, write_text
+from cifnet_pl.utilities.text import printable
+
+if TYPE_CHECKING:
+    from cifnet_pl.model.onnx import Check
 
 
-def export(model: str, output: str, format: Literal["bundle", "onnx"] = "bundle", overwrite: bool = False) -> None:
-    """Write a model as a bundle that can be loaded and extended, or as one ONNX graph.
+def export(
+    model: str,
+    output: str,
+    format: Literal["bundle", "onnx", "triton"] = "bundle",
+    overwrite: bool = False,
+    trust: bool = False,
+) -> None:
+    """Write a model as a bundle that can be loaded and extended, or as one ONNX graph, for a server if wanted.
 
     Args:
         model: a run's folder, a checkpoint file or a bundle.
-        output: the bundle's folder, or the ONNX file.
-        format: bundle (classifies and goes on learning) or onnx (classifies, anywhere).
+        output: the bundle's folder, the ONNX file, or the model's folder in a model repository.
+        format: bundle (classifies and goes on learning), onnx (classifies, anywhere) or triton (the ONNX graph with
+            the configuration for Triton and KServe).
         overwrite: whether what is at output already may be replaced.
+        trust: whether heads and networks from outside the package that a model names may be imported, code and all.
 
     Raises:
         UsageError: there is something at output already, another process is writing it, or a package is missing.
@@ -32,10 +45,12 @@ def export(model: str, output: str, format: Literal["bundle", "onnx"] = "bundle"
     target = Path(output).expanduser()
     with exclusive(target):
         if format == "onnx":
-            _export_onnx(load(model, device="cpu"), target, overwrite)
+            _export_onnx(load(model, device="cpu", trust=trust), target, overwrite)
+        elif format == "triton":
+            _export_triton(load(model, device="cpu", trust=trust), target, overwrite)
         else:
             refuse_existing(target, overwrite)
-            found = load(model, device="cpu")
+            found = load(model, device="cpu", trust=trust)
             found.save(target, overwrite)
             print(f"{len(found.class_names)} classes in bundle {target}: cifnet_pl.load({str(target)!r})")
             print(f"next: cifnet classify --model {shlex.quote(str(target))} --images PHOTOS --output out.csv")
@@ -50,9 +65,44 @@ def _export_onnx(model: Classifier, target: Path, overwrite: bool) -> None:
         raise UsageError(f"{target} exists already: choose another --output, or add --overwrite true")
     content, check = onnx_bytes(replace(model, precision=FLOAT32))
     write_atomic(target, lambda file: file.write(content))
-    print(f"{len(model.class_names)} classes in {target}: images (n, height, width, 3) uint8 RGB → probabilities")
+    _say(model, target, check)
+
+
+def _export_triton(model: Classifier, target: Path, overwrite: bool) -> None:
+    """Write ``1/model.onnx``, ``labels.txt`` and, when both are there, ``config.pbtxt``."""
+    from cifnet_pl.model.onnx import onnx_bytes
+    from cifnet_pl.model.triton import triton_config
+
+    name = target.resolve().name
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+        raise UsageError(
+            f"--output ends in {printable(name)!r}: a server needs a name of letters, digits, '_', '-', '.'"
+        )
+    if target.is_file():
+        raise UsageError(f"{target} is a file, expected a folder for the model: choose another --output")
+    if target.is_dir() and any(target.iterdir()) and not overwrite:
+        raise UsageError(f"{target} exists already: choose another --output, or add --overwrite true")
+    if not model.backbone.takes_images:
+        raise UsageError("this model learned embeddings that were computed elsewhere: a server's entry takes photos")
+    content, check = onnx_bytes(replace(model, precision=FLOAT32))
+    config = triton_config(name, len(model.class_names), content)
+    write_bytes(target / "1" / "model.onnx", content)
+    write_text(target / "labels.txt", "".join(f"{one}\n" for one in model.class_names))
+    write_text(target / "config.pbtxt", config)
+    _say(model, target, check)
+    print(f"next: tritonserver --model-repository {shlex.quote(str(target.resolve().parent))}")
+
+
+def _say(model: Classifier, target: Path, check: Check) -> None:
+    outputs = "probabilities" if check.novelty is None else "probabilities and novelty"
+    photos = "images (n, height, width, 3) uint8 RGB"
+    what = photos if check.pillow is not None else f"embeddings (n, {model.head.in_features}) float32"
+    print(f"{len(model.class_names)} classes in {target}: {what} → {outputs}")
     if model.precision != FLOAT32:
         print(f"the graph computes in float32; the model learned from embeddings in {model.precision}")
+    if check.pillow is None:
+        print(f"checked on random embeddings: onnxruntime within {check.torch:.0e} of torch, in probabilities")
+        return
     print(
         f"checked on real photos: onnxruntime within {check.torch:.0e} of torch, "
         f"the graph's resize within {check.pillow:.0e} of Pillow's, in probabilities"

@@ -1,4 +1,4 @@
-"""``extend``: a model takes in new classes from a few photos each, without any old photo."""
+"""``extend``: teach a model new classes from a few photos each, without any old photo."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+from cifnet_pl.backbones.engines import EngineChoice
 from cifnet_pl.model.bundle import refuse_existing
 from cifnet_pl.model.class_photos import Unreadable
 from cifnet_pl.model.loading import load
@@ -20,9 +21,10 @@ def extend(
     output: str,
     check: str | None = None,
     more: bool = False,
-    duplicates: Literal["skip", "keep"] = "skip",
-    engine: Literal["auto", "torch", "onnxruntime"] = "auto",
+    duplicates: Literal["leave_out", "keep"] = "leave_out",
+    engine: EngineChoice = "auto",
     overwrite: bool = False,
+    trust: bool = False,
 ) -> None:
     """Teach a model new classes from one folder of photos per class, without any old photo.
 
@@ -31,13 +33,14 @@ def extend(
 
     Args:
         model: a run's folder, a checkpoint file or a bundle; it is not changed.
-        images: folder with one sub-folder of photos per new class.
+        images: folder with one sub-folder of photos per new class; for a model of embeddings, a file of them.
         output: folder for the extended bundle.
         check: folder with one sub-folder of photos per old class, scored before and after, never learned.
         more: whether classes that are known already may get more photos.
-        duplicates: skip to leave out photos that were learned already or stand twice, keep to learn them all the same.
+        duplicates: leave_out for photos that were learned already or occur twice, keep to learn them all the same.
         engine: what runs the network: auto, torch or onnxruntime; auto is ONNX Runtime on a CPU, torch on a GPU.
         overwrite: whether a bundle at output may be replaced.
+        trust: whether heads and networks from outside the package that a model names may be imported, code and all.
 
     Raises:
         UsageError: a class that is known already without ``more``, or something at output already.
@@ -48,16 +51,21 @@ def extend(
     target = Path(output).expanduser()
     with exclusive(target):
         refuse_existing(target, overwrite)
-        result = load(model, engine=engine).extend(images, check=check, more=more, duplicates=duplicates, progress=True)
+        old = load(model, engine=engine, trust=trust)
+        result = old.extend(images, check=check, more=more, duplicates=duplicates, progress=True)
         result.model.save(target, overwrite)
     warn(result.warnings, result.unreadable)
+    photos, classes = sum(result.learned.values()), len(result.learned)
     print(
-        f"learned {sum(result.learned.values())} photos of {len(result.learned)} classes in {result.seconds:.1f} s: "
+        f"learned {photos} {'photo' if photos == 1 else 'photos'} "
+        f"of {classes} {'class' if classes == 1 else 'classes'} in {result.seconds:.1f} s: "
         f"{len(result.model.class_names)} classes in {target}"
     )
     if result.score.total:
         right = f"{result.score.percent:.1f} % of {result.score.total} right"
         print(f"held-back fifth of the new photos: {right}")
+    for sentence in result.score.sentences():
+        print(sentence)
     if result.old_before.total:
         change = f"{result.old_before.percent:.1f} % right before, {result.old_after.percent:.1f} % after"
         print(f"old classes, {result.old_before.total} photos of {check}: {change}")

@@ -1,10 +1,10 @@
-"""``forget``: a class leaves a model, with or without what its photos left in the statistics."""
+"""``forget``: remove a class from a model, with or without what its photos left in the statistics."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
+from cifnet_pl.backbones.engines import EngineChoice
 from cifnet_pl.cli.extend import warn
 from cifnet_pl.data.image_sets import place
 from cifnet_pl.model.bundle import refuse_existing
@@ -20,13 +20,15 @@ def forget(
     class_: list[str],
     output: str,
     images: str | None = None,
-    engine: Literal["auto", "torch", "onnxruntime"] = "auto",
+    engine: EngineChoice = "auto",
     overwrite: bool = False,
+    trust: bool = False,
 ) -> None:
     """Remove a class from a model; with its photos, also what they left in the statistics.
 
     Without the photos the class can no longer be predicted and leaves the buffer, but the other classes keep what they
-    learned from its photos as counterexamples. With them the model becomes what it would be had it never seen them.
+    learned from its photos as counterexamples. With them, or where the class was learned with --model.head.remember,
+    the model becomes what it would be had it never seen them.
 
     Args:
         model: a run's folder, a checkpoint file or a bundle; it is not changed.
@@ -36,6 +38,7 @@ def forget(
             hashes, anything else in it is passed over.
         engine: what runs the network: auto, torch or onnxruntime; auto is the one that the model learned with.
         overwrite: whether a bundle at output may be replaced.
+        trust: whether heads and networks from outside the package that a model names may be imported, code and all.
 
     Raises:
         UsageError: a class that is not known, the only one, or something at output already.
@@ -46,13 +49,14 @@ def forget(
     target = Path(output).expanduser()
     with exclusive(target):
         refuse_existing(target, overwrite)
-        result = load(model, engine=engine).forget(class_, images)
+        result = load(model, engine=engine, trust=trust).forget(class_, images)
         result.model.save(target, overwrite)
     warn([], result.unreadable)
     # A model that was replaced just now cannot be gone back to.
     gone = target.resolve() == Path(model).expanduser().resolve()
     for name in result.photos:
-        for line in exactly(result, name) if result.exact else removed(result, name, None if gone else Path(model)):
+        taken_out = result.exact or name in result.recalled
+        for line in exactly(result, name) if taken_out else removed(result, name, None if gone else Path(model)):
             print(line)
     if result.ignored:
         print(f"{result.ignored} other photos in {images} were not learned, and are passed over")
@@ -62,7 +66,9 @@ def forget(
 def exactly(result: Forgetting[Classifier], name: str) -> list[str]:
     """Say what was forgotten with its photos."""
     how = "exactly" if result.rounding is None else f"to about 1e-5 of its share, not to 1e-8 ({result.rounding})"
-    first = f"class '{printable(name)}' is forgotten {how}: its {result.photos[name]} photos were taken out of the "
+    whose = "what its" if name in result.recalled else "its"
+    what = "photos had left, which the model remembered, was" if name in result.recalled else "photos were"
+    first = f"class '{printable(name)}' is forgotten {how}: {whose} {result.photos[name]} {what} taken out of the "
     if not result.earlier_removals:
         return [first + "statistics,", "and the model is what it would be had it never seen them"]
     return [

@@ -1,4 +1,4 @@
-"""A picture of photos with their three most probable classes."""
+"""Draw photos with their three most probable classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cifnet_pl.model.classifier import Prediction
 from cifnet_pl.utilities.files import write_atomic
 
 if TYPE_CHECKING:
-    from cifnet_pl.report.lettering import Lettering
+    from cifnet_pl.utilities.lettering import Lettering
 
 IN_GALLERY = 24
 """Photos in one picture."""
@@ -22,6 +22,9 @@ SHOWN = 3
 
 COLUMNS = 6
 PIXELS = 160
+UNKNOWN = "#b2182b"
+"""Colour of what shows nothing known."""
+
 LONGEST = 22
 """Characters of a class name that are shown."""
 
@@ -37,7 +40,7 @@ def write_gallery(predictions: Sequence[Prediction], path: Path) -> str | None:
     """
     import matplotlib
 
-    from cifnet_pl.report.lettering import lettering  # as matplotlib, only where there is a picture
+    from cifnet_pl.utilities.lettering import lettering  # as matplotlib, only where there is a picture
 
     letters = lettering([text for p in predictions for text in (_title(p), *p.classes[:SHOWN])])
     columns = min(COLUMNS, max(1, len(predictions)))
@@ -69,6 +72,23 @@ def _draw_photo(axes: Any, prediction: Prediction, letters: Lettering) -> None:
     axes.imshow(read_square(prediction.file, PIXELS), interpolation="nearest")
     title = letters.of(_title(prediction), LONGEST + 10)
     axes.set_title(title, fontsize=7, color="0.4", pad=2, parse_math=False)
+    if prediction.known is False:
+        _mark_unknown(axes)
+
+
+def _mark_unknown(axes: Any) -> None:
+    """Frame a photo that shows nothing known, and say so on it."""
+    from matplotlib.patches import Rectangle
+
+    axes.add_patch(Rectangle((0, 0), 1, 1, transform=axes.transAxes, fill=False, linewidth=4, edgecolor=UNKNOWN))
+    axes.text(
+        *(0.5, 0.06, "unknown"),
+        transform=axes.transAxes,
+        ha="center",
+        fontsize=8,
+        color="white",
+        bbox={"facecolor": UNKNOWN, "edgecolor": "none", "pad": 2},
+    )
 
 
 def _title(prediction: Prediction) -> str:

@@ -1,4 +1,4 @@
-"""Sweep files: a base configuration and axes of options → one whole configuration per point, with a stable name."""
+"""Turn a sweep file (a base configuration and axes of options) into one configuration per point, with a stable name."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.cli.option_scope import fits
+from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.files import read_yaml
 
 KEYS = ("base", "fixed", "axes", "seeds", "parts")
@@ -25,24 +26,58 @@ NO_EFFECT = ("experiment", "logs", "data.num_workers", "data.memory_mb", "data.c
 
 @dataclass(frozen=True)
 class Point:
-    """One run of a sweep. ``name`` is its experiment's; it ends in ``identity``, a hash of the configuration."""
+    """One run of a sweep.
+
+    Attributes:
+        name: of its experiment; ends in ``identity``.
+        identity: a hash of the configuration.
+        config: the whole configuration.
+        labels: axis → label of the point's option; "part" and "seed" among them.
+        unfit: names of the overrides that its classes do not have, and that were left out of it.
+    """
 
     name: str
     identity: str
     config: dict[str, Any]
+    labels: Mapping[str, str] = field(default_factory=dict, compare=False)
+    unfit: tuple[str, ...] = field(default=(), compare=False)
 
 
-def read_points(path: Path, overrides: Sequence[tuple[str, str]] = ()) -> list[Point]:
-    """The points of a sweep file, in order, each configuration once.
+def choose(points: Sequence[Point], only: Sequence[str], without: Sequence[str]) -> list[Point]:
+    """Choose points that have one of the labels ``only`` of each axis that these belong to, and none of ``without``.
+
+    Raises:
+        UsageError: a label that no point has.
+    """
+    known = {_slug(label): label for point in points for label in point.labels.values()}
+    for label in [*only, *without]:
+        if _slug(label) not in known:
+            raise unknown_name("label of the sweep", label, known.values())
+    wanted, unwanted = set(map(_slug, only)), set(map(_slug, without))
+    axes = {axis for point in points for axis, label in point.labels.items() if _slug(label) in wanted}
+    return [
+        point for point in points
+        if all(_slug(point.labels.get(axis, "")) in wanted for axis in axes)
+        and not unwanted & set(map(_slug, point.labels.values()))
+    ]  # fmt: skip
+
+
+def read_points(
+    path: Path, overrides: Sequence[tuple[str, str]] = (), seeds: Sequence[int] | None = None
+) -> list[Point]:
+    """Return the points of a sweep file, in order, each configuration once.
 
     Args:
         path: YAML with ``base`` (a configuration file, relative to this one), ``fixed`` (dotted name → value, for all
             points), ``axes`` (name → options, each with a ``label`` and dotted names), ``seeds`` (each sets both
             seed_everything and the class order), and ``parts`` (one for each data set, with ``label``, ``fixed`` and
-            ``axes`` of its own). A point has one option of each axis.
+            ``axes`` of its own). A point has one option of each axis. An option with ``config`` (a configuration file,
+            relative to this one, or a pattern for several of them, whose names are the labels) starts from that
+            file's model, trainer and way of preparing images instead of those of the base.
         overrides: (dotted name, YAML value) pairs that come last and win. An axis that makes no difference any more
             is not in the name. With data.source or data.root among them the data set is given: only the first part
-            is run, on that data.
+            is run, on that data. One that the classes of a point do not have is left out of that point.
+        seeds: in place of the file's own, or None.
 
     Raises:
         UsageError: a file that is missing, is not YAML or is not a sweep; the sentence says where.
@@ -61,7 +96,8 @@ def read_points(path: Path, overrides: Sequence[tuple[str, str]] = ()) -> list[P
     other_data = any(name in ("data.source", "data.root") for name, _ in overrides)
     points: dict[str, Point] = {}
     for part in (_mapping(part, path, PART_KEYS) for part in (parts[:1] if other_data else parts)):
-        axes = {**_axes(part.get("axes"), path), **common, **_seed_axis(sweep.get("seeds"), path)}
+        over_seeds = _seed_axis(sweep.get("seeds") if seeds is None else list(seeds), path)
+        axes = {**_axes(part.get("axes"), path), **common, **over_seeds}
         fixed = {**_options(sweep.get("fixed"), path), **_options(part.get("fixed"), path)}
         label = [str(part["label"])] if "label" in part and not other_data else []
         for point in _product(path, base, fixed, axes, overrides, label):
@@ -77,25 +113,43 @@ def _product(
     overrides: Sequence[tuple[str, str]],
     label: list[str],
 ) -> list[Point]:
-    """All combinations of one option of each axis."""
+    """Return all combinations of one option of each axis."""
     found = []
     for options in itertools.product(*axes.values()):
         config = copy.deepcopy(dict(base))
+        for option in options:
+            _start_from(config, option.get("config"))
         for name, value in [*fixed.items(), *(pair for option in options for pair in option.items())]:
-            if name != "label":
+            if name not in ("label", "config"):
                 put(config, name, copy.deepcopy(value), str(path))
+        unfit = []
         for name, value in overrides:
-            put(config, name, _value(name, value), "command line")
-        found.append(([str(option["label"]) for option in options], identity(config), config))
-    kept = [i for i in range(len(axes)) if _matters(i, [(labels, own) for labels, own, _ in found])]
+            if fits(config, name):
+                put(config, name, _value(name, value), "command line")
+            else:
+                unfit.append(name)
+        found.append(([str(option["label"]) for option in options], identity(config), config, tuple(unfit)))
+    kept = [i for i in range(len(axes)) if _matters(i, [(labels, own) for labels, own, *_ in found])]
     return [
-        Point("-".join([*map(_slug, label + [labels[i] for i in kept]), own]) or own, own, config)
-        for labels, own, config in found
-    ]
+        Point(
+            "-".join([*map(_slug, label + [labels[i] for i in kept]), own]) or own, own, config,
+            {**({"part": label[0]} if label else {}), **dict(zip(axes, labels, strict=True))}, unfit,
+        )
+        for labels, own, config, unfit in found
+    ]  # fmt: skip
+
+
+def _start_from(config: dict[str, Any], other: Mapping[str, Any] | None) -> None:
+    """Put the sections of another configuration into one; names and seeds are the sweep's own."""
+    for section, content in (other or {}).items():
+        if section == "data":
+            config["data"] = {**config.get("data", {}), **copy.deepcopy(content)}
+        elif section not in ("experiment", "logs", "seed_everything"):
+            config[section] = copy.deepcopy(content)
 
 
 def _matters(axis: int, points: Sequence[tuple[list[str], str]]) -> bool:
-    """Whether points that differ in one axis only are different configurations."""
+    """Return whether points that differ in one axis only are different configurations."""
     others: dict[tuple[str, ...], set[str]] = {}
     for labels, own in points:
         others.setdefault((*labels[:axis], *labels[axis + 1 :]), set()).add(own)
@@ -104,7 +158,7 @@ def _matters(axis: int, points: Sequence[tuple[list[str], str]]) -> bool:
 
 
 def identity(config: Mapping[str, Any]) -> str:
-    """Ten hexadecimal digits that two configurations share only if they give the same run."""
+    """Return ten hexadecimal digits that two configurations share only if they give the same run."""
     plain = copy.deepcopy(dict(config))
     for name in NO_EFFECT:
         section, _, key = name.rpartition(".")
@@ -171,7 +225,7 @@ def _axes(content: Any, path: Path) -> dict[str, list[dict[str, Any]]]:
     for name, options in _options(content, path).items():
         if not isinstance(options, list) or not options:
             raise UsageError(f"{path}: axis {name} has no options, expected a list")
-        axes[name] = [_options(option, path) for option in options]
+        axes[name] = [own for option in options for own in _with_configs(_options(option, path), path)]
         labels = [str(option.get("label", "")) for option in axes[name]]
         if "" in labels:
             raise UsageError(f"{path}: an option of axis {name} has no label")
@@ -180,8 +234,32 @@ def _axes(content: Any, path: Path) -> dict[str, list[dict[str, Any]]]:
     return axes
 
 
+def _with_configs(option: dict[str, Any], path: Path) -> list[dict[str, Any]]:
+    """Return an option with the content of its ``config``.
+
+    A pattern gives one option for each file, labelled by its name.
+
+    Raises:
+        UsageError: no such file, or it is not a configuration with a model.
+    """
+    if "config" not in option:
+        return [option]
+    pattern = str(option["config"])
+    folder, _, name = pattern.rpartition("/")
+    files = sorted((path.parent / folder).glob(name)) if "*" in name else [path.parent / pattern]
+    found = []
+    for file in files:
+        content = read_yaml(file)
+        if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+            raise UsageError(f"{path}: {file} is not a configuration with a model")
+        found.append({"label": file.stem, **option, "config": content})
+    if not found:
+        raise UsageError(f"{path}: no file is called {pattern}")
+    return found
+
+
 def _seed_axis(seeds: Any, path: Path) -> dict[str, list[dict[str, Any]]]:
-    """An axis over seeds: each sets the seed of the run and that of the class order."""
+    """Return an axis over seeds: each sets the seed of the run and that of the class order."""
     if seeds is None:
         return {}
     if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):

@@ -1,4 +1,4 @@
-"""``info``: what a stored model knows, and what it has cost."""
+"""``info``: show what a stored model knows, and what it has cost."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from cifnet_pl.model.loading import load
 from cifnet_pl.utilities.text import printable
 
 
-def info(model: str) -> None:
+def info(model: str, trust: bool = False) -> None:
     """Show a model's classes with counts, its tasks and history, size, energy so far, backbone and versions.
 
     Args:
         model: a run's folder, a checkpoint file or a bundle.
+        trust: whether heads and networks from outside the package that a model names may be imported, code and all.
 
     Raises:
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
-    found = load(model, device="cpu")
+    found = load(model, device="cpu", trust=trust)
     place = Path(model).expanduser()
     versions = read_versions(place) if is_bundle(place) else {}
     console = Console()
@@ -35,7 +36,7 @@ def info(model: str) -> None:
 
 
 def class_table(model: Classifier) -> Table:
-    """A row a task: its classes, each with the number of photos learned."""
+    """Return one row per task: its classes, each with the number of photos learned."""
     table = Table("task", "classes", "learned from")
     for k, names in enumerate(model.tasks):
         shown = ", ".join(f"{printable(name)} ({model.counts[name]})" for name in names)
@@ -44,7 +45,7 @@ def class_table(model: Classifier) -> Table:
 
 
 def history_table(history: list[Event]) -> Table:
-    """A row for everything that happened to the model."""
+    """Return a row for everything that happened to the model."""
     table = Table()
     for name in ("step", "date (UTC)", "classes", "photos", "accuracy %", "old classes %", "s", "kWh"):
         table.add_column(name, justify="left" if name in ("step", "date (UTC)") else "right")
@@ -64,7 +65,7 @@ def history_table(history: list[Event]) -> Table:
 
 
 def lines(model: Classifier, versions: dict[str, str]) -> list[str]:
-    """Everything about a model that is no table."""
+    """Return everything about a model that is no table."""
     elements = model.state_elements()
     stored = sum(value.numel() * value.element_size() for value in model.tensors().values())
     parts = ", ".join(f"{name} {count:,}" for name, count in elements.items() if count)
@@ -81,9 +82,12 @@ def lines(model: Classifier, versions: dict[str, str]) -> list[str]:
     told = [(k, event) for k, event in enumerate(model.history, 1) if event.class_names is not None]
     steps = [f"step {k}, {printable(e.what)}: {', '.join(map(printable, e.class_names or []))}" for k, e in told]
     from_models = [
-        f"{line}; from {', '.join(map(printable, e.parents))}" for line, (_, e) in zip(steps, told, strict=True)
+        f"{line}; from {', '.join(map(printable, e.parents))}" if e.parents else line
+        for line, (_, e) in zip(steps, told, strict=True)
     ]
     known = "of all photos" if model.knows_photos else "not of all photos: copies and common ancestors go unnoticed"
+    if model.remembers_removed:
+        known += "; photos of classes that were removed without them still count, and copies of those go unnoticed"
     return [
         f"model {model.identity}",
         *from_models,

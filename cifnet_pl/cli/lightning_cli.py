@@ -1,4 +1,4 @@
-"""The command line of runs: everything this package knows about LightningCLI is in this file."""
+"""Run ``fit``, ``validate``, ``test`` and ``predict`` with LightningCLI, which only this file knows."""
 
 from __future__ import annotations
 
@@ -24,13 +24,20 @@ from cifnet_pl.cli.error_messages import explained
 from cifnet_pl.cli.parsing import DEFAULT_HEAD, OneSentence, buried_error, choose_backbone, with_clean_heads
 from cifnet_pl.cli.quiet import quieten
 from cifnet_pl.data import CIFNetDataModule
-from cifnet_pl.learning.callbacks import EnergyMonitor, PredictionTable, TaskCheckpoint, standard_callbacks
+from cifnet_pl.learning.callbacks import (
+    EnergyMonitor,
+    PredictionRecord,
+    PredictionTable,
+    TaskCheckpoint,
+    standard_callbacks,
+)
 from cifnet_pl.learning.callbacks.checkpoint import AtomicCheckpointIO
 from cifnet_pl.learning.callbacks.screen import Words
 from cifnet_pl.learning.strategy import check_number, check_strategy, leaving_the_group, register_strategy
 from cifnet_pl.utilities import run_folders as runs
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.files import exclusive, write_text
+from cifnet_pl.utilities.outside import find_in_current_folder
 from cifnet_pl.utilities.processes import is_first_process
 from cifnet_pl.utilities.text import first_line
 
@@ -60,7 +67,7 @@ class SaveConfig(SaveConfigCallback):
     """Writes ``config.yaml`` atomically, without the checkpoint that the run started from: it re-runs as it is."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Nothing yet: whether the run can begin at all is not known before its checkpoint is read."""
+        """Do nothing yet: whether the run can begin at all is not known before its checkpoint is read."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the configuration when a run begins to learn; that makes its folder a run's folder."""
@@ -86,7 +93,7 @@ class CIFNetCLI(LightningCLI):
         super().__init__(**options)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # Lightning calls it on the object
-        """Names of Trainer methods, each with its parameters that are no options."""
+        """Return the names of Trainer methods, each with its parameters that are no options."""
         return {name: skipped for name, skipped in LightningCLI.subcommands().items() if name in self._wanted}
 
     def setup_parser(
@@ -108,6 +115,7 @@ class CIFNetCLI(LightningCLI):
             help="what the screen calls its numbers; null: plain for folders of photos, research for all else",
         )
         parser.add_lightning_class_args(EnergyMonitor, "energy")
+        parser.add_lightning_class_args(PredictionRecord, "predictions")
         parser.add_lightning_class_args(TaskCheckpoint, "checkpoint")
         parser.link_arguments("data", "trainer.max_epochs", lambda data: data.n_tasks, apply_on="instantiate")
         parser.set_defaults({"model": DEFAULT_MODEL})
@@ -160,6 +168,8 @@ class CIFNetCLI(LightningCLI):
             self._held.enter_context(exclusive(folder))
             if fresh and folder.exists():
                 raise UsageError(f"another run has just used {folder}: give the command once more")
+            if fresh:
+                self._held.push(lambda kind, *_: runs.remove_unbegun(folder) if kind is not None else None)
 
     def instantiate_classes(self) -> None:
         """Build everything; an error of this package reaches the user as it is, not as jsonargparse reports it."""
@@ -200,8 +210,9 @@ class CIFNetCLI(LightningCLI):
         found = super()._prepare_subcommand_kwargs(subcommand)
         found["ckpt_path"] = self._own.get("ckpt_path")
         found["weights_only"] = True
-        if "return_predictions" in found:
-            found["return_predictions"] = False
+        for name in ("return_predictions", "verbose"):  # RunTable shows what was measured
+            if name in found:
+                found[name] = False
         return found
 
 
@@ -218,6 +229,7 @@ def run(args: list[str]) -> None:
     if args and not args[0].startswith("-") and args[0] not in RUNS:
         raise unknown_name("sub-command", args[0], [*RUNS, *COMMANDS])
     quieten()
+    find_in_current_folder()
     register_strategy()
     try:
         with explained(), leaving_the_group():

@@ -1,12 +1,13 @@
-"""``merge``: models that learned from different photos, on different machines, become one."""
+"""``merge``: join models that learned from different photos, on different machines, into one."""
 
 from __future__ import annotations
 
 from itertools import combinations
 from pathlib import Path
-from typing import Literal
 
+from cifnet_pl.backbones.engines import EngineChoice
 from cifnet_pl.cli.extend import warn
+from cifnet_pl.cli.merge_sums import merge_sums, sums_files
 from cifnet_pl.model import merge as merging
 from cifnet_pl.model.bundle import refuse_existing
 from cifnet_pl.model.loading import load
@@ -18,8 +19,9 @@ def merge(
     models: list[str],
     output: str,
     base: str | None = None,
-    engine: Literal["auto", "torch", "onnxruntime"] = "auto",
+    engine: EngineChoice = "auto",
     overwrite: bool = False,
+    trust: bool = False,
 ) -> None:
     """Add up what several models learned from different photos; no photo is needed.
 
@@ -27,12 +29,16 @@ def merge(
     sums, such as RidgeHead, the result equals one run over all photos. Photos that two models have learned are found by
     their content hashes: they count once where that is exact, with --base, and are refused elsewhere.
 
+    Files of sums, and folders of them, as cifnet sums makes them, become one model of the whole set; with an output
+    that ends in .sums they become one such file.
+
     Args:
-        models: run folders, checkpoint files or bundles; they are not changed.
+        models: run folders, checkpoint files or bundles, or files of sums; they are not changed.
         output: folder for the merged bundle.
         base: the model that the others were extended from; what it learned is counted once.
         engine: what must have run the network while all of them learned: torch, onnxruntime, or auto for either.
         overwrite: whether a bundle at output may be replaced.
+        trust: whether heads and networks from outside the package that a model names may be imported, code and all.
 
     Raises:
         UsageError: fewer than two models, one given twice, other backbones, photo sizes, precisions, heads or settings,
@@ -40,6 +46,9 @@ def merge(
         UnsupportedError: a head whose statistics cannot be added.
         CheckpointError: there is no model at one of ``models``, or it is damaged.
     """
+    files = sums_files(models)
+    if files:
+        return merge_sums(files, Path(output).expanduser(), overwrite, trust, engine)
     for one, again in combinations(models, 2):
         if Path(one).expanduser().resolve() == Path(again).expanduser().resolve():
             raise UsageError(f"{again} is given twice: its photos would count twice")
@@ -48,13 +57,13 @@ def merge(
     target = Path(output).expanduser()
     with exclusive(target):
         refuse_existing(target, overwrite)
-        first = load(models[0])
-        others = [load(place, device=first.device) for place in models[1:]]
+        first = load(models[0], trust=trust)
+        others = [load(place, device=first.device, trust=trust) for place in models[1:]]
         for place, loaded in zip(models, [first, *others], strict=True):
             if engine != "auto" and set(loaded.engines) - {engine}:
                 used = " and ".join(loaded.engines)
                 raise UsageError(f"{place} learned with engine {used}, not with {engine} alone: use --engine auto")
-        ancestor = load(base, device=first.device) if base is not None else None
+        ancestor = load(base, device=first.device, trust=trust) if base is not None else None
         result = merging.merge([first, *others], models, ancestor)
         result.model.save(target, overwrite)
     warn(result.warnings, [])

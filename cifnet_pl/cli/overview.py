@@ -1,4 +1,4 @@
-"""``cifnet --help``: all commands with one line each, without importing any of them."""
+"""``cifnet --help``: print all commands with one line each, without importing any of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VERSION = ("-V", "--version")
 
 
 def overview() -> str:
-    """The text of ``cifnet --help``."""
+    """Return the text of ``cifnet --help``."""
     lines = {**RUNS, **{name: command.summary for name, command in COMMANDS.items()}}
     width = max(map(len, lines))
     return "\n".join(
@@ -32,5 +32,5 @@ def overview() -> str:
 
 
 def own_version() -> str:
-    """The text of ``cifnet --version``."""
+    """Return the text of ``cifnet --version``."""
     return f"cifnet_pl {version('cifnet_pl')}"

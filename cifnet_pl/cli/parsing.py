@@ -1,4 +1,4 @@
-"""What jsonargparse does not do by itself: errors of one sentence, and a head without its predecessor's options."""
+"""Extend jsonargparse: errors of one sentence, and heads that do not inherit the options of another class."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from jsonargparse import ArgumentParser
 
 from cifnet_pl.utilities.errors import CifnetError, UsageError, unknown_name
 from cifnet_pl.utilities.files import read_yaml
+from cifnet_pl.utilities.outside import entry_point, import_part, offered
 
 DEFAULT_HEAD = "CIFNetHead"
 DEFAULT_BACKBONE = "embedded:efficientnet_lite0"
@@ -32,7 +33,7 @@ class OneSentence(ArgumentParser):
 
 
 def sentence(message: str, options: Collection[str] = ()) -> str:
-    """The one thing in a message of jsonargparse that the user can act on; ``options`` are those that exist."""
+    """Return the one thing in a message of jsonargparse that the user can act on; ``options`` are those that exist."""
     linked = re.search(r"--> trainer\.max_epochs", message)
     if linked:
         return EPOCHS
@@ -42,11 +43,11 @@ def sentence(message: str, options: Collection[str] = ()) -> str:
         return f"the following arguments are required: {', '.join(names)}"
     unrecognised = re.match(r"unrecognized arguments: (.*)", message)
     if unrecognised:
-        return _unknown_option(unrecognised[1].split()[0], options)
+        return unknown_option(unrecognised[1].split()[0], options)
     keys = re.findall(r'Parser key "([^"]+)"', message)
     refused = re.search(r"Option '([^']+)' is not accepted", message)
     if refused:
-        return _unknown_option("--" + ".".join([*keys, refused[1]]), options)
+        return unknown_option("--" + ".".join([*keys, refused[1]]), options)
     lines = [line.strip().removeprefix("- ") for line in message.splitlines()]
     kind = re.compile(r"Expected an? (?!path)(.+?)(?:\. Got value.*|: .*)?$")
     expected = [found[1] for line in lines if (found := kind.search(line))]
@@ -60,7 +61,8 @@ def sentence(message: str, options: Collection[str] = ()) -> str:
     return f"--{'.'.join(keys)} is '{given[1]}', expected {' or '.join(kinds)}"
 
 
-def _unknown_option(name: str, options: Collection[str]) -> str:
+def unknown_option(name: str, options: Collection[str]) -> str:
+    """Return a sentence about an option ``name`` that is not among ``options``, with the nearest of those."""
     given = name.split("=")[0]
     known = [
         o for o in options if o.startswith("--") and not o.endswith(("+", ".help")) and not given.startswith(f"{o}.")
@@ -78,7 +80,7 @@ def _plain_type(kind: str) -> str:
 
 
 def buried_error(error: BaseException) -> CifnetError | None:
-    """The package's own error that a library wrapped into one of its own, if there is one."""
+    """Return the package's own error that a library wrapped into one of its own, if there is one."""
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, CifnetError):
         seen = seen.__cause__ or seen.__context__
@@ -89,7 +91,7 @@ def buried_error(error: BaseException) -> CifnetError | None:
 
 
 def with_clean_heads(args: Sequence[str]) -> list[str]:
-    """The same arguments, so that a head never inherits options of another class (and unknown heads are refused).
+    """Return arguments with which a head never inherits options of another class; refuse unknown heads.
 
     jsonargparse keeps the options of an earlier class that the new one happens to accept: a RidgeHead over a
     configuration with a CIFNetHead would get its ridge, which is on another scale. Where the class changes, the
@@ -104,8 +106,13 @@ def with_clean_heads(args: Sequence[str]) -> list[str]:
         key, _, attached = arg.partition("=")
         value = attached or (args[i + 1] if i + 1 < len(args) else "")
         if key in ("--config", "-c") and value:
-            new, run = _class_name(_head_of(_read_yaml(Path(value)))), len(args) + 1
+            config = _read_yaml(Path(value))
+            new, run = _class_name(_head_of(config)), len(args) + 1
             place = len(result)
+            _import_method(config.get("model") if config else None)
+        elif key in ("--model", "--model.class_path"):
+            _import_method(value)
+            new = None
         elif re.match(r"--model\.(init_args\.)?head(\.|$)", key):
             run = min(run, len(result))
             new = _class_name(value) if key.endswith(("head", "head.class_path")) else None
@@ -127,7 +134,18 @@ def _read_yaml(path: Path) -> Any:
     trainer = (content or {}).get("trainer")
     if isinstance(trainer, dict) and trainer.get("max_epochs") is not None:
         raise UsageError(EPOCHS)
+    _refuse_empty_arguments(content, path)
     return content
+
+
+def _refuse_empty_arguments(content: Any, path: Path, class_path: str = "") -> None:
+    """Raise UsageError for an ``init_args:`` with nothing below it: jsonargparse refuses it without saying why."""
+    if isinstance(content, dict):
+        name = str(content.get("class_path", class_path))
+        if "init_args" in content and content["init_args"] is None:
+            raise UsageError(f"configuration file {path}: init_args of {name} is empty: leave the line out")
+        for inner in content.values():
+            _refuse_empty_arguments(inner, path, name)
 
 
 def _head_of(config: Any) -> Any:
@@ -140,18 +158,32 @@ def _head_of(config: Any) -> Any:
 
 
 def _class_name(head: Any) -> str | None:
-    """The name of a head's class; UsageError for one without a module that is not known."""
+    """Return the name of a head's class; UsageError for one without a module that is not known."""
     if isinstance(head, str) and head.startswith("{"):
         head = yaml.safe_load(head).get("class_path")
     if not isinstance(head, str) or head in ("", "null") or head.startswith("-"):
         return None
     from cifnet_pl import heads  # imports torch
 
-    known = [name for name in heads.__all__ if name != "Head"]
     name = head.removeprefix("cifnet_pl.heads.")
-    if "." not in name and name not in known:
-        raise unknown_name("head", name, known)
+    if "." not in name and name not in heads.HEADS and not import_offered("heads", name):
+        raise unknown_name("head", name, [*heads.HEADS, *offered("heads")])
     return name
+
+
+def _import_method(model: Any) -> None:
+    """Import the LightningModule that ``--model`` or ``model:`` names, where an installed package offers it."""
+    name = model.get("class_path") if isinstance(model, dict) else model
+    if isinstance(name, str) and "." not in name:
+        import_offered("methods", name)
+
+
+def import_offered(kind: str, name: str) -> bool:
+    """Import what an installed package offers as ``name``, so that jsonargparse finds the class; False without one."""
+    found = entry_point(kind, name)
+    if found is not None:
+        import_part(found)
+    return found is not None
 
 
 # ---------------------------------------------------------------------- data without images

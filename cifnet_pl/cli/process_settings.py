@@ -1,4 +1,4 @@
-"""What the command line changes of its own process, for a network on a CPU: how memory is freed, how threads wait."""
+"""Set up the process for a network on a CPU: how memory is freed, and how threads wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Lightning says that is wrong or of no use here."""
+"""Silence messages of Lightning that are wrong or of no use here."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
-"""``python -m cifnet_pl sweep FILES…``: many runs, one after another, that can be stopped and gone on with."""
+"""``python -m cifnet_pl sweep FILES…``: run many configurations one after another; stopped sweeps can be continued."""
 
 from __future__ import annotations
 
-import fcntl
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cifnet_pl.cli.configs import find_config
-from cifnet_pl.cli.grid import Point, read_points
+from cifnet_pl.cli.estimates import Cost, add_elapsed, cost_of, duration, estimate, total
+from cifnet_pl.cli.failures import memory_kills, reason
+from cifnet_pl.cli.grid import Point, choose, read_points
+from cifnet_pl.cli.point_lock import running, waiting_lock
 from cifnet_pl.report import report
-from cifnet_pl.report.runs import is_complete, read_run
-from cifnet_pl.utilities.errors import CifnetError
+from cifnet_pl.report.runs import FAILURE, POINT, is_complete, read_run
+from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.files import write_text
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.run_folders import versions
 
 
 def sweep(
@@ -32,11 +34,17 @@ def sweep(
     logs: str = "lightning_logs",
     output: str | None = None,
     external: str | None = None,
+    seeds: str | None = None,
+    only: list[str] | None = None,
+    without: list[str] | None = None,
+    budget: float | None = None,
+    dry_run: bool = False,
 ) -> None:
     """Run every point of sweep files that is not complete yet, each as a process of its own; report on all of them.
 
-    Options with a dot in their name (--data.root DIR) hold for all points. A point that was stopped goes on where it
-    was; one that fails does not keep the others from running. Points that several files share are run once.
+    Options with a dot in their name (--data.root DIR) hold for all points whose classes have them. A point that was
+    stopped goes on where it was; one that fails does not keep the others from running. Points that several files share
+    are run once.
 
     Args:
         files: sweep files, see configs/paper.
@@ -44,32 +52,137 @@ def sweep(
         logs: folder that holds all runs.
         output: folder for a report on the points of these files, or null for none.
         external: CSV file of methods run elsewhere, for the report.
+        seeds: such as 1,2 in place of the files' own, or null.
+        only: labels of the points to run, such as ridge s1; of each axis that is named, one of its labels.
+        without: labels of points to leave out.
+        budget: hours; a point that is expected to take longer than what is left of them is not begun, and one that
+            still runs when they are over is stopped, to go on another time. Null for no bound.
+        dry_run: only list the points and the time that they are expected to take.
 
     Raises:
-        UsageError: a file that is not a sweep.
+        UsageError: a file that is not a sweep, a label or an option that no point has, a bad list of seeds or budget.
         CifnetError: some points failed; the others are complete.
     """
-    points = {point.identity: point for file in files for point in read_points(find_config(file), overrides)}
+    if budget is not None and not budget > 0:
+        raise UsageError(f"budget is {budget:g}, expected a positive number of hours")
+    every = [point for file in files for point in read_points(find_config(file), overrides, _seeds(seeds))]
+    points = {point.identity: point for point in choose(every, only or (), without or ())}
+    if not points:
+        raise UsageError("no point has these labels: leave out some of --only and --without, or use --dry_run")
     console = Console(soft_wrap=True, highlight=False)
-    console.print(f"{len(points)} points; each seed sets both seed_everything and the class order")
-    done: list[Path] = []
-    failed: list[Path] = []
-    with _progress(console) as progress, _stopped_by_sigterm():
-        bar = progress.add_task("points", total=len(points))
-        for number, point in enumerate(points.values(), 1):
-            folder = _folder(Path(logs), point)
-            progress.update(bar, description=folder.name)
-            run, sentence = _ensure(folder, point)
-            (done if run is not None else failed).append(run or folder)
-            console.print(f"[{number}/{len(points)}] {folder.name}: {sentence}", markup=False)
-            progress.advance(bar)
+    kinds = "each seed sets both seed_everything and the class order" if _over_seeds(points.values()) else "no seeds"
+    console.print(f"{len(points)} points; {kinds}")
+    for sentence in _unfit(overrides, list(points.values())):
+        console.print(sentence, markup=False)
+    placed = [(point, _folder(Path(logs), point)) for point in points.values()]
+    left = [pair for pair in placed if complete_run(pair[1]) is None]
+    _print_plan(console, placed, left, dry_run)
+    if dry_run:
+        return
+    done, failed, skipped = _run_all(console, placed, budget)
     if output is not None and done:
-        report([str(run) for run in done], output, external)
+        report([str(folder) for _, folder in placed if folder.is_dir()], output, external)
+    if skipped:
+        console.print(f"the budget is spent: {skipped} of {len(points)} points are left; the same command goes on")
     if failed:
         raise CifnetError(
             f"{len(failed)} of {len(points)} points failed, the first is {failed[0]} (see its output.log); "
             "run the same command again to try them once more"
         )
+
+
+def _seeds(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"seeds is '{text}', expected integers and commas, such as 1,2,3") from None
+
+
+def _over_seeds(points: Iterable[Point]) -> bool:
+    return any("seed" in point.labels for point in points)
+
+
+def _unfit(overrides: Sequence[tuple[str, str]], points: Sequence[Point]) -> list[str]:
+    """Return a sentence for each override that some points do not have.
+
+    Raises:
+        UsageError: one that no point has.
+    """
+    sentences = []
+    for name, _ in overrides:
+        fitting = [point for point in points if name not in point.unfit]
+        if not fitting:
+            raise UsageError(f"--{name} fits no point: none of their classes has such an option")
+        if len(fitting) < len(points):
+            others = dict.fromkeys(_said_labels(point) for point in points if name in point.unfit)
+            sentences.append(f"--{name} is for {len(fitting)} of {len(points)} points, not for: {'; '.join(others)}")
+    return sentences
+
+
+def _said_labels(point: Point) -> str:
+    return " ".join(label for axis, label in point.labels.items() if axis != "seed") or point.name
+
+
+def _print_plan(
+    console: Console, placed: Sequence[tuple[Point, Path]], left: Sequence[tuple[Point, Path]], whole: bool
+) -> None:
+    """Say how long the points that are left will take; with ``whole`` also what is known of each point."""
+    ran = _costs(placed)
+    expected = {point.identity: estimate(point, folder, ran) for point, folder in left}
+    for point, folder in placed if whole else ():
+        if point.identity in expected:
+            cost = expected[point.identity]
+            state = "begun" if versions(folder) else "not run yet"
+            said = f"{state}, {total([cost])}" if cost else state
+        else:
+            run = complete_run(folder)
+            said = f"complete already, {_result(run)}" if run else "complete already"
+        console.print(f"{folder.name}: {said}", markup=False)
+    if left:
+        console.print(f"{len(left)} to run: {total(list(expected.values()))}", markup=False)
+    else:
+        console.print("all are complete")
+
+
+def _costs(placed: Sequence[tuple[Point, Path]]) -> list[tuple[Point, Cost]]:
+    runs = [(point, folder, complete_run(folder)) for point, folder in placed]
+    return [(point, cost_of(folder, run)) for point, folder, run in runs if run is not None]
+
+
+def _run_all(
+    console: Console, placed: Sequence[tuple[Point, Path]], budget: float | None
+) -> tuple[list[Path], list[Path], int]:
+    """Return (runs that are complete, folders of points that failed, number of points left for want of time)."""
+    done: list[Path] = []
+    failed: list[Path] = []
+    skipped, start = 0, time.monotonic()
+    end = None if budget is None else start + 3600 * budget
+    for point, folder in placed:
+        if not (folder / POINT).is_file():
+            _write_point(folder, point)  # a report names what is missing, whatever becomes of this sweep
+    with _progress(console) as progress, _stopped_by_sigterm():
+        bar = progress.add_task("points", total=len(placed))
+        for number, (point, folder) in enumerate(placed, 1):
+            progress.update(bar, description=folder.name)
+            place = f"[{number}/{len(placed)}] {folder.name}"
+            if end is not None and complete_run(folder) is None:
+                expected = estimate(point, folder, _costs(placed))
+                if time.monotonic() + (expected.seconds if expected else 0.0) >= end:
+                    skipped += 1
+                    why = f"expected to take {duration(expected.seconds)}, " if expected else ""
+                    console.print(f"{place}: {why}more than is left of the budget", markup=False)
+                    continue
+            try:
+                run, sentence = _ensure(folder, point, end)
+                (done if run is not None else failed).append(run or folder)
+            except TimeoutError:
+                skipped += 1
+                sentence = "stopped, as the budget is over; it goes on the next time"
+            console.print(f"{place}: {sentence}", markup=False)
+            progress.advance(bar)
+    return done, failed, skipped
 
 
 def _progress(console: Console) -> Progress:
@@ -78,58 +191,70 @@ def _progress(console: Console) -> Progress:
 
 
 def _folder(logs: Path, point: Point) -> Path:
-    """The point's experiment: one that holds the same configuration under whatever name, or a new one."""
+    """Return the point's experiment: one that holds the same configuration under whatever name, or a new one."""
     present = sorted(logs.glob(f"*-{point.identity}")) if logs.is_dir() else []
     return present[0] if present else logs / point.name
 
 
 def complete_run(folder: Path) -> Path | None:
-    """The newest whole run of an experiment."""
-    versions = [path for path in folder.glob("version_*") if path.name.removeprefix("version_").isdigit()]
-    versions.sort(key=lambda path: int(path.name.removeprefix("version_")), reverse=True)
-    return next((path for path in versions if is_complete(path)), None)
+    """Return the newest whole run of an experiment."""
+    return next((path for path in reversed(versions(folder)) if is_complete(path)), None)
 
 
-def _ensure(folder: Path, point: Point) -> tuple[Path | None, str]:
-    """Run the point unless it is complete: its run's folder, or None if it failed, and what to say of it."""
-    with _alone(folder) as lock:
+def _ensure(folder: Path, point: Point, end: float | None = None) -> tuple[Path | None, str]:
+    """Run the point unless it is complete: its run's folder, or None if it failed, and what to say of it.
+
+    Raises:
+        TimeoutError: it still ran at ``end``, in seconds of the monotonic clock.
+    """
+    with _alone(folder):
         run = complete_run(folder)
         if run is not None:
             return run, f"complete already, {_result(run)}"
-        start = time.perf_counter()
-        code = _run(folder, point, lock)
+        (folder / FAILURE).unlink(missing_ok=True)
+        start, kills, log = time.monotonic(), memory_kills(), folder / "output.log"
+        before = log.stat().st_size if log.is_file() else 0
+        try:
+            code = _run(folder, point, end)
+        finally:
+            seconds = time.monotonic() - start
+            add_elapsed(folder, seconds)
         run = complete_run(folder)
         if run is None:
-            return None, f"failed (exit code {code}): {_last_line(folder / 'output.log')}"
-        return run, f"done in {time.perf_counter() - start:.0f} s, {_result(run)}"
+            said = log.read_bytes()[before:].decode("utf-8", errors="replace")
+            why = reason(code, said, kills is not None and memory_kills() != kills)
+            write_text(folder / FAILURE, why + "\n")
+            return None, f"failed ({why})"
+        return run, f"done in {duration(seconds)}, {_result(run)}"
 
 
-def _run(folder: Path, point: Point, lock: int) -> int:
+def _run(folder: Path, point: Point, end: float | None = None) -> int:
     """Run ``fit`` as a process; it goes on from the last checkpoint if there is one. Returns the exit code."""
-    config = {**point.config, "experiment": folder.name, "logs": str(folder.parent)}
-    write_text(folder / "point.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
-    command = [sys.executable, "-m", "cifnet_pl", "fit", "--config", str(folder / "point.yaml"), "--ckpt_path", "last"]
+    _write_point(folder, point)
+    command = [sys.executable, "-m", "cifnet_pl.cli.point", str(folder / POINT)]
     with (folder / "output.log").open("ab") as log:
-        # The process holds the lock too: if this one is killed, the next sweep waits until the run has ended.
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, pass_fds=[lock])
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
-            return process.wait()
+            return process.wait(None if end is None else max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise TimeoutError from None
         finally:
             process.terminate()
             process.wait()
 
 
+def _write_point(folder: Path, point: Point) -> None:
+    config = {**point.config, "experiment": folder.name, "logs": str(folder.parent)}
+    write_text(folder / POINT, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+
+
 @contextmanager
-def _alone(folder: Path) -> Iterator[int]:
-    """Hold the lock of an experiment's folder, once no other process runs it; yields the lock's descriptor."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"waiting for {folder}, which another process is running", flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield file.fileno()
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the lock of an experiment's folder, once no other sweep does and no run goes on that a killed one began."""
+    with waiting_lock(folder, ".lock"):
+        with running(folder):
+            pass
+        yield
 
 
 @contextmanager
@@ -152,8 +277,3 @@ def _stopped_by_sigterm() -> Iterator[None]:
 def _result(run: Path) -> str:
     final = read_run(run).summary["A_K"]
     return "A_K not measured" if final is None else f"A_K {final:.1f} %"
-
-
-def _last_line(path: Path) -> str:
-    lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
-    return printable(next((line for line in reversed(lines) if line), "it said nothing"))

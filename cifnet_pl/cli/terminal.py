@@ -1,4 +1,4 @@
-"""Output on any terminal: a character that its encoding lacks is written in another way and never ends a run."""
+"""Print on any terminal: characters that its encoding lacks are replaced and never end a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HANDLER = "cifnet_pl.stand_ins"
 
 
 def _stand_in(error: UnicodeError) -> tuple[str, int]:
-    """Error handler of :mod:`codecs` for characters that cannot be encoded."""
+    """Handle characters that cannot be encoded, as an error handler of :mod:`codecs`."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     missing = error.object[error.start : error.end]

@@ -1,4 +1,4 @@
-"""``unpack``: the images of a data source as class folders, to try the commands that take photos."""
+"""``unpack``: write the images of a data source as class folders, to try the commands that take photos."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Embeddings on disk: a second run over the same images never runs the backbone again.
+"""Store embeddings on disk, so that a second run over the same images never runs the backbone again.
 
-One safetensors file a class and set, below a folder named by everything that an embedding depends on apart from
+One safetensors file per class and set, below a folder named by everything that an embedding depends on apart from
 the image: backbone weights and preprocessing, image size, crop, precision and decoder. A file is a hit only if the
 images are those that it was made from: the same names with, for every file, the same size, inode and change times
 — or, where those differ (a copied folder), the same contents. So a stale hit is impossible.
@@ -21,8 +21,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone
+from cifnet_pl.data.content_hashes import content_hash
 from cifnet_pl.data.image_sets import SampleSet, Source
-from cifnet_pl.data.loading import EvaluationMemory
+from cifnet_pl.data.loading import EMBEDDED_BATCH, EvaluationMemory, Store, pieces
 from cifnet_pl.utilities.files import write_atomic
 from cifnet_pl.utilities.processes import of_all_processes
 
@@ -42,6 +43,9 @@ class EmbeddingCache:
         images: the set.
         class_names: name of each label of the set.
         folder: where the files of this set and pipeline are.
+
+    Attributes:
+        copies: image → its exact copies, which are not embedded: they get its embedding.
     """
 
     def __init__(self, images: SampleSet, class_names: list[str], folder: Path):
@@ -52,11 +56,13 @@ class EmbeddingCache:
             self._place[rows] = np.arange(len(rows))
         self._collected: dict[int, dict[int, Tensor]] = {}
         self._before: dict[int, str] = {}  # marks of the files before any of a class was decoded
+        self._hashes: dict[int, np.ndarray] = {}
+        self.copies: dict[int, list[int]] = {}
 
     # ------------------------------------------------------------------ reading
 
     def known(self, rows: np.ndarray) -> np.ndarray:
-        """(n,) bool: which images have a stored embedding."""
+        """Return (n,) bool: which images have a stored embedding."""
         labels = self.images.labels[rows]
         hit = {int(c): self._load(int(c)) is not None for c in np.unique(labels)}
         for label in (label for label, there in hit.items() if not there and label not in self._before):
@@ -64,7 +70,7 @@ class EmbeddingCache:
         return np.array([hit[int(c)] for c in labels], dtype=bool)
 
     def get(self, rows: np.ndarray) -> Tensor:
-        """(n, d) float32 embeddings of images that are known; files are memory-mapped."""
+        """Return (n, d) float32 embeddings of images that are known; files are memory-mapped."""
         parts = []
         labels = self.images.labels[rows]
         for c in dict.fromkeys(labels.tolist()):
@@ -73,6 +79,14 @@ class EmbeddingCache:
             parts.append(stored[torch.from_numpy(self._place[rows[labels == c]])])
         order = np.concatenate([np.flatnonzero(labels == c) for c in dict.fromkeys(labels.tolist())])
         return torch.cat(parts)[torch.from_numpy(np.argsort(order))]
+
+    def hashes(self, label: int) -> np.ndarray | None:
+        """Return (n,) int64 content hashes of the images of a class, without reading them.
+
+        The result is None where none are stored.
+        """
+        self._load(label)
+        return self._hashes.get(label)
 
     def _load(self, label: int) -> Tensor | None:
         if label not in self._found:
@@ -87,6 +101,7 @@ class EmbeddingCache:
             with safe_open(path, framework="pt") as file:
                 about = file.metadata() or {}
                 z: Tensor = file.get_tensor("z")
+                hashes = file.get_tensor("hashes").numpy() if "hashes" in file.keys() else None  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             log.warning("rebuilding damaged cache file %s (%s)", path, error)
             return None
@@ -96,6 +111,8 @@ class EmbeddingCache:
         marks = self._marks(label)
         if about.get("stat") != _stat(marks) and about.get("content") != self._content(label, marks):
             return None
+        if hashes is not None and len(hashes) == len(z) and about.get("hashes_sha256") == _digest_of(hashes):
+            self._hashes[label] = hashes
         return z
 
     # ------------------------------------------------------------------ writing
@@ -105,13 +122,14 @@ class EmbeddingCache:
         z = z.float().cpu()
         for row, embedding in zip(rows.tolist(), z, strict=True):
             label = int(self.images.labels[row])
-            self._collected.setdefault(label, {})[row] = embedding
+            own = self._collected.setdefault(label, {})
+            own.update(dict.fromkeys([row, *self.copies.get(row, ())], embedding))
         for label in {int(c) for c in self.images.labels[rows.cpu().numpy()]}:
             if len(self._collected[label]) == len(self.images.rows_of[label]):
                 self._write(label)
 
     def collected(self) -> list[tuple[list[int], Tensor]]:
-        """Embeddings of classes that this process has only a part of, taken out: rows and (n, d) tensors."""
+        """Return the embeddings of classes that this process has only a part of, taken out: rows and (n, d) tensors."""
         parts = [(list(own), torch.stack(list(own.values()))) for own in self._collected.values() if own]
         self._collected = {}
         return parts
@@ -124,8 +142,13 @@ class EmbeddingCache:
         if self._before.pop(label, stat) != stat:
             log.warning("not caching class '%s': its images changed while they were read", self.class_names[label])
             return
-        about = {"stat": stat, "content": self._content(label, marks), "sha256": _digest(z)}
-        write_atomic(self._path(label), lambda file: file.write(save({"z": z}, metadata=about)))
+        contents: list[int] = []
+        tensors = {"z": z}
+        about = {"stat": stat, "content": self._content(label, marks, contents), "sha256": _digest(z)}
+        if len(contents) == len(z):
+            tensors["hashes"] = torch.tensor(contents, dtype=torch.int64)
+            about["hashes_sha256"] = _digest_of(tensors["hashes"].numpy())
+        write_atomic(self._path(label), lambda file: file.write(save(tensors, metadata=about)))
         self._found.pop(label, None)
 
     # ------------------------------------------------------------------ identity
@@ -137,22 +160,28 @@ class EmbeddingCache:
         return self.folder / f"{digest.hexdigest()[:32]}.safetensors"
 
     def _marks(self, label: int) -> list[tuple[int, ...] | str]:
-        """The files' sizes, inodes and change times; hashes of the contents where there are no files."""
+        """Return the files' sizes, inodes and change times; hashes of the contents where there are no files."""
         return [self.images.stat(row) for row in self.images.rows_of[label].tolist()]
 
-    def _content(self, label: int, marks: list[tuple[int, ...] | str]) -> str:
-        """Hash of the contents; one that is a mark already is not computed again, as that may mean to decode."""
+    def _content(self, label: int, marks: list[tuple[int, ...] | str], hashes: list[int] | None = None) -> str:
+        """Hash of the contents; one that is a mark already is not computed again, as that may mean to decode.
+
+        The content hash of every image that was read for it is appended to ``hashes``.
+        """
         digest = hashlib.sha256()
         for row, mark in zip(self.images.rows_of[label].tolist(), marks, strict=True):
             if isinstance(mark, str):
                 digest.update(bytes.fromhex(mark))
             else:
-                digest.update(hashlib.sha256(self.images.content(row)).digest())
+                content = self.images.content(row)
+                digest.update(hashlib.sha256(content).digest())
+                if hashes is not None:
+                    hashes.append(content_hash(content))
         return digest.hexdigest()
 
 
 class EmbeddingStores:
-    """Where the embeddings of one source and backbone are kept during a run, and between runs.
+    """The stores of one source's embeddings by one backbone: in memory during a run, on disk between runs.
 
     Args:
         source: training and test images.
@@ -166,6 +195,20 @@ class EmbeddingStores:
             EmbeddingCache(images, source.class_names, folder / part) if folder is not None else None
             for images, part in ((source.train, "train"), (source.val, "val"))
         )
+
+    def plan_training(self, batches: list[np.ndarray]) -> list[tuple[np.ndarray, Store | None]]:
+        """Name the store of each batch of training images; None where one of its images must be embedded."""
+        cache = self.train
+        return [(batch, cache if cache and cache.known(batch).all() else None) for batch in batches]
+
+    def plan_evaluation(self, rows: np.ndarray, batch_size: int) -> list[tuple[np.ndarray, Store | None]]:
+        """Deal test images ``rows`` out to large batches of each store that has them, and to batches to be embedded."""
+        plan: list[tuple[np.ndarray, Store | None]] = []
+        for store in (store for store in (self.memory, self.val) if store is not None):
+            known = store.known(rows)
+            plan += [(batch, store) for batch in pieces(rows[known], EMBEDDED_BATCH)]
+            rows = rows[~known]
+        return plan + [(batch, None) for batch in pieces(rows, batch_size)]
 
     def remember(self, rows: Tensor, z: Tensor, training: bool) -> None:
         """Keep embeddings (n, d) of images ``rows`` of the training or the test set, as far as that is wanted."""
@@ -190,4 +233,8 @@ def _stat(marks: list[tuple[int, ...] | str]) -> str:
 
 
 def _digest(z: Tensor) -> str:
-    return hashlib.sha256(z.contiguous().numpy().data).hexdigest()
+    return _digest_of(z.contiguous().numpy())
+
+
+def _digest_of(array: np.ndarray) -> str:
+    return hashlib.sha256(array.data).hexdigest()

@@ -1,4 +1,4 @@
-"""Hashes of what photos are made from, so that a copy is recognised whatever its name is.
+"""Hash what photos are made from, so that a copy is recognised whatever its name is.
 
 For photos in files the hash is of the file's bytes: no photo has to be decoded, and the same file gives the same hash
 on any machine. Images in memory are hashed by their pixels. A copy that was saved anew has another hash.
@@ -7,16 +7,22 @@ on any machine. Images in memory are hashed by their pixels. A copy that was sav
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from cifnet_pl.data.image_sets import SampleSet
 from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.processes import of_all_processes, rank_and_world
 
 
 def content_hash(content: bytes) -> int:
     """Hash bytes to a signed number of 64 bits (BLAKE2b): two of a million different photos agree once in 4·10⁷."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
+
+
+NOTHING = content_hash(b"")
+"""The hash of what cannot be read."""
 
 
 def hashes_of(content: Callable[[int], bytes], rows: Sequence[int]) -> np.ndarray:
@@ -36,6 +42,62 @@ def hashes_of(content: Callable[[int], bytes], rows: Sequence[int]) -> np.ndarra
         try:
             return content_hash(content(row))
         except (OSError, DataError):  # it is reported as unreadable when it is to be decoded
-            return content_hash(b"")
+            return NOTHING
 
     return np.array([one(row) for row in rows], dtype=np.int64)
+
+
+class ContentHashes:
+    """The content hashes of one set, each computed when it is first asked for.
+
+    Args:
+        samples: the set.
+        stored: label → the hashes (n_c,) of the samples of that class, or None where they are not known without
+            reading, such as :meth:`cifnet_pl.data.cache.EmbeddingCache.hashes`; None to read everything.
+    """
+
+    def __init__(self, samples: SampleSet, stored: Callable[[int], np.ndarray | None] | None = None):
+        self.samples, self._stored = samples, stored
+        self._hashes = np.zeros(len(samples), dtype=np.int64)
+        self._known = np.zeros(len(samples), dtype=bool)
+
+    def of(self, rows: np.ndarray) -> np.ndarray:
+        """Return the hashes (n,) int64 of samples ``rows`` (n,)."""
+        self._take_stored(rows[~self._known[rows]])
+        missing = rows[~self._known[rows]]
+        if len(missing):
+            self._set(missing, hashes_of(self.samples.content, missing.tolist()))
+        found: np.ndarray = self._hashes[rows]
+        return found
+
+    def sizes(self, rows: np.ndarray) -> np.ndarray:
+        """Return the number of bytes (n,) of each sample's content; -1 where that is not known without reading."""
+        return np.array([self.samples.size(row) for row in rows.tolist()], dtype=np.int64)
+
+    def where_alike(self, rows: np.ndarray, others: np.ndarray) -> Iterator[tuple[int, int]]:
+        """Return (row, hash) of the samples ``rows`` (n,), in their order, that may be a copy of another one.
+
+        Samples of a size that neither another one of them nor one of ``others`` has are not read. In a run of several
+        processes each reads a share of the others; all must ask.
+        """
+        sizes = self.sizes(rows)
+        values, counts = np.unique(np.concatenate([sizes, others]), return_counts=True)
+        alike = np.isin(sizes, values[(counts > 1) | (values < 0)])
+        candidates = rows[alike]
+        rank, world = rank_and_world()
+        part = candidates[rank::world]
+        for known, hashes in of_all_processes((part, self.of(part))):
+            self._set(known, hashes)
+        pairs = zip(candidates.tolist(), self._hashes[candidates].tolist(), strict=True)
+        return (pair for pair in pairs if pair[1] != NOTHING)
+
+    def _take_stored(self, rows: np.ndarray) -> None:
+        if self._stored is None:
+            return
+        for label in np.unique(self.samples.labels[rows]).tolist():
+            stored = self._stored(label)
+            if stored is not None:
+                self._set(self.samples.rows_of[label], stored)
+
+    def _set(self, rows: np.ndarray, hashes: np.ndarray) -> None:
+        self._hashes[rows], self._known[rows] = hashes, True

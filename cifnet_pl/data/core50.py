@@ -1,4 +1,4 @@
-"""CORe50: 50 objects in 11 video sessions, some of which are for testing; a session is a domain."""
+"""Read CORe50: 50 objects in 11 video sessions, some of which are for testing; a session is a domain."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Item = TypeVar("Item")
 
 
 def core50(options: SourceOptions) -> Source:
-    """The tree ``core50_128x128/sN/oM/C_NN_MM_FFF.png``; one class an object, ``o1`` … ``o50``.
+    """Return the tree ``core50_128x128/sN/oM/C_NN_MM_FFF.png``; one class per object, ``o1`` … ``o50``.
 
     Options:
         stride: keep every ``stride``-th frame of all frames in the order of session, object and frame; with 10, as
@@ -66,7 +66,7 @@ def core50(options: SourceOptions) -> Source:
 
 
 def every(items: Sequence[Item], stride: int) -> list[Item]:
-    """The ``stride``-th item, the one that is as far behind it, and so on: ⌊n / stride⌋ of n.
+    """Return the ``stride``-th item, the one that is as far behind it, and so on: ⌊n / stride⌋ of n.
 
     >>> every("abcdefg", 3)
     ['c', 'f']
@@ -75,7 +75,7 @@ def every(items: Sequence[Item], stride: int) -> list[Item]:
 
 
 def _frames(root: Path) -> list[tuple[int, int, int, str]]:
-    """(session, object, frame, path below ``root``) of all frames, in that order."""
+    """Return (session, object, frame, path below ``root``) of all frames, in that order."""
     found = []
     for session in root.glob("s[0-9]*"):
         for folder in session.glob("o[0-9]*"):

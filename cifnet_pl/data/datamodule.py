@@ -1,8 +1,7 @@
-"""The task-sequenced data module: in epoch k Lightning gets the samples of task k."""
+"""The Lightning data module that feeds a run task by task: epoch k gets the samples of task k."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -10,44 +9,45 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from cifnet_pl.backbones import Preprocessing
 from cifnet_pl.data.cache import EmbeddingStores, pipeline_key
+from cifnet_pl.data.compared import ComparedData
+from cifnet_pl.data.copies import Duplicates
 from cifnet_pl.data.embeddings import EmbeddingSet
+from cifnet_pl.data.groups import NEAR, SINGLE
 from cifnet_pl.data.image_sets import ImageSet, SampleSet, SourceOptions
 from cifnet_pl.data.images import LARGEST_IMAGE
 from cifnet_pl.data.loading import (
+    EMBEDDED_BATCH,
     Batch,
     ImageBatch,
     ImageLoader,
     SquareDataset,
-    Store,
     StoredLoader,
+    pieces,
     shard_batches,
 )
-from cifnet_pl.data.plan import Plan, TaskLearner
-from cifnet_pl.data.sources import build_source
+from cifnet_pl.data.plan import Plan
+from cifnet_pl.data.sources import OWN_PHOTOS, build_source
 from cifnet_pl.data.streams import Stream
-from cifnet_pl.data.tasks import TaskStream
+from cifnet_pl.data.tuning import without_test_images
 from cifnet_pl.data.unreadable import name_unreadable
 from cifnet_pl.data.workers import cores
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.processes import of_all_processes
 
-EMBEDDED_BATCH = 4096
 
-
-class CIFNetDataModule(LightningDataModule):
+class CIFNetDataModule(ComparedData):
     """Feeds task k in epoch k; evaluates on the test images of all classes seen so far.
 
     Args:
         source: name of a data source, see docs/sources.md: ``digits``, ``folder``, ``domains``, ``embeddings``,
             ``cifar100``, ``imagenet100``, ``tinyimagenet``, ``core50``, ``torchvision:<data set>``.
         root: folder of the data.
-        classes_per_task: number of new classes of each task, or a list with one number a task.
+        classes_per_task: number of new classes of each task, or a list with one number per task.
         initial_classes: number of classes of a larger first task, or null.
         class_order: a seed for the permutation, positions, class names, a file that lists them, or null for the
             source's order.
@@ -59,14 +59,21 @@ class CIFNetDataModule(LightningDataModule):
         num_workers: decoding processes for each process that embeds, or null to share out the cores, at most 16 each.
         val_fraction: share of each class held back where the source has no validation part of its own.
         split_seed: seed of that split.
-        group: photos in class folders that are held back together: "folder" (of one sub-folder), "day" or "burst" (by
-            EXIF), or "name:REGEX" (names with the same match); null to hold back single photos.
+        tune: share of each class's training images that accuracies are measured on in place of the test images, which
+            are left alone, so that settings can be chosen; null to learn from all and to test.
+        group: photos in class folders that are held back together: "near" (those that look alike, or of one burst),
+            "folder" (of one sub-folder), "day" or "burst" (by EXIF), "name:REGEX" (names with the same match), or
+            "single" for none; null is near.
+        duplicates: "leave_out" to learn one of several photos with the same content, "keep" to learn them all and only
+            name them; null: leave_out for the user's own photos, while benchmark sets are not looked through.
         download: whether a torchvision set may be fetched.
         on_corrupt: "error" to stop at an unreadable image, "skip" to leave it out and count it.
         memory_mb: bound in megabytes on evaluation embeddings kept between tasks.
         cache: whether to keep all embeddings on disk, so that a later run never embeds the same image again.
         cache_folder: where.
         options: of one source alone: ``stride`` and ``test_sessions`` of core50, ``class_list`` of imagenet100.
+        unknown: folder or archive with photos of other things, with which it is measured after each task how well the
+            model tells what it does not know; null for none.
     """
 
     def __init__(
@@ -83,14 +90,18 @@ class CIFNetDataModule(LightningDataModule):
         num_workers: int | None = None,
         val_fraction: float = 0.2,
         split_seed: int = 0,
+        tune: float | None = None,
         group: str | None = None,
+        duplicates: Duplicates | None = None,
         download: bool = False,
         on_corrupt: Literal["error", "skip"] = "error",
         memory_mb: float = 1024.0,
         cache: bool = False,
         cache_folder: str = "~/.cache/cifnet_pl",
         options: dict[str, Any] | None = None,
+        unknown: str | None = None,
     ):
+        self.given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
         if on_corrupt not in ("error", "skip"):
             raise UsageError(f"on_corrupt is '{on_corrupt}', expected error or skip")
@@ -103,63 +114,22 @@ class CIFNetDataModule(LightningDataModule):
         own = SourceOptions(Path(root) if root else None, val_fraction, split_seed, download, options or {}, group)
         self.source_name = source
         self.source = build_source(source, own)
-        # A model that lives on cannot tell anew which photos were held back in groups.
-        self._held_back = [val_fraction, split_seed] if group is None else None
+        if tune is not None:
+            if group is not None:
+                raise UsageError("--data.tune splits photo by photo, --data.group by groups: leave one of them out")
+            self.source = without_test_images(self.source, tune, split_seed)
+        # A model that is extended later cannot find out again which photos were held back in groups.
+        plain = tune is None and group in (None, NEAR, SINGLE)
+        self._held_back = [val_fraction, split_seed] if plain else None
         self.image_size, self.batch_size = image_size, batch_size
         self.num_workers, self.on_corrupt, self.memory_mb = num_workers, on_corrupt, memory_mb
+        self.unknown = unknown
         self.cache_folder = Path(cache_folder).expanduser() if cache else None
+        self.duplicates = duplicates or ("leave_out" if source in OWN_PHOTOS else None)
         self.skipped: list[str] = []
         self._labels = torch.zeros(0, dtype=torch.int64)
         self.plan = Plan(self.source, stream, class_order, classes_per_task, initial_classes, max_tasks)
         self.n_tasks = len(self.stream(()))
-
-    # ------------------------------------------------------------------ tasks
-
-    def stream(self, learned: Sequence[Sequence[str]]) -> TaskStream:
-        """Return the new classes of all tasks of this run, those ``learned`` before first and unchanged."""
-        return self.plan.tasks(learned)
-
-    @property
-    def learner(self) -> TaskLearner:
-        """The LightningModule that is being fed."""
-        if self.trainer is None:
-            raise UsageError("the data module is not attached to a Trainer: pass it as datamodule=")
-        return cast(TaskLearner, self.trainer.lightning_module)
-
-    @property
-    def task(self) -> int:
-        """Number of the task that the current epoch learns, from 0."""
-        assert self.trainer is not None
-        return int(self.trainer.current_epoch)
-
-    def task_classes(self, task: int) -> list[str]:
-        """Return the names of the classes that ``task`` introduces; none after the last."""
-        tasks = self.stream(self.learner.learned_tasks[:task]).tasks
-        return list(tasks[task]) if task < len(tasks) else []  # Lightning asks once more after the last
-
-    def task_rows(self, task: int) -> np.ndarray:
-        """Return the positions of the training samples of ``task``; none after the last."""
-        return self.plan.rows(task, self.learner.learned_tasks[:task])
-
-    def returning_classes(self, task: int) -> list[str]:
-        """Return the names of the classes of earlier tasks of which ``task`` brings samples."""
-        if not self.plan.kind.samples_return:
-            return []
-        present = np.unique(self.source.train.labels[self.task_rows(task)])
-        new = set(self.task_classes(task))
-        return [name for name in (self.source.class_names[label] for label in present) if name not in new]
-
-    def class_counts(self, names: Iterable[str]) -> list[int]:
-        """Return the number of training samples of each class in the current task, unreadable ones included."""
-        counts = np.bincount(
-            self.source.train.labels[self.task_rows(self.task)], minlength=len(self.source.class_names)
-        )
-        return [int(counts[self.plan.position[name]]) for name in names]
-
-    def test_counts(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the number of held-out samples of each class, unreadable ones included."""
-        counts = np.bincount(self.source.val.labels, minlength=len(self.source.class_names))
-        return {name: int(counts[self.plan.position[name]]) for name in names if name in self.plan.position}
 
     # ------------------------------------------------------------------ loaders
 
@@ -170,8 +140,7 @@ class CIFNetDataModule(LightningDataModule):
         batches = [batch for order in orders for batch in self._shards(order)]
         if isinstance(images, EmbeddingSet):
             return StoredLoader(images, names, [(batch, images) for batch in batches], None)
-        cache = self._stores.train
-        plan = [(batch, cache if cache and cache.known(batch).all() else None) for batch in batches]
+        plan = self._stores.plan_training(batches)
         loader = StoredLoader(images, names, plan, self._train_images)
         if any(store is None for _, store in plan):
             self._val_images.start()
@@ -188,15 +157,9 @@ class CIFNetDataModule(LightningDataModule):
         left = np.concatenate([none, *(rows[rank::world] for rows in self.plan.test_rows(learned, len(tasks)))])
         # At least one batch, empty if need be: Lightning skips a loop without any, and its hooks with it.
         if isinstance(images, EmbeddingSet):
-            return StoredLoader(
-                images, names, [(part, images) for part in _pieces(left, EMBEDDED_BATCH) or [left]], None
-            )
-        plan: list[tuple[np.ndarray, Store | None]] = []
-        for store in (store for store in (self._stores.memory, self._stores.val) if store is not None):
-            known = store.known(left)
-            plan += [(batch, store) for batch in _pieces(left[known], EMBEDDED_BATCH)]
-            left = left[~known]
-        plan += [(batch, None) for batch in _pieces(left, self.batch_size)]
+            parts = [(part, images) for part in pieces(left, EMBEDDED_BATCH) or [left]]
+            return StoredLoader(images, names, parts, None)
+        plan = self._stores.plan_evaluation(left, self.batch_size)
         return StoredLoader(images, names, plan or [(left, None)], self._val_images)
 
     # A class-incremental run has one held-out set.
@@ -240,13 +203,13 @@ class CIFNetDataModule(LightningDataModule):
         return ImageLoader(dataset, workers, self.batch_size, self.trainer.strategy.root_device.type)
 
     def image_shape(self, preprocessing: Preprocessing) -> tuple[int, float]:
-        """Side in pixels and crop ratio: as asked for, or the weights' own."""
+        """Return the side in pixels and crop ratio: as asked for, or the weights' own."""
         if self.image_size is not None:
             return self.image_size, 1.0
         return preprocessing.image_size, preprocessing.crop_ratio
 
     def describe_images(self, preprocessing: Preprocessing) -> dict[str, Any]:
-        """How photos became squares, and which were held back: for a model that lives on without this data module."""
+        """Return how photos became squares, and which were held back: for a model without this data module."""
         size, crop_ratio = self.image_shape(preprocessing)
         return {"image_size": size, "crop_ratio": crop_ratio, "held_back": self._held_back}
 
@@ -255,7 +218,7 @@ class CIFNetDataModule(LightningDataModule):
         return self.trainer.global_rank, self.trainer.world_size
 
     def _shards(self, rows: np.ndarray) -> list[np.ndarray]:
-        # Embeddings take no memory to speak of, and sums are faster over many of them.
+        # Embeddings take little memory, and sums are faster over many of them.
         size = self.batch_size if isinstance(self.source.train, ImageSet) else max(self.batch_size, EMBEDDED_BATCH)
         return shard_batches(rows, size, *self._rank_and_world())
 
@@ -273,7 +236,7 @@ class CIFNetDataModule(LightningDataModule):
         return batch
 
     def _global_labels(self) -> Tensor:
-        """(classes of the source,) int64: the learner's label of each class position, -1 where not learned yet."""
+        """Return the learner's label of each class position, -1 where not learned yet: (classes,) int64."""
         names = self.learner.class_names
         if int((self._labels >= 0).sum()) != len(names):
             label = {name: i for i, name in enumerate(names)}
@@ -288,17 +251,14 @@ class CIFNetDataModule(LightningDataModule):
         self._release()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Lightning leaves out ``teardown`` where a run fails."""
+        """Tear down after an error too: Lightning leaves out ``teardown`` where a run fails."""
         self._release()
 
     def _release(self) -> None:
         self.skipped = []
         self._labels = torch.zeros(0, dtype=torch.int64)
-        for name in ("_train_images", "_val_images", "_stores"):
+        self.plan.left_out = None
+        for name in ("_train_images", "_val_images", "_stores", "copies", "train_hashes"):
             held = self.__dict__.pop(name, None)
             if isinstance(held, ImageLoader):
                 held.close()
-
-
-def _pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
-    return [rows[i : i + size] for i in range(0, len(rows), size)]

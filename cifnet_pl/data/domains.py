@@ -1,4 +1,4 @@
-"""Folders of domains: ``root/<domain>/<class>/…``, as PACS, Office-Home and DomainNet come."""
+"""Read folders of domains, ``root/<domain>/<class>/…``, as PACS, Office-Home and DomainNet have them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embeddings that were computed elsewhere as a data source: NumPy, safetensors, Parquet and Arrow files."""
+"""Read embeddings that were computed elsewhere as a data source: NumPy, safetensors, Parquet and Arrow files."""
 
 from __future__ import annotations
 
@@ -159,6 +159,14 @@ def unlabelled(path: Path) -> EmbeddingSet:
     z = table.matrix("embeddings")
     rows = np.arange(len(z))
     return EmbeddingSet(z, np.zeros(len(z), dtype=np.int64), rows, table.ids(None, len(z)), path)
+
+
+def labelled(path: Path) -> tuple[list[str], EmbeddingSet]:
+    """Return the names of the classes, and all embeddings of a file with their labels; errors as :func:`embeddings`."""
+    table = read_table(embeddings_file(SourceOptions(path)))
+    z = table.matrix("embeddings")
+    class_names, (labels,) = table.classes([table.vector("labels", len(z))])
+    return class_names, EmbeddingSet(z, labels, np.arange(len(z)), table.ids(None, len(z)), path)
 
 
 def embeddings_file(options: SourceOptions) -> Path:

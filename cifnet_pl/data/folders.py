@@ -1,4 +1,4 @@
-"""Class folders as a data source: what is a class, what is an image, and what is refused."""
+"""Read class folders as a data source: what is a class, what is an image, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from cifnet_pl.data.groups import split_by_group
+from cifnet_pl.data.groups import NEAR, SINGLE, split_by_group, split_near
 from cifnet_pl.data.image_sets import FileSet, Source, SourceOptions, expanded, place, split_by_seed
 from cifnet_pl.data.photo_files import EXTENSIONS, archived_files, archived_folders, is_folder, is_image, within
 from cifnet_pl.data.walk import links_upwards, walk_images
@@ -29,7 +29,9 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def class_folders(root: Path) -> list[Path]:
-    """Sub-folders of ``root``, a folder (links included) or a Zip archive, sorted by name; hidden ones are passed over.
+    """Return the sub-folders of ``root``, a folder (links included) or a Zip archive, sorted by name.
+
+    Hidden ones are passed over.
 
     Raises:
         DataError: a link leads nowhere, so that a class may be missing.
@@ -48,7 +50,7 @@ PART_NAMES = frozenset({"train", "training", "val", "valid", "validation", "test
 
 
 def folder(options: SourceOptions) -> Source:
-    """Class folders: ``root/train/<class>/…`` with ``root/val/<class>/…``, or ``root/<class>/…`` split by seed."""
+    """Read class folders: ``root/train/<class>/…`` with ``root/val/<class>/…``, or ``root/<class>/…`` split by seed."""
     with listing():
         root = existing(options, "a folder with one sub-folder of images per class")
         if has_parts(root) and options.group is not None:
@@ -65,11 +67,13 @@ def folder(options: SourceOptions) -> Source:
                 f"or set --data.root to {place(root / 'train')} to have a part of it held out"
             )
         whole = file_set(root, names)
-        return split_by_seed(names, whole, options) if options.group is None else split_by_group(names, whole, options)
+        if options.group == SINGLE:
+            return split_by_seed(names, whole, options)
+        return (split_near if options.group in (None, NEAR) else split_by_group)(names, whole, options)
 
 
 def has_parts(root: Path) -> bool:
-    """Whether ``root`` has training photos and photos to test with apart, in ``train`` and ``val``."""
+    """Return whether ``root`` has training photos and photos to test with apart, in ``train`` and ``val``."""
     return is_folder(root / "train") and is_folder(root / "val")
 
 
@@ -96,7 +100,7 @@ def listing() -> Iterator[None]:
 
 
 def file_set(root: Path, class_names: list[str], may_be_empty: bool = False) -> FileSet:
-    """All images of the class folders ``class_names`` below ``root``, named by their paths from there.
+    """Return all images of the class folders ``class_names`` below ``root``, named by their paths from there.
 
     Raises:
         DataError: two names for one folder, or a folder without an image unless it ``may_be_empty``.
@@ -134,7 +138,7 @@ def require_classes(names: Sequence[str], root: Path) -> None:
 
 
 def existing(options: SourceOptions, what: str) -> Path:
-    """The root folder, or an error that says what was looked for, where, and the remedy."""
+    """Return the root folder, or an error that says what was looked for, where, and the remedy."""
     if options.root is None:
         raise UsageError(f"no data folder was given: set --data.root to {what}")
     root = expanded(options.root)

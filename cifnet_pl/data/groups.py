@@ -1,4 +1,4 @@
-"""Photos that belong together are held back together: those of one sub-folder, day or burst, or alike in their names.
+"""Group photos that must be held back together: those of one sub-folder, day or burst, or with similar names.
 
 A random fifth of photos from one shelf tests nothing: each held-back photo has a twin among the learned ones.
 """
@@ -7,40 +7,40 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from itertools import pairwise
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import numpy as np
 
+from cifnet_pl.data.alike import held_back_together
+from cifnet_pl.data.exif import taken_at
 from cifnet_pl.data.image_sets import FileSet, Source, SourceOptions, hash_order
-from cifnet_pl.data.images import UnreadableImage, open_image
 from cifnet_pl.utilities.errors import UsageError, unknown_name
-
-DATE_TAKEN, DATE_CHANGED, EXIF_PART = 0x9003, 0x0132, 0x8769
-"""EXIF tags DateTimeOriginal and DateTime, and the part that holds the first (CIPA DC-008)."""
 
 PAUSE = 30.0
 """Seconds without a photo that end a burst."""
+
+NEAR, SINGLE = "near", "single"
+"""The default, photos that look alike (:mod:`cifnet_pl.data.alike`); and none at all, each photo for itself."""
 
 NAMED = "name:"
 """Begins a group by a pattern of names: ``name:REGULAR EXPRESSION``; photos with the same match belong together."""
 
 
 def _folders(files: FileSet, rows: np.ndarray) -> list[str]:
-    """The folder of each photo within its class folder; photos right in the class folder stand alone."""
+    """Return the folder of each photo within its class folder; photos right in the class folder stand alone."""
     parents = [PurePosixPath(files.names[row]).parent for row in rows]
     return [str(p) if len(p.parts) > 1 else files.names[row] for p, row in zip(parents, rows, strict=True)]
 
 
 def _days(files: FileSet, rows: np.ndarray) -> list[str]:
-    """The day on which each photo was taken; one that does not say stands alone."""
+    """Return the day on which each photo was taken; one that does not say stands alone."""
     taken = [taken_at(files.root / files.names[row]) for row in rows]
     return [files.names[row] if t is None else t.date().isoformat() for t, row in zip(taken, rows, strict=True)]
 
 
 def _bursts(files: FileSet, rows: np.ndarray) -> list[str]:
-    """The first photo of the burst of each photo: no pause between them is longer than ``PAUSE``."""
+    """Return the first photo of the burst of each photo: no pause between them is longer than ``PAUSE``."""
     taken = [taken_at(files.root / files.names[row]) for row in rows]
     groups = [files.names[row] for row in rows]
     timed = sorted((t, i) for i, t in enumerate(taken) if t is not None)
@@ -54,19 +54,8 @@ GROUPS: dict[str, Callable[[FileSet, np.ndarray], list[str]]] = {"folder": _fold
 """Name of a kind of group → function of the photos and the rows of one class that names the group of each."""
 
 
-def taken_at(file: Path) -> datetime | None:
-    """When a photo was taken, by its EXIF data; None where it does not say, or cannot be read."""
-    try:
-        with open_image(file) as image:
-            exif = image.getexif()
-            text = exif.get_ifd(EXIF_PART).get(DATE_TAKEN) or exif.get(DATE_CHANGED)
-        return datetime.strptime(str(text).strip("\0 "), "%Y:%m:%d %H:%M:%S")
-    except (UnreadableImage, ValueError, TypeError, OSError, SyntaxError):  # the last from Pillow on damaged EXIF data
-        return None
-
-
 def grouping(kind: str) -> Callable[[FileSet, np.ndarray], list[str]]:
-    """The function that names the groups of ``kind``.
+    """Return the function that names the groups of ``kind``.
 
     Raises:
         UsageError: an unknown kind, or a pattern that is no regular expression.
@@ -74,7 +63,7 @@ def grouping(kind: str) -> Callable[[FileSet, np.ndarray], list[str]]:
     if kind in GROUPS:
         return GROUPS[kind]
     if not kind.startswith(NAMED):
-        raise unknown_name("group of photos", kind, [*GROUPS, f"{NAMED}REGULAR EXPRESSION"])
+        raise unknown_name("group of photos", kind, [NEAR, SINGLE, *GROUPS, f"{NAMED}REGULAR EXPRESSION"])
     try:
         pattern = re.compile(kind.removeprefix(NAMED))
     except re.error as error:
@@ -110,8 +99,18 @@ def split_by_group(class_names: list[str], whole: FileSet, options: SourceOption
     return Source(class_names, whole.subset(np.flatnonzero(~val)), whole.subset(np.flatnonzero(val)))
 
 
+def split_near(class_names: list[str], whole: FileSet, options: SourceOptions) -> Source:
+    """Hold back a share of each class's photos, no two that look alike on different sides where that can be."""
+    val = np.zeros(len(whole), dtype=bool)
+    for rows in whole.rows_of.values():
+        names = [whole.names[row] for row in rows]
+        files = [whole.root / name for name in names]
+        val[rows] = held_back_together(names, files, options.val_fraction, options.split_seed)
+    return Source(class_names, whole.subset(np.flatnonzero(~val)), whole.subset(np.flatnonzero(val)))
+
+
 def _chosen(groups: Sequence[str], class_name: str, options: SourceOptions) -> set[str]:
-    """Groups in the order of a seeded hash, as long as they bring the number of photos nearer to the share."""
+    """Return groups in the order of a seeded hash, as long as they bring the number of photos nearer to the share."""
     names, counts = np.unique(groups, return_counts=True)
     if len(names) < 2:
         return set()

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from cifnet_pl.data.images import decoding, read_square, square
-from cifnet_pl.data.photo_files import identity, read_bytes
+from cifnet_pl.data.photo_files import file_size, identity, read_bytes
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.text import printable
 
@@ -30,6 +30,8 @@ class SampleSet(ABC):
 
     labels: np.ndarray
     names: Sequence[str]
+    sequential: bool = False
+    """Whether samples are best read in ascending order, as they lie one after the other in large files."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -50,6 +52,10 @@ class SampleSet(ABC):
         """Return a cheap mark of the content: equal marks mean equal contents. By default its SHA-256 in hex."""
         return hashlib.sha256(self.content(index)).hexdigest()
 
+    def size(self, index: int) -> int:
+        """Return the number of bytes of the content, or -1 where that is not known without reading it."""
+        return -1
+
     @cached_property
     def rows_of(self) -> dict[int, np.ndarray]:
         """Class position → positions of its samples, ascending."""
@@ -63,7 +69,7 @@ class ImageSet(SampleSet):
 
     @abstractmethod
     def square(self, index: int, size: int, crop_ratio: float) -> np.ndarray:
-        """Return image ``index`` as (size, size, 3) uint8."""
+        """Return the image ``index`` as (size, size, 3) uint8."""
 
     @abstractmethod
     def subset(self, rows: np.ndarray) -> ImageSet:
@@ -115,20 +121,24 @@ class FileSet(ImageSet):
         return read_square(self.root / self.names[index], size, crop_ratio)
 
     def place(self, index: int) -> str:
-        """The file's path."""
+        """Return the file's path."""
         return printable(str(self.root / self.names[index]))
 
     def subset(self, rows: np.ndarray) -> FileSet:
-        """The files at positions ``rows``."""
+        """Return the files at positions ``rows``."""
         return FileSet(self.root, [self.names[i] for i in rows], self.labels[rows].tolist())
 
     def content(self, index: int) -> bytes:
-        """The file's bytes."""
+        """Return the file's bytes."""
         return read_bytes(self.root / self.names[index])
 
     def stat(self, index: int) -> tuple[int, ...]:
-        """Size, inode and times of modification and of change: the last cannot be set back by a program."""
+        """Return the size, inode and times of modification and of change: the last cannot be set back by a program."""
         return identity(self.root / self.names[index])
+
+    def size(self, index: int) -> int:
+        """Return the file's size."""
+        return file_size(self.root / self.names[index])
 
 
 class ArraySet(ImageSet):
@@ -153,22 +163,22 @@ class ArraySet(ImageSet):
         return square(image, size, crop_ratio)
 
     def place(self, index: int) -> str:
-        """The image's position in the data set."""
+        """Return the image's position in the data set."""
         return f"number {self.names[index]}"
 
     def subset(self, rows: np.ndarray) -> ArraySet:
-        """The images at positions ``rows``."""
+        """Return the images at positions ``rows``."""
         return ArraySet(self.read, self.labels[rows].tolist(), self.rows[rows].tolist())
 
     def content(self, index: int) -> bytes:
-        """The image's size, mode and pixels."""
+        """Return the image's size, mode and pixels."""
         image = self.read(int(self.rows[index]))
         return repr((image.size, image.mode, image.getpalette())).encode() + image.tobytes()
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What every source is built from; a source takes what it has a use for. ``own`` are options of one source."""
+    """Options to build a source from; a source uses those that it needs. ``own`` are options of one source."""
 
     root: Path | None = None
     val_fraction: float = 0.2
@@ -179,7 +189,7 @@ class SourceOptions:
 
 
 def held_back(names: Sequence[str], fraction: float, seed: int) -> np.ndarray:
-    """Which of one class's images are for validation: (n,) bool, at least one of two, never all.
+    """Return which of one class's images are for validation: (n,) bool, at least one of two, never all.
 
     By a seeded hash of each name, so that images added later do not move earlier ones far, and the order of the
     files does not matter.
@@ -193,7 +203,7 @@ def held_back(names: Sequence[str], fraction: float, seed: int) -> np.ndarray:
 
 
 def hash_order(names: Sequence[str], seed: int) -> list[int]:
-    """Positions of ``names`` in the order of a seeded hash of each."""
+    """Return the positions of ``names`` in the order of a seeded hash of each."""
     ranks = [
         hashlib.blake2b(f"{seed}\0{name}".encode("utf-8", "surrogateescape"), digest_size=8).digest() for name in names
     ]
@@ -226,10 +236,10 @@ def split_by_seed(
 
 
 def place(path: Path) -> str:
-    """A path for a message, on one line."""
+    """Return a path for a message, on one line."""
     return printable(str(path))
 
 
 def expanded(path: Path) -> Path:
-    """``path`` with the home folder in place of a leading ``~``; other names that begin with it stay."""
+    """Return ``path`` with the home folder in place of a leading ``~``; other names that begin with it stay."""
     return Path(os.path.expanduser(path))

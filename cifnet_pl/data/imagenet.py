@@ -1,4 +1,4 @@
-"""ImageNet-100, a choice of classes from an ImageNet tree, and Tiny-ImageNet in the layout that it is shipped in."""
+"""Read ImageNet-100, a choice of classes from an ImageNet tree, and Tiny-ImageNet as it is distributed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TINY = (
 
 
 def imagenet100(options: SourceOptions) -> Source:
-    """100 classes of a tree ``train/<class>/…`` and ``val/<class>/…``.
+    """Read 100 classes of a tree ``train/<class>/…`` and ``val/<class>/…``.
 
     Options:
         class_list: which classes: names, or a file with one name a line (what follows a blank is passed over); or a
@@ -52,7 +52,7 @@ def imagenet100(options: SourceOptions) -> Source:
 
 
 def _chosen(given: Any, present: list[str], root: Path) -> list[str]:
-    """The names of the classes to use, sorted."""
+    """Return the names of the classes to use, sorted."""
     if given is None and len(present) == CLASSES:
         return present
     if given is None and len(present) == IMAGENET_CLASSES:
@@ -89,7 +89,7 @@ def _read_list(path: Path) -> list[str]:
 
 
 def tinyimagenet(options: SourceOptions) -> Source:
-    """Tiny-ImageNet-200 as shipped: ``train/<class>/images``, ``val/images`` with ``val/val_annotations.txt``.
+    """Read Tiny-ImageNet-200 as shipped: ``train/<class>/images``, ``val/images`` with ``val/val_annotations.txt``.
 
     Raises:
         DataError: no such tree, or a validation image that is listed but not there.
@@ -106,7 +106,7 @@ def tinyimagenet(options: SourceOptions) -> Source:
 
 
 def _validation(annotations: Path, names: list[str]) -> FileSet:
-    """The validation images of the classes ``names``, in the order of their annotations."""
+    """Return the validation images of the classes ``names``, in the order of their annotations."""
     folder = annotations.parent / "images"
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     position = {name: i for i, name in enumerate(names)}

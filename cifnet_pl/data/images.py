@@ -1,4 +1,4 @@
-"""One image file → one uint8 square, whatever mode, size or orientation it has."""
+"""Decode one image file into one uint8 square, whatever mode, size or orientation it has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import first_line
 
 HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
-"""Bytes 8 to 12 of files that are HEIC, whatever their name says (ISO/IEC 23008-12, annex B.4)."""
+"""Bytes 8 to 12 of files that are HEIC, whatever their name is (ISO/IEC 23008-12, annex B.4)."""
 
 Photo = Path | bytes | Image.Image
 """A photo in a file (which may be in a Zip archive), as the content of a file, or decoded."""
@@ -53,7 +53,7 @@ UPRIGHT = {
 
 
 def upright_turn(image: Image.Image) -> Image.Transpose | None:
-    """What turns a loaded image as its EXIF orientation wants it shown.
+    """Return what turns a loaded image as its EXIF orientation wants it shown.
 
     Only the orientation is read: Pillow's own ``exif_transpose`` writes all tags anew, and fails where a camera
     stored any of them with another type than the standard's.
@@ -62,7 +62,7 @@ def upright_turn(image: Image.Image) -> Image.Transpose | None:
 
 
 def white_level(mode: str, grey: np.ndarray) -> float:
-    """The value that is white in a grey image of more than 8 bits.
+    """Return the value that is white in a grey image of more than 8 bits.
 
     65535 for 16 bits. 32-bit integers and floats do not say: the smallest of 1 (floats only), 255 and 65535 that no
     pixel exceeds, and 65535 past that.
@@ -74,7 +74,7 @@ def white_level(mode: str, grey: np.ndarray) -> float:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any Pillow mode as RGB: deep grey scaled to 8 bits, transparency on white."""
+    """Convert any Pillow mode to RGB: deep grey scaled to 8 bits, transparency on white."""
     mode = "I;16" if image.mode == "I" and image.format == "PNG" else image.mode  # 16-bit PNG before Pillow 11
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
         grey = np.nan_to_num(np.asarray(image, dtype=np.float32), posinf=0, neginf=0)

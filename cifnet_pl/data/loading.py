@@ -1,4 +1,4 @@
-"""From positions in an image set to batches on the device: exact sharding, worker decoding, embedding memory."""
+"""Make batches on the device from positions in an image set: exact sharding, decoding, embeddings kept in memory."""
 
 from __future__ import annotations
 
@@ -37,21 +37,40 @@ class EmbeddingBatch(NamedTuple):
 
 Batch = ImageBatch | EmbeddingBatch
 
+EMBEDDED_BATCH = 4096
+"""Samples in a batch of embeddings that are stored already: they take little memory, and sums over many are faster."""
+
 
 def sample_key(class_name: str, name: str) -> int:
-    """A 63-bit hash of a sample's class and name: its identity in the calibration buffer, on any machine."""
+    """Return a 63-bit hash of a sample's class and name: its identity in the calibration buffer, on any machine.
+
+    Args:
+        class_name: name of the sample's class.
+        name: of the sample within its class.
+    """
     digest = hashlib.blake2b(f"{class_name}\0{name}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def shard_batches(rows: np.ndarray, batch_size: int, rank: int, world: int) -> list[np.ndarray]:
-    """This process's batches: every row exactly once over all processes, the same number of batches on each.
+    """Return this process's batches: every row exactly once over all processes, the same number of batches on each.
 
     No row is padded or dropped; with fewer rows than processes some batches are empty.
+
+    Args:
+        rows: (n,) positions.
+        batch_size: rows of a batch, at most.
+        rank: number of this process.
+        world: number of processes.
     """
     step = batch_size * world
     chunks = [rows[i : i + step] for i in range(0, len(rows), step)]
     return [np.array_split(chunk, world)[rank] for chunk in chunks]
+
+
+def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
+    """Cut rows (n,) into pieces of ``size``, the last one smaller; no piece where there are no rows."""
+    return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
 class SquareDataset:
@@ -107,7 +126,7 @@ class ImageLoader:
         yield from self.begin()
 
     def begin(self) -> Iterator[ImageBatch]:
-        """An iterator over the batches whose first ones the workers decode from now on."""
+        """Return an iterator over the batches; the workers decode the first ones from now on."""
         if self._workers and self._batches:
             self.start()
             assert self._pool is not None
@@ -160,7 +179,7 @@ class EvaluationMemory:
         self._used = 0
 
     def known(self, rows: np.ndarray) -> np.ndarray:
-        """(n,) bool: which rows are in memory."""
+        """Return (n,) bool: which rows are in memory."""
         return np.asarray(self._slot[rows] >= 0)
 
     def add(self, rows: Tensor, z: Tensor) -> None:
@@ -177,16 +196,16 @@ class EvaluationMemory:
         self._used += len(fresh)
 
     def get(self, rows: np.ndarray) -> Tensor:
-        """(n, d) float32 embeddings of rows that are known."""
+        """Return (n, d) float32 embeddings of rows that are known."""
         assert self._store is not None
         return self._store[self._slot[rows]]
 
 
 class Store(Protocol):
-    """Where embeddings of images can be had without the backbone."""
+    """A place from which embeddings of images are read without the backbone."""
 
     def get(self, rows: np.ndarray) -> Tensor:
-        """(n, d) float32 embeddings of images ``rows``."""
+        """Return (n, d) float32 embeddings of images ``rows``."""
 
 
 class StoredLoader:

@@ -1,4 +1,4 @@
-"""A table of files as a data source: CSV, TSV or Parquet with one row per image."""
+"""Read a table of files as a data source: CSV, TSV or Parquet with one row per image."""
 
 from __future__ import annotations
 

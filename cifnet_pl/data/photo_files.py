@@ -1,4 +1,4 @@
-"""Files of photos: what counts as one, and Zip archives, read in place.
+"""Find and read files of photos, in folders and within Zip archives.
 
 ``photos.zip`` is a folder, and ``photos.zip/ant/1.jpg`` a photo in it.
 """
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 def is_image(path: Path) -> bool:
-    """Whether a file's name says that it is an image."""
+    """Return whether a file's name says that it is an image."""
     return path.suffix.lower() in EXTENSIONS and not path.name.startswith(".")
 
 
@@ -65,7 +65,7 @@ class Archive:
         self.folders = {""} | {str(parent) for name in self.files for parent in PurePosixPath(name).parents} - {"."}
 
     def read(self, name: str) -> bytes:
-        """The content of file ``name``.
+        """Return the content of file ``name``.
 
         Raises:
             DataError: it is damaged, encrypted, or larger than ``LARGEST_PHOTO`` when it is unpacked.
@@ -87,7 +87,10 @@ def _explained(path: Path, action: Callable[[], T]) -> T:
 
 
 def _safe_name(path: Path, entry: zipfile.ZipInfo) -> str | None:
-    """The name of a file in the archive; None for a folder; DataError for one that no ordinary program writes."""
+    """Return the name of a file in the archive.
+
+    The result is None for a folder; DataError for one that no ordinary program writes.
+    """
     name, mode = entry.filename.replace("\\", "/"), entry.external_attr >> 16
     parts = PurePosixPath(name).parts
     if ".." in parts or name.startswith("/") or (parts and parts[0].endswith(":")):
@@ -98,12 +101,12 @@ def _safe_name(path: Path, entry: zipfile.ZipInfo) -> str | None:
 
 
 def _seen(name: str) -> bool:
-    """Whether neither a file nor a folder above it is hidden, or what macOS adds."""
+    """Return whether neither a file nor a folder above it is hidden, or what macOS adds."""
     return not any(part.startswith((".", "__MACOSX")) for part in PurePosixPath(name).parts)
 
 
 def _only_folder(names: dict[str, zipfile.ZipInfo]) -> str:
-    """``photos/`` of an archive of the folder ``photos`` with its sub-folders, else nothing."""
+    """Return ``photos/`` of an archive of the folder ``photos`` with its sub-folders, else nothing."""
     parts = [PurePosixPath(name).parts for name in names if is_image(Path(name))]
     first = {part[0] for part in parts}
     return f"{first.pop()}/" if len(first) == 1 and min(map(len, parts)) > 2 else ""
@@ -111,18 +114,21 @@ def _only_folder(names: dict[str, zipfile.ZipInfo]) -> str:
 
 @lru_cache(maxsize=16)
 def _opened(path: Path, process: int, mark: tuple[int, ...]) -> Archive:
-    """One open archive for each process: forked ones would share a position in the file."""
+    """Return one open archive for each process: forked ones would share a position in the file."""
     return Archive(path)
 
 
 def open_archive(path: Path) -> Archive:
-    """The archive at ``path``, as it is now; DataError where it cannot be read."""
+    """Return the archive at ``path``, as it is now; DataError where it cannot be read."""
     mark = path.stat()
     return _opened(path, os.getpid(), (mark.st_size, mark.st_ino, mark.st_mtime_ns))
 
 
 def within(path: Path) -> tuple[Path, str] | None:
-    """The archive that ``path`` is or leads into, and the rest of the path, with slashes; None if there is none."""
+    """Return the archive that ``path`` is or leads into, and the rest of the path, with slashes.
+
+    The result is None if there is none.
+    """
     for parent in (path, *path.parents):
         if parent.suffix.lower() == ".zip":
             return (parent, path.relative_to(parent).as_posix().removeprefix(".")) if parent.is_file() else None
@@ -133,19 +139,22 @@ def within(path: Path) -> tuple[Path, str] | None:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder of photos is there: a folder of the file system, an archive, or a folder within one."""
+    """Return whether a folder of photos is there: a folder of the file system, an archive, or a folder within one."""
     inside = within(path)
     return path.is_dir() if inside is None else inside[1] in open_archive(inside[0]).folders
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file, which may be in an archive."""
+    """Return the content of a file, which may be in an archive."""
     inside = within(path)
     return path.read_bytes() if inside is None else open_archive(inside[0]).read(inside[1])
 
 
 def identity(path: Path) -> tuple[int, ...]:
-    """Size, inode and times of modification and of change of a file; in an archive those of the archive and its CRC."""
+    """Return the size, inode and times of modification and of change of a file.
+
+    In an archive return those of the archive and its CRC.
+    """
     inside = within(path)
     mark = (path if inside is None else inside[0]).stat()
     times = (mark.st_size, mark.st_ino, mark.st_mtime_ns, mark.st_ctime_ns)
@@ -155,15 +164,24 @@ def identity(path: Path) -> tuple[int, ...]:
     return (*times, entry.file_size, entry.CRC)
 
 
+def file_size(path: Path) -> int:
+    """Return the bytes of a file, unpacked if it is in an archive; -1 where it cannot be found."""
+    inside = within(path)
+    try:
+        return path.stat().st_size if inside is None else open_archive(inside[0]).files[inside[1]].file_size
+    except (OSError, KeyError):
+        return -1
+
+
 def archived_files(path: Path) -> list[Path]:
-    """All files below ``path``, an archive or a folder within one, sorted."""
+    """Return all files below ``path``, an archive or a folder within one, sorted."""
     archive, start = _required(path)
     prefix = f"{start}/" if start else ""
     return sorted(archive.path / name for name in archive.files if name.startswith(prefix))
 
 
 def archived_folders(path: Path) -> list[Path]:
-    """The folders right below ``path``, an archive or a folder within one, sorted."""
+    """Return the folders right below ``path``, an archive or a folder within one, sorted."""
     archive, start = _required(path)
     inner = [name for name in archive.folders if name and str(PurePosixPath(name).parent) in (start or ".",)]
     return sorted(archive.path / name for name in inner)

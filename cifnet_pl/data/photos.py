@@ -38,7 +38,7 @@ class PhotoBatch(NamedTuple):
 
 
 def find_photos(place: str) -> Iterator[Path]:
-    """Photos of one file, of a folder with all its sub-folders, of a Zip archive, or of a glob (``**`` for any depth).
+    """Yield photos of a file, a folder with all its sub-folders, of a Zip archive, or of a glob (``**`` for any depth).
 
     Hidden files, and in folders files whose name is not an image's, are passed over; no folder is entered twice.
 
@@ -69,7 +69,7 @@ def _in_archive(path: Path) -> bool:
 
 
 def photos_of(given: Photo | str | Iterable[Photo | str]) -> Iterator[Photo]:
-    """One or many photos: paths, the content of files, or Pillow images; a single path may also be a folder.
+    """Yield one or many photos: paths, the content of files, or Pillow images; a single path may also be a folder.
 
     Raises:
         DataError: a single path where there is no photo.
@@ -91,7 +91,7 @@ def _as_photo(item: object) -> Photo:
 
 
 def place_of(photo: Photo) -> str:
-    """Where a photo is, for messages, on one line."""
+    """Return where a photo is, for messages, on one line."""
     return printable(str(photo)) if isinstance(photo, Path) else "a photo in memory"
 
 
@@ -105,7 +105,7 @@ def _matching(pattern: Path) -> Iterator[Path]:
 
 
 def matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether the parts of a path match the parts of a glob, in which ``**`` stands for any number of them."""
+    """Return whether the parts of a path match the parts of a glob, in which ``**`` stands for any number of them."""
     if not pattern:
         return not names
     if pattern[0] == "**":
@@ -136,7 +136,7 @@ def squares(files: Iterable[Photo], size: int, crop_ratio: float) -> Iterator[Ph
 
 
 def batch_size(size: int) -> int:
-    """Photos in one batch: 64 up to 512 pixels a side, fewer of larger ones."""
+    """Return the number of photos in one batch: 64 up to 512 pixels a side, fewer of larger ones."""
     return max(1, min(64, 2**24 // size**2))
 
 

@@ -1,4 +1,4 @@
-"""The plan of a run: which classes and which training samples each task has, and which samples test it."""
+"""Plan a run: which classes and training samples each task has, and which samples test it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from cifnet_pl.utilities.errors import DataError
 
 
 class TaskLearner(Protocol):
-    """What the data module asks of the LightningModule that it feeds."""
+    """The part of a LightningModule that the data module needs."""
 
     class_names: list[str]
     learned_tasks: list[list[str]]
     backbone: Backbone
 
     def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
-        """The images ``rows`` of a task in the order of learning, one array for each pass over them."""
+        """Return the images ``rows`` of a task in the order of learning, one array for each pass over them."""
 
 
 class Plan:
@@ -36,7 +36,12 @@ class Plan:
         classes_per_task: number of new classes of each task, or a list with one number per task.
         initial_classes: number of classes of a larger first task, or None.
         max_tasks: tasks to keep, or None for all.
+
+    Attributes:
+        left_out: (n,) bool, training samples that no task brings; None for none.
     """
+
+    left_out: np.ndarray | None = None
 
     def __init__(
         self,
@@ -57,8 +62,13 @@ class Plan:
 
     def rows(self, task: int, learned: Sequence[Sequence[str]]) -> np.ndarray:
         """Return the positions of the training samples of ``task``, counted from 0; none after the last."""
-        rows = self._plan(learned)[1]
-        return rows[task] if task < len(rows) else np.zeros(0, dtype=np.int64)
+        tasks = self.all_rows(learned)
+        rows = tasks[task] if task < len(tasks) else np.zeros(0, dtype=np.int64)
+        return rows if self.left_out is None else rows[~self.left_out[rows]]
+
+    def all_rows(self, learned: Sequence[Sequence[str]]) -> list[np.ndarray]:
+        """Return the positions of the training samples of every task, those that are left out too."""
+        return self._plan(learned)[1]
 
     def _plan(self, learned: Sequence[Sequence[str]]) -> tuple[TaskStream, list[np.ndarray]]:
         past = tuple(tuple(task) for task in learned)

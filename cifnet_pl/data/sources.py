@@ -11,11 +11,15 @@ from cifnet_pl.data.core50 import core50
 from cifnet_pl.data.domains import domains
 from cifnet_pl.data.embeddings import embeddings
 from cifnet_pl.data.folders import folder
+from cifnet_pl.data.hugging_face import hugging_face
 from cifnet_pl.data.image_sets import ArraySet, Source, SourceOptions, split_by_seed
 from cifnet_pl.data.imagenet import imagenet100, tinyimagenet
+from cifnet_pl.data.litdata_sets import litdata
 from cifnet_pl.data.manifests import manifest
+from cifnet_pl.data.tar_shards import webdataset
 from cifnet_pl.data.torchvision_sets import set_names, torchvision_set
 from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.outside import entry_point, import_part, names_import, offered
 
 
 class _Digits:
@@ -29,7 +33,7 @@ class _Digits:
 
 
 def digits(options: SourceOptions) -> Source:
-    """scikit-learn's bundled digits: 1797 real 8x8 scans of ten classes, split by seed."""
+    """Load scikit-learn's bundled digits: 1797 real 8x8 scans of ten classes, split by seed."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -38,8 +42,13 @@ def digits(options: SourceOptions) -> Source:
 
 
 def cifar100(options: SourceOptions) -> Source:
-    """CIFAR-100 of torchvision."""
+    """Load CIFAR-100 of torchvision."""
     return torchvision_set("CIFAR100", options)
+
+
+def local_data_set(options: SourceOptions) -> Source:
+    """Read a local folder or Parquet file by Hugging Face ``datasets``."""
+    return hugging_face("", options)
 
 
 SOURCES: dict[str, Callable[[SourceOptions], Source]] = {
@@ -49,36 +58,54 @@ SOURCES: dict[str, Callable[[SourceOptions], Source]] = {
     "core50": core50,
     "domains": domains,
     "embeddings": embeddings,
+    "hf": local_data_set,
     "imagenet100": imagenet100,
+    "litdata": litdata,
     "manifest": manifest,
     "tinyimagenet": tinyimagenet,
+    "webdataset": webdataset,
 }
 """Name → function that builds the source; other names are looked up in ``torchvision.datasets``, in any case."""
+
+OWN_PHOTOS = {"folder", "domains", "manifest"}
+"""Sources of the user's own photos, which may hold copies; benchmark sets are learned as others learn them."""
 
 OWN_OPTIONS: dict[str, tuple[str, ...]] = {
     "core50": ("stride", "test_sessions"),
     "embeddings": ("embeddings", "labels", "ids", "split"),
+    "hf": ("image", "label", "train", "test", "config"),
     "imagenet100": ("class_list",),
+    "litdata": ("image", "label"),
     "manifest": ("path", "label", "split", "task", "domain"),
+    "webdataset": ("label", "classes"),
 }
 """Name → options that this source alone has."""
 
 
 def build_source(name: str, options: SourceOptions) -> Source:
-    """Build a source by name: one of ``SOURCES`` or ``torchvision:<class name>``.
+    """Build a source by name: of ``SOURCES``, ``torchvision:<class>``, ``hf:<name>``, or from outside the package.
+
+    A name with a dot is the import of a function like those of ``SOURCES``; an installed package offers others as entry
+    points of the group ``cifnet_pl.sources``.
 
     Raises:
         UsageError: unknown name, or an option that is missing.
         DataError: data that is missing or has no classes.
     """
+    own = name.startswith(("hf:", "torchvision:"))
+    found = None if own else name if names_import(name) else None if name in SOURCES else entry_point("sources", name)
+    if found is not None:
+        return _from_outside(found, options)
     if options.group is not None and name != "folder":
         raise UsageError(f"--data.group is for photos in class folders: leave it out for data source {name}")
-    known_options = OWN_OPTIONS.get(name, ())
+    known_options = OWN_OPTIONS.get("hf" if name.startswith("hf:") else name, ())
     unknown = [option for option in options.own if option not in known_options]
     if unknown and known_options:
         raise unknown_name(f"option of data source {name}", unknown[0], known_options)
     if unknown:
         raise UsageError(f"data source {name} has no options of its own: leave --data.options.{unknown[0]} out")
+    if name.startswith("hf:"):
+        return hugging_face(name.removeprefix("hf:"), options)
     if name in SOURCES:
         return SOURCES[name](options)
     known = {plain.lower(): plain for plain in set_names()}
@@ -86,4 +113,14 @@ def build_source(name: str, options: SourceOptions) -> Source:
     if plain is not None:
         return torchvision_set(plain, options)
     prefix = "torchvision:" if name.startswith("torchvision:") else ""
-    raise unknown_name("data source", name, [*SOURCES, *(prefix + plain for plain in known.values())])
+    names = [*SOURCES, *offered("sources"), *(prefix + plain for plain in known.values())]
+    raise unknown_name("data source", name, names)
+
+
+def _from_outside(name: str, options: SourceOptions) -> Source:
+    source = import_part(name)(options)
+    if not isinstance(source, Source):
+        raise UsageError(
+            f"data source {name} gives a {type(source).__name__}, expected a Source (docs/outside_parts.md)"
+        )
+    return source

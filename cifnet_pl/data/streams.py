@@ -1,4 +1,4 @@
-"""Kinds of task streams: which training samples each task brings. Pure NumPy, no images and no torch.
+"""Divide training samples among tasks by the kind of stream. Pure NumPy, no images and no torch.
 
 A new kind is one subclass of :class:`Stream`; ``--data.stream`` finds it by its name.
 """
@@ -14,12 +14,12 @@ from zlib import crc32
 import numpy as np
 
 from cifnet_pl.data.image_sets import Grouping, Source
-from cifnet_pl.utilities.errors import DataError, UsageError, unknown_name
+from cifnet_pl.utilities.errors import DataError, UsageError, check_choice
 
 
 @dataclass(frozen=True)
 class Classes:
-    """What a stream divides: the training samples, and the classes in the order of learning.
+    """The input of a stream: the training samples, and the classes in the order of learning.
 
     Attributes:
         source: where the samples are from.
@@ -156,6 +156,9 @@ class TaskFree(Stream):
         return [rows[start : start + self.every] for start in range(0, len(rows), self.every)]
 
 
+SizeOrder = Literal["shuffled", "descending"]
+
+
 class LongTailed(Stream):
     """Class sizes that fall exponentially, ``n_r = n_max · ratio^(−r/(C−1))`` for the class of rank r; disjoint tasks.
 
@@ -167,11 +170,10 @@ class LongTailed(Stream):
 
     samples_return = False
 
-    def __init__(self, ratio: float = 100.0, order: Literal["shuffled", "descending"] = "shuffled", seed: int = 0):
+    def __init__(self, ratio: float = 100.0, order: SizeOrder = "shuffled", seed: int = 0):
         if ratio < 1:
             raise UsageError(f"ratio is {ratio:g}, expected at least 1: the largest class divided by the smallest")
-        if order not in ("shuffled", "descending"):
-            raise unknown_name("order of a long-tailed stream", order, ["shuffled", "descending"])
+        check_choice("order of a long-tailed stream", order, SizeOrder)
         self.ratio, self.order, self.seed = ratio, order, seed
 
     def divide(self, classes: Classes) -> list[np.ndarray]:

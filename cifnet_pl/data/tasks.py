@@ -1,4 +1,4 @@
-"""The classes of each task: their order, and how many there are. Pure Python, no images and no torch."""
+"""Divide classes among tasks: their order, and how many each has. Pure Python, no images and no torch."""
 
 from __future__ import annotations
 
@@ -88,7 +88,12 @@ def read_order(path: Path) -> list[int] | list[str]:
 
 
 def task_sizes(classes: int, per_task: int | list[int], initial: int | None = None) -> list[int]:
-    """Return the number of classes of each task; the last may be smaller where ``per_task`` is one number.
+    """Return the number of classes of each task.
+
+    Args:
+        classes: number of all classes.
+        per_task: classes of each task, the last of which may be smaller; or one number for each task.
+        initial: classes of the first task, where it differs.
 
     Raises:
         UsageError: sizes below one, or more classes asked for than there are.
@@ -164,5 +169,5 @@ class TaskStream:
         return TaskStream(self.tasks[part])
 
     def classes(self) -> list[str]:
-        """All class names of the stream, in the order learned."""
+        """Return all class names of the stream, in the order learned."""
         return [name for task in self.tasks for name in task]

@@ -1,4 +1,4 @@
-"""The classification sets of torchvision as data sources, whatever they call their parts and their labels."""
+"""Read the classification sets of torchvision as data sources, whatever they call their parts and labels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOT_FOR_CLASSIFICATION = {"FakeData", "ImageFolder", "DatasetFolder", "VisionDat
 
 
 def set_names() -> list[str]:
-    """Names of torchvision's data sets."""
+    """Return the names of torchvision's data sets."""
     from torchvision import datasets
 
     found = [name for name in datasets.__all__ if inspect.isclass(getattr(datasets, name))]
@@ -51,7 +51,7 @@ class _Item:
 
 
 def torchvision_set(name: str, options: SourceOptions) -> Source:
-    """A classification set of torchvision: its own two parts, or a split by seed where it has none.
+    """Load a classification set of torchvision: its own two parts, or a split by seed where it has none.
 
     Raises:
         UsageError: the set is not one of images with one class each.
@@ -116,7 +116,7 @@ def _unsuitable(name: str, reason: str) -> UsageError:
 
 
 def _labels(dataset: Any) -> list[int]:
-    """The label of each image, read without decoding any."""
+    """Return the label of each image, read without decoding any."""
     found = [getattr(dataset, attribute, None) for attribute in ("targets", "labels", "_labels", "y")]
     values = next((v for v in found if v is not None), None)
     if values is None and hasattr(dataset, "_samples"):
@@ -130,7 +130,7 @@ def _labels(dataset: Any) -> list[int]:
 
 
 def _class_names(dataset: Any) -> list[str]:
-    """One name for each label, told apart by the label where the data set uses one twice (ImageNet's two cranes)."""
+    """Name each label once, told apart by the label where the data set uses one twice (ImageNet's two cranes)."""
     given = getattr(dataset, "classes", None) or getattr(dataset, "categories", None)
     if given is None:
         return [str(label) for label in range(max(_labels(dataset)) + 1)]

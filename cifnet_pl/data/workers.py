@@ -1,4 +1,4 @@
-"""Worker processes that decode images into memory which they share with the process that asks for them."""
+"""Decode images in worker processes, into memory that they share with the process that asks for them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ MOST = 16
 
 
 def cores(processes: int = 1) -> int:
-    """Cores to decode on for each of so many processes on this machine: at least 1, at most ``MOST``."""
+    """Return the cores to decode on for each of so many processes on this machine: at least 1, at most ``MOST``."""
     # Not every system can say which cores a process may use.
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(usable // processes, MOST))
 
 
 class Decoded(NamedTuple):
-    """What was decoded of a batch, apart from the pixels."""
+    """The result of decoding a batch, apart from the pixels."""
 
     numbers: np.ndarray  # (n, 3) int64: label, key and row of each image that could be read
     unreadable: tuple[str, ...]  # "place: reason" of each of the others
@@ -42,7 +42,7 @@ Decode = Callable[[Sequence[int], np.ndarray], Decoded]
 
 
 class WorkerPool:
-    """Processes that decode batches ahead, for all tasks of a run; made, they run.
+    """Processes that decode batches ahead, for all tasks of a run; they start when they are made.
 
     torch's DataLoader hands the batches out. Left to move the pixels too it would set up, map and fault in shared
     memory anew for every batch, which takes a third of the time that small JPEGs are decoded in; here each worker
@@ -120,7 +120,7 @@ class _Filler(Dataset[_Filled]):
 
 
 def _shared(*shape: int) -> Tensor:
-    """uint8 zeros in memory that processes share; CifnetError where there is not so much of it."""
+    """Return uint8 zeros in memory that processes share; CifnetError where there is not so much of it."""
     size = math.prod(shape)
     try:
         storage = cast(Any, torch.UntypedStorage)._new_shared(size)  # as torch's own collation does

@@ -1,4 +1,4 @@
-"""What a head can do beyond learning and scoring, declared by its class."""
+"""Declare what a head can do beyond learning and scoring, as attributes of its class."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 from cifnet_pl.utilities.errors import UnsupportedError
 
-Ability = Literal["merges", "pools", "subtracts", "reduces", "leaves_one_out"]
+Ability = Literal["merges", "pools", "subtracts", "reduces", "leaves_one_out", "tells_novelty"]
 
 ACTIONS: dict[Ability, str] = {
     "merges": "merge",
@@ -14,8 +14,15 @@ ACTIONS: dict[Ability, str] = {
     "subtracts": "subtract",
     "reduces": "be reduced over processes",
     "leaves_one_out": "leave samples out",
+    "tells_novelty": "tell unknown things from known ones",
 }
 """Ability → what a head without it cannot do, as error messages say it."""
+
+REASONS: dict[Ability, str] = {
+    "leaves_one_out": "it has no closed form for that, so it cannot be calibrated",
+    "tells_novelty": "it keeps no Gram matrix of all samples and their class sums; RidgeHead does",
+}
+"""Ability → why a head has none, where that is the same for all heads; else the head's own ``reason``."""
 
 
 class Abilities:
@@ -28,6 +35,9 @@ class Abilities:
         subtracts: whether ``subtract_`` takes statistics out again.
         reduces: whether ``reduce_`` sums a task over processes, so that several can learn together.
         leaves_one_out: whether ``leave_one_out`` has a closed form, so that the head can be calibrated.
+        tells_novelty: whether ``novelty`` says how foreign a sample is, which takes a Gram matrix and class sums of
+            the same samples.
+        decides: whether ``decide`` chooses between ways to score, by stored samples.
         uses_buffer: whether ``observe_past`` changes the head, so that a calibration buffer is worth its memory.
         counterexamples: whether a class's samples change what is known of other classes, so that something stays
             when the class is removed.
@@ -39,6 +49,8 @@ class Abilities:
     subtracts: bool = False
     reduces: bool = False
     leaves_one_out: bool = False
+    tells_novelty: bool = False
+    decides: bool = False
     uses_buffer: bool = False
     counterexamples: bool = True
     reason: str = "its state is not a sum over samples"
@@ -46,8 +58,7 @@ class Abilities:
     def require(self, ability: Ability) -> None:
         """Raise UnsupportedError, in a sentence that says why, unless this head has the ``ability``."""
         if not getattr(self, ability):
-            why = "it has no closed form for that, so it cannot be calibrated"
-            raise self._cannot(ACTIONS[ability], why if ability == "leaves_one_out" else self.reason)
+            raise self._cannot(ACTIONS[ability], REASONS.get(ability, self.reason))
 
     def _cannot(self, what: str, why: str) -> UnsupportedError:
         return UnsupportedError(f"{type(self).__name__} cannot {what}: {why}")

@@ -14,7 +14,7 @@ from torch import Tensor
 from cifnet_pl.heads.arguments import Dtype, Ridge, check_ridge
 from cifnet_pl.heads.base import Head
 from cifnet_pl.heads.shared import LinearSumsHead
-from cifnet_pl.statistics import Sums, left_out, leverages, solve_gcv, solve_ridge
+from cifnet_pl.statistics import Choice, Place, Sums, half_products, left_out_together, solve_gcv, solve_ridge
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 
 
@@ -23,8 +23,8 @@ class ACILHead(LinearSumsHead):
 
     ``W = (G + γI)⁻¹ Q`` with ``G = Σ h hᵀ`` and ``Q[:, c] = Σ_{y=c} h``: the joint solution that ACIL's recursion
     over inverse Gram matrices reaches step by step, here from sums and one Cholesky factorisation a task. The sums
-    are exact under ``merge_`` and ``subtract_``, where the recursion could only add. At most three matrices of B²
-    numbers are alive at a time, four with "gcv".
+    are exact under ``merge_`` and ``subtract_``, where the recursion could only add. At most three and a half
+    matrices of B² numbers are alive at a time, four with "gcv".
 
     Args:
         in_features: width d of the embeddings.
@@ -38,6 +38,7 @@ class ACILHead(LinearSumsHead):
 
     title = "ACIL"
     leaves_one_out = True
+    has_bias = False
 
     projection: Tensor
     fingerprint: Tensor
@@ -60,21 +61,29 @@ class ACILHead(LinearSumsHead):
             raise UsageError(f"width is {width}, expected at least 1")
         super().__init__(in_features, width, dtype)
         self.width, self.ridge, self.seed = width, check_ridge(ridge), seed
+        self.place: Place = "given"
         self.given = projection is not None
-        matrix = (draw_projection(width, in_features, seed) if projection is None else projection).double()
+        matrix = (self._draw() if projection is None else projection).double()
         self.register_buffer("projection", matrix.to(self.dtype, copy=True), persistent=self.given)
         self.register_buffer("fingerprint", torch.tensor(fingerprint(matrix)))
         self.register_buffer("ridge_used", torch.zeros((), dtype=torch.float64))
 
+    def _draw(self) -> Tensor:
+        """Return (B, d) float64 projection that the seed gives."""
+        return draw_projection(self.width, self.in_features, self.seed)
+
     def settings(self) -> dict[str, Any]:
-        """Constructor arguments that a stored state depends on."""
+        """Return the constructor arguments that a stored state depends on."""
         found = super().settings()
         seed = found.pop("seed")
         return found | {"projection": "given" if self.given else f"seed {seed}"}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> ACILHead:
-        """An empty head (see :meth:`Head.from_settings`); a projection that was given is zero until it is loaded."""
+        """Return an empty head (see :meth:`Head.from_settings`).
+
+        A projection that was given is zero until it is loaded.
+        """
         arguments = dict(settings)
         kind, _, seed = str(arguments.pop("projection")).partition(" ")
         if kind == "given":
@@ -82,10 +91,9 @@ class ACILHead(LinearSumsHead):
             return cls(**arguments, projection=torch.zeros(shape, dtype=torch.float64))
         return cls(**arguments, seed=int(seed))
 
-    def fresh(self) -> Head:
-        """An empty head with the same projection."""
+    def fresh(self) -> ACILHead:
+        """Return an empty head with the same projection."""
         empty = super().fresh()
-        assert isinstance(empty, ACILHead)
         empty.projection.copy_(self.projection)
         empty.fingerprint.copy_(self.fingerprint)
         return empty
@@ -98,13 +106,19 @@ class ACILHead(LinearSumsHead):
 
     def _solve(self) -> None:
         self._fold()
-        self.weights, ridge = solve_stream(self.sums, self.sums.class_mass.sum(), self.ridge)
-        self.ridge_used.fill_(ridge)
+        self.weights, choice = solve_stream(self.sums, self.sums.class_mass.sum(), self.ridge)
+        self.ridge_used.fill_(choice.ridge)
+        self.place = choice.place
 
-    def _leave_one_out(self, z: Tensor, columns: Tensor) -> Tensor:
+    def choices(self) -> list[Choice]:
+        """Return the ridge of all classes."""
+        return [Choice(float(self.ridge_used), self.place)]
+
+    def _leave_one_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
         h = self._features(z)
-        share = leverages(self.sums.gram, self.ridge_used.to(h), h)
-        return left_out(h @ self.weights, share, torch.nn.functional.one_hot(columns, len(self.labels)))
+        half = half_products(self.sums.gram, self.ridge_used.to(h), h)
+        targets = torch.nn.functional.one_hot(columns, len(self.labels))
+        return left_out_together(h @ self.weights, half, torch.ones_like(half[:, 0]), targets, groups)
 
     def _same_kind(self, other: Head) -> None:
         super()._same_kind(other)
@@ -113,7 +127,7 @@ class ACILHead(LinearSumsHead):
             raise UsageError("cannot combine heads with different projections: use the same seed or matrix")
 
     def state_elements(self) -> dict[str, int]:
-        """Numbers kept between tasks: B² + 2CB, and Bd for a projection that was given."""
+        """Count the numbers kept between tasks: B(B+1)/2 + 2CB, and Bd for a projection that was given."""
         return {"projection": self.projection.numel() if self.given else 0} | super().state_elements()
 
     def _before_load(self, own: Mapping[str, Any]) -> None:
@@ -131,8 +145,8 @@ class ACILHead(LinearSumsHead):
             )
 
 
-def solve_stream(sums: Sums, target_energy: Tensor, ridge: Ridge) -> tuple[Tensor, float]:
-    """Weights (p, C) of ridge regression without bias on sums whose ``class_sums`` are the moments, and the ridge.
+def solve_stream(sums: Sums, target_energy: Tensor, ridge: Ridge) -> tuple[Tensor, Choice]:
+    """Solve ridge regression without bias: weights (p, C) on sums whose ``class_sums`` are the moments, and the ridge.
 
     Args:
         sums: over the features of one stream.
@@ -143,16 +157,22 @@ def solve_stream(sums: Sums, target_energy: Tensor, ridge: Ridge) -> tuple[Tenso
     if ridge == "gcv":
         weights, chosen = solve_gcv(sums.gram, moment, target_energy, int(sums.seen))
     else:
-        weights, chosen = solve_ridge(sums.gram, moment, sums.gram.new_tensor(ridge)), float(ridge)
+        weights = solve_ridge(sums.gram, moment, moment.new_tensor(ridge), overwrite=True)
+        chosen = Choice(float(ridge), "given")
     # Row-major, as after loading: products round differently with the solver's column-major result.
     return weights.contiguous(), chosen
 
 
 def draw_projection(width: int, in_features: int, seed: int) -> Tensor:
-    """(width, in_features) float64, uniform in ±1/√d.
+    """Return (width, in_features) float64, uniform in ±1/√d.
 
     Only raw output of the bit generator is used, which NumPy keeps the same for ever: a state that does not hold its
     projection can be loaded under any later release.
+
+    Args:
+        width: number of random features B.
+        in_features: width d of the embeddings.
+        seed: of the bit generator.
     """
     raw = np.random.PCG64(seed).random_raw((width, in_features)) >> np.uint64(11)  # the 53 bits of a double
     uniform: Tensor = torch.from_numpy(raw.astype(np.float64) * 2.0**-52 - 1)
@@ -160,6 +180,6 @@ def draw_projection(width: int, in_features: int, seed: int) -> Tensor:
 
 
 def fingerprint(matrix: Tensor) -> int:
-    """63 bits of the SHA-256 of a float64 matrix and its shape."""
+    """Return 63 bits of the SHA-256 of a float64 matrix and its shape."""
     content = str(tuple(matrix.shape)).encode() + matrix.detach().cpu().contiguous().numpy().tobytes()
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1

@@ -1,13 +1,13 @@
-"""Arguments that several heads take: their types, and checks that raise one sentence."""
+"""Define and check arguments that several heads take."""
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from cifnet_pl.utilities.errors import UsageError, check_embeddings, unknown_name
+from cifnet_pl.utilities.errors import UsageError, check_embeddings
 
 Dtype = Literal["float64", "float32"]
 """Precision of the statistics."""
@@ -17,12 +17,6 @@ Ridge = float | Literal["gcv"]
 
 Metric = Literal["cosine", "euclidean"]
 """How two embeddings are compared."""
-
-
-def check_choice(kind: str, given: str, choices: object) -> None:
-    """Raise UsageError unless ``given`` is one of the ``choices``, a ``Literal`` type; ``kind`` names the argument."""
-    if given not in get_args(choices):
-        raise unknown_name(kind, str(given), get_args(choices))
 
 
 def check_ridge(ridge: Ridge) -> Ridge:

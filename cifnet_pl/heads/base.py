@@ -1,23 +1,20 @@
-"""What every head has in common: the task protocol, its checks at the boundary, and its state."""
+"""The base class of all heads: the task protocol, the checks of what comes in, and the state."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from cifnet_pl.heads.arguments import Dtype, check_choice, check_samples
+from cifnet_pl.heads.arguments import Dtype, check_samples
 from cifnet_pl.heads.exactness import exact
-from cifnet_pl.heads.hooks import Hooks
-from cifnet_pl.heads.samples import Samples
-from cifnet_pl.heads.shapes import Sizes, grown_sizes
-from cifnet_pl.utilities.errors import CifnetError, UsageError, check_embeddings
+from cifnet_pl.heads.novelty import NoveltyHead
+from cifnet_pl.utilities.errors import CifnetError, UsageError, check_choice, check_embeddings
 
 
-class Head(Hooks):
+class Head(NoveltyHead):
     """A classifier that learns classes task by task from embeddings, without gradients.
 
     Protocol per task: ``begin_task(classes)``, then ``observe`` for every batch, then ``observe_past`` with
@@ -75,6 +72,9 @@ class Head(Hooks):
             z: (n, d) float embeddings; n may be 0 or 1.
             y: (n,) int64 labels, all of the task begun last.
             weight: (n,) positive sample weights, or None for ones.
+
+        Raises:
+            UsageError: a label that is not of the current task.
         """
         check_samples(z, y, weight, self.in_features)
         columns = self._columns(y)
@@ -91,6 +91,9 @@ class Head(Hooks):
         """Show samples of earlier classes to this task's neurons only (the calibration buffer).
 
         Arguments as in :meth:`observe`, with labels of earlier tasks. A no-op where a head has no use for it.
+
+        Raises:
+            UsageError: a label of the current task.
         """
         check_samples(z, y, weight, self.in_features)
         columns = self._columns(y)
@@ -99,6 +102,17 @@ class Head(Hooks):
         if len(z) and self.uses_buffer:
             self.solved.fill_(False)
             self._observe_past(z, columns, weight)
+
+    @exact
+    def note_copies(self, count: int) -> None:
+        """Say that ``count`` of the samples observed are copies of others; call it before ``solve``.
+
+        They keep their weight, but ``ridge: gcv`` chooses by the number of distinct samples. With several processes
+        call it after ``reduce_``, in all of them. A negative count takes back what was said.
+        """
+        if count:
+            self.solved.fill_(False)
+            self._note_copies(count)
 
     @exact
     def reduce_(self, sum_in_place: Callable[[Tensor], object]) -> None:
@@ -125,6 +139,7 @@ class Head(Hooks):
         if empty:
             raise CifnetError(f"class {empty[0]} has no samples: observe some, or leave the class out")
         self._solve()
+        self._begin_stage()
         self.solved.fill_(True)
         self.under_way.fill_(False)
 
@@ -152,7 +167,7 @@ class Head(Hooks):
     # ------------------------------------------------------------------ prediction
 
     def forward(self, z: Tensor) -> Tensor:
-        """Scores (n, C) float64 of embeddings (n, d), columns as in ``classes``.
+        """Return the scores (n, C) float64 of embeddings (n, d), columns as in ``classes``.
 
         Raises:
             CifnetError: nothing learned yet, unsolved samples, or embeddings of another width.
@@ -164,27 +179,29 @@ class Head(Hooks):
             return self._scores(z)
 
     def probabilities(self, z: Tensor) -> Tensor:
-        """Softmax (n, C) float64 of the scores divided by ``temperature``."""
+        """Return the softmax (n, C) float64 of the scores divided by ``temperature``."""
         return torch.softmax(self(z) / self.temperature, dim=1)
 
     def predict(self, z: Tensor) -> Tensor:
-        """Labels (n,) int64 with the largest score."""
+        """Return the labels (n,) int64 with the largest score."""
         return self.labels[self(z).argmax(dim=1)]
 
     @exact
-    def leave_one_out(self, z: Tensor, y: Tensor) -> Tensor:
-        """Scores (n, C) float64 of learned samples, each as if that one alone had never been learned.
+    def leave_one_out(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> Tensor:
+        """Score learned samples, each as if that one, or all of its group, had never been learned: (n, C) float64.
 
         For ridge regression this needs no second solve: with h the share of a sample's target y in its own score,
-        ``(score − h·y)/(1 − h)`` is exact at the same ridge.
+        ``(score − h·y)/(1 − h)`` is exact at the same ridge. A burst of photos tests nothing if only one is left out:
+        give its photos the same group.
 
         Args:
             z: (n, d) embeddings of samples that were observed once, with weight 1, in their class's task, and that
                 were among the calibration samples of every later task where the head uses those.
             y: (n,) int64 labels.
+            groups: (n,) int64, equal for samples that are left out together; None to leave out each alone.
 
         Returns:
-            NaN where nothing would be known without the sample, such as the only one of all.
+            NaN where nothing would be known without the sample or its group, such as the only one of all.
 
         Raises:
             UnsupportedError: this head has no closed form for it, or cannot tell the weight of a sample.
@@ -194,7 +211,14 @@ class Head(Hooks):
         check_samples(z, y, None, self.in_features)
         if not len(self.labels) or not self.solved:
             raise CifnetError("the head is not solved: call solve() after observe()")
-        return self._leave_one_out(z.to(self.dtype), self._columns(y)).double()
+        if groups is not None and groups.shape != y.shape:
+            raise UsageError(
+                f"leave_one_out got {tuple(groups.shape)} groups, expected one for each of {len(y)} samples"
+            )
+        z, columns = z.to(self.dtype), self._columns(y)
+        if groups is None or len(torch.unique(groups)) == len(groups):
+            return self._leave_one_out(z, columns).double()
+        return self._leave_one_out(z, columns, groups).double()
 
     # ------------------------------------------------------------------ the life of a model
 
@@ -235,6 +259,7 @@ class Head(Hooks):
             raise UsageError("cannot remove all classes: at least one must stay")
         kept = kept.to(self.labels.device)
         self._keep(kept)
+        self._begin_stage()
         self.under_way.fill_(False)
         self._keep_labels(kept)
 
@@ -249,40 +274,6 @@ class Head(Hooks):
         old, new = self.labels, self.labels.new_tensor([labels[label] for label in self.classes])
         self._rename(lambda y: new[(y[:, None] == old).nonzero()[:, 1]])
         self.labels = new
-
-    def settings(self) -> dict[str, Any]:
-        """Constructor arguments that a stored state depends on; plain numbers, strings and booleans."""
-        names = inspect.signature(type(self)).parameters
-        return {name: getattr(self, name) for name in names} | {"dtype": str(self.dtype).removeprefix("torch.")}
-
-    @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> Head:
-        """An empty head, such as a state with these ``settings()`` can be loaded into."""
-        return cls(**settings)
-
-    def fresh(self) -> Head:
-        """An empty head that merges with this one, on the same device."""
-        return type(self).from_settings(self.settings()).to(self.labels.device)
-
-    def expected_shapes(self, task_sizes: Sequence[int]) -> dict[str, Sizes]:
-        """Sizes that the stored tensors of a head with these settings have, by name.
-
-        Heads with tensors for each task override this.
-
-        Args:
-            task_sizes: number of classes of each task.
-        """
-        with_one, with_two = (self._shapes_with(classes) for classes in (1, 2))
-        samples = {f"{name}." for name, module in self.named_modules() if isinstance(module, Samples)}
-        return {
-            name: grown_sizes(one, with_two[name], sum(task_sizes), name[: name.rfind(".") + 1] in samples)
-            for name, one in with_one.items()
-        }
-
-    def _shapes_with(self, classes: int) -> dict[str, tuple[int, ...]]:
-        fresh = self.fresh()
-        fresh.begin_task(range(classes), [1] * classes)
-        return {name: tuple(tensor.shape) for name, tensor in fresh.state_dict().items()}
 
     def _begin_tasks_of(self, other: Head) -> None:
         """Append the classes of ``other`` that are new here, in its tasks."""

@@ -1,4 +1,4 @@
-"""Probabilities without held-out data: a temperature from the leave-one-out scores of stored samples.
+"""Calibrate probabilities without held-out data, with a temperature from leave-one-out scores of stored samples.
 
 The scores of ridge regression on ±L or one-hot targets are far too close together for a softmax. Dividing them by one
 temperature (Guo et al., 2017) mends that; it is usually fitted on held-out data. Here it is fitted on samples that were
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from cifnet_pl.statistics import comparable, near_groups, near_limit
 from cifnet_pl.utilities.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ RANGE = math.log(1e3)
 def calibrate(head: Head, z: Tensor, y: Tensor) -> float:
     """Set ``head.temperature`` to the one that minimises the leave-one-out NLL of stored samples; returns it.
 
-    Samples without which nothing would be known of their scores are left out; with no other it is 1.
+    Near-copies among the samples, such as bursts of photos, are left out together: a sample whose twin was learned says
+    nothing of photos that are not. Samples without which nothing would be known of their scores are left out; with no
+    other it is 1.
 
     Args:
         head: solved; see :meth:`Head.leave_one_out` for which heads can.
@@ -39,7 +42,7 @@ def calibrate(head: Head, z: Tensor, y: Tensor) -> float:
     """
     if not len(y):
         raise UsageError("calibration needs stored samples, and there are none: use a calibration buffer")
-    scores = head.leave_one_out(z, y)
+    scores = head.leave_one_out(z, y, near_copies(z, y))
     known = scores.isfinite().all(dim=1)
     columns = (y[:, None] == head.labels).int().argmax(dim=1)
     temperature = fit_temperature(scores[known], columns[known]) if known.any() else 1.0
@@ -47,8 +50,38 @@ def calibrate(head: Head, z: Tensor, y: Tensor) -> float:
     return temperature
 
 
-def check(head: Head, buffer: CalibrationBuffer | None) -> None:
-    """Raise UsageError unless ``head`` can be calibrated and there is a ``buffer`` for it."""
+def near_copies(z: Tensor, y: Tensor) -> Tensor | None:
+    """Group samples that are left out together: near-copies of one class.
+
+    Samples that resemble more than half of their class stand alone: without these little would be known of the class.
+
+    Args:
+        z: (n, d) float embeddings.
+        y: (n,) int64 labels.
+
+    Returns:
+        (n,) int64, equal for samples of one group; None if there are no near-copies.
+    """
+    u = comparable(z)
+    limit = near_limit(u, y)
+    if limit is None:
+        return None
+    groups = near_groups(u, y, limit)
+    of_class = torch.unique(y, return_inverse=True)[1]
+    too_large = 2 * groups.bincount()[groups] > of_class.bincount()[of_class]
+    alone = groups.max() + 1 + torch.arange(len(y), device=y.device)
+    return torch.where(too_large, alone, groups)
+
+
+def check(head: Head, buffer: CalibrationBuffer | None, wanted: bool) -> None:
+    """Raise UsageError unless ``head`` has the ``buffer`` that it needs, and can be calibrated where ``wanted``."""
+    if head.decides and buffer is None:
+        raise UsageError(
+            "decision: auto needs stored samples to decide by: give a calibration buffer (model.buffer), or say ridge "
+            "or discriminant"
+        )
+    if not wanted:
+        return
     if not head.leaves_one_out:
         raise UsageError(
             f"calibrate: {type(head).__name__} has no leave-one-out scores: leave it out, or use a ridge-type head"
@@ -58,7 +91,7 @@ def check(head: Head, buffer: CalibrationBuffer | None) -> None:
 
 
 def fit_temperature(scores: Tensor, columns: Tensor) -> float:
-    """The temperature T that minimises the mean of ``−log softmax(scores / T)`` at the true columns, smoothed.
+    """Return the temperature T that minimises the mean of ``−log softmax(scores / T)`` at the true columns, smoothed.
 
     With no error among n samples T would fall to zero and promise certainty. So each sample's target has a share of
     1/(n+2) spread evenly over all classes (Platt's prior, 1999): with many samples nothing, with few what n successes

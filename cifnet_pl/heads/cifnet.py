@@ -1,8 +1,8 @@
-"""CIFNet's head: regularised recursive least squares with a calibration buffer, one Gram matrix a cohort."""
+"""CIFNet's head: regularised recursive least squares with a calibration buffer, one Gram matrix per cohort."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from cifnet_pl.heads.arguments import Dtype, Ridge, check_ridge
 from cifnet_pl.heads.base import Head
 from cifnet_pl.heads.cohort import Cohort, common_weights, joined_weights
+from cifnet_pl.heads.cohort_regression import CohortRegression
 from cifnet_pl.heads.exactness import exact
 from cifnet_pl.heads.shapes import Sizes, renamed
 from cifnet_pl.heads.targets import Weighting, signed_targets, squared_slopes, target_limit
-from cifnet_pl.statistics import Centred, Sums, augment, left_out, leverages, solve_ridge
+from cifnet_pl.statistics import Choice, ClassMoments, Sums, augment
 from cifnet_pl.utilities.errors import UsageError
 
 
@@ -39,7 +40,7 @@ class CIFNetHead(Head):
     """
 
     title = "CIFNet"
-    merges = reduces = leaves_one_out = uses_buffer = True
+    merges = reduces = leaves_one_out = uses_buffer = tells_novelty = True
     reason = "its oversampling and its negatives depend on which classes were learned when"
 
     past_shown: Tensor
@@ -58,6 +59,8 @@ class CIFNetHead(Head):
         self.limit = target_limit(epsilon)
         self.slopes = squared_slopes(weighting, epsilon)
         self.epsilon, self.update_past, self.weighting = epsilon, update_past, weighting
+        self.tells_novelty = update_past  # else no cohort has seen the samples of all classes
+        self.regression = CohortRegression(self.ridge, weighting, self.limit, self.slopes)
         self.cohorts = nn.ModuleList()
         self.increment: Sums | None = None
         self.past_increment: Sums | None = None
@@ -76,6 +79,10 @@ class CIFNetHead(Head):
         first = len(self.labels) - len(self._latest.sums.counts)
         self.increment = self.increment or self._new_sums(len(self._latest.sums.counts))
         self.increment.add(augment(z), columns - first, weight)
+
+    def _note_copies(self, count: int) -> None:
+        self.increment = self.increment or self._new_sums(len(self._latest.sums.counts))
+        self.increment.note_copies(count)
 
     def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
         self.past_increment = self.past_increment or self._new_sums(0)
@@ -126,39 +133,15 @@ class CIFNetHead(Head):
         """Solve the cohorts that are out of date."""
         self.weights()
 
-    def _solve_cohort(self, cohort: Cohort) -> None:
-        sums, (positive, negative) = cohort.sums, self.slopes
-        total = sums.gram[0]
-        moment = self.limit * (positive * sums.class_sums - negative * (total - sums.class_sums)).T
-        square = self.limit**2 * (positive * sums.class_sums[:, 0] + negative * (total[0] - sums.class_sums[:, 0]))
-        samples = int(sums.seen)
-        solved = [
-            self._solve_system(gram, moment[:, own], square[own].sum(), samples) for own, gram in self._systems(cohort)
-        ]
-        cohort.weights = torch.cat([weights for weights, _ in solved], dim=1)
-        cohort.ridge_used = torch.cat([cohort.ridge_used.new_full((w.shape[1],), ridge) for w, ridge in solved])
-        cohort.stale.fill_(False)
-
-    def _systems(self, cohort: Cohort) -> Iterator[tuple[slice, Tensor]]:
-        """Columns of the cohort that share a Gram matrix, and that matrix (d+1, d+1), weighted by the slopes."""
-        sums, (positive, negative) = cohort.sums, self.slopes
-        if self.weighting == "derivative":
-            yield slice(None), negative * sums.gram
-        else:
-            for c, own in enumerate(sums.class_grams):
-                yield slice(c, c + 1), negative * sums.gram + (positive - negative) * own
-
-    def _solve_system(self, gram: Tensor, moment: Tensor, square: Tensor, samples: int) -> tuple[Tensor, float]:
-        if self.ridge == "gcv":
-            return Centred.from_augmented(gram, moment, square, samples).solve("gcv")
-        return solve_ridge(gram, moment, gram.new_tensor(self.ridge)), float(self.ridge)
-
     @exact
     def weights(self) -> Tensor:
-        """(d+1, C) weights of all classes in column order, row 0 the bias; solves cohorts that are out of date."""
+        """Return (d+1, C) weights of all classes in column order, row 0 the bias.
+
+        Cohorts that are out of date are solved first.
+        """
         for cohort in self._parts:
             if cohort.stale:
-                self._solve_cohort(cohort)
+                self.regression.solve(cohort)
         none = torch.zeros(self.in_features + 1, 0, dtype=self.dtype, device=self.labels.device)
         return torch.cat([none, *(cohort.weights for cohort in self._parts)], dim=1)
 
@@ -166,23 +149,28 @@ class CIFNetHead(Head):
         return self.scoring()(z)
 
     def scoring(self) -> Callable[[Tensor], Tensor]:
-        """The scores as a function (see :meth:`Head.scoring`); cohorts that are out of date are solved first."""
+        """Return the scores as a function (see :meth:`Head.scoring`); cohorts that are out of date are solved first."""
         weights = self.weights()
         return lambda z: (augment(z.to(self.dtype)) @ weights).double()
 
-    def _leave_one_out(self, z: Tensor, columns: Tensor) -> Tensor:
+    def choices(self) -> list[Choice]:
+        """Return the ridge of each class, in column order; solves cohorts that are out of date."""
+        self.weights()
+        return [choice for cohort in self._parts for choice in cohort.choices()]
+
+    def _leave_one_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
         scores, x = self._scores(z), augment(z)
         parts, start = [], 0
         for cohort in self._parts:
             own = slice(start, start + len(cohort.sums.counts))
             targets = signed_targets(columns, len(self.labels), self.limit)[:, own]
-            share = self._shares(cohort, x, targets > 0, self._weights_in(cohort, columns, own))
-            parts.append(left_out(scores[:, own], share, targets))
+            weight = self._weights_in(cohort, columns, own)
+            parts.append(self.regression.left_out(cohort, x, scores[:, own], targets, weight, groups))
             start = own.stop
         return torch.cat(parts, dim=1)
 
     def _weights_in(self, cohort: Cohort, columns: Tensor, own: slice) -> Tensor:
-        """(n,) float64 weight that samples of the classes at ``columns`` have in the cohort's sums."""
+        """Return (n,) float64 weight that samples of the classes at ``columns`` have in the cohort's sums."""
         weight = torch.ones(len(columns), dtype=torch.float64, device=columns.device)
         earlier, later = columns < own.start, columns >= own.stop
         weight[earlier] = cohort.past_weight[columns[earlier]]
@@ -192,27 +180,20 @@ class CIFNetHead(Head):
             raise self._cannot("leave samples out", f"calibration samples of class {label} had different weights")
         return weight
 
-    def _shares(self, cohort: Cohort, x: Tensor, is_own: Tensor, weight: Tensor) -> Tensor:
-        """(n, C_j) share of each sample's target in its own score; x (n, d+1), is_own (n, C_j), weight (n,)."""
-        positive, negative = self.slopes
-        share = torch.zeros(is_own.shape, dtype=torch.float64, device=x.device)
-        seen = weight > 0
-        for own, gram in self._systems(cohort) if seen.any() else ():
-            ridge = cohort.ridge_used[own][0].item()
-            if self.ridge == "gcv":
-                nothing = gram[:, :0]
-                centred = Centred.from_augmented(gram, nothing, gram.new_zeros(()), 0)
-                leverage = centred.leverages(x[seen, 1:], ridge, gram[0, 0])
-            else:
-                leverage = leverages(gram, gram.new_tensor(ridge), x[seen])
-            slope = negative + (positive - negative) * is_own[seen, own].double()
-            share[seen, own] = slope * (weight[seen] * leverage)[:, None]
-        return share
+    def _rows(self, z: Tensor) -> Tensor:
+        return z.to(self.dtype)
+
+    def _moments(self) -> ClassMoments:
+        # The first cohort has seen the samples of all classes, each once.
+        first = self._parts[0].sums
+        sums = torch.cat([cohort.sums.class_sums for cohort in self._parts])
+        gram = first.gram
+        return ClassMoments.of(gram[1:, 1:], sums[:, 1:], sums[:, 0], gram[0], first.mass)
 
     # ------------------------------------------------------------------ the life of a model
 
     def class_counts(self) -> dict[int, int]:
-        """Distinct samples seen of each class, by label."""
+        """Return the number of distinct samples seen of each class, by label."""
         counts = torch.cat([self.labels[:0], *(cohort.sums.counts for cohort in self._parts)])
         if self.increment is not None:
             counts[-len(self.increment.counts) :] += self.increment.counts
@@ -237,7 +218,7 @@ class CIFNetHead(Head):
         self.solved.fill_(False)
 
     def _history_equal(self, other: CIFNetHead) -> bool:
-        """Whether both are within the same task, after the same earlier tasks."""
+        """Return whether both are within the same task, after the same earlier tasks."""
         if self.increment is None and other.increment is None:
             return False
         pairs = zip(self._parts, other._parts, strict=True)
@@ -282,13 +263,13 @@ class CIFNetHead(Head):
         self.cohorts = kept
 
     def state_elements(self) -> dict[str, int]:
-        """Numbers kept between tasks: K(d+1)² + 2C(d+1), and C(d+1)² more with weighting "released"."""
+        """Count numbers kept: K(d+1)(d+2)/2 + 2C(d+1), and C(d+1)(d+2)/2 more with weighting "released"."""
         width, classes = self.in_features + 1, len(self.labels)
         grams = len(self.cohorts) + (classes if self.weighting == "released" else 0)
-        return {"factors": grams * width**2, "moments": classes * width, "weights": classes * width}
+        return {"factors": grams * width * (width + 1) // 2, "moments": classes * width, "weights": classes * width}
 
     def expected_shapes(self, task_sizes: Sequence[int]) -> dict[str, Sizes]:
-        """Sizes of the stored tensors (see :meth:`Head.expected_shapes`): each task has a cohort."""
+        """Return the sizes of the stored tensors (see :meth:`Head.expected_shapes`): each task has a cohort."""
         first = "cohorts.0."
         shapes = {n: sizes for n, sizes in super().expected_shapes(task_sizes).items() if not n.startswith(first)}
         for task, classes in enumerate(task_sizes):

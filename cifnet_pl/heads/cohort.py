@@ -1,16 +1,16 @@
-"""What the neurons of one task of :class:`CIFNetHead` share: their sums, and which calibration samples are in them."""
+"""Hold the sums that the classes of one task of :class:`CIFNetHead` share, and note which samples are in them."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics import Sums
+from cifnet_pl.statistics import Choice, Place, Sums
 from cifnet_pl.utilities.growing import GrowingModule
 
 
 def common_weights(columns: Tensor, weight: Tensor, classes: int) -> Tensor:
-    """(classes,) the one weight of each class's samples, from the ``weight`` (n,) of samples of classes ``columns``.
+    """Return the one weight of each class (classes,) from the ``weight`` (n,) of samples of classes ``columns``.
 
     0 stands for a class without samples, −1 for one whose samples have different weights.
     """
@@ -20,7 +20,7 @@ def common_weights(columns: Tensor, weight: Tensor, classes: int) -> Tensor:
 
 
 def joined_weights(one: Tensor, other: Tensor) -> Tensor:
-    """What :func:`common_weights` would give for the samples of both."""
+    """Return what :func:`common_weights` would give for the samples of both."""
     same = (one == other) | (one == 0) | (other == 0)
     return torch.where(same, torch.where(one == 0, other, one), -torch.ones_like(one))
 
@@ -32,6 +32,7 @@ class Cohort(GrowingModule):
     the sums have changed since the weights were solved, ``past`` (), the number of calibration samples in the sums,
     ``past_weight`` (classes before this cohort,), the weight that the calibration samples of each class had (0: none
     were shown; −1: they had different weights), and ``ridge_used`` (C_j,) float64, λ of each class.
+    ``places`` says where each λ of the last solve lies (:class:`~cifnet_pl.statistics.Choice`); it is not stored.
     """
 
     weights: Tensor
@@ -43,9 +44,17 @@ class Cohort(GrowingModule):
     def __init__(self, sums: Sums, before: int = 0):
         super().__init__()
         self.sums = sums
-        self.register_buffer("weights", sums.gram.new_zeros(sums.width, 0))
+        self.register_buffer("weights", sums.products.new_zeros(sums.width, 0))
         self.register_buffer("stale", torch.tensor(True))
         self.register_buffer("past", torch.zeros((), dtype=torch.int64))
         self.register_buffer("past_weight", torch.zeros(before, dtype=torch.float64))
         self.register_buffer("ridge_used", torch.zeros(0, dtype=torch.float64))
-        self.to(sums.gram.device)
+        self.places: list[Place] = []
+        self.to(sums.products.device)
+
+    def choices(self) -> list[Choice]:
+        """Return the ridge of each class at the last solve."""
+        ridges = self.ridge_used.tolist()
+        unknown: list[Place] = ["given"] * len(ridges)  # after loading, or after a class was removed
+        places = self.places if len(self.places) == len(ridges) else unknown
+        return [Choice(ridge, place) for ridge, place in zip(ridges, places, strict=True)]

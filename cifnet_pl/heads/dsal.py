@@ -11,7 +11,7 @@ from torch import Tensor
 from cifnet_pl.heads.acil import ACILHead, solve_stream
 from cifnet_pl.heads.arguments import Dtype, Ridge
 from cifnet_pl.heads.shared import kept_weights
-from cifnet_pl.statistics import ClassSums, Sums, left_out, leverages
+from cifnet_pl.statistics import Choice, ClassSums, Place, Sums, half_products, left_out_together
 from cifnet_pl.utilities.errors import UsageError
 
 
@@ -65,6 +65,7 @@ class DSALHead(ACILHead):
         # Its class_sums are the moments of the residual targets.
         self.compensation = Sums(self.width, dtype=self.dtype)
         self.compensation_increment: Sums | None = None
+        self.compensation_place: Place = "given"
         self.register_buffer("cross", torch.zeros(0, 0, dtype=self.dtype))
         self.register_buffer("compensation_weights", torch.zeros(self.width, 0, dtype=self.dtype))
         self.register_buffer("compensation_ridge", torch.zeros((), dtype=torch.float64))
@@ -79,7 +80,7 @@ class DSALHead(ACILHead):
         if self.compensation_increment is None:
             sums = Sums(self.width, len(self.labels), dtype=self.dtype)
             self.compensation_increment = sums.to(self.labels.device)
-            self.cross = self.sums.gram.new_zeros(self.width, self.width)
+            self.cross = self.sums.products.new_zeros(self.width, self.width)
         return super()._open_increment()
 
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
@@ -91,6 +92,15 @@ class DSALHead(ACILHead):
         self.compensation_increment.add(phi, columns, weight)
         weighted = phi if weight is None else phi * weight.to(phi)[:, None]
         self.cross.addmm_(weighted.T, h)
+
+    def _note_copies(self, count: int) -> None:
+        super()._note_copies(count)
+        assert self.compensation_increment is not None
+        self.compensation_increment.note_copies(count)
+
+    def choices(self) -> list[Choice]:
+        """Return the ridges of the main stream and of the compensation stream."""
+        return [*super().choices(), Choice(float(self.compensation_ridge), self.compensation_place)]
 
     def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
         super()._reduce(sum_in_place)
@@ -111,9 +121,10 @@ class DSALHead(ACILHead):
             self._teach(observed)
             self.cross = self.cross.new_zeros(0, 0)
             del observed  # at full width every matrix counts
-        weights, ridge = solve_stream(self.compensation, self.residual_energy.sum(), self.ridge)
+        weights, choice = solve_stream(self.compensation, self.residual_energy.sum(), self.ridge)
         self.compensation_weights = weights
-        self.compensation_ridge.fill_(ridge)
+        self.compensation_ridge.fill_(choice.ridge)
+        self.compensation_place = choice.place
 
     def _teach(self, observed: Sums) -> None:
         """Turn the compensation moments of the classes just learned into those of their residual targets."""
@@ -127,18 +138,19 @@ class DSALHead(ACILHead):
             fitted = (weights * (observed.gram @ weights - 2 * observed.class_sums[current].T)).sum(dim=0)
             self.residual_energy[current] += observed.class_mass[current] + fitted
 
-    def _leave_one_out(self, z: Tensor, columns: Tensor) -> Tensor:
+    def _leave_one_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
         """Exact for the main stream; the compensation stream's targets are taken from today's main weights.
 
         What a sample did to the residual targets of others would need the weights at its time.
         """
-        main = super()._leave_one_out(z, columns)
+        main = super()._leave_one_out(z, columns, groups)
         projected = self._projected(z)
         residual = torch.nn.functional.one_hot(columns, len(self.labels)) - projected.relu() @ self.weights
         own_task = self.task_of[columns][:, None] == self.task_of
         phi = projected.tanh_()
-        share = leverages(self.compensation.gram, self.compensation_ridge.to(phi), phi)
-        compensation = left_out(phi @ self.compensation_weights, share, residual * own_task)
+        half = half_products(self.compensation.gram, self.compensation_ridge.to(phi), phi)
+        own, ones = phi @ self.compensation_weights, torch.ones_like(half[:, 0])
+        compensation = left_out_together(own, half, ones, residual * own_task, groups)
         return main + self.compensation_ratio * compensation
 
     def _scores(self, z: Tensor) -> Tensor:
@@ -162,9 +174,9 @@ class DSALHead(ACILHead):
         self.compensation_weights = kept_weights(self.compensation_weights, columns)
 
     def state_elements(self) -> dict[str, int]:
-        """Numbers kept between tasks: 2B² + 4CB, and Bd for a projection that was given."""
+        """Count the numbers kept between tasks: B(B+1) + 4CB, and Bd for a projection that was given."""
         second = {
-            "factors": self.compensation.gram.numel(),
+            "factors": self.compensation.products.numel(),
             "moments": self.compensation.class_sums.numel(),
             "weights": self.compensation_weights.numel(),
         }

@@ -1,4 +1,4 @@
-"""Keep what surrounds a call away from the numbers that it stores."""
+"""Protect the numbers that a call stores from the settings around it, such as autocast."""
 
 from __future__ import annotations
 

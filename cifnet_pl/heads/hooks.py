@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from cifnet_pl.heads.abilities import Abilities
 from cifnet_pl.heads.labels import LabelSpace
+from cifnet_pl.statistics import Choice
 
 
 class Hooks(Abilities, LabelSpace, ABC):
-    """What is specific to a head. ``columns`` (n,) are the positions of the samples' classes in ``labels``."""
+    """The methods specific to a head. ``columns`` (n,) are the positions of the samples' classes in ``labels``."""
 
     @abstractmethod
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
@@ -26,21 +27,56 @@ class Hooks(Abilities, LabelSpace, ABC):
     def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
         """Add checked samples of earlier classes."""
 
+    def _note_copies(self, count: int) -> None:
+        """Count ``count`` of the samples as copies of others; for a head that chooses a ridge by their number."""
+
     @abstractmethod
     def _solve(self) -> None:
         """Bring the weights up to date."""
 
     @abstractmethod
     def _scores(self, z: Tensor) -> Tensor:
-        """Scores of checked embeddings."""
+        """Return the scores of checked embeddings."""
 
     def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
         """Sum what this task observed over processes; for a head that ``reduces``."""
         raise NotImplementedError
 
-    def _leave_one_out(self, z: Tensor, columns: Tensor) -> Tensor:
-        """Leave-one-out scores of checked samples; for a head that ``leaves_one_out``."""
+    def _leave_one_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
+        """Return the scores of checked samples without their groups (n,), or each without itself.
+
+        Only for a head that ``leaves_one_out``.
+        """
         raise NotImplementedError
+
+    def note_names(self, names: Mapping[int, str]) -> None:
+        """Take note of the names of the next task's classes, label → name, before it begins.
+
+        A no-op for a head whose arguments name no classes.
+        """
+
+    def about_remembering(self, names: Sequence[str]) -> str | None:
+        """Return what a run over classes ``names`` is to be told of what remembering them takes; None for nothing.
+
+        Raises:
+            UsageError: an argument names a class that is not one of them.
+        """
+        return None
+
+    def share_of(self, label: int) -> Any:
+        """Return a head of the same settings that has learned the samples of class ``label`` alone.
+
+        The result is None if that is not kept.
+
+        Subtracting it is as good as subtracting one that was shown the samples again.
+        """
+        return None
+
+    def decide(self, z: Tensor, y: Tensor) -> None:
+        """Choose how to score by what stored samples say; arguments as for ``calibrate``, which comes afterwards.
+
+        A no-op for a head with nothing to choose (``decides``).
+        """
 
     def _merge(self, other: Any) -> None:
         """Add the statistics of a head of the same class and settings; for a head that ``merges``."""
@@ -51,11 +87,15 @@ class Hooks(Abilities, LabelSpace, ABC):
         raise NotImplementedError
 
     def scoring(self) -> Callable[[Tensor], Tensor]:
-        """The scores of a solved head as a function of (n, d) embeddings whose steps do not depend on their values.
+        """Return the scores of a solved head as a function of (n, d) embeddings, without branches on values.
 
         Unchecked: for graphs (ONNX). A head whose ``_scores`` looks at tensors to decide what to do overrides this.
         """
         return self._scores
+
+    def choices(self) -> list[Choice]:
+        """Return the ridges of the last solve, the same ones at each solve first; empty for a head that has none."""
+        return []
 
     def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
         """Rename the labels that are kept beside ``labels``; ``new`` maps (n,) old ones to (n,) new ones."""
@@ -70,8 +110,8 @@ class Hooks(Abilities, LabelSpace, ABC):
 
     @abstractmethod
     def state_elements(self) -> dict[str, int]:
-        """Numbers kept between tasks, by component (as in the paper's tab:memory_breakdown)."""
+        """Count the numbers kept between tasks, by component (as in the paper's tab:memory_breakdown)."""
 
     @abstractmethod
     def class_counts(self) -> dict[int, int]:
-        """Distinct samples seen of each class, by label; samples not yet solved included."""
+        """Return the number of distinct samples seen of each class, by label; samples not yet solved included."""

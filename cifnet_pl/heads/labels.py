@@ -1,4 +1,4 @@
-"""Which classes a head knows, in which order, and which task introduced each."""
+"""Keep which classes a head knows, in which order, and which task introduced each."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LabelSpace(GrowingModule):
         return list(found.values())
 
     def _new_labels(self, classes: Sequence[int], counts: Sequence[int] | None) -> list[int]:
-        """The classes of a task to come as checked labels, ``counts`` being their numbers of samples where known.
+        """Check the labels of a task to come and return them, ``counts`` being their numbers of samples where known.
 
         Raises:
             UsageError: no class, a class twice, or one that is already known; counts that do not fit.
@@ -74,7 +74,7 @@ class LabelSpace(GrowingModule):
         self.task_of = torch.unique(self.task_of, return_inverse=True)[1]
 
     def _columns(self, y: Tensor) -> Tensor:
-        """Positions of the labels ``y`` in ``labels``; UsageError for an unknown one."""
+        """Return the positions of the labels ``y`` in ``labels``; UsageError for an unknown one."""
         if not len(self.labels):
             raise UsageError("no task has begun: call begin_task() first")
         order = torch.argsort(self.labels)

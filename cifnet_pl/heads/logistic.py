@@ -1,4 +1,4 @@
-"""Linear softmax classifiers fitted iteratively on the current task and the buffer: what closed forms compete with."""
+"""Linear softmax classifiers fitted iteratively on the current task and the buffer, to compare closed forms with."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ReplayHead(Head):
 
     @abstractmethod
     def _fit(self, samples: Samples, columns: Tensor) -> Tensor:
-        """Weights (d+1, C), row 0 the bias, fitted on sorted samples whose classes are at ``columns`` (n,)."""
+        """Return weights (d+1, C), row 0 the bias, fitted on sorted samples whose classes are at ``columns`` (n,)."""
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         self.counts = torch.cat([self.counts, self.counts.new_zeros(new)])
@@ -68,7 +68,7 @@ class ReplayHead(Head):
             part.rename(new)
 
     def class_counts(self) -> dict[int, int]:
-        """Distinct samples seen of each class in its task, by label."""
+        """Return the number of distinct samples seen of each class in its task, by label."""
         counts = self.counts + self.pending.counts(self.labels)
         return dict(zip(self.classes, counts.tolist(), strict=True))
 
@@ -83,7 +83,7 @@ class ReplayHead(Head):
         self.weights = kept_weights(self.weights, columns)
 
     def state_elements(self) -> dict[str, int]:
-        """Numbers kept between tasks: C(d+1)."""
+        """Count the numbers kept between tasks: C(d+1)."""
         return {"weights": self.weights.numel()}
 
     def _before_load(self, own: Mapping[str, Any]) -> None:

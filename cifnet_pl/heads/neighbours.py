@@ -1,4 +1,4 @@
-"""k nearest neighbours among all embeddings ever seen."""
+"""Classify by the k nearest neighbours among all embeddings ever seen."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from cifnet_pl.heads.arguments import Dtype, Metric, check_choice
+from cifnet_pl.heads.arguments import Dtype, Metric
 from cifnet_pl.heads.base import Head
 from cifnet_pl.heads.samples import Samples
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import UsageError, check_choice
 
 QUERIES = 1024
 """Queries compared with all stored embeddings at a time; bounds the memory of a prediction."""
@@ -61,14 +61,14 @@ class KNNHead(Head):
         return torch.cat([vote(queries) for queries in torch.split(z, QUERIES)])
 
     def scoring(self) -> Callable[[Tensor], Tensor]:
-        """The scores as a function (see :meth:`Head.scoring`), of all queries at once."""
+        """Return the scores as a function (see :meth:`Head.scoring`), of all queries at once."""
         stored, column = self.samples.z, self._columns(self.samples.y)
         if self.metric == "cosine":
             stored = torch.nn.functional.normalize(stored, dim=1)
         return lambda z: self._vote(z.to(self.dtype), stored, column)
 
     def _vote(self, z: Tensor, stored: Tensor, column: Tensor) -> Tensor:
-        """Scores (n, C) of queries z (n, d); for the cosine, ``stored`` is normalised already."""
+        """Return the scores (n, C) of queries z (n, d); for the cosine, ``stored`` is normalised already."""
         # Distances that are nothing but rounding are set to the largest that rounding gives.
         rounding = 16 * torch.finfo(self.dtype).eps
         if self.metric == "cosine":
@@ -99,7 +99,7 @@ class KNNHead(Head):
             part.rename(new)
 
     def class_counts(self) -> dict[int, int]:
-        """Samples kept of each class, by label."""
+        """Return the number of samples kept of each class, by label."""
         counts = self.samples.counts(self.labels) + self.pending.counts(self.labels)
         return dict(zip(self.classes, counts.tolist(), strict=True))
 
@@ -111,5 +111,5 @@ class KNNHead(Head):
             part.keep_labels(self.labels[columns])
 
     def state_elements(self) -> dict[str, int]:
-        """Numbers kept between tasks: N·d, with N the number of all samples seen."""
+        """Count the numbers kept between tasks: N·d, with N the number of all samples seen."""
         return {"embeddings": self.samples.z.numel()}

@@ -7,10 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from cifnet_pl.heads.arguments import Dtype, Metric, check_choice, check_share
+from cifnet_pl.heads.arguments import Dtype, Metric, check_share
 from cifnet_pl.heads.shared import LinearSumsHead, SharedSumsHead
 from cifnet_pl.statistics import Centred, ClassSums, gcv_ridge, solve_ridge
 from cifnet_pl.statistics.spectral import spectrum
+from cifnet_pl.utilities.errors import check_choice
 
 Shrinkage = float | Literal["gcv", "oas"]
 """A share in (0, 1], or how it is chosen."""
@@ -87,7 +88,7 @@ class SLDAHead(LinearSumsHead):
         self.shrinkage_used.fill_(alpha)
 
     def within_scatter(self) -> Tensor:
-        """(d, d) ``Σ ω zzᵀ − Σ_c n_c μ_c μ_cᵀ`` over all samples, those of removed classes included."""
+        """Return (d, d) ``Σ ω zzᵀ − Σ_c n_c μ_c μ_cᵀ`` over all samples, those of removed classes included."""
         weight, sums = self.sums.class_sums[:, :1], self.sums.class_sums[:, 1:]
         return self.sums.gram[1:, 1:] - sums.T @ (sums / weight)
 
@@ -101,7 +102,7 @@ class SLDAHead(LinearSumsHead):
         centred = Centred.from_augmented(gram, moment, gram[0, 0], int(self.sums.seen))
         found = spectrum(centred.gram, centred.samples - 1, moment.shape[1])
         energy = found.rotate(centred.moment).square().sum(dim=1)
-        ridge = gcv_ridge(found.values, energy, centred.target_energy, centred.samples)
+        ridge = gcv_ridge(found.values, energy, centred.target_energy, centred.samples).ridge
         return ridge / (ridge + self.sums.mass.item() * scale)
 
     def _keep(self, columns: Tensor) -> None:
@@ -110,17 +111,17 @@ class SLDAHead(LinearSumsHead):
         gone = self.sums.counts > 0
         gone[columns] = False
         sums = self.sums.class_sums[gone]
-        self.sums.gram.sub_(sums.T @ (sums / sums[:, :1]))
+        self.sums.subtract_products(sums / sums[:, :1].sqrt())
         super()._keep(columns)
 
 
 def class_means(sums: ClassSums) -> Tensor:
-    """(C, p−1) weighted means of the classes, from sums over ``[1; z]``."""
+    """Return (C, p−1) weighted means of the classes, from sums over ``[1; z]``."""
     return sums.class_sums[:, 1:] / sums.class_sums[:, :1]
 
 
 def oas_shrinkage(covariance: Tensor, samples: int) -> float:
-    """Oracle approximating shrinkage towards the scaled identity (Chen, Wiesel, Eldar and Hero, 2010, eq. 23).
+    """Compute the oracle approximating shrinkage to the scaled identity (Chen, Wiesel, Eldar and Hero, 2010, eq. 23).
 
     As in scikit-learn, the terms 2/p are left out.
 

@@ -1,51 +1,62 @@
-"""The exact head: one shared Gram matrix, joint ridge regression over everything ever seen, no buffer."""
+"""The exact head: joint ridge regression over everything seen, from one shared Gram matrix, without a buffer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cifnet_pl.heads.arguments import Dtype, Ridge, check_ridge
-from cifnet_pl.heads.shared import LinearSumsHead
+from cifnet_pl.heads.decision import Decision, is_better, rows_without
+from cifnet_pl.heads.exactness import exact
+from cifnet_pl.heads.remember import Remember, Remembered
+from cifnet_pl.heads.shapes import Sizes
+from cifnet_pl.heads.shared import LinearSumsHead, SharedSumsHead
 from cifnet_pl.heads.targets import signed_targets, target_limit
-from cifnet_pl.statistics import Centred, augment, left_out
-from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.heads.transforms import TRANSFORMS, Transform
+from cifnet_pl.statistics import (
+    Centred,
+    Choice,
+    ClassSums,
+    Discriminant,
+    Place,
+    augment,
+    left_out_together,
+    shared_groups,
+    within_scatter,
+)
+from cifnet_pl.statistics.remembering import RememberingSums
+from cifnet_pl.utilities.errors import UsageError, check_choice
 
-
-def sqrt_l2(z: Tensor) -> Tensor:
-    """Signed square root of (n, d) embeddings, L2-normalised."""
-    return torch.nn.functional.normalize(z.sign() * z.abs().sqrt(), dim=1)
-
-
-def joined(z: Tensor) -> Tensor:
-    """L2-normalised (n, d) embeddings beside their :func:`sqrt_l2`: (n, 2d)."""
-    return torch.cat([torch.nn.functional.normalize(z, dim=1), sqrt_l2(z)], dim=1)
-
-
-Transform = Literal["none", "sqrt_l2", "joined"]
-TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda z: z, "sqrt_l2": sqrt_l2, "joined": joined}
-"""Feature maps applied to an embedding before the sums."""
+ADDED = {"decision": "ridge", "remember": ""}
+"""Arguments that files of older versions do not name, and what those files mean."""
 
 
 class RidgeHead(LinearSumsHead):
-    """Ridge regression on targets ±L over all data ever seen; exact, whatever the number of tasks.
+    """Ridge regression on targets ±L over all data ever seen, or the discriminant of the same sums; exact at any task.
 
     The joint optimum needs no buffer: for a class never seen before all earlier samples are negatives, and
     their sum is the first row of the common Gram matrix. ``W = (G_c + λI)⁻¹ Q_c``, ``b = t̄ − Wᵀμ`` with
     centred features and targets, the bias free; ``m_c = L(2·Σ_{y=c} x̃ − Σ x̃)``, ``L = logit(1 − ε)``.
+    Linear discriminant analysis, ``zᵀΛμ_c − ½ μ_cᵀΛμ_c`` with ``Λ = ((S + λI)/n)⁻¹``, S the scatter within classes,
+    is solved from the same sums with the same λ; which of the two is better depends on the photos.
 
     Args:
         in_features: width d of the embeddings.
         ridge: λ added to the unweighted centred Gram matrix, or "gcv" (chosen anew at every solve).
         epsilon: clip of the one-hot targets; scales all scores alike.
-        transform: "none"; "sqrt_l2", the signed square root followed by L2 normalisation; or "joined", both the
-            normalised embedding and that, at twice the width.
+        transform: "none"; "l2", normalised; "sqrt_l2", the signed square root followed by L2 normalisation; or
+            "joined", both of these, at twice the width.
         balanced: weigh each sample by (mean class count) / (count of its class). Needs ``counts`` in
             ``begin_task``, and refuses ``merge_`` and ``subtract_``: a class's count must be final.
         dtype: of the sums, "float64" or "float32".
+        decision: "ridge"; "discriminant"; or "auto", the one with the higher leave-one-out accuracy on stored samples
+            (:meth:`decide`), which is ridge regression until there are any.
+        remember: classes whose own Gram matrix is kept, (d+1)(d+2)/2 numbers each, so that they can be forgotten
+            exactly without their samples: "all", or labels or, in a model that knows them, names; on the command line
+            names with commas between them.
     """
 
     title = "Exact ridge"
@@ -54,6 +65,8 @@ class RidgeHead(LinearSumsHead):
     class_weight: Tensor
     ridge_used: Tensor
     scale_used: Tensor
+    removed_sums: Tensor
+    discriminates: Tensor
 
     def __init__(
         self,
@@ -63,20 +76,48 @@ class RidgeHead(LinearSumsHead):
         transform: Transform = "none",
         balanced: bool = False,
         dtype: Dtype = "float64",
+        decision: Decision = "ridge",
+        remember: Remember = None,
     ):
-        if transform not in TRANSFORMS:
-            raise unknown_name("transform", transform, TRANSFORMS)
+        check_choice("transform", transform, Transform)
+        check_choice("decision", decision, Decision)
         width = 1 + TRANSFORMS[transform](torch.zeros(1, max(in_features, 1))).shape[1]
         super().__init__(in_features, width, dtype)
         self.ridge = check_ridge(ridge)
+        self.place: Place = "given"
         self.limit = target_limit(epsilon)
         self.epsilon, self.transform, self.balanced = epsilon, transform, balanced
         if balanced:
             self.merges = self.pools = self.subtracts = False
             self.reason = "balanced=True weighs samples by final class counts"
+        if remember and balanced:
+            raise UsageError("remember needs samples that can be taken out again, which balanced=True has not")
+        self._remembered = Remembered(remember)
+        self.remember = self._remembered.text
+        if self._remembered:
+            self.sums_type = RememberingSums
+            self.sums = RememberingSums(width, dtype=self.dtype)
+        self.decision = decision
+        self.decides = decision == "auto"
         self.register_buffer("class_weight", torch.zeros(0, dtype=self.dtype))
         self.register_buffer("ridge_used", torch.zeros((), dtype=torch.float64))
         self.register_buffer("scale_used", torch.ones((), dtype=self.dtype))
+        # States of a head that only knows ridge regression are as they were before there was anything else.
+        more = decision != "ridge"
+        self.register_buffer("removed_sums", torch.zeros(0, width, dtype=self.dtype), persistent=more)
+        self.register_buffer("discriminates", torch.tensor(decision == "discriminant"), persistent=more)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the constructor arguments that a stored state depends on.
+
+        Arguments that older versions did not have are left out.
+        """
+        return {name: value for name, value in super().settings().items() if ADDED.get(name) != value}
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> RidgeHead:
+        """Return an empty head (see :meth:`Head.from_settings`)."""
+        return cls(**{**ADDED, **settings})
 
     def begin_task(self, classes: Sequence[int], counts: Sequence[int] | None = None) -> None:
         """Open a task (see :meth:`Head.begin_task`); with ``balanced``, ``counts`` must be given."""
@@ -89,6 +130,49 @@ class RidgeHead(LinearSumsHead):
         if self.balanced:
             weight = 1 / self.class_weight.new_tensor(counts)
             self.class_weight = torch.cat([self.class_weight, weight])
+
+        self._remember(self.sums, self.labels[-new:])
+
+    def _remember(self, sums: ClassSums, labels: Tensor) -> None:
+        """Have ``sums`` keep the Gram matrices of those of ``labels`` that are to be remembered."""
+        if isinstance(sums, RememberingSums):
+            chosen = [label for label in labels.tolist() if label in self._remembered]
+            sums.remember(self._columns(labels.new_tensor(chosen)))
+
+    def _open_increment(self) -> ClassSums:
+        fresh = self.increment is None
+        increment = super()._open_increment()
+        if fresh:
+            self._remember(increment, self.labels)
+        return increment
+
+    def fresh(self) -> RidgeHead:
+        """Return an empty head that merges with this one, and remembers the same classes."""
+        empty = super().fresh()
+        assert isinstance(empty, RidgeHead)
+        empty._remembered.labels |= self._remembered.labels
+        return empty
+
+    def note_names(self, names: Mapping[int, str]) -> None:
+        """Take note of the names of classes (see :meth:`Head.note_names`): ``remember`` may name them."""
+        self._remembered.note_names(names)
+
+    def about_remembering(self, names: Sequence[str]) -> str | None:
+        """Return what remembering takes in a run (see :meth:`Head.about_remembering`)."""
+        return self._remembered.about(names, self.sums.width, self.dtype.itemsize)
+
+    @exact
+    def share_of(self, label: int) -> RidgeHead | None:
+        """Return a head that has learned class ``label`` alone, if it is remembered (see :meth:`Head.share_of`)."""
+        column = int(self._columns(self.labels.new_tensor([label])))
+        share = self.sums.share(column) if isinstance(self.sums, RememberingSums) else None
+        if share is None or self.increment is not None:
+            return None
+        own = self.fresh()
+        own._remembered.labels.add(label)
+        own.begin_task([label])
+        own.sums = share
+        return own
 
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
         if self.balanced:
@@ -114,16 +198,102 @@ class RidgeHead(LinearSumsHead):
     def _solve(self) -> None:
         self._fold()
         self.scale_used = self._scale  # of all classes of this solve; one of them may be removed before the next
-        self.weights, ridge = self._centred().solve(self.ridge)
-        self.ridge_used.fill_(ridge)
+        self.weights, choice = self._centred().solve(self.ridge)
+        self.ridge_used.fill_(choice.ridge)
+        self.place = choice.place
+        if self.discriminates:
+            self.weights = self._discriminant().weights().to(self.dtype)
 
-    def _leave_one_out(self, z: Tensor, columns: Tensor) -> Tensor:
-        weight = self.scale_used * (self.class_weight[columns] if self.balanced else 1.0)
+    def choices(self) -> list[Choice]:
+        """Return the ridge of all classes."""
+        return [Choice(self.ridge_used.item(), self.place)]
+
+    def _discriminant(self) -> Discriminant:
+        """Solve from the sums as they are, with the ridge of the last solve."""
+        sums, removed, scale = self.sums.class_sums, self.removed_sums, self.scale_used
+        within = scale * within_scatter(self.sums.gram, torch.cat([sums, removed]))
+        return Discriminant.from_sums(within, scale * sums, scale * self.sums.mass, self.ridge_used.item())
+
+    def _leave_one_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
+        left_out = self._discriminant_left_out if self.discriminates else self._ridge_left_out
+        return left_out(z, columns, groups)
+
+    def _discriminant_left_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
+        rows, weight, rule = self._features(z)[:, 1:], self._weight_of(columns), self._discriminant()
+        found = rule.left_out(rows, columns, weight)
+        for group in shared_groups(groups) if groups is not None else ():
+            found[group] = rule.left_out_together(rows[group], columns[group], weight[group])
+        return found
+
+    def _ridge_left_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
+        features, centred = self._features(z), self._centred()
+        weights = centred.solve(self.ridge_used.item())[0] if self.discriminates else self.weights
         mass = self.scale_used * self.sums.mass
-        share = weight * self._centred().leverages(self._features(z)[:, 1:], self.ridge_used.item(), mass)
-        return left_out(self._scores(z), share, signed_targets(columns, len(self.labels), self.limit))
+        half = centred.half_products(features[:, 1:], self.ridge_used.item(), mass)
+        targets = signed_targets(columns, len(self.labels), self.limit)
+        return left_out_together(features @ weights, half, self._weight_of(columns), targets, groups)
+
+    def _weight_of(self, columns: Tensor) -> Tensor:
+        """Return (n,) float64 weight of samples of the classes at ``columns`` in the sums of the last solve."""
+        ones = torch.ones(len(columns), dtype=torch.float64, device=columns.device)
+        return self.scale_used * (self.class_weight[columns] if self.balanced else ones)
+
+    @exact
+    def decide(self, z: Tensor, y: Tensor) -> None:
+        """Choose between ridge regression and the discriminant, by leave-one-out accuracy (see :meth:`Head.decide`)."""
+        if not self.decides or not len(y):
+            return
+        columns = self._columns(y)
+        z = z.to(self.dtype)
+        ridge, discriminant = self._ridge_left_out(z, columns), self._discriminant_left_out(z, columns)
+        if self.discriminates:
+            change = is_better(ridge, discriminant, columns)
+        else:
+            change = is_better(discriminant, ridge, columns)
+        if change:
+            self.discriminates.logical_not_()
+            self._solve()
+
+    def _learned_weight(self, columns: Tensor) -> Tensor:
+        return self.class_weight[columns] if self.balanced else super()._learned_weight(columns)
 
     def _keep(self, columns: Tensor) -> None:
+        self._fold()
+        if self.decision != "ridge":  # whose samples of no class are negatives, whatever they were
+            gone = self.sums.counts > 0
+            gone[columns] = False
+            self.removed_sums = torch.cat([self.removed_sums, self.sums.class_sums[gone]])
         super()._keep(columns)
         if self.balanced:
             self.class_weight = self.class_weight[columns]
+
+    def _merge(self, other: SharedSumsHead) -> None:
+        super()._merge(other)
+        assert isinstance(other, RidgeHead)
+        self.removed_sums = torch.cat([self.removed_sums, other.removed_sums.to(self.removed_sums.device)])
+
+    def _subtract(self, other: SharedSumsHead) -> None:
+        assert isinstance(other, RidgeHead)
+        removed = rows_without(self.removed_sums, other.removed_sums)
+        if removed is None:
+            raise UsageError("cannot subtract: a class was removed from the other head that was not removed from this")
+        super()._subtract(other)
+        self.removed_sums = removed
+
+    def expected_shapes(self, task_sizes: Sequence[int]) -> dict[str, Sizes]:
+        """Return sizes of the stored tensors (see :meth:`Head.expected_shapes`): any number of classes was removed."""
+        shapes = super().expected_shapes(task_sizes)
+        for name in ("removed_sums", "sums.own"):
+            if name in shapes:
+                shapes[name] = (None, *shapes[name][1:])
+        return shapes
+
+    def state_elements(self) -> dict[str, int]:
+        """Count the numbers kept between tasks: a triangle of width d+1 and twice C times d+1.
+
+        With a discriminant d+1 more for each class that was removed; a triangle more for each class remembered.
+        """
+        found = super().state_elements()
+        if self.decision != "ridge":
+            found["moments"] += self.removed_sums.numel()
+        return found | ({"remembered": self.sums.own.numel()} if isinstance(self.sums, RememberingSums) else {})

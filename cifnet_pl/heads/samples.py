@@ -1,4 +1,4 @@
-"""A growing set of embeddings with labels and weights, for heads that cannot do with sums."""
+"""Keep a growing set of embeddings with labels and weights, for heads that need more than sums."""
 
 from __future__ import annotations
 
@@ -36,7 +36,13 @@ class Samples(GrowingModule):
         return len(self.y) + sum(len(chunk[1]) for chunk in self._chunks)
 
     def add(self, z: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
-        """Append rows (n, d) with labels (n,) and weights (n,), or ones. Copies them."""
+        """Append copies of rows.
+
+        Args:
+            z: (n, d) embeddings.
+            y: (n,) int64 labels.
+            weight: (n,) weights, or None for ones.
+        """
         ones = torch.ones(len(y), dtype=torch.float64, device=y.device)
         chunk = (z.detach().to(self.z.dtype, copy=True), y.clone(), ones if weight is None else weight.double())
         self._chunks.append(chunk)
@@ -87,7 +93,7 @@ class Samples(GrowingModule):
         self.keep(torch.from_numpy(np.argsort(keys, kind="stable")).to(self.y.device))
 
     def counts(self, labels: Tensor) -> Tensor:
-        """(C,) int64 number of rows of each of ``labels`` (C,)."""
+        """Return (C,) int64 number of rows of each of ``labels`` (C,)."""
         self.gather()
         return (self.y[:, None] == labels).sum(dim=0)
 

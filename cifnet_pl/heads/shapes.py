@@ -1,8 +1,13 @@
-"""The shapes of a head's stored tensors, so that a file can be checked before anything in it is loaded."""
+"""Compute the shapes of a head's stored tensors, so that a file can be checked before anything in it is loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+from cifnet_pl.statistics.triangle import packed_shape
+
+GRAMS = ("products", "class_grams")
+"""How the names of Gram matrices end."""
 
 Sizes = tuple[frozenset[int] | None, ...]
 """Allowed sizes of each dimension of a tensor; None for any size."""
@@ -31,8 +36,18 @@ def grown_sizes(one: tuple[int, ...], two: tuple[int, ...], classes: int, any_ro
     return tuple(sizes)
 
 
+def as_stored_now(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a file's tensors, with triangles for the square Gram matrices of formats 1 and 2."""
+    return {name: _triangular(shape) if name.endswith(GRAMS) else shape for name, shape in shapes.items()}
+
+
+def _triangular(shape: tuple[int, ...]) -> tuple[int, ...]:
+    square = len(shape) > 1 and shape[-1] == shape[-2] > 0
+    return (*shape[:-2], *packed_shape(shape[-1])) if square else shape
+
+
 def fits(shape: tuple[int, ...], sizes: Sizes) -> bool:
-    """Whether a tensor of ``shape`` is one of those that ``sizes`` allow."""
+    """Return whether a tensor of ``shape`` is one of those that ``sizes`` allow."""
     pairs = zip(shape, sizes, strict=False)
     return len(shape) == len(sizes) and all(allowed is None or size in allowed for size, allowed in pairs)
 

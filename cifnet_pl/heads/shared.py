@@ -1,4 +1,4 @@
-"""What heads have in common whose statistics are one set of sums, shared by all classes and tasks."""
+"""The base classes of heads whose statistics are one set of sums, shared by all classes and tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cifnet_pl.heads.arguments import Dtype
 from cifnet_pl.heads.base import Head
-from cifnet_pl.statistics import ClassSums, Sums, augment
+from cifnet_pl.statistics import ClassMoments, ClassSums, Sums, augment
 from cifnet_pl.utilities.errors import UsageError
 
 
@@ -24,7 +24,7 @@ class SharedSumsHead(Head):
     """
 
     merges = pools = subtracts = reduces = True
-    sums_type: ClassVar[type[ClassSums]] = ClassSums
+    sums_type: type[ClassSums] = ClassSums
     sums: ClassSums
     increment: ClassSums | None
 
@@ -34,7 +34,7 @@ class SharedSumsHead(Head):
         self.increment = None
 
     def _features(self, z: Tensor) -> Tensor:
-        """(n, width) features of embeddings (n, d), in the dtype of the sums."""
+        """Return (n, width) features of embeddings (n, d), in the dtype of the sums."""
         return augment(z.to(self.dtype))
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
@@ -42,6 +42,9 @@ class SharedSumsHead(Head):
 
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
         self._open_increment().add(self._features(z), columns, weight)
+
+    def _note_copies(self, count: int) -> None:
+        self._open_increment().note_copies(count)
 
     def _open_increment(self) -> ClassSums:
         if self.increment is None:
@@ -63,7 +66,7 @@ class SharedSumsHead(Head):
         self._open_increment().reduce(sum_in_place)
 
     def class_counts(self) -> dict[int, int]:
-        """Distinct samples seen of each class, by label."""
+        """Return the number of distinct samples seen of each class, by label."""
         counts = self.sums.counts.clone()
         if self.increment is not None:
             counts += self.increment.counts
@@ -94,7 +97,7 @@ class SharedSumsHead(Head):
         self.sums.keep(columns)
 
     def state_elements(self) -> dict[str, int]:
-        """Numbers kept between tasks: C times the width, sums and weights of the classes."""
+        """Count the numbers kept between tasks: C times the width, sums and weights of the classes."""
         return {"moments": self.sums.class_sums.numel()}
 
     def _before_load(self, own: Mapping[str, Any]) -> None:
@@ -110,7 +113,11 @@ class LinearSumsHead(SharedSumsHead):
     Subclasses set ``weights`` (width, C) in ``_solve``; arguments as for :class:`SharedSumsHead`.
     """
 
-    sums_type = Sums
+    tells_novelty = True
+    has_bias: ClassVar[bool] = True
+    """Whether the first feature is the constant one."""
+
+    sums_type: type[ClassSums] = Sums
     sums: Sums
     increment: Sums | None
     weights: Tensor
@@ -122,16 +129,26 @@ class LinearSumsHead(SharedSumsHead):
     def _scores(self, z: Tensor) -> Tensor:
         return (self._features(z) @ self.weights).double()
 
+    def _rows(self, z: Tensor) -> Tensor:
+        features = self._features(z)
+        return features[:, 1:] if self.has_bias else features
+
+    def _moments(self) -> ClassMoments:
+        gram, sums, mass = self.sums.gram, self.sums.class_sums, self.sums.mass
+        if self.has_bias:
+            return ClassMoments.of(gram[1:, 1:], sums[:, 1:], sums[:, 0], gram[0], mass)
+        return ClassMoments.of(gram, sums, self.sums.class_mass, None, mass)
+
     def _keep(self, columns: Tensor) -> None:
         super()._keep(columns)
         self.weights = kept_weights(self.weights, columns)
 
     def state_elements(self) -> dict[str, int]:
-        """Numbers kept between tasks: width² for the Gram matrix, and twice C times the width."""
-        weights = {"factors": self.sums.gram.numel(), "weights": self.weights.numel()}
+        """Count the numbers kept: p(p+1)/2 for the Gram matrix of width p, and twice C times the width."""
+        weights = {"factors": self.sums.products.numel(), "weights": self.weights.numel()}
         return super().state_elements() | weights
 
 
 def kept_weights(weights: Tensor, columns: Tensor) -> Tensor:
-    """The ``columns`` of ``weights`` (p, C); those of classes that are not solved yet have no weights."""
+    """Return the ``columns`` of ``weights`` (p, C); those of classes that are not solved yet have no weights."""
     return weights[:, columns[columns < weights.shape[1]]]

@@ -1,4 +1,4 @@
-"""The clipped, mapped targets of regression, and the weights that the paper gives them."""
+"""Compute the clipped, mapped targets of regression, and the weights that the paper gives them."""
 
 from __future__ import annotations
 
@@ -8,27 +8,39 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from cifnet_pl.heads.arguments import check_choice
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import UsageError, check_choice
 
 Weighting = Literal["derivative", "released"]
 """The paper's formula, or the authors' released code."""
 
 
 def signed_targets(columns: Tensor, classes: int, limit: float) -> Tensor:
-    """(n, C) float64 targets: ``limit`` in the column of each sample's class, ``−limit`` elsewhere."""
+    """Compute the targets of regression.
+
+    Args:
+        columns: (n,) int64 column of each sample's class.
+        classes: number of columns C.
+        limit: the target of a positive.
+
+    Returns:
+        (n, C) float64: ``limit`` in the column of each sample's class, ``−limit`` elsewhere.
+    """
     return limit * (2 * torch.nn.functional.one_hot(columns, classes).double() - 1)
 
 
 def target_limit(epsilon: float) -> float:
-    """``L = logit(1 − ε)``, the target of a positive after clipping to [ε, 1−ε] (eq:delinear)."""
+    """Return ``L = logit(1 − ε)``, the target of a positive after clipping to [ε, 1−ε] (eq:delinear).
+
+    Raises:
+        UsageError: ``epsilon`` is not between 0 and 0.5.
+    """
     if not 0 < epsilon < 0.5:
         raise UsageError(f"epsilon is {epsilon:g}, expected a number between 0 and 0.5")
     return math.log((1 - epsilon) / epsilon)
 
 
 def squared_slopes(weighting: Weighting, epsilon: float) -> tuple[float, float]:
-    """``f'(t)²`` at the target of a positive and of a negative (Stage 1 of the paper).
+    """Return ``f'(t)²`` at the target of a positive and of a negative (Stage 1 of the paper).
 
     "derivative" is the paper's formula ``f(t)(1 − f(t))``, equal at both targets; "released" is what the
     authors' released code computes, ``t(1 − t)`` at the logit t.

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import chain
-from typing import Any, Literal, cast
+from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from cifnet_pl.backbones import build_backbone
+from cifnet_pl.backbones.engines import EngineChoice
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.data.content_hashes import hashes_of
 from cifnet_pl.data.loading import Batch, EmbeddingBatch
 from cifnet_pl.heads import CIFNetHead, Head, calibration
+from cifnet_pl.heads.ridge_notes import about_choices
+from cifnet_pl.learning.buffer_update import BufferUpdate
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.photo_hashes import PhotoHashes
 from cifnet_pl.utilities.errors import CheckpointError, UnsupportedError
+from cifnet_pl.utilities.outside import import_name
 from cifnet_pl.utilities.processes import of_all_processes
 from cifnet_pl.utilities.text import first_line
 
@@ -39,19 +42,22 @@ class CIFNetModule(TaskModule):
         head: makes the head from the width of the embeddings; on the command line, a class of ``cifnet_pl.heads``;
             null for CIFNetHead.
         buffer: the calibration buffer, or null for none; left empty by heads that have no use for it.
-        architecture: torchvision model name or resnet32_cifar, for backbone ``file:…``.
+        architecture: of backbone ``file:…``: a torchvision model, resnet32_cifar, resnet18_cifar or ``timm:<model>``.
         download: whether weights that are not on this machine may be fetched.
         calibrate: whether to set the head's temperature after each task, from the leave-one-out scores of the buffer's
             samples (:mod:`cifnet_pl.heads.calibration`); needs a buffer, whether or not the head learns from it.
         engine: what runs the backbone: torch, onnxruntime, or auto for ONNX Runtime on a CPU where the network can be
             exported, and torch elsewhere (:mod:`cifnet_pl.backbones.engines`).
-        hashes: whether to keep the content hash of every photo learned, eight bytes a photo. Without them a photo
+        hashes: whether to keep the content hash of every photo learned, eight bytes per photo. Without them a photo
             that comes again is not recognised, models with a common ancestor cannot be told apart when they are
             merged, and forgetting needs exactly the photos that were learned.
 
     Attributes:
         model: the classifier that learns; it holds the same backbone, head and buffer as this module.
+        evaluated: (n, d) embeddings of the evaluation batch seen last.
     """
+
+    evaluated: Tensor
 
     def __init__(
         self,
@@ -61,15 +67,15 @@ class CIFNetModule(TaskModule):
         architecture: str | None = None,
         download: bool = False,
         calibrate: bool = False,
-        engine: Literal["auto", "torch", "onnxruntime"] = "auto",
+        engine: EngineChoice = "auto",
         hashes: bool = True,
     ):
         super().__init__()
         self.backbone = build_backbone(backbone, architecture, download, engine)
         self.head: Head = (head or CIFNetHead)(self.backbone.features)
-        if calibrate:
-            calibration.check(self.head, buffer)
-        self.buffer: CalibrationBuffer | None = buffer if self.head.uses_buffer or calibrate else None
+        calibration.check(self.head, buffer, calibrate)
+        stores = self.head.uses_buffer or self.head.decides or calibrate
+        self.buffer: CalibrationBuffer | None = buffer if stores else None
         own = self.backbone.preprocessing
         parts = (self.backbone, self.head, self.buffer)
         self.photos = PhotoHashes() if hashes else None
@@ -77,16 +83,17 @@ class CIFNetModule(TaskModule):
         self._hashed: list[tuple[list[int], list[int]]] = []  # labels and content hashes of this task's photos
         self._embedded: list[tuple[Tensor, Tensor]] = []  # with their labels; not in the sums yet
         self._reduced = False
+        self._told: set[str] = set()
         self._more: list[Head] = []  # what this task brings of known classes; in a list, so that it is no sub-module
 
     def settings(self) -> dict[str, Any]:
-        """Backbone, head and buffer, by everything that their tensors depend on."""
-        head = {"class": type(self.head).__name__, **self.head.settings()}
+        """Return the backbone, head and buffer, by everything that their tensors depend on."""
+        head = {"class": import_name(type(self.head)), **self.head.settings()}
         buffer = self.buffer.settings() if self.buffer is not None else {"capacity": 0}
         return {**super().settings(), "backbone": self.backbone.sha256, "head": head, "buffer": buffer}
 
     def configure_callbacks(self) -> list[Any]:
-        """The buffer's own callback belongs to the module: without it the buffer would stay empty."""
+        """Return the buffer's callback: without it the buffer would stay empty."""
         return [BufferUpdate()] if self.buffer is not None else []
 
     # ------------------------------------------------------------------ learning
@@ -101,10 +108,12 @@ class CIFNetModule(TaskModule):
             check_trainer(self.trainer)
             if not self.head.reduces:
                 self.refuse_several_processes(type(self.head).__name__)
+            if note := self.head.about_remembering(self.data.source.class_names):
+                rank_zero_info(note)
         self.engine()
 
     def engine(self) -> str:
-        """What runs the backbone in this run; made ready, which takes seconds the first time."""
+        """Return what runs the backbone in this run; made ready, which takes seconds the first time."""
         return self.backbone.engine(self.trainer.strategy.root_device.type, str(self.trainer.precision))
 
     def check_returning(self) -> None:
@@ -134,7 +143,7 @@ class CIFNetModule(TaskModule):
         z = self.embed(batch)
         self._embedded.append((z, batch.label))
         if self.photos is not None:
-            found = hashes_of(self.data.source.train.content, batch.row.tolist())
+            found = self.data.train_hashes.of(batch.row.cpu().numpy())
             self._hashed.append((batch.label.tolist(), found.tolist()))
         if sum(len(labels) for _, labels in self._embedded) >= AT_ONCE:
             self._observe()
@@ -158,7 +167,7 @@ class CIFNetModule(TaskModule):
             self.model.abort_task()
 
     def embed(self, batch: Batch) -> Tensor:
-        """(n, d) float32 embeddings of a batch: those that it brings, or of its images, offered to the cache.
+        """Return (n, d) float32 embeddings of a batch: those that it brings, or of its images, offered to the cache.
 
         Raises:
             NonFiniteError: an embedding holds NaN or Inf; names the batch of a task, counted from 0, and the image.
@@ -170,7 +179,7 @@ class CIFNetModule(TaskModule):
         return z
 
     def _name_of(self, row: int) -> str:
-        """What an error calls an image of the set that is being fed."""
+        """Return what an error calls an image of the set that is being fed."""
         learning, source = self.trainer.training, self.data.source
         where = f"batch {self.trainer.fit_loop.batch_idx}, " if learning else "evaluation, "
         return f"{where}image {(source.train if learning else source.val).names[row]}"
@@ -191,8 +200,9 @@ class CIFNetModule(TaskModule):
         """
         self.reduce_statistics()
         if self.photos is not None:
-            for labels, hashes in chain.from_iterable(of_all_processes(self._hashed)):
-                self.photos.add(np.array(labels, dtype=np.int64), np.array(hashes, dtype=np.int64))
+            pairs = list(chain.from_iterable(of_all_processes(self._hashed)))
+            labels, hashes = ([value for pair in pairs for value in pair[i]] for i in (0, 1))
+            self.model.add_photos(np.array(labels, dtype=np.int64), np.array(hashes, dtype=np.int64))
             self._hashed = []
         empty = [self.class_names[label] for label, count in self.head.class_counts().items() if not count]
         self.refuse_empty(empty)
@@ -201,19 +211,28 @@ class CIFNetModule(TaskModule):
         for more in self._more:
             self.model.merge(more)
         self._more = []
+        self._tell_ridges()
+
+    def _tell_ridges(self) -> None:
+        """Say once in a run where a ridge is at the cap or at an edge of its grid."""
+        for place, sentence in about_choices(self.head.choices()).items():
+            if place not in self._told:
+                rank_zero_info(sentence)
+            self._told.add(place)
 
     # ------------------------------------------------------------------ prediction
 
     def forward(self, images: Tensor) -> Tensor:
-        """(n, C) float64 probabilities of uint8 images (n, 3, h, w)."""
+        """Return (n, C) float64 probabilities of uint8 images (n, 3, h, w)."""
         return self.model.probabilities(images)
 
     def probabilities(self, batch: Batch) -> Tensor:
-        """Probabilities of an evaluation batch."""
-        return self.head.probabilities(self.embed(batch))
+        """Return the probabilities of an evaluation batch."""
+        self.evaluated = self.embed(batch)
+        return self.head.probabilities(self.evaluated)
 
     def state_elements(self) -> dict[str, int]:
-        """Numbers kept between tasks, by component; the head's own, and the buffer's."""
+        """Count the numbers kept between tasks, by component; the head's own, and the buffer's."""
         return self.model.state_elements()
 
     @property
@@ -222,7 +241,7 @@ class CIFNetModule(TaskModule):
         return self.head.dtype.itemsize
 
     def describe(self) -> dict[str, Any]:
-        """Head, backbone and their settings, for ``summary.json``."""
+        """Return the head, the backbone and their settings, for ``summary.json``."""
         return {
             **super().describe(),
             "engine": self.engine(),
@@ -248,7 +267,7 @@ class CIFNetModule(TaskModule):
         self.model.engines = [str(name) for name in checkpoint["cifnet"].get("engines", ["torch"])]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Everything but the backbone, which never changes: its hash is stored instead."""
+        """Return everything but the backbone, which never changes: its hash is stored instead."""
         state = super().state_dict(*args, **kwargs)
         return {key: value for key, value in state.items() if not key.startswith("backbone.")}
 
@@ -275,38 +294,3 @@ class CIFNetModule(TaskModule):
                 f"but its head has learned {len(self.head.classes)}"
             )
         return result
-
-
-class BufferUpdate(Callback):
-    """UpdateBuffer and OversampleBuffer of the paper's Algorithm 1, around each task's solve."""
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse a run whose classes the capacity cannot hold before any image is embedded."""
-        module = cast(CIFNetModule, pl_module)
-        cast(CalibrationBuffer, module.buffer).quota(len(module.data.stream(module.learned_tasks).classes()))
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Offer the batch's embeddings to the buffer."""
-        cast(CIFNetModule, pl_module).model.offer(outputs["z"], outputs["label"], outputs["key"])
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show the samples of past classes to the new neurons; then select among the new ones.
-
-        Lightning calls this before the module's own hook, which solves the head.
-        """
-        module = cast(CIFNetModule, pl_module)
-        module.close_task()
-        module.reduce_statistics()
-        module.model.update_buffer(bool(module.learned_tasks[-1]), gather_pending if trainer.world_size > 1 else None)
-
-
-def gather_pending(buffer: CalibrationBuffer) -> None:
-    """Give every process the candidates of all, so that all select the same."""
-    pending = of_all_processes([part.cpu() for part in buffer.pending()])
-    device = buffer.y.device
-    parts = [part for part in pending if len(part[1])]
-    if parts:
-        z, y, key = (torch.cat(group).to(device) for group in zip(*parts, strict=True))
-        buffer.replace_pending(z, y, key)

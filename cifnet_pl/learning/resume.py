@@ -1,4 +1,4 @@
-"""What a checkpoint of a run must hold for another run to go on from it, and Lightning's counters for that."""
+"""Check that another run can go on from a checkpoint, and restore Lightning's counters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cifnet_pl.utilities.errors import CheckpointError
 
 
 class StoredRun(Table):
-    """What :class:`cifnet_pl.learning.task_module.TaskModule` adds to a checkpoint, as far as a run needs it."""
+    """The part of a checkpoint that :class:`cifnet_pl.learning.task_module.TaskModule` adds and a run needs."""
 
     under_way: bool
     closing: bool
@@ -23,7 +23,7 @@ class StoredRun(Table):
 
 
 def read_stored(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``TaskModule.on_save_checkpoint`` added, checked; CheckpointError if it is not as written there."""
+    """Return what ``TaskModule.on_save_checkpoint`` added, checked; CheckpointError if it is not as written there."""
     stored = checkpoint.get("cifnet")
     if not isinstance(stored, dict):
         raise CheckpointError("the checkpoint is a plain Lightning checkpoint, not one of cifnet_pl")
@@ -68,7 +68,7 @@ def require_same(own: Mapping[str, Any], stored: Any) -> None:
 
 
 def require_same_images(own: Mapping[str, Any], stored: Any) -> None:
-    """:func:`require_same` for what ``CIFNetDataModule.describe_images`` says: preparation, and what is held back."""
+    """Compare what ``CIFNetDataModule.describe_images`` says by :func:`require_same`: preparation, held-back photos."""
     require_same(_named(own), _named(stored))
 
 
@@ -91,7 +91,7 @@ def count_tasks(trainer: Trainer, tasks: int) -> None:
 
 
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one level, ``{"head": {"ridge": 1}}`` → ``{"head.ridge": 1}``."""
+    """Flatten nested settings as one level, ``{"head": {"ridge": 1}}`` → ``{"head.ridge": 1}``."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What a run leaves behind: the rows, the matrix and the summary of its folder. Plain Python, no Lightning."""
+"""Write the rows, the matrix and the summary of a run's folder. Plain Python, no Lightning."""
 
 from __future__ import annotations
 
@@ -32,15 +32,23 @@ class TaskRow:
     buffer_elements: int
     eval_energy_kwh: float | None
     nll: float | None = None
+    top5: float | None = None
+    cached_images: int | None = None
+    set_size: float | None = None
+    set_coverage: float | None = None
+    called_unknown: float | None = None
+    unknown_auroc: float | None = None
+    unknown_fpr95: float | None = None
 
 
 @dataclass
 class RunRecord:
-    """Everything measured so far: the rows, the accuracy matrix, and energy by component."""
+    """Everything measured so far: the rows, their dates (UTC), the accuracy matrix, and energy by component."""
 
     rows: list[TaskRow] = field(default_factory=list)
     matrix: list[list[float | None]] = field(default_factory=list)
     energy: dict[str, float] = field(default_factory=dict)
+    dates: list[str | None] = field(default_factory=list)
 
     @property
     def trajectory(self) -> list[float | None]:
@@ -48,19 +56,21 @@ class RunRecord:
         return [row.A_k for row in self.rows]
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dictionaries, for a checkpoint."""
+        """Return plain numbers, strings, lists and dictionaries, for a checkpoint."""
         rows = [asdict(row) for row in self.rows]
-        return {"rows": rows, "matrix": [list(row) for row in self.matrix], "energy": dict(self.energy)}
+        state = {"rows": rows, "matrix": [list(row) for row in self.matrix], "energy": dict(self.energy)}
+        return {**state, "dates": list(self.dates)}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> RunRecord:
-        """The record that :meth:`state_dict` describes."""
+        """Return the record that :meth:`state_dict` describes."""
         names = {f.name for f in fields(TaskRow)}
         rows = [TaskRow(**{k: v for k, v in row.items() if k in names}) for row in state["rows"]]
-        return cls(rows, [list(row) for row in state["matrix"]], dict(state["energy"]))
+        dates = list(state.get("dates", [None] * len(rows)))  # not told by older versions
+        return cls(rows, [list(row) for row in state["matrix"]], dict(state["energy"]), dates)
 
     def summary(self, **about: Any) -> dict[str, Any]:
-        """The content of ``summary.json``; ``about`` adds what the record does not know (head, seed, …)."""
+        """Return the content of ``summary.json``; ``about`` adds what the record does not know (head, seed, …)."""
         last = self.rows[-1]
         energy = _sum_if_all_known([row.energy_kwh for row in self.rows])
         known = energy is not None
@@ -73,6 +83,12 @@ class RunRecord:
             "max_drop": max_drop(self.trajectory),
             "ece": last.ece,
             "nll": last.nll,
+            "top5": last.top5,
+            "set_size": last.set_size,
+            "set_coverage": last.set_coverage,
+            "called_unknown": last.called_unknown,
+            "unknown_auroc": last.unknown_auroc,
+            "unknown_fpr95": last.unknown_fpr95,
             "train_seconds": sum(row.train_seconds for row in self.rows),
             "eval_seconds": sum(row.eval_seconds for row in self.rows),
             "energy_kwh": energy,
@@ -85,6 +101,7 @@ class RunRecord:
             "A_K_per_kwh": last.A_k / energy if energy and last.A_k is not None else None,
             "state_elements": last.state_elements,
             "buffer_elements": last.buffer_elements,
+            "cached_images": _sum_if_all_known([row.cached_images for row in self.rows]),
             "n_tasks": len(self.rows),
             "n_classes": last.classes_seen,
             **about,
@@ -109,7 +126,7 @@ def _sum_if_all_known(values: Sequence[float | None]) -> float | None:
 
 
 def to_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """CSV text; None is an empty cell, short rows are filled with empty cells."""
+    """Return CSV text; None is an empty cell, short rows are filled with empty cells."""
     lines = []
     for row in (header, *rows):
         cells = ["" if value is None else value for value in row]

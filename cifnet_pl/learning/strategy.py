@@ -1,4 +1,4 @@
-"""Several processes without a gradient wrapper: every process embeds its exact share, and the sums are added."""
+"""Run in several processes without a gradient wrapper: each embeds its exact share, and the sums are added."""
 
 from __future__ import annotations
 
@@ -80,11 +80,16 @@ def check_trainer(trainer: Trainer) -> None:
     """Refuse a Trainer, however it was made, that would round the sums, or whose processes would not learn together."""
     check_precision(str(trainer.precision))
     strategy = trainer.strategy
+    if type(strategy).__name__.startswith("Ray"):
+        raise UsageError(
+            f"{type(strategy).__name__} waits for gradients, and there are none: add sums up with "
+            "cifnet sums --by ray, or use strategy ddp"
+        )
     check_strategy(getattr(strategy, "_start_method", strategy))
     if trainer.world_size > 1 and not isinstance(strategy, StatisticsDDPStrategy):
         raise UsageError(
             f"{type(strategy).__name__} waits for gradients, and there are none: "
-            "use Trainer(strategy=cifnet_pl.distributed.StatisticsDDPStrategy())"
+            "use Trainer(strategy=cifnet_pl.learning.strategy.StatisticsDDPStrategy())"
         )
 
 

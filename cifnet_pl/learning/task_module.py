@@ -1,21 +1,16 @@
-"""A LightningModule that learns a stream of tasks, one an epoch, and evaluates after each: glue only."""
+"""The LightningModule that learns a stream of tasks, one per epoch, and evaluates after each."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from torch import Tensor
-from torchmetrics import CatMetric
-from torchmetrics.classification import MulticlassCalibrationError
 
-from cifnet_pl.backbones import Backbone
-from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.loading import Batch
+from cifnet_pl.learning.evaluation import Evaluation, EvaluationCounts
 from cifnet_pl.learning.resume import (
     count_tasks,
     read_stored,
@@ -23,39 +18,20 @@ from cifnet_pl.learning.resume import (
     require_same_images,
     rewind_checkpoint,
 )
-from cifnet_pl.model.class_accuracy import ClassAccuracy
+from cifnet_pl.learning.task_hooks import TaskHooks
 from cifnet_pl.model.description import FORMAT
-from cifnet_pl.model.metrics import percent
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError, DataError, UsageError
+from cifnet_pl.utilities.errors import CheckpointError, UsageError
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """Result of one evaluation over all classes seen: percentages, NLL in nats, None where nothing was tested."""
-
-    accuracy: float | None
-    task_accuracy: list[float | None]
-    ece: float | None
-    nll: float | None
-    seconds: float
-
-
-class TaskModule(LightningModule):
+class TaskModule(TaskHooks):
     """One task is one epoch: opens tasks, evaluates after each, and owns the map from class name to label.
 
-    Subclasses learn in ``training_step`` and finish a task in ``finish_task``; they score in ``scores``.
+    Subclasses learn in ``training_step`` and finish a task in ``finish_task``; they score in ``probabilities``.
 
     Attributes:
-        learned_tasks: class names of each task begun, in order.
-        backbone: set by subclasses; says how the data module must prepare images.
-        epochs: passes over a task's images that learn from them.
         evaluation: result of the last evaluation.
         solve_seconds: time that ``finish_task`` took for the last task.
     """
-
-    learned_tasks: list[list[str]]
-    backbone: Backbone
-    epochs: int = 1
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,71 +39,10 @@ class TaskModule(LightningModule):
         self.learned_tasks = []
         self.evaluation: Evaluation | None = None
         self.solve_seconds = 0.0
-        self._accuracy: ClassAccuracy | None = None
-        self._domains: ClassAccuracy | None = None
-        self._calibration: MulticlassCalibrationError | None = None
-        self._evaluation_start = 0.0
+        self._evaluated: EvaluationCounts | None = None
         self._under_way = self._closing = False
 
-    # ------------------------------------------------------------------ for subclasses
-
-    def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
-        """The training images ``rows`` of task ``task`` (from 0) in the order of learning, one array for each pass.
-
-        Asked more than once for a task, before ``begin_task`` too.
-        """
-        return [rows]
-
-    def begin_task(self, names: list[str], labels: list[int]) -> None:
-        """Make room for the classes of a new task."""
-
-    def check_returning(self) -> None:
-        """Raise an error unless this module can learn samples of classes that it has learned in an earlier task."""
-        raise UsageError(
-            f"{type(self).__name__} learns each class in one task, but with --data.stream "
-            f"{type(self.data.plan.kind).__name__} classes return: leave that out, or choose LongTailed"
-        )
-
-    def finish_task(self) -> None:
-        """Learn what is left to learn once all batches of a task have been seen."""
-
-    def probabilities(self, batch: Batch) -> Tensor:
-        """(n, C) float64 class probabilities of an evaluation batch, column c for label c."""
-        raise CifnetError(f"{type(self).__name__} does not predict")
-
-    def settings(self) -> dict[str, Any]:
-        """What a checkpoint's tensors depend on; compared on loading."""
-        return {"module": type(self).__name__}
-
-    def describe(self) -> dict[str, Any]:
-        """What ``summary.json`` says of the model: head, backbone, backbone_params, precision of the network."""
-        name, parameters = self.backbone.name, self.backbone.parameters_count
-        about = {"head": type(self).__name__, "backbone": name, "backbone_params": parameters}
-        return {**about, "precision": str(self.trainer.precision)}
-
-    def state_elements(self) -> dict[str, int]:
-        """Numbers kept between tasks, by component."""
-        return {"parameters": sum(p.numel() for p in self.parameters())}
-
-    @property
-    def bytes_per_element(self) -> int:
-        """Bytes of one of those numbers, the buffer's apart."""
-        return 4
-
-    @property
-    def bytes_per_buffer_element(self) -> int:
-        """Bytes of one number of the component "buffer"."""
-        return 4
-
-    def abort_task(self, labels: list[int]) -> None:
-        """Forget what was seen of a task that was under way when the run stopped."""
-
     # ------------------------------------------------------------------ the task protocol
-
-    @property
-    def data(self) -> CIFNetDataModule:
-        """The data module that feeds this module."""
-        return cast(CIFNetDataModule, cast(Any, self.trainer).datamodule)
 
     @property
     def class_names(self) -> list[str]:
@@ -140,7 +55,7 @@ class TaskModule(LightningModule):
         return len(self.learned_tasks) - self._under_way
 
     def configure_optimizers(self) -> list[Any]:
-        """No optimizer: nothing here is trained by gradients."""
+        """Return no optimizer: nothing here is trained by gradients."""
         return []
 
     def on_fit_start(self) -> None:
@@ -148,6 +63,7 @@ class TaskModule(LightningModule):
         self._rewind_task()
         if self.data.plan.kind.samples_return:
             self.check_returning()
+        _ = self.data.copies  # found before the first task is counted
         trainer = self.trainer
         trainer.fit_loop.max_epochs = len(self.data.stream(self.learned_tasks))
         # A module that has learned before goes on where it stopped, with any Trainer.
@@ -176,7 +92,7 @@ class TaskModule(LightningModule):
         self._evaluate()
 
     def close_task(self) -> None:
-        """From here until the task is finished its state is neither old nor new; no run can go on from there."""
+        """Mark the state as between two tasks until the task is finished: no run can go on from there."""
         self._closing = True
 
     def _count_step(self) -> None:
@@ -198,61 +114,34 @@ class TaskModule(LightningModule):
         """Start counting over all classes seen."""
         if not self.class_names:
             raise UsageError("nothing is learned yet: give a checkpoint with --ckpt_path")
-        classes = len(self.class_names)
-        self._accuracy = ClassAccuracy(classes).to(self.device)
-        # Class counts below two are fine for the top-1 error it computes, but not for its argument check.
-        self._calibration = MulticlassCalibrationError(max(2, classes), n_bins=15, validate_args=False)
-        self._calibration.to(self.device)
         domains = self.data.plan.evaluated
-        self._domains = None if domains is None else ClassAccuracy(len(domains.names)).to(self.device)
-        # All of them, as for the ECE: a running sum would round differently with other batches.
-        self._nll = CatMetric().to(self.device)
-        self._evaluation_start = time.perf_counter()
+        count = None if domains is None else len(domains.names)
+        self._evaluated = EvaluationCounts(len(self.class_names), count, self.device)
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Count correct predictions and the confidence that they were made with."""
+    def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        """Count a batch; returns its probabilities (n, C), which callbacks get as ``outputs``, or None if empty."""
         if len(batch.label):
+            assert self._evaluated is not None
             probabilities = self.probabilities(batch)
-            assert self._accuracy is not None
-            assert self._calibration is not None
-            predicted = probabilities.argmax(dim=1)
-            self._accuracy.update(predicted, batch.label)
-            if self._domains is not None:
-                domain = self._domain_of(batch.row)
-                self._domains.update(torch.where(predicted == batch.label, domain, -1), domain)
-            self._calibration.update(probabilities, batch.label)
-            own = probabilities.gather(1, batch.label[:, None]).flatten()
-            # One dimension and float32: what torchmetrics has for a process without images.
-            self._nll.update(-own.clamp_min(torch.finfo(own.dtype).tiny).log().float())
+            self._evaluated.update(probabilities, batch.label, self._domain_of(batch.row))
+            return probabilities
+        return None
 
     def on_validation_epoch_end(self) -> None:
         """Turn the counts of all processes into A_k, per-task accuracies, ECE and NLL."""
-        assert self._accuracy is not None
-        assert self._calibration is not None
-        # torchmetrics makes a scalar of the single count of a first task with one class.
-        correct, total = (counts.reshape(-1).tolist() for counts in self._accuracy.compute())
-        tasks = self._task_accuracies(correct, total)
-        accuracy = percent(sum(correct), sum(total))
-        ece = 100 * float(self._calibration.compute()) if sum(total) else None
-        nll = float(torch.as_tensor(self._nll.compute()).double().mean()) if sum(total) else None
-        seconds = time.perf_counter() - self._evaluation_start
-        self.evaluation = Evaluation(accuracy, tasks, ece, nll, seconds)
-        if accuracy is not None:
-            self.log("A_k", accuracy, prog_bar=True, logger=False, sync_dist=True)  # the same on all processes
+        assert self._evaluated is not None
+        found = self._evaluated.compute([len(names) for names in self.learned_tasks])
+        self.evaluation = found
+        if self.trainer.state.fn != "fit":
+            self.log_dict(found.metrics(), sync_dist=True)  # what Trainer.validate returns
+        elif found.accuracy is not None:
+            self.log("A_k", found.accuracy, prog_bar=True, logger=False, sync_dist=True)  # the same on all processes
 
-    def _task_accuracies(self, correct: list[int], total: list[int]) -> list[float | None]:
-        """Return the accuracy on the classes, or the domain, of each task learned."""
-        if self._domains is not None:
-            correct, total = (counts.reshape(-1).tolist() for counts in self._domains.compute())
-            return [percent(correct[k], total[k]) for k in range(len(self.learned_tasks))]
-        ends = np.cumsum([len(names) for names in self.learned_tasks]).tolist()
-        parts = [slice(end - len(names), end) for names, end in zip(self.learned_tasks, ends, strict=True)]
-        return [percent(sum(correct[part]), sum(total[part])) for part in parts]
-
-    def _domain_of(self, rows: Tensor) -> Tensor:
-        """Return the domain of test samples ``rows``, as a position in the order of learning."""
+    def _domain_of(self, rows: Tensor) -> Tensor | None:
+        """Return the domain of test samples ``rows``, as a position in the order of learning; None without domains."""
         domains = self.data.plan.evaluated
-        assert domains is not None
+        if domains is None:
+            return None
         return torch.from_numpy(domains.val[rows.cpu().numpy()]).to(self.device)
 
     def on_validation_end(self) -> None:
@@ -265,23 +154,11 @@ class TaskModule(LightningModule):
     on_test_end = on_predict_end = on_validation_end
 
     def predict_step(self, batch: Batch, batch_idx: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(rows, labels, probabilities) of the most probable class of each image."""
+        """Return (rows, labels, probabilities) of the most probable class of each image."""
         top = self.probabilities(batch).max(dim=1)
         return batch.row, top.indices, top.values
 
     # ------------------------------------------------------------------ checkpoints
-
-    def refuse_several_processes(self, name: str) -> None:
-        """Raise UsageError if the run has more than one process, as ``name`` cannot learn in them."""
-        if self.trainer.world_size > 1:
-            raise UsageError(f"{name} learns in one process, not in {self.trainer.world_size}: --trainer.devices 1")
-
-    def refuse_empty(self, names: list[str]) -> None:
-        """Raise DataError if there are ``names`` of classes of which no image could be learned."""
-        if names:
-            raise DataError(
-                f"no image of class '{names[0]}' was learned: none could be read, or trainer options limit the batches"
-            )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the class map, the settings, how photos are prepared, and whether a task is under way.

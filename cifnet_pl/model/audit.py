@@ -1,4 +1,4 @@
-"""What embeddings say about their photos: doubtful labels, photos far from their class, whether more would help.
+"""Judge photos by their embeddings: doubtful labels, photos far from their class, whether more would help.
 
 All of it comes from one exact ridge classifier over all photos, whose leave-one-out scores have a closed form: no photo
 judges itself, nothing is held out, and nothing is learned twice.
@@ -60,7 +60,7 @@ class Audit:
         return 100 * float(self.evaluation.right[~self.copied].mean()) if not self.copied.all() else None
 
     def doubtful(self) -> np.ndarray:
-        """Positions of photos whose label is doubtful, the most doubtful first.
+        """Return the positions of photos whose label is doubtful, the most doubtful first.
 
         They are ranked by the probability of their own label (self-confidence; Northcutt et al., 2021).
         """
@@ -68,7 +68,7 @@ class Audit:
         return np.asarray(rows[np.argsort(self.own[rows], kind="stable")])
 
     def farthest(self) -> np.ndarray:
-        """Positions of photos more than half as far again from their class as its others are, the farthest first."""
+        """List photos more than half as far again from their class as its others are, the farthest first."""
         rows = np.flatnonzero(self.distance > 1.5)
         return np.asarray(rows[np.argsort(-self.distance[rows], kind="stable")])
 
@@ -97,7 +97,10 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
 
 
 def top_label_error(confidence: np.ndarray, right: np.ndarray) -> float:
-    """Expected calibration error in percent of (n,) confidences; binary_calibration_error of torchmetrics."""
+    """Compute the expected calibration error in percent of (n,) confidences.
+
+    It is torchmetrics' ``binary_calibration_error``, over the (n,) bool ``right``.
+    """
     found = binary_calibration_error(torch.from_numpy(confidence), torch.from_numpy(right.astype(np.int64)), BINS)
     return 100 * float(found)
 
@@ -126,7 +129,10 @@ def _temperature(head: RidgeHead, z: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _distances(z: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
-    """(n,) distances under the within-class scatter plus a tenth of its mean eigenvalue; median 1 in each class."""
+    """Return (n,) distances under the within-class scatter plus a tenth of its mean eigenvalue.
+
+    They are scaled to a median of 1 in each class.
+    """
     width = z.shape[1]
     gram, sums = torch.zeros(width, width, dtype=torch.float64), torch.zeros(classes, width, dtype=torch.float64)
     for x, y in _batches(z, labels):
@@ -150,7 +156,7 @@ def _distances(z: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
 
 
 def near_copies(z: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """(n,) bool: which photos have another one of their class whose embedding has a cosine of ``NEAR`` or more."""
+    """Find photos with another one of their class at a cosine of ``NEAR`` or more: (n,) bool."""
     mean = sum((x.double().sum(dim=0) for x, _ in _batches(z, labels)), start=torch.zeros(z.shape[1])) / len(labels)
     found = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
@@ -179,7 +185,7 @@ class LearningCurve:
     fitted: tuple[float, float, float] | None
 
     def forecast(self, photos: float) -> float | None:
-        """Accuracy in percent to expect with so many photos per class."""
+        """Return the accuracy in percent to expect with so many photos per class."""
         if self.fitted is None:
             return None
         limit, factor, power = self.fitted

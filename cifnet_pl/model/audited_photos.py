@@ -1,4 +1,4 @@
-"""Embeddings of all photos of a folder in one array on the disk: from the cache as far as it has them."""
+"""Collect the embeddings of all photos of a folder in one array on disk, from the cache where it has them."""
 
 from __future__ import annotations
 

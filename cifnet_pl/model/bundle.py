@@ -1,4 +1,4 @@
-"""A model as a folder: ``config.json``, and one safetensors file named by the hash of its content.
+"""Store a model as a folder: ``config.json``, and one safetensors file named by the hash of its content.
 
 ``config.json`` names the file that belongs to it, and replacing ``config.json`` is the one step that makes a new model
 the folder's content: a reader finds the old model or the new one, whole, whenever the writer is killed. Reading never
@@ -35,14 +35,14 @@ LARGEST_CONFIG = 2**26
 
 
 class TensorsTable(Table):
-    """Which file of tensors belongs to a ``config.json``."""
+    """The file of tensors that belongs to a ``config.json``."""
 
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     bytes: int
 
 
 class FileTable(Table):
-    """What a ``config.json`` says about the files of its bundle."""
+    """The part of a ``config.json`` about the files of its bundle."""
 
     sha256: str
     tensors: TensorsTable
@@ -50,7 +50,7 @@ class FileTable(Table):
 
 
 def is_bundle(folder: Path) -> bool:
-    """Whether ``folder`` holds a bundle, as far as its ``config.json`` is there."""
+    """Return whether ``folder`` holds a bundle, as far as its ``config.json`` is there."""
     return (folder / CONFIG).is_file()
 
 
@@ -132,7 +132,7 @@ def open_bundle(folder: Path) -> Iterator[tuple[dict[str, Any], Shapes, Callable
 
 
 def read_versions(folder: Path) -> dict[str, str]:
-    """Versions of the software that wrote a bundle."""
+    """Return the versions of the software that wrote a bundle."""
     _, file = _read_config(folder)
     return {printable(name): printable(number) for name, number in file.versions.items()}
 
@@ -177,7 +177,7 @@ def _file_name(digest: str) -> str:
 
 
 def _ours(entry: Path) -> bool:
-    """Whether a file in a bundle's folder was written by this module, or by a writer that was killed."""
+    """Return whether a file in a bundle's folder was written by this module, or by a writer that was killed."""
     name = entry.name.lstrip(".")
     return name.startswith((CONFIG, "tensors-")) and name.endswith((CONFIG, ".safetensors", ".tmp"))
 

@@ -1,4 +1,4 @@
-"""The counts behind every accuracy of a run; apart from the other metrics, as torchmetrics takes seconds to import."""
+"""Count correct answers by class; apart from other metrics, as torchmetrics takes seconds to import."""
 
 from __future__ import annotations
 
@@ -25,10 +25,15 @@ class ClassAccuracy(Metric):
             self.add_state(name, torch.zeros(classes, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, predicted: Tensor, target: Tensor) -> None:
-        """Count (n,) predicted columns against (n,) true columns."""
+        """Count a batch.
+
+        Args:
+            predicted: (n,) int64 columns.
+            target: (n,) int64 true columns.
+        """
         self.correct += torch.bincount(target[predicted == target], minlength=self.classes)
         self.total += torch.bincount(target, minlength=self.classes)
 
     def compute(self) -> tuple[Tensor, Tensor]:
-        """(C,) correct and (C,) total."""
+        """Return (C,) correct and (C,) total."""
         return self.correct, self.total

@@ -1,4 +1,4 @@
-"""Photos in class folders, and their embeddings by a learned model."""
+"""Read photos in class folders, and embed them by a learned model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import NamedTuple, cast
 import numpy as np
 from torch import Tensor
 
+from cifnet_pl.data.alike import held_back_together
 from cifnet_pl.data.content_hashes import hashes_of
 from cifnet_pl.data.folders import class_folders, file_set, listing, require_classes
 from cifnet_pl.data.image_sets import FileSet, expanded, place
@@ -71,8 +72,17 @@ class ClassPhotos:
         return ClassPhotos(names, files, None if self.hashes is None else self.hashes[kept])
 
     def hashed(self) -> ClassPhotos:
-        """The same photos with their content hashes (n,)."""
+        """Return the same photos with their content hashes (n,)."""
         return replace(self, hashes=hashes_of(self.files.content, range(len(self.files))))
+
+    def held_back(self, share: float) -> np.ndarray:
+        """Return (n,) bool: which photos of each class are scored first; those that look alike together, never all."""
+        held = np.zeros(len(self.files), dtype=bool)
+        for rows in self.files.rows_of.values():
+            if len(rows) > 1:
+                names = [self.files.names[i] for i in rows]
+                held[rows] = held_back_together(names, [self.files.root / name for name in names], share, 0)
+        return held
 
     def embedded(
         self, model: IncrementalClassifier, what: str, unreadable: list[Unreadable], progress: bool = False

@@ -1,24 +1,29 @@
-"""A learned model in plain torch, without a Trainer: classifies photos, takes in new classes, forgets old ones."""
+"""Use a learned model in plain torch, without a Trainer: classify photos, learn new classes, forget old ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from cifnet_pl.backbones.precision import check_precision
+from cifnet_pl.data.copies import Duplicates
 from cifnet_pl.data.embeddings import unlabelled
 from cifnet_pl.data.images import Photo
 from cifnet_pl.data.photos import photos_of, squares
 from cifnet_pl.model.bundle import write_bundle
 from cifnet_pl.model.class_photos import embed_batch
-from cifnet_pl.model.copies import Duplicates
 from cifnet_pl.model.description import class_names
 from cifnet_pl.model.extend import Extension, extend
 from cifnet_pl.model.forget import Forgetting, forget
 from cifnet_pl.model.incremental import IncrementalClassifier
+from cifnet_pl.model.verdicts import Judge, Verdict
+
+Judged = Callable[[Tensor, Tensor], list[Verdict]]
 
 AT_ONCE = 4096
 """Embeddings that are classified at once."""
@@ -35,6 +40,27 @@ class Prediction:
     classes: tuple[str, ...] = ()
     probabilities: tuple[float, ...] = ()
     unreadable: str | None = None
+    verdict: Verdict = field(default_factory=Verdict)
+
+    @property
+    def known(self) -> bool | None:
+        """Whether it shows something that the model knows; None where that was not asked for."""
+        return self.verdict.known
+
+    @property
+    def novelty(self) -> float | None:
+        """Unlikeness to everything learned, larger for less known photos; None where not asked for."""
+        return self.verdict.novelty
+
+    @property
+    def p_value(self) -> float | None:
+        """Share of photos of known classes that are at least as foreign, 0–1; None where that was not asked for."""
+        return self.verdict.p_value
+
+    @property
+    def answers(self) -> tuple[str, ...] | None:
+        """Classes among which the right one is with the promised chance; None where that was not asked for."""
+        return self.verdict.answers
 
 
 class Classifier(IncrementalClassifier):
@@ -49,49 +75,110 @@ class Classifier(IncrementalClassifier):
         result.model.save("flowers_2")
     """
 
-    def classify(self, photos: Photo | str | Iterable[Photo | str], top: int = 5) -> Iterator[Prediction]:
+    _judges: tuple[tuple[Any, ...], dict[tuple[Any, ...], Judge]] | None = None
+
+    def classify(
+        self,
+        photos: Photo | str | Iterable[Photo | str],
+        top: int = 5,
+        *,
+        unknown: float | None = None,
+        coverage: float | None = None,
+        per_class: bool = False,
+    ) -> Iterator[Prediction]:
         """Name the ``top`` most probable classes of each photo, in the order given; streams, in constant memory.
 
         Args:
             photos: one photo or many: paths, bytes of image files, or Pillow images. A single path may also be a folder
                 with photos, a Zip archive, or a pattern.
             top: number of classes.
+            unknown: share of photos of known classes that may be called unknown; None not to tell.
+            coverage: chance that the right class is among the answers; None for none.
+            per_class: whether every class is to have that chance (:class:`~cifnet_pl.model.verdicts.Judge`).
 
         Raises:
             DataError: a single path where there is no photo.
-            UsageError: something that is no photo.
+            UsageError: something that is no photo; a share outside (0, 1), or no calibration samples to keep it with.
+            UnsupportedError: this model's head cannot tell what is asked.
         """
-        top = min(top, len(self.class_names))
+        top, judged = min(top, len(self.class_names)), self.judging(unknown, coverage, per_class)
+        return self._classify(photos, top, judged)
+
+    def _classify(self, photos: Photo | str | Iterable[Photo | str], top: int, judged: Judged) -> Iterator[Prediction]:
         for batch in squares(photos_of(photos), self.image_size, self.crop_ratio):
-            best = self.head.probabilities(embed_batch(self, batch)).topk(top, dim=1)
-            rows = iter(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+            z = embed_batch(self, batch)
+            probabilities = self.head.probabilities(z)
+            best = probabilities.topk(top, dim=1)
+            rows = iter(zip(best.indices.tolist(), best.values.tolist(), judged(z, probabilities), strict=True))
             for photo, reason in zip(batch.files, batch.unreadable, strict=True):
                 file = photo if isinstance(photo, Path) else None
                 if reason is not None:
                     yield Prediction(file, unreadable=reason)
                     continue
-                columns, shares = next(rows)
-                yield Prediction(file, tuple(self.class_names[c] for c in columns), tuple(shares))
+                columns, shares, verdict = next(rows)
+                yield Prediction(file, tuple(self.class_names[c] for c in columns), tuple(shares), verdict=verdict)
 
-    def classify_embeddings(self, file: Path | str, top: int = 5) -> Iterator[Prediction]:
+    def judge(self, unknown: float | None = None, coverage: float | None = None, per_class: bool = False) -> Judge:
+        """Return what tells unknown photos and sets of answers; made once, as long as nothing changes.
+
+        Arguments and errors as for :class:`~cifnet_pl.model.verdicts.Judge`.
+        """
+        # The stage is another one after every change of the head, and so are the labels of the buffer.
+        state = (self.head.stage, self.buffer.y if self.buffer is not None else None)
+        asked = (unknown, coverage, per_class, float(self.head.temperature), tuple(self.class_names))
+        if self._judges is None or any(a is not b for a, b in zip(self._judges[0], state, strict=True)):
+            self._judges = (state, {})
+        found = self._judges[1]
+        if asked not in found:
+            found[asked] = Judge(self, unknown, coverage, per_class)
+        return found[asked]
+
+    def judging(self, unknown: float | None, coverage: float | None, per_class: bool = False) -> Judged:
+        """Return a function: embeddings (n, d) and probabilities (n, C) → verdicts.
+
+        The verdicts say nothing where neither share is given.
+        """
+        if unknown is None and coverage is None:
+            return lambda z, probabilities: [Verdict()] * len(z)
+        return self.judge(unknown, coverage, per_class).verdicts
+
+    def classify_embeddings(
+        self,
+        file: Path | str,
+        top: int = 5,
+        *,
+        unknown: float | None = None,
+        coverage: float | None = None,
+        per_class: bool = False,
+    ) -> Iterator[Prediction]:
         """Name the ``top`` most probable classes of each row of a file of embeddings, in constant memory.
 
         Args:
             file: .npz, .safetensors, .parquet or .arrow with ``embeddings`` (n, d) and, if wanted, ``ids`` (n,).
             top: number of classes per row.
+            unknown: as for :meth:`classify`.
+            coverage: as there.
+            per_class: as there.
 
         Raises:
             DataError: the file is missing or damaged, or an embedding holds NaN or infinity.
-            UsageError: another kind of file.
+            UsageError: another kind of file, or as for :meth:`classify`.
             CifnetError: the embeddings have another width than those that were learned.
         """
-        samples, top = unlabelled(Path(file).expanduser()), min(top, len(self.class_names))
+        judged = self.judging(unknown, coverage, per_class)
+        return self._classify_embeddings(Path(file).expanduser(), min(top, len(self.class_names)), judged)
+
+    def _classify_embeddings(self, file: Path, top: int, judged: Judged) -> Iterator[Prediction]:
+        samples = unlabelled(file)
         for start in range(0, len(samples), AT_ONCE):
             rows = np.arange(start, min(start + AT_ONCE, len(samples)))
-            best = self.head.probabilities(samples.get(rows).to(self.device)).topk(top, dim=1)
-            for row, columns, shares in zip(rows.tolist(), best.indices.tolist(), best.values.tolist(), strict=True):
+            z = samples.get(rows).to(self.device)
+            probabilities = self.head.probabilities(z)
+            best, verdicts = probabilities.topk(top, dim=1), judged(z, probabilities)
+            found = zip(rows.tolist(), best.indices.tolist(), best.values.tolist(), verdicts, strict=True)
+            for row, columns, shares, verdict in found:
                 name = Path(f"{samples.file}#{samples.names[row]}")
-                yield Prediction(name, tuple(self.class_names[c] for c in columns), tuple(shares))
+                yield Prediction(name, tuple(self.class_names[c] for c in columns), tuple(shares), verdict=verdict)
 
     def extend(
         self,
@@ -99,7 +186,7 @@ class Classifier(IncrementalClassifier):
         *,
         check: Path | str | None = None,
         more: bool = False,
-        duplicates: Duplicates = "skip",
+        duplicates: Duplicates = "leave_out",
         progress: bool = False,
     ) -> Extension[Classifier]:
         """Learn new classes from one folder of photos per class; see :func:`cifnet_pl.model.extend.extend`.

@@ -1,32 +1,27 @@
-"""Find photos that were learned already, stand twice, or stand in two classes, by their content hashes."""
+"""Find photos that were learned already, occur twice, or are in two classes, by their content hashes."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
+from cifnet_pl.data.copies import Duplicates, about_copies, about_labels
 from cifnet_pl.model.class_photos import ClassPhotos
 from cifnet_pl.model.incremental import IncrementalClassifier
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import printable
 
-Duplicates = Literal["skip", "keep"]
-
-NAMED = 5
-"""Photos that a warning names; it counts the others."""
-
 
 def without_copies(
     model: IncrementalClassifier, photos: ClassPhotos, duplicates: Duplicates
 ) -> tuple[ClassPhotos, list[Path], list[str]]:
-    """Leave out photos that the model has learned in the same class, and all but the first of those that stand twice.
+    """Leave out photos that the model has learned in the same class, and all but the first of those that occur twice.
 
     Args:
         model: what is to learn.
         photos: with their content hashes.
-        duplicates: "skip" to leave copies out, "keep" to keep and only name them.
+        duplicates: "leave_out" to leave copies out, "keep" to keep and only name them.
 
     Returns:
         The photos to learn, the copies, and sentences for the user. A photo that stands in two classes is kept in
@@ -50,13 +45,10 @@ def without_copies(
         if classes - {name}:
             mislabelled.append(f"{_shown(photos, row)} (also in {printable(min(classes - {name}))})")
         classes.add(name)
-    news = [f"note: {_listed(mislabelled)} in two classes: one label is probably wrong"] if mislabelled else []
     copies = [photos.files.root / photos.files.names[int(row)] for row in np.flatnonzero(copy)]
-    if copies:
-        what = "left out" if duplicates == "skip" else "learned again, as --duplicates keep says"
-        listed = _listed([_shown(photos, int(row)) for row in np.flatnonzero(copy)])
-        news.append(f"note: {listed} learned already or twice in the folder: {what}")
-    if duplicates == "skip" and copies:
+    said = [about_labels(mislabelled), about_copies([_shown(photos, int(i)) for i in np.flatnonzero(copy)], duplicates)]
+    news = [sentence for sentence in said if sentence]
+    if duplicates == "leave_out" and copies:
         if copy.all():
             raise DataError(f"every photo in {photos.files.root} is learned already: there is nothing to learn")
         photos = photos.select(~copy)
@@ -65,8 +57,3 @@ def without_copies(
 
 def _shown(photos: ClassPhotos, row: int) -> str:
     return printable(photos.files.names[row])
-
-
-def _listed(items: list[str]) -> str:
-    more = len(items) - NAMED
-    return ", ".join(items[:NAMED]) + (f" and {more} more" if more > 0 else "")

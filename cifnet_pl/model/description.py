@@ -1,4 +1,4 @@
-"""The description of a stored model: plain tables and lists, the same in a bundle and in a checkpoint.
+"""Describe a stored model as plain tables and lists, the same in a bundle and in a checkpoint.
 
 A description that comes from a file is checked by pydantic, strictly: nothing is converted to another type.
 """
@@ -18,10 +18,10 @@ from cifnet_pl.data.images import LARGEST_IMAGE
 from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.text import has_controls, printable
 
-FORMAT = 2
+FORMAT = 3
 """Version of the description and of the files that hold it, bundles and checkpoints."""
 
-READABLE = (1, FORMAT)
+READABLE = (1, 2, FORMAT)
 """Versions that can be read."""
 
 Engine = Literal["torch", "onnxruntime"]
@@ -48,7 +48,7 @@ class Event:
         accuracy: A_k after a task; for an extension, on the fifth of the new photos that was held back.
         old_accuracy_before: of the earlier classes, on the photos of ``--check``, before the extension.
         old_accuracy: the same afterwards.
-        date: when, in UTC; None for what older versions wrote, and for tasks of a run.
+        date: when, in UTC; None for what older versions wrote.
         class_names: classes that were learned, merged or forgotten; None where that is not told.
         parents: identities (:attr:`IncrementalClassifier.identity`) of the models that this step started from.
     """
@@ -82,7 +82,7 @@ def _distinct(engines: list[Engine]) -> list[Engine]:
 
 
 class BackboneTable(Table):
-    """Which network embeds, and the hash of its weights."""
+    """The network that embeds, and the hash of its weights."""
 
     name: str
     sha256: str
@@ -90,7 +90,7 @@ class BackboneTable(Table):
 
 
 class ImagesTable(Table):
-    """How photos become squares; ``held_back`` are the share and the seed of the run's own split."""
+    """The preparation of photos; ``held_back`` are the share and the seed of the run's own split."""
 
     image_size: int = Field(ge=1, le=LARGEST_IMAGE)
     crop_ratio: Number = Field(gt=0, le=1)
@@ -98,7 +98,7 @@ class ImagesTable(Table):
 
 
 class Description(Table):
-    """What a bundle's ``config.json`` and a checkpoint say about a model, apart from its tensors."""
+    """The description of a model in a bundle's ``config.json`` and in a checkpoint: everything but its tensors."""
 
     backbone: BackboneTable
     precision: str = FLOAT32  # not told by older models
@@ -152,14 +152,27 @@ def _sentence(content: Any, error: ValidationError) -> str:
 
 
 def check_format(number: Any, where: str, kinds: Sequence[int] = READABLE) -> None:
-    """Raise CheckpointError unless a file has a format that this version reads."""
+    """Check that a file has a format that this version reads.
+
+    Args:
+        number: the format that the file names.
+        where: what an error calls the file.
+        kinds: formats that are read.
+
+    Raises:
+        CheckpointError: it has another one.
+    """
     if type(number) is not int or number not in kinds:
         known = " and ".join(map(str, kinds))
         raise CheckpointError(f"{where} has format {shown(number)}, this version reads {known}: update cifnet_pl")
 
 
 def class_names(names: Sequence[Any], where: str) -> list[str]:
-    """``names``, if each is a plain, unique name that is safe to show and to use within a path.
+    """Return ``names``, if each is a plain, unique name that is safe to show and to use within a path.
+
+    Args:
+        names: the names that a file holds.
+        where: what an error calls the file.
 
     Raises:
         CheckpointError: no name, one that occurs twice or is not text, control characters, or a path that leads out of
@@ -182,10 +195,10 @@ def class_names(names: Sequence[Any], where: str) -> list[str]:
 
 
 def now() -> str:
-    """The date and time in UTC, to the second."""
+    """Return the date and time in UTC, to the second."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def shown(value: Any) -> str:
-    """A value from a file as it may be shown in a message: quoted, short, on one line."""
+    """Return a value from a file as it may be shown in a message: quoted, short, on one line."""
     return f"'{printable(str(value)[:60])}'"

@@ -1,4 +1,4 @@
-"""How well a model names labelled photos: accuracy with intervals, confusions, calibration, two models compared."""
+"""Evaluate a model on labelled photos: accuracy with intervals, confusions, calibration, comparison of two models."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from torchmetrics.classification import MulticlassCalibrationError
 
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
 from cifnet_pl.model.incremental import IncrementalClassifier
+from cifnet_pl.model.known_photos import KnownPhotos
+from cifnet_pl.model.near_copies import NearCopyScore
 from cifnet_pl.utilities.errors import DataError
 
 FEW = 5
@@ -20,7 +22,15 @@ BINS = 15
 
 
 def interval(right: int, total: int) -> tuple[float, float]:
-    """Wilson's interval of 95 % for a share, in percent (Wilson, 1927); 0 to 100 without photos."""
+    """Compute Wilson's interval of 95 % for a share, in percent (Wilson, 1927); 0 to 100 without photos.
+
+    Args:
+        right: number of photos named right.
+        total: number of photos.
+
+    Returns:
+        Its lower and upper end.
+    """
     if not total:
         return 0.0, 100.0
     found = binomtest(right, total).proportion_ci(0.95, "wilson")
@@ -29,7 +39,7 @@ def interval(right: int, total: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class ClassScore:
-    """How a model does on the photos of one class.
+    """The score of a model on the photos of one class.
 
     Attributes:
         photos, right: numbers of photos, and of those named right.
@@ -63,6 +73,8 @@ class Evaluation:
         predicted: (n,) columns with the largest probability.
         confidence: (n,) that probability.
         ece: expected calibration error in percent, 15 bins of the confidence.
+        near: (n,) bool: which photos were learned, by their content, or are near-copies of samples in the model's
+            calibration buffer; None where the model cannot tell.
     """
 
     class_names: list[str]
@@ -71,6 +83,12 @@ class Evaluation:
     predicted: np.ndarray
     confidence: np.ndarray
     ece: float
+    near: np.ndarray | None = None
+
+    @property
+    def near_copy_score(self) -> NearCopyScore:
+        """The number of photos that resemble learned ones, and the score of the others."""
+        return NearCopyScore() if self.near is None else NearCopyScore.of(self.near, self.right)
 
     @property
     def right(self) -> np.ndarray:
@@ -88,12 +106,12 @@ class Evaluation:
         return interval(int(self.right.sum()), len(self.right))
 
     def confusion(self) -> np.ndarray:
-        """(C, C) int64 numbers of photos, rows the true classes, columns the answers."""
+        """Return (C, C) int64 numbers of photos, rows the true classes, columns the answers."""
         size = len(self.class_names)
         return np.bincount(self.target * size + self.predicted, minlength=size**2).reshape(size, size)
 
     def class_scores(self) -> list[ClassScore]:
-        """One for each class that has a photo, the worst first, untested ones last."""
+        """Return one for each class that has a photo, the worst first, untested ones last."""
         matrix = self.confusion()
         scores = []
         for column in np.flatnonzero(matrix.sum(axis=1)):
@@ -105,7 +123,7 @@ class Evaluation:
         return sorted(scores, key=lambda score: (not score.tested, score.right / score.photos, score.name))
 
     def confused_pairs(self) -> list[tuple[str, str, int, int]]:
-        """(true class, answer, photos, photos of the true class) of all confusions, the most frequent first."""
+        """Return (true class, answer, photos, photos of the true class) of all confusions, the most frequent first."""
         matrix = self.confusion()
         totals = matrix.sum(axis=1)
         pairs = [(i, j) for i, j in zip(*np.nonzero(matrix), strict=True) if i != j]
@@ -131,6 +149,7 @@ def evaluate(
     calibration = MulticlassCalibrationError(max(2, len(model.class_names)), n_bins=BINS, validate_args=False)
     calibration.to(model.device)
     parts: list[tuple[np.ndarray, ...]] = []
+    known = KnownPhotos(model, photos)
     for rows, z in photos.embedded(model, "evaluating", unreadable, progress):
         if not len(rows):
             continue
@@ -138,12 +157,12 @@ def evaluate(
         probabilities = model.head.probabilities(z)
         calibration.update(probabilities, torch.from_numpy(target).to(z.device))
         best = probabilities.max(dim=1)
-        parts.append((rows, target, best.indices.cpu().numpy(), best.values.cpu().numpy()))
+        parts.append((rows, target, best.indices.cpu().numpy(), best.values.cpu().numpy(), known.seen(rows, z)))
     if not parts:
         raise DataError("none of the photos can be read: there is nothing to evaluate")
-    rows, target, predicted, confidence = (np.concatenate(part) for part in zip(*parts, strict=True))
+    rows, target, predicted, confidence, near = (np.concatenate(part) for part in zip(*parts, strict=True))
     ece = 100 * float(calibration.compute())
-    return Evaluation(list(model.class_names), rows, target, predicted, confidence, ece)
+    return Evaluation(list(model.class_names), rows, target, predicted, confidence, ece, near)
 
 
 @dataclass(frozen=True)
@@ -173,7 +192,15 @@ class Comparison:
 
 
 def compare(first: Evaluation, second: Evaluation) -> Comparison:
-    """Compare two evaluations over rows of the same set, on the photos that both have; DataError if there is none."""
+    """Compare two evaluations over rows of the same set, on the photos that both have.
+
+    Args:
+        first: of one model.
+        second: of the other model.
+
+    Raises:
+        DataError: they have no photo in common.
+    """
     _, a, b = np.intersect1d(first.rows, second.rows, assume_unique=True, return_indices=True)
     if not len(a):
         raise DataError("the two models have no class in common of which there is a photo")

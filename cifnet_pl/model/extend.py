@@ -11,14 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.data.image_sets import held_back
+from cifnet_pl.data.copies import Duplicates
 from cifnet_pl.data.loading import sample_key
 from cifnet_pl.heads import Head
+from cifnet_pl.heads.ridge_notes import about_lesson
+from cifnet_pl.model.class_embeddings import samples_of
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
-from cifnet_pl.model.copies import Duplicates, without_copies
+from cifnet_pl.model.copies import without_copies
 from cifnet_pl.model.description import Event, now
 from cifnet_pl.model.incremental import IncrementalClassifier, M
 from cifnet_pl.model.metrics import percent
+from cifnet_pl.model.near_copies import LearnedPhotos, NearCopyScore, about_near_copies
 from cifnet_pl.utilities.errors import DataError, UnsupportedError, UsageError
 from cifnet_pl.utilities.text import printable
 
@@ -28,17 +31,40 @@ HELD_BACK = 0.2
 
 @dataclass
 class Score:
-    """Photos scored, and how many of them right, over all classes that the model knows."""
+    """Photos scored, and how many of them right, over all classes that the model knows.
+
+    Attributes:
+        near_copy_score: what near-copies among the photos that were learned do to it.
+        near, learned: learned photos that have near-copies, and all that were compared.
+    """
 
     right: int = 0
     total: int = 0
+    near_copy_score: NearCopyScore = field(default_factory=NearCopyScore)
+    near: int = 0
+    learned: int = 0
 
-    def add(self, model: IncrementalClassifier, photos: ClassPhotos, rows: np.ndarray, z: Tensor) -> None:
-        """Score the embeddings (n, d) of photos ``rows``."""
+    def add(
+        self,
+        model: IncrementalClassifier,
+        photos: ClassPhotos,
+        rows: np.ndarray,
+        z: Tensor,
+        learned: LearnedPhotos | None = None,
+    ) -> None:
+        """Score the embeddings (n, d) of photos ``rows``, and compare them with those that were ``learned``."""
         if len(rows):
             labels = np.array(model.labels(photos.class_names))[photos.files.labels[rows]]
-            self.right += int((model.head.predict(z).cpu().numpy() == labels).sum())
+            right = model.head.predict(z).cpu().numpy() == labels
+            self.right += int(right.sum())
             self.total += len(rows)
+            if learned is not None:
+                self.near_copy_score += NearCopyScore.of(learned.resemble(z, torch.from_numpy(labels)), right)
+
+    def sentences(self) -> list[str]:
+        """Return the sentences to print beside the score."""
+        found = [self.near_copy_score.sentence(), about_near_copies(self.near, self.learned)]
+        return [sentence for sentence in found if sentence]
 
     @property
     def percent(self) -> float | None:
@@ -48,7 +74,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Extension(Generic[M]):
-    """What :func:`extend` did.
+    """The result of :func:`extend`.
 
     Attributes:
         model: the model that learned everything; the one that was extended is not changed.
@@ -58,7 +84,7 @@ class Extension(Generic[M]):
         seconds: time to embed, learn and score the new photos.
         unreadable: photos that could not be decoded, and were left out.
         warnings: sentences for the user.
-        copies: photos that were learned already or stand twice; left out unless ``duplicates`` is "keep".
+        copies: photos that were learned already or occur twice; left out unless ``duplicates`` is "keep".
     """
 
     model: M
@@ -78,7 +104,7 @@ def extend(
     *,
     check: Path | str | None = None,
     more: bool = False,
-    duplicates: Duplicates = "skip",
+    duplicates: Duplicates = "leave_out",
     progress: bool = False,
 ) -> Extension[M]:
     """Learn new classes from one folder of photos per class, without any old photo.
@@ -88,10 +114,10 @@ def extend(
 
     Args:
         old: a learned model; it is not changed.
-        images: folder with one sub-folder of photos per class.
+        images: folder with one sub-folder of photos per class; for a model of embeddings, a file of those with labels.
         check: folder with one sub-folder of photos per old class, scored before and after, never learned.
         more: whether classes that are known already may get more photos.
-        duplicates: "skip" to leave out photos that were learned already or stand twice, "keep" to learn them.
+        duplicates: "leave_out" to leave out photos that were learned already or occur twice, "keep" to learn them.
         progress: whether to draw progress bars on a terminal.
 
     Returns:
@@ -102,7 +128,7 @@ def extend(
         UnsupportedError: ``more`` photos for a head that cannot take them in.
         DataError: a folder is missing, holds no photos, none of a class that can be read, or none that is new.
     """
-    photos = ClassPhotos.find(images, "--images")
+    photos = samples_of(old).find(images, "--images")
     known = sorted(set(photos.class_names) & set(old.class_names))
     if known and not more:
         name = printable(known[0])
@@ -123,6 +149,7 @@ def extend(
         for rows, z in old_photos.embedded(old, "checking", unreadable, progress):
             before.add(old, old_photos, rows, z)
             after.add(final, old_photos, rows, z)
+    warnings += about_lesson(old.head.choices(), final.head.choices())
     learned = {name: final.counts[name] - old.counts.get(name, 0) for name in photos.class_names}
     event = Event("extend", len(final.class_names), sum(learned.values()), score.percent, seconds=seconds)
     event = replace(event, date=now(), class_names=list(learned), parents=[old.identity])
@@ -131,7 +158,7 @@ def extend(
 
 
 def _old_photos(model: IncrementalClassifier, check: Path | str) -> ClassPhotos:
-    photos = ClassPhotos.find(check, "--check").of(set(model.class_names))
+    photos = samples_of(model).find(check, "--check").of(set(model.class_names))
     if not photos.class_names:
         raise DataError(f"{check} has no folder of a class that the model knows: expected photos of its old classes")
     return photos
@@ -162,6 +189,8 @@ class Lesson:
         if new:
             model.begin_task([names[i] for i in new], [counts[i] for i in new])
         self.labels = np.array(model.labels(names), dtype=np.int64)
+        stored = model.buffer.items() if model.buffer is not None and len(model.buffer.y) else None
+        self.learned = LearnedPhotos(stored)
 
     def observe(self, rows: np.ndarray, z: Tensor) -> None:
         """Take in the embeddings (n, d) of photos ``rows`` (n,)."""
@@ -172,7 +201,8 @@ class Lesson:
         ]
         key = torch.tensor([sample_key(*name) for name in names], dtype=torch.int64, device=z.device)
         if self.model.photos is not None and self.photos.hashes is not None:
-            self.model.photos.add(self.labels[classes], self.photos.hashes[rows])
+            self.model.add_photos(self.labels[classes], self.photos.hashes[rows])
+        self.learned.add(z, y)
         new = torch.from_numpy(self.is_new[classes]).to(z.device)
         if new.any():
             self.model.observe(z[new], y[new], key[new])
@@ -198,12 +228,11 @@ def _require_pooling(model: IncrementalClassifier, name: str) -> None:
 
 
 def split(photos: ClassPhotos) -> np.ndarray:
-    """(n,) bool: the fifth of each class's photos that is scored first; none of a class with a single photo."""
-    held = np.zeros(len(photos.files), dtype=bool)
-    for rows in photos.files.rows_of.values():
-        if len(rows) > 1:
-            held[rows] = held_back([photos.files.names[i] for i in rows], HELD_BACK, 0)
-    return held
+    """Return (n,) bool: the fifth of each class's photos that is scored first; none of a class with a single photo.
+
+    Photos that look alike are held back together.
+    """
+    return photos.held_back(HELD_BACK)
 
 
 def learn(
@@ -246,7 +275,9 @@ def learn(
             f"no photo of class '{printable(names[int(seen.argmin())])}' can be read: add some, or leave it out"
         )
     whole.finish()
-    return final, _finish_trial(part, aside, learned)
+    score = _finish_trial(part, aside, learned)
+    score.near, score.learned = whole.learned.near_copies()
+    return final, score
 
 
 def _finish_trial(part: Lesson, aside: list[tuple[np.ndarray, Tensor]], learned: np.ndarray) -> Score:
@@ -259,5 +290,5 @@ def _finish_trial(part: Lesson, aside: list[tuple[np.ndarray, Tensor]], learned:
     part.finish()
     for rows, z in aside:
         scored = learned[labels[rows]]
-        score.add(part.model, part.photos, rows[scored], z[torch.from_numpy(scored).to(z.device)])
+        score.add(part.model, part.photos, rows[scored], z[torch.from_numpy(scored).to(z.device)], part.learned)
     return score

@@ -12,6 +12,7 @@ import torch
 
 from cifnet_pl.backbones.precision import FLOAT32
 from cifnet_pl.buffer import SAME
+from cifnet_pl.data.alike import held_back_together
 from cifnet_pl.data.content_hashes import hashes_of
 from cifnet_pl.data.folders import image_files, listing
 from cifnet_pl.data.image_sets import expanded, held_back, place
@@ -33,12 +34,13 @@ The rounding of two machines averages out over many photos, so the bound for one
 
 @dataclass(frozen=True)
 class Forgetting(Generic[M]):
-    """What :func:`forget` did.
+    """The result of :func:`forget`.
 
     Attributes:
         model: the model without the classes; the one that was given is not changed.
         photos: number of photos that each class had been learned from.
         exact: whether the photos were taken out of the statistics.
+        recalled: classes that were taken out without photos, as the head remembered what it had learned from them.
         rounding: why that is not exact to 1e-8, or None where it is.
         can_be_exact: whether this head's statistics can be taken back, given the photos.
         earlier_removals: whether classes were removed earlier without their photos, which may still count.
@@ -54,13 +56,15 @@ class Forgetting(Generic[M]):
     unreadable: list[Unreadable] = field(default_factory=list)
     rounding: str | None = None
     ignored: int = 0
+    recalled: frozenset[str] = frozenset()
 
 
 def forget(old: M, names: str | Sequence[str], images: Path | str | None = None) -> Forgetting[M]:
     """Remove classes from a model; with their photos, also what they left in the statistics.
 
     Without the photos a class can no longer be predicted and leaves the buffer, but the other classes keep what they
-    learned from its photos as counterexamples. With them the model becomes what it would be had it never seen them.
+    learned from its photos as counterexamples. With them, or where the head remembers the class (``remember`` of
+    ``RidgeHead``), the model becomes what it would be had it never seen them.
 
     Args:
         old: a learned model; it is not changed.
@@ -90,17 +94,27 @@ def forget(old: M, names: str | Sequence[str], images: Path | str | None = None)
             for name in names:
                 ignored.append(subtract(model, name, folder, len(names) == 1, unreadable))
             rounding = _rounding(model)
+    recalled = frozenset(name for name in names if images is None and _recall(model, name))
+    exact = images is not None or len(recalled) == len(names)
     model.remove_classes(names)
-    removed = sum(photos.values()) if images is not None else None
+    removed = sum(photos.values()) if exact else None
     event = Event("forget", len(model.class_names), removed)
     model.history.append(replace(event, date=now(), class_names=names, parents=[old.identity]))
     others = len(set.intersection(*ignored)) if ignored else 0
-    kinds = (images is not None, old.head.subtracts, old.remembers_removed)
-    return Forgetting(model, photos, *kinds, unreadable, rounding, others)
+    kinds = (exact, old.head.subtracts, old.remembers_removed)
+    return Forgetting(model, photos, *kinds, unreadable, rounding, others, recalled)
+
+
+def _recall(model: IncrementalClassifier, name: str) -> bool:
+    """Take what the head remembers of class ``name`` out of its statistics; whether there was anything."""
+    share = model.head.share_of(model.labels([name])[0])
+    if share is not None:
+        model.head.subtract_(share)
+    return share is not None
 
 
 def _rounding(model: IncrementalClassifier) -> str | None:
-    """Why what is subtracted is not to 1e-8 what was added: another engine rounds the embeddings otherwise."""
+    """Return why what is subtracted is not to 1e-8 what was added: another engine rounds the embeddings otherwise."""
     now = model.engine
     if model.engines in ([now], []):
         return None
@@ -146,19 +160,23 @@ def subtract(
     if seen != model.counts[name]:
         raise DataError(_unlike(name, model.counts[name], folder, f"{seen} that can be read"))
     check_same(model, own, name, folder)
+    if model.photos is not None:
+        before = model.photos.copies
+        model.photos.remove([label])
+        own.note_copies(before - model.photos.copies)
     model.head.subtract_(own)
     return ignored
 
 
 def _learner_of(model: IncrementalClassifier, label: int, count: int) -> Head:
-    """An empty head for the ``count`` photos of one class."""
+    """Return an empty head for the ``count`` photos of one class."""
     own = model.head.fresh()
     own.begin_task([label], [count])
     return own
 
 
 def _known_files(name: str, folder: Path, known: np.ndarray) -> tuple[list[Path], set[Path]]:
-    """The photos below ``folder`` whose contents have the hashes ``known``, and the others."""
+    """Return the photos below ``folder`` whose contents have the hashes ``known``, and the others."""
     if not is_folder(folder):
         raise DataError(f"no folder {place(folder)}: set --images to a folder with the photos of the class")
     with listing():
@@ -167,23 +185,32 @@ def _known_files(name: str, folder: Path, known: np.ndarray) -> tuple[list[Path]
     first = dict(reversed(list(zip(hashes.tolist(), files, strict=True))))
     missing = [value for value in known.tolist() if value not in first]
     if missing:
-        raise DataError(_unlike(name, len(known), folder, f"{len(known) - len(missing)} of them"))
+        raise DataError(_unlike(name, len(known), folder, f"{len(known) - len(missing)} of them", "all of them"))
     others = {file for file, value in zip(files, np.isin(hashes, known), strict=True) if not value}
     return [first[value] for value in known.tolist()], others
 
 
 def _learned_files(model: IncrementalClassifier, name: str, folder: Path) -> list[Path]:
-    """The photos below ``folder`` that were learned: all, or those that the run's own split did not hold back."""
+    """Find the learned photos below ``folder``: all, or those that the run's own split did not hold back."""
     if not is_folder(folder):
         raise DataError(f"no folder {place(folder)}: set --images to the folder with the photos of the class")
     with listing():
         files = image_files(folder)
     if len(files) > model.counts[name] and model.held_back is not None:
         names = [f"{name}/{file.relative_to(folder).as_posix()}" for file in files]
-        held = held_back(names, *model.held_back)
-        if int((~held).sum()) == model.counts[name]:
-            return [files[i] for i in np.flatnonzero(~held)]
-    return files
+        for held in (held_back(names, *model.held_back), held_back_together(names, files, *model.held_back)):
+            kept = [files[i] for i in np.flatnonzero(~held)]
+            for part in (kept, _distinct(kept)):
+                if len(part) == model.counts[name]:
+                    return part
+    distinct = _distinct(files)
+    return distinct if len(distinct) == model.counts[name] else files
+
+
+def _distinct(files: list[Path]) -> list[Path]:
+    """Return the first of each group of files with the same content, as a run learns them."""
+    hashes = hashes_of(lambda row: read_bytes(files[row]), range(len(files)))
+    return [files[i] for i in np.sort(np.unique(hashes, return_index=True)[1])]
 
 
 def check_same(model: IncrementalClassifier, own: Head, name: str, folder: Path) -> None:
@@ -202,8 +229,8 @@ def check_same(model: IncrementalClassifier, own: Head, name: str, folder: Path)
         raise DataError(reason)
 
 
-def _unlike(name: str, count: int, folder: Path, given: str) -> str:
+def _unlike(name: str, count: int, folder: Path, given: str, needed: str = "exactly those") -> str:
     return (
         f"class '{printable(name)}' was learned from {count} photos, {place(folder)} holds {given}: "
-        "give exactly those, or leave out --images to remove the class from what can be predicted"
+        f"give {needed}, or leave out --images to remove the class from what can be predicted"
     )

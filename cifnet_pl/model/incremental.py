@@ -2,134 +2,30 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
-import torch
+import numpy as np
 from torch import Tensor
 
-from cifnet_pl.backbones import Backbone
-from cifnet_pl.backbones.precision import FLOAT32, autocast
+from cifnet_pl.backbones.precision import autocast
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.calibration import calibrate
-from cifnet_pl.model.description import Event, class_names
-from cifnet_pl.model.photo_hashes import PhotoHashes
-from cifnet_pl.utilities.errors import CheckpointError, NonFiniteError, UsageError, check_embeddings, unknown_name
-from cifnet_pl.utilities.growing import fingerprint
+from cifnet_pl.model.description import class_names
+from cifnet_pl.model.model_state import ModelState
+from cifnet_pl.utilities.errors import CheckpointError, NonFiniteError, UsageError, check_embeddings
 from cifnet_pl.utilities.text import printable
 
 M = TypeVar("M", bound="IncrementalClassifier")
 
 
 @dataclass
-class IncrementalClassifier:
-    """Backbone, head and buffer, and what their numbers mean.
-
-    Attributes:
-        backbone: the frozen network.
-        head: the closed-form classifier; solved, except between ``begin_task`` and ``finish_task``.
-        buffer: the calibration buffer, or None where the head has no use for one.
-        class_names: name of each column of the head's scores.
-        image_size: side in pixels of the squares that the backbone gets.
-        crop_ratio: share of a photo's short side that is cropped.
-        held_back: share and seed by which the run held photos back for testing; None if it did not split by itself.
-        history: the model's life, oldest first.
-        precision: what the backbone computes in (:mod:`cifnet_pl.backbones.precision`), as in the run; another one is
-            good enough to predict, but not to forget.
-        engines: what ran the backbone when the model learned (:mod:`cifnet_pl.backbones.engines`), each once: "torch",
-            "onnxruntime".
-        calibrated: whether to fit the temperature from the first task on; a model whose temperature was fitted once is
-            calibrated again after every change in any case.
-        photos: content hashes of the photos learned, so that each is counted once; None to keep none.
-    """
-
-    backbone: Backbone
-    head: Head
-    buffer: CalibrationBuffer | None
-    class_names: list[str]
-    image_size: int
-    crop_ratio: float = 1.0
-    held_back: tuple[float, int] | None = None
-    history: list[Event] = field(default_factory=list)
-    precision: str = FLOAT32
-    calibrated: bool = False
-    engines: list[str] = field(default_factory=list)
-    photos: PhotoHashes | None = field(default_factory=PhotoHashes)
-
-    # ------------------------------------------------------------------ what is known
-
-    @property
-    def tasks(self) -> list[list[str]]:
-        """Class names of each task, in the order learned."""
-        name = dict(zip(self.head.classes, self.class_names, strict=True))
-        return [[name[label] for label in task] for task in self.head.tasks]
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Distinct photos learned of each class."""
-        return dict(zip(self.class_names, self.head.class_counts().values(), strict=True))
-
-    @property
-    def knows_photos(self) -> bool:
-        """Whether the content hash of every learned photo is known."""
-        return self.photos is not None and self.photos.complete(self.head.class_counts())
-
-    @property
-    def identity(self) -> str:
-        """Hash of class names and all tensors, 16 hex digits: what later models name as their parent."""
-        tensors = {name: tensor for name, tensor in self.tensors().items() if not name.startswith("photos.")}
-        return fingerprint(repr(self.class_names), tensors)[:16]
-
-    @property
-    def device(self) -> torch.device:
-        """Where the head's numbers are."""
-        return self.head.labels.device
-
-    def labels(self, names: Iterable[str]) -> list[int]:
-        """The head's label of each class name; UsageError for one that is not known."""
-        label = dict(zip(self.class_names, self.head.classes, strict=True))
-        names = list(names)
-        missing = [name for name in names if name not in label]
-        if missing:
-            raise unknown_name("class", printable(missing[0]), [printable(name) for name in self.class_names])
-        return [label[name] for name in names]
-
-    def warning_of(self, names: Iterable[str]) -> str | None:
-        """What to say where classes ``names`` are learned, one of which may have been removed without its photos."""
-        new = [printable(name) for name in names if name not in set(self.class_names)]
-        if not new or not self.remembers_removed:
-            return None
-        listed = ", ".join(new[:5]) + (", …" if len(new) > 5 else "")
-        return (
-            f"note: a class was removed from this model without its photos; if it is among {listed}, "
-            "those photos count against it"
-        )
-
-    @property
-    def removals(self) -> list[Event]:
-        """When classes were removed without their photos."""
-        return [event for event in self.history if event.what == "forget" and event.photos is None]
-
-    @property
-    def remembers_removed(self) -> bool:
-        """Whether the photos of a class that is no longer known may still count against what is learned."""
-        return bool(self.removals) and self.head.counterexamples
-
-    def state_elements(self) -> dict[str, int]:
-        """Numbers kept, by component: the head's own, and the buffer's."""
-        return {**self.head.state_elements(), "buffer": self.buffer.state_elements() if self.buffer else 0}
+class IncrementalClassifier(ModelState):
+    """A model that embeds, predicts, and learns task by task; between tasks, its head is solved."""
 
     # ------------------------------------------------------------------ prediction
-
-    def to(self: M, device: torch.device | str) -> M:
-        """Move everything to a device, in place."""
-        for part in (self.backbone, self.head, self.buffer, self.photos):
-            if part is not None:
-                part.to(device)
-        return self
 
     def embed(self, images: Tensor, name: Callable[[int], str] | None = None) -> Tensor:
         """Embed images with the frozen backbone.
@@ -156,26 +52,14 @@ class IncrementalClassifier:
 
     @property
     def engine(self) -> str:
-        """What runs the backbone now: "torch" or "onnxruntime"."""
+        """Name of what runs the backbone now: "torch" or "onnxruntime"."""
         return self.backbone.engine(self.device.type, self.precision)
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """(n, C) float64 calibrated probabilities of uint8 images (n, 3, s, s), columns as ``class_names``."""
+        """Return (n, C) float64 calibrated probabilities of uint8 images (n, 3, s, s), columns as ``class_names``."""
         return self.head.probabilities(self.embed(images))
 
     # ------------------------------------------------------------------ learning
-
-    def clone(self: M) -> M:
-        """A copy that learns on its own; the frozen backbone is shared."""
-        return replace(
-            self,
-            head=copy.deepcopy(self.head),
-            buffer=copy.deepcopy(self.buffer),
-            photos=copy.deepcopy(self.photos),
-            class_names=list(self.class_names),
-            history=list(self.history),
-            engines=list(self.engines),
-        )
 
     def begin_task(self, names: Sequence[str], counts: Sequence[int] | None = None) -> None:
         """Open a task that introduces classes ``names``; ``counts`` are their numbers of photos where known.
@@ -190,6 +74,7 @@ class IncrementalClassifier:
             self.buffer.discard_pending()
             self.buffer.quota(len(self.class_names) + len(names))
         start = max(self.head.classes, default=-1) + 1
+        self.head.note_names(dict(enumerate(names, start)))
         self.head.begin_task(range(start, start + len(names)), counts)
         self.class_names += names
 
@@ -268,6 +153,18 @@ class IncrementalClassifier:
             self.buffer.commit()
         self.solve()
 
+    def add_photos(self, labels: np.ndarray, hashes: np.ndarray) -> None:
+        """Keep the content hashes (n,) of photos with ``labels`` (n,), if hashes are kept; before the solve."""
+        if self.photos is not None:
+            before = self.photos.copies
+            self.photos.add(labels, hashes)
+            self.count_copies(before)
+
+    def count_copies(self, before: int) -> None:
+        """Tell the head what copies the photos learned hold more than the ``before`` ones; before it is solved."""
+        if self.photos is not None:
+            self.head.note_copies(self.photos.copies - before)
+
     def solve(self) -> None:
         """Solve the head, and fit its temperature again."""
         self.head.solve()
@@ -275,10 +172,14 @@ class IncrementalClassifier:
         self.calibrate()
 
     def calibrate(self) -> None:
-        """Fit the temperature to the stored samples, if that is wanted or was done before."""
+        """Let the head decide how to score, and fit the temperature if that is wanted or was done before."""
+        if self.buffer is None or not len(self.buffer.y):
+            return
+        stored = self.buffer.items()
+        self.head.decide(*stored)
         wanted = self.calibrated or float(self.head.temperature) != 1
-        if wanted and self.head.leaves_one_out and self.buffer is not None and len(self.buffer.y):
-            calibrate(self.head, *self.buffer.items())
+        if wanted and self.head.leaves_one_out:
+            calibrate(self.head, *stored)
 
     def remove_classes(self, names: Sequence[str]) -> None:
         """Take classes out of the label space and the buffer; what their samples left in the sums stays.
@@ -298,33 +199,3 @@ class IncrementalClassifier:
             self.calibrate()
         else:
             self.solve()
-
-    # ------------------------------------------------------------------ storage
-
-    def describe(self) -> dict[str, Any]:
-        """Everything but the tensors, as plain numbers, strings, lists and dictionaries."""
-        buffer = self.buffer.settings() if self.buffer is not None else None
-        return {
-            "backbone": self.backbone.describe(),
-            "precision": self.precision,
-            "engines": list(self.engines),
-            "images": {
-                "image_size": self.image_size,
-                "crop_ratio": self.crop_ratio,
-                "held_back": list(self.held_back) if self.held_back else None,
-            },
-            "head": {"class": type(self.head).__name__, **self.head.settings()},
-            "buffer": buffer,
-            "class_names": list(self.class_names),
-            "task_sizes": [len(task) for task in self.head.tasks],
-            "history": [asdict(event) for event in self.history],
-        }
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All tensors of head and buffer, on the CPU, named ``head.…`` and ``buffer.…``."""
-        state = {f"head.{key}": value for key, value in self.head.state_dict().items()}
-        if self.buffer is not None:
-            state |= {f"buffer.{key}": value for key, value in self.buffer.state_dict().items()}
-        if self.photos is not None:
-            state |= {f"photos.{key}": value for key, value in self.photos.state_dict().items()}
-        return {key: value.detach().cpu().contiguous() for key, value in state.items()}

@@ -1,9 +1,10 @@
-"""Any stored model, by one function: a run's folder, one of its checkpoints, or a bundle."""
+"""Load any stored model by one function: a run's folder, one of its checkpoints, or a bundle."""
 
 from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,11 @@ MODULE = "CIFNetModule"
 
 
 def load(
-    path: Path | str, device: torch.device | str | None = None, download: bool = False, engine: str = "auto"
+    path: Path | str,
+    device: torch.device | str | None = None,
+    download: bool = False,
+    engine: str = "auto",
+    trust: bool = False,
 ) -> Classifier:
     """Load a model that can classify, and go on learning.
 
@@ -32,7 +37,9 @@ def load(
             version), or a checkpoint file.
         device: where to put it; None for the first GPU if there is one, else the CPU.
         download: whether weights of the backbone that are not on this machine may be fetched.
-        engine: what runs the backbone, one of :data:`cifnet_pl.backbones.engines.ENGINES`.
+        engine: what runs the backbone, :data:`cifnet_pl.backbones.engines.EngineChoice`.
+        trust: whether a head or network from outside this package may be imported, which executes its code; without it
+            nothing from the file is ever executed.
 
     Raises:
         UsageError: an unknown engine.
@@ -41,20 +48,24 @@ def load(
     """
     place = Path(path).expanduser()
     if is_bundle(place):
-        model = read_bundle(place, download, engine)
+        model = read_bundle(place, download, engine, trust)
     else:
-        model = _from_checkpoint(checkpoint_of(place), download, engine)
+        model = _from_checkpoint(checkpoint_of(place), download, engine, trust)
     return model.to(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
 
 
-def read_bundle(folder: Path, download: bool = False, engine: str = "auto") -> Classifier:
+def read_bundle(folder: Path, download: bool = False, engine: str = "auto", trust: bool = False) -> Classifier:
     """Read the model of a bundle; arguments and errors as for :func:`load`."""
     with open_bundle(folder) as (description, shapes, read):
-        return assemble(description, shapes, read, str(folder), download, engine)
+        return assemble(description, shapes, read, str(folder), download, engine, trust)
 
 
 def checkpoint_of(path: Path) -> Path:
-    """The checkpoint file that ``path`` means; CheckpointError if there is none."""
+    """Find the checkpoint file that ``path`` means.
+
+    Raises:
+        CheckpointError: there is none.
+    """
     if path.is_file():
         return path
     if not path.exists():
@@ -64,6 +75,12 @@ def checkpoint_of(path: Path) -> Path:
         if candidate.is_file():
             return candidate
     raise CheckpointError(f"{path} is neither a bundle (no config.json) nor a run's folder (no {CHECKPOINT})")
+
+
+OBJECTS = (
+    "it holds more than tensors and plain containers, such as a whole module; loading these would execute code from "
+    "the file"
+)
 
 
 def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
@@ -86,9 +103,10 @@ def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
     except CheckpointError:
         raise
     except Exception as error:  # the unpickler fails in many ways on damaged or hostile files
-        raise CheckpointError(
-            f"cannot read checkpoint {path}, it is damaged or not a checkpoint: {first_line(error)[:200]}"
-        ) from error
+        # torch's own advice is to execute the file, with escape codes for a terminal in it.
+        objects = "Weights only load failed" in str(error)
+        said = OBJECTS if objects else printable(first_line(error))[:200]
+        raise CheckpointError(f"cannot read checkpoint {path}, it is damaged or not a checkpoint: {said}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, expected a checkpoint")
     missing = [key for key in ("cifnet", "state_dict", "pytorch-lightning_version") if key not in content]
@@ -98,7 +116,7 @@ def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
 
 
 class SettingsTable(Table):
-    """What a run was: the class of its module, and in files of format 1 head and buffer as well."""
+    """The settings of a run: the class of its module, and in files of format 1 head and buffer as well."""
 
     module: str
     head: dict[str, Any] = Field(default_factory=dict)
@@ -116,9 +134,10 @@ class RecordTable(Table):
     """Measurements of the tasks of a run."""
 
     rows: list[dict[str, Any]]
+    dates: list[str | None] = Field(default_factory=list)
 
 
-def _from_checkpoint(path: Path, download: bool, engine: str) -> Classifier:
+def _from_checkpoint(path: Path, download: bool, engine: str, trust: bool) -> Classifier:
     content, where = read_checkpoint(path), str(path)
     description = content["cifnet"]
     if isinstance(description, dict):
@@ -131,13 +150,13 @@ def _from_checkpoint(path: Path, download: bool, engine: str) -> Classifier:
     if description["format"] == 1:
         empty = run.settings.buffer == {"capacity": 0}
         description = {**description, "head": run.settings.head, "buffer": None if empty else run.settings.buffer}
+    history = _history(content.get("callbacks"), description, where)
     if isinstance(sizes := description.get("task_sizes"), list):
         # Tasks that only brought more samples of known classes are none to the head.
         description = {**description, "task_sizes": [size for size in sizes if size != 0]}
     tensors = _tensors(content["state_dict"], where)
     shapes = {key: tuple(value.shape) for key, value in tensors.items()}
-    history = _history(content.get("callbacks"), where)
-    return assemble({**description, "history": history}, shapes, lambda: tensors, where, download, engine)
+    return assemble({**description, "history": history}, shapes, lambda: tensors, where, download, engine, trust)
 
 
 def _tensors(state: Any, where: str) -> dict[str, Tensor]:
@@ -149,10 +168,19 @@ def _tensors(state: Any, where: str) -> dict[str, Tensor]:
     return dict(state)
 
 
-def _history(callbacks: Any, where: str) -> list[dict[str, Any]]:
-    """The rows of the run's record, as events."""
+def _history(callbacks: Any, description: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    """Return the rows of the run's record, as events with their dates and class names."""
     record = callbacks.get("TaskMetrics") if isinstance(callbacks, Mapping) else None
-    rows = parse(RecordTable, record, where).rows if record is not None else []
-    names = {"classes": "classes_seen", "accuracy": "A_k", "seconds": "train_seconds"}
-    names |= {name: name for name in ("energy_kwh", "energy_source")}
-    return [{"what": "task", **{ours: row.get(theirs) for ours, theirs in names.items()}} for row in rows]
+    table = parse(RecordTable, record, where) if record is not None else RecordTable(rows=[])
+    rows, names = table.rows, iter(description.get("class_names", []))
+    dates = table.dates if len(table.dates) == len(rows) else [None] * len(rows)
+    tasks = [list(islice(names, size)) for size in description.get("task_sizes", [])]
+    told: list[dict[str, Any]] = [{"date": date} for date in dates]
+    if len(tasks) == len(rows):
+        told = [{**event, "class_names": task} for event, task in zip(told, tasks, strict=True)]
+    columns = {"classes": "classes_seen", "accuracy": "A_k", "seconds": "train_seconds"}
+    columns |= {name: name for name in ("energy_kwh", "energy_source")}
+    return [
+        {"what": "task", **{ours: row.get(theirs) for ours, theirs in columns.items()}, **event}
+        for row, event in zip(rows, told, strict=True)
+    ]

@@ -16,7 +16,7 @@ from cifnet_pl.utilities.errors import UnsupportedError, UsageError
 
 @dataclass(frozen=True)
 class Merger(Generic[M]):
-    """What :func:`merge` did.
+    """The result of :func:`merge`.
 
     Attributes:
         model: one model that knows what all of them learned.
@@ -43,7 +43,7 @@ def merge(models: Sequence[M], names: Sequence[str] | None = None, base: M | Non
         base: the model that they were extended from.
 
     Returns:
-        The merged model, and what the user should know.
+        The merged model, and warnings for the user.
 
     Raises:
         UsageError: fewer than two models, the same one twice, photos that would count twice, other backbones, photo
@@ -60,7 +60,7 @@ def merge(models: Sequence[M], names: Sequence[str] | None = None, base: M | Non
         for knowing, learned in ((merged, given), (given, merged)):
             warnings += [warning for warning in [knowing.warning_of(learned.class_names)] if warning]
         try:
-            _check_same_embeddings(merged, given)
+            check_same_embeddings(merged, given)
             merged, news = _joined(merged, given, name, base if first == name else None, first == name)
         except (UsageError, UnsupportedError) as error:
             raise type(error)(f"cannot merge {name} into {names[0]}: {error}") from error
@@ -74,7 +74,7 @@ def merge(models: Sequence[M], names: Sequence[str] | None = None, base: M | Non
 
 
 def _joined(model: M, given: M, name: str, base: M | None, distinct: bool) -> tuple[M, list[str]]:
-    """Add ``given`` to ``model``, each photo once: the result, and what the user should know."""
+    """Add ``given`` to ``model``, each photo once; return the result, and warnings for the user."""
     other = given.clone()
     ours, theirs = _photos(model), _photos(given)
     common = ours & theirs if distinct else Counter()
@@ -118,12 +118,14 @@ def take_out(model: IncrementalClassifier, base: IncrementalClassifier) -> None:
     part.head.relabel(labels)
     model.head.subtract_(part.head)
     if model.photos is not None and part.photos is not None:
+        before = model.photos.copies - part.photos.copies
         part.photos.relabel(labels)
         model.photos.subtract(part.photos)
+        model.count_copies(before)
 
 
 def _photos(model: IncrementalClassifier) -> Counter[tuple[str, int]]:
-    """How often each photo was learned, by class name and content hash."""
+    """Return how often each photo was learned, by class name and content hash."""
     if model.photos is None:
         return Counter()
     name = dict(zip(model.head.classes, model.class_names, strict=True))
@@ -164,9 +166,11 @@ def absorb(model: IncrementalClassifier, other: IncrementalClassifier) -> None:
         model.buffer.add_more(other.buffer.z, other.buffer.y, other.buffer.key)
         model.buffer.commit()
     if model.photos is not None and other.photos is not None:
+        before = model.photos.copies + other.photos.copies
         other.photos.relabel({label: renamed[label] for label in other.photos.labels.tolist()})
         for own, hashes in other.photos.by_label().items():
             model.photos.add(np.full(len(hashes), own), hashes)
+        model.count_copies(before)
     model.held_back = None  # which photos the one held back says nothing of the other's
     if other.remembers_removed and not model.remembers_removed:
         model.history += other.removals
@@ -174,7 +178,16 @@ def absorb(model: IncrementalClassifier, other: IncrementalClassifier) -> None:
     model.history.append(_event(len(model.class_names), photos, other.history))
 
 
-def _check_same_embeddings(model: IncrementalClassifier, other: IncrementalClassifier) -> None:
+def check_same_embeddings(model: IncrementalClassifier, other: IncrementalClassifier) -> None:
+    """Check that both models make the same embedding of a photo.
+
+    Args:
+        model: the one that is added to.
+        other: the one that is added.
+
+    Raises:
+        UsageError: their backbones, or the size or crop of their photos, differ.
+    """
     if model.backbone.sha256 != other.backbone.sha256:
         raise UsageError(
             f"their backbones differ: {model.backbone.name} (sha256 {model.backbone.sha256[:12]}…) and "
@@ -192,7 +205,7 @@ def _shown(settings: Mapping[str, Any] | None) -> str:
 
 
 def _event(classes: int, photos: int, history: Sequence[Event]) -> Event:
-    """One entry for the whole life of the model that was added."""
+    """Return one entry for the whole life of the model that was added."""
     seconds = [event.seconds for event in history if event.seconds is not None]
     energies = [event.energy_kwh for event in history if event.energy_kwh is not None]
     sources = sorted({event.energy_source for event in history if event.energy_source})

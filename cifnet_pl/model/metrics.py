@@ -1,5 +1,7 @@
-"""Metrics of a class-incremental run, as pure functions of the accuracy matrix.
+"""Compute the metrics of a class-incremental run: Ā, forgetting, backward transfer and the largest drop.
 
+They are pure functions of the trajectory A_1 … A_K and of the accuracy matrix. A_k itself, the accuracy over all
+classes seen after task k, is computed from the predictions in :mod:`cifnet_pl.learning.evaluation`.
 ``matrix[k][j]`` is the accuracy in percent, after learning task k, on the test images of the classes that task j
 introduced; rows have k+1 entries, and None where task j has no test image.
 """
@@ -13,18 +15,23 @@ Row = Sequence[float | None]
 
 
 def percent(correct: int, total: int) -> float | None:
-    """Accuracy in percent, or None where nothing was tested."""
+    """Return the accuracy in percent, or None where nothing was tested.
+
+    Args:
+        correct: number of images named right.
+        total: number of images tested.
+    """
     return 100.0 * correct / total if total else None
 
 
 def average_accuracy(trajectory: Sequence[float | None]) -> float | None:
-    """Ā: mean of A_k over the tasks learned so far."""
+    """Return Ā: mean of A_k over the tasks learned so far."""
     known = [a for a in trajectory if a is not None]
     return sum(known) / len(known) if known else None
 
 
 def forgetting(matrix: Sequence[Row]) -> float | None:
-    """Mean over earlier tasks j < K of (max over k of a_kj, minus a_Kj); None with fewer than two tasks."""
+    """Return the mean over earlier tasks j < K of (max over k of a_kj, minus a_Kj); None with fewer than two tasks."""
     drops = []
     for j in range(len(matrix) - 1):
         column = [row[j] for row in matrix[j:]]
@@ -35,7 +42,7 @@ def forgetting(matrix: Sequence[Row]) -> float | None:
 
 
 def backward_transfer(matrix: Sequence[Row]) -> float | None:
-    """Mean over earlier tasks j < K of (a_Kj − a_jj); None with fewer than two tasks."""
+    """Return the mean over earlier tasks j < K of (a_Kj − a_jj); None with fewer than two tasks."""
     changes = []
     for j in range(len(matrix) - 1):
         first, last = matrix[j][j], matrix[-1][j]
@@ -45,7 +52,7 @@ def backward_transfer(matrix: Sequence[Row]) -> float | None:
 
 
 def max_drop(trajectory: Sequence[float | None]) -> float | None:
-    """Largest fall A_k − A_{k+1} between two consecutive tasks; negative if accuracy only rose."""
+    """Return the largest fall A_k − A_{k+1} between two consecutive tasks; negative if accuracy only rose."""
     pairs = itertools.pairwise(trajectory)
     drops = [a - b for a, b in pairs if a is not None and b is not None]
     return max(drops) if drops else None

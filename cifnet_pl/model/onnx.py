@@ -1,11 +1,11 @@
-"""One ONNX graph from photos as they are to calibrated probabilities: resize and normalisation inside."""
+"""Export one ONNX graph from photos to calibrated probabilities, with resize and normalisation inside."""
 
 from __future__ import annotations
 
 import json
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -16,17 +16,24 @@ from torch import Tensor, nn
 
 from cifnet_pl.data.images import square
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.verdicts import able
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 
 TOLERANCE = 1e-4
 """Largest difference of a probability between onnxruntime and torch that an export is good for."""
+
+WIDEST = 4096
+"""Features up to which a graph holds the matrix of the novelty: 134 MB."""
+
+SHARES = (0.01, 0.02, 0.05, 0.1)
+"""Shares of photos of known classes above the thresholds of novelty that are noted in the file."""
 
 CUBIC = -0.5
 """The cubic kernel's parameter, as Pillow has it."""
 
 
 def cubic_kernel(x: Tensor) -> Tensor:
-    """Keys' cubic convolution kernel (1981) at distances ``x``."""
+    """Compute Keys' cubic convolution kernel (1981) at distances ``x``."""
     x = x.abs()
     near = ((CUBIC + 2) * x - (CUBIC + 3)) * x.square() + 1
     far = CUBIC * (((x - 5) * x + 8) * x - 4)
@@ -45,7 +52,7 @@ class Square(nn.Module):
         self.size, self.crop_ratio = size, crop_ratio
 
     def forward(self, images: Tensor) -> Tensor:
-        """(n, h, w, 3) uint8 → (n, 3, size, size) float32 with whole numbers 0–255."""
+        """Return (n, h, w, 3) uint8 → (n, 3, size, size) float32 with whole numbers 0–255."""
         height, width = images.shape[1], images.shape[2]
         rows, columns = (torch.scalar_tensor(side, dtype=torch.float64) for side in (height, width))
         side = torch.minimum(rows, columns) * self.crop_ratio
@@ -54,7 +61,7 @@ class Square(nn.Module):
         return _to_8_bits(self._weights(height, rows, side) @ x)
 
     def _weights(self, pixels: int, length: Tensor, side: Tensor) -> Tensor:
-        """(size, pixels) float32 weights of one pass; ``length`` is ``pixels`` as a tensor."""
+        """Return (size, pixels) float32 weights of one pass; ``length`` is ``pixels`` as a tensor."""
         step = side / self.size
         centre = (length - side) / 2 + (torch.arange(self.size, dtype=torch.float64) + 0.5) * step
         place = torch.arange(pixels, dtype=torch.float64) + 0.5
@@ -66,36 +73,69 @@ def _to_8_bits(x: Tensor) -> Tensor:
     return (x + 0.5).floor().clamp(0, 255)  # halves upwards, as in fixed point
 
 
-class Graph(nn.Module):
-    """Images (n, h, w, 3) uint8 RGB → calibrated probabilities (n, C) float32."""
+class HeadGraph(nn.Module):
+    """Embeddings (n, d) → calibrated probabilities (n, C) and, where the head tells it, novelty (n,).
 
+    All float32. A head whose features are more than ``WIDEST`` gives no novelty: its matrix would be most of the file.
+    """
+
+    input_name = "embeddings"
+
+    def __init__(self, model: Classifier):
+        super().__init__()
+        self.about = f"embeddings: float32 (n, {model.head.in_features}), from the network that this was learned with"
+        self.example = torch.zeros(2, model.head.in_features)
+        self.scoring = model.head.scoring()
+        self.temperature = float(model.head.temperature)
+        told = model.head.tells_novelty and model.head.distances().moments.gram.shape[0] <= WIDEST
+        self.measuring = model.head.measuring() if told else None
+
+    @property
+    def outputs(self) -> list[str]:
+        """Their names."""
+        return ["probabilities"] + ["novelty"] * (self.measuring is not None)
+
+    def forward(self, embeddings: Tensor) -> tuple[Tensor, ...]:
+        """Return all outputs; everything after the embedding is in float64, as in the head."""
+        probabilities = torch.softmax(self.scoring(embeddings) / self.temperature, dim=1).float()
+        return (probabilities,) if self.measuring is None else (probabilities, self.measuring(embeddings).float())
+
+
+class Graph(HeadGraph):
+    """Images (n, h, w, 3) uint8 RGB → what :class:`HeadGraph` gives for their embeddings."""
+
+    input_name = "images"
     scale: Tensor
     shift: Tensor
 
     def __init__(self, model: Classifier):
-        super().__init__()
+        super().__init__(model)
+        self.about = "images: uint8 RGB (n, height, width, 3), all of one size, any size"
+        self.example = torch.zeros(2, model.image_size + 3, model.image_size + 5, 3, dtype=torch.uint8)
         self.square = Square(model.image_size, model.crop_ratio)
         self.network = model.backbone.network
         self.register_buffer("scale", model.backbone.scale)
         self.register_buffer("shift", model.backbone.shift)
-        self.scoring = model.head.scoring()
-        self.temperature = float(model.head.temperature)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Probabilities; everything after the embedding is in float64, as in the head."""
-        z = self.network(self.square(images) * self.scale + self.shift)
-        return torch.softmax(self.scoring(z) / self.temperature, dim=1).float()
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return all outputs."""
+        return super().forward(self.network(self.square(images) * self.scale + self.shift))
 
 
 class Check(NamedTuple):
-    """Largest differences of a probability: onnxruntime from torch, and the graph from Pillow's resize."""
+    """Largest differences of a probability: onnxruntime from torch, and the graph from Pillow's resize.
+
+    ``novelty`` is the largest relative difference of that from torch; None for a graph without it, as ``pillow`` is for
+    one that takes embeddings.
+    """
 
     torch: float
-    pillow: float
+    pillow: float | None
+    novelty: float | None = None
 
 
 def onnx_bytes(model: Classifier) -> tuple[bytes, Check]:
-    """The graph as a file's content, checked with onnxruntime on real photos.
+    """Return the graph as a file's content, checked with onnxruntime: on real photos, or on random embeddings.
 
     Raises:
         UsageError: the packages for it are not installed.
@@ -107,13 +147,15 @@ def onnx_bytes(model: Classifier) -> tuple[bytes, Check]:
         import onnxscript  # noqa: F401, torch's exporter needs it
     except ImportError as error:
         raise UsageError(f"--format onnx needs {error.name}: pip install {error.name}") from None
-    graph = Graph(model.clone().to("cpu")).eval()
+    model = model.clone().to("cpu")
+    graph = (Graph if model.backbone.takes_images else HeadGraph)(model).eval()
     program = _exported(graph)
     proto: Any = program.model_proto
-    metadata = {
+    metadata = _thresholds(model, graph) | {
         "class_names": json.dumps(model.class_names),
-        "input": "images: uint8 RGB (n, height, width, 3), all of one size, any size",
-        "output": "probabilities: float32 (n, classes), calibrated, in the order of class_names",
+        "input": graph.about,
+        "output": "probabilities: float32 (n, classes), calibrated, in the order of class_names"
+        + "; novelty: float32 (n), larger is more foreign" * ("novelty" in graph.outputs),
         "backbone": f"{model.backbone.name} sha256 {model.backbone.sha256}",
         "image_size": str(model.image_size),
         "crop_ratio": str(model.crop_ratio),
@@ -125,19 +167,27 @@ def onnx_bytes(model: Classifier) -> tuple[bytes, Check]:
     return content, check_onnx(content, graph, model)
 
 
-def _exported(graph: Graph) -> Any:
-    size = torch.export.Dim.DYNAMIC
-    example = torch.zeros(2, graph.square.size + 3, graph.square.size + 5, 3, dtype=torch.uint8)
+def _thresholds(model: Classifier, graph: HeadGraph) -> dict[str, str]:
+    """Return the novelty above which a photo is unknown, by the share of photos of known classes that are above."""
+    asked, _ = able(model, unknown=SHARES[0])
+    if asked is None or "novelty" not in graph.outputs:
+        return {}
+    limits = {f"{share:g}": model.judge(unknown=share).limit for share in SHARES}
+    return {"unknown_above": json.dumps({share: limit for share, limit in limits.items() if limit is not None})}
+
+
+def _exported(graph: HeadGraph) -> Any:
+    sides = range(graph.example.ndim - 1)  # all but the last one, of channels or features
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # about torch's own internals
             return torch.onnx.export(
                 graph,
-                (example,),
-                input_names=["images"],
-                output_names=["probabilities"],
-                dynamic_shapes=({0: size, 1: size, 2: size},),
+                (graph.example,),
+                input_names=[graph.input_name],
+                output_names=graph.outputs,
+                dynamic_shapes=(dict.fromkeys(sides, torch.export.Dim.DYNAMIC),),
                 dynamo=True,
                 verbose=False,
             )
@@ -153,34 +203,56 @@ def _strip(graph: Any) -> None:
         part.doc_string = ""
 
 
-def check_onnx(content: bytes, graph: Graph, model: Classifier) -> Check:
+def check_onnx(content: bytes, graph: HeadGraph, model: Classifier) -> Check:
     """Compare onnxruntime with torch on two photographs, whole, upright and cut, alone and in a batch.
 
+    A graph that takes embeddings is compared on random ones, large ones among them.
+
     Raises:
-        CifnetError: a probability differs by more than ``TOLERANCE``, or the class names do not come back.
+        CifnetError: a probability differs by more than ``TOLERANCE``, or the novelty relatively, or the class names do
+            not come back.
     """
     import onnxruntime
-    from sklearn.datasets import load_sample_images
 
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])
-    photos: Sequence[np.ndarray] = load_sample_images().images
-    cuts = [np.stack(photos), *(photo[None] for photo in photos)]
-    cuts += [cuts[1][:, 30:230, 50:170], cuts[2].transpose(0, 2, 1, 3), cuts[2][:, ::9, ::9]]
-    off = far = 0.0
-    for cut in cuts:
-        batch = np.array(cut, order="C")
-        found = session.run(None, {"images": batch})[0]
+    off, far = 0.0, 0.0 if isinstance(graph, Graph) else None
+    strange = 0.0 if "novelty" in graph.outputs else None
+    for batch in _photographs() if isinstance(graph, Graph) else _embeddings(model.head.in_features):
+        found, *novelty = session.run(None, {graph.input_name: batch})
         with torch.no_grad():
-            expected = graph(torch.from_numpy(batch)).numpy()
+            expected, *measured = (output.numpy() for output in graph(torch.from_numpy(batch)))
+        if strange is not None:
+            strange = max(strange, _distance(novelty[0], measured[0]) / max(1.0, float(np.abs(measured[0]).max())))
+        off = max(off, _distance(found, expected))
+        if far is None:
+            continue
         squares = [square(Image.fromarray(image), model.image_size, model.crop_ratio) for image in batch]
         pillow = model.probabilities(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)).cpu().numpy()
-        off, far = max(off, _distance(found, expected)), max(far, _distance(found, pillow))
+        far = max(far, _distance(found, pillow))
     if names != model.class_names:
         raise CifnetError("the class names do not come back from the ONNX file as they were")
     if not off <= TOLERANCE:
         raise CifnetError(f"onnxruntime differs from torch by {off:.1g} in a probability, more than {TOLERANCE:g}")
-    return Check(off, far)
+    if strange is not None and not strange <= TOLERANCE:
+        raise CifnetError(f"onnxruntime differs from torch by a share of {strange:.1g} in the novelty of a photo")
+    return Check(off, far, strange)
+
+
+def _photographs() -> Iterator[np.ndarray]:
+    """Batches (n, h, w, 3) uint8."""
+    from sklearn.datasets import load_sample_images
+
+    photos: Sequence[np.ndarray] = load_sample_images().images
+    cuts = [np.stack(photos), *(photo[None] for photo in photos)]
+    cuts += [cuts[1][:, 30:230, 50:170], cuts[2].transpose(0, 2, 1, 3), cuts[2][:, ::9, ::9]]
+    return (np.array(cut, order="C") for cut in cuts)
+
+
+def _embeddings(width: int) -> Iterator[np.ndarray]:
+    """Batches (n, ``width``) float32."""
+    z = np.random.default_rng(0).standard_normal((64, width), dtype=np.float32)
+    return iter((z, z[:1], 100 * z, z * np.abs(z)))
 
 
 def _distance(a: np.ndarray, b: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""Content hashes of the photos that each class was learned from, eight bytes a photo."""
+"""Keep content hashes of the photos that each class was learned from, eight bytes per photo."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cifnet_pl.utilities.growing import GrowingModule
 
 
 class PhotoHashes(GrowingModule):
-    """Hashes of the photos of each class; a photo that was learned twice stands twice.
+    """Hashes of the photos of each class; a photo that was learned twice has its hash twice.
 
     Buffers:
         labels: (C,) int64 label of each class that has hashes, ascending.
@@ -31,13 +31,18 @@ class PhotoHashes(GrowingModule):
             self.register_buffer(name, torch.zeros(0, dtype=torch.int64))
 
     def by_label(self) -> dict[int, np.ndarray]:
-        """Hashes of each class: label → (n_c,) int64, ascending."""
+        """Return the hashes of each class: label → (n_c,) int64, ascending."""
         parts = np.split(self.content.cpu().numpy(), np.cumsum(self.counts.cpu().numpy())[:-1])
         return dict(zip(self.labels.tolist(), parts, strict=False))
 
     def of(self, label: int) -> np.ndarray:
-        """Hashes of one class, ascending; none if it has no hashes."""
+        """Return the hashes of one class, ascending; none if it has no hashes."""
         return self.by_label().get(label, np.zeros(0, dtype=np.int64))
+
+    @property
+    def copies(self) -> int:
+        """Number of photos that are copies of another one, of any class."""
+        return len(self.content) - len(torch.unique(self.content))
 
     def add(self, labels: np.ndarray, hashes: np.ndarray) -> None:
         """Add photos: (n,) labels and (n,) hashes."""
@@ -63,7 +68,7 @@ class PhotoHashes(GrowingModule):
         self._set({labels[label]: hashes for label, hashes in self.by_label().items()})
 
     def complete(self, counts: Mapping[int, int]) -> bool:
-        """Whether every photo is known, ``counts`` being the number of photos learned of each label."""
+        """Return whether every photo is known, ``counts`` being the number of photos learned of each label."""
         groups = self.by_label()
         return all(len(groups.get(label, ())) == count for label, count in counts.items())
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.samples import Samples
-from cifnet_pl.heads.shapes import fits
+from cifnet_pl.heads.shapes import as_stored_now, fits
 from cifnet_pl.model.photo_hashes import PhotoHashes
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError
 from cifnet_pl.utilities.text import first_line, printable
@@ -24,9 +24,17 @@ def check_shapes(
 ) -> None:
     """Compare the shapes in a file with those that ``head`` expects after ``tasks`` of so many classes.
 
+    Args:
+        head: an empty head with the settings of the file.
+        buffer: an empty buffer, or None.
+        tasks: number of classes of each task.
+        shapes: name of each stored tensor → its shape.
+        where: what an error calls the file.
+
     Raises:
         CheckpointError: a tensor too many or too few, or of another shape.
     """
+    shapes = as_stored_now(shapes)
     expected = {f"head.{name}": sizes for name, sizes in head.expected_shapes(tasks).items()}
     for name, sizes in expected.items():
         if not fits(shapes.get(name, (-1,)), sizes):
@@ -50,6 +58,12 @@ def load_part(
 ) -> None:
     """Load the tensors whose names begin with ``prefix``.
 
+    Args:
+        module: it is changed in place.
+        prefix: of the names of its tensors, with the dot.
+        tensors: of the whole file.
+        where: what an error calls the file.
+
     Raises:
         CheckpointError: one is not a dense, finite tensor whose memory is all there, or of another dtype.
     """
@@ -70,7 +84,7 @@ def load_part(
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is what it says: a view could claim any size, and NaN would spread to every score."""
+    """Return whether a tensor is what it says: a view could claim any size, and NaN would spread to every score."""
     return (
         tensor.layout == torch.strided
         and tensor.device.type == "cpu"
@@ -80,13 +94,19 @@ def _is_plain(tensor: Tensor) -> bool:
     )
 
 
-def check_head(head: Head, tasks: Sequence[int], where: str) -> None:
-    """The numbers of a loaded head make sense together: it is solved, and scores its classes.
+def check_head(head: Head, tasks: Sequence[int], where: str, solved: bool = True) -> None:
+    """Check that the numbers of a loaded head go together: it is ``solved``, if so expected, and scores its classes.
+
+    Args:
+        head: the loaded head.
+        tasks: number of classes of each task.
+        where: what an error calls the file.
+        solved: whether it must be solved.
 
     Raises:
         CheckpointError: they do not.
     """
-    if not bool(head.solved) or bool(head.under_way):
+    if solved != bool(head.solved) or bool(head.under_way):
         raise CheckpointError(f"{where} was stored in the middle of a task: go on with that run, then store it")
     classes, numbers = sum(tasks), head.task_of.tolist()
     in_order = numbers == [k for k, size in enumerate(tasks) for _ in range(size)]
@@ -99,6 +119,10 @@ def check_head(head: Head, tasks: Sequence[int], where: str) -> None:
             same = len(module.z) == len(module.y) == len(module.weight)
             if not same or not set(module.y.tolist()) <= set(head.classes):
                 raise CheckpointError(f"{where} is damaged: its samples are not all of classes that it knows")
+    if not solved:
+        if min(head.class_counts().values()) < 0:
+            raise CheckpointError(f"{where} is damaged: it has a class with fewer than no samples")
+        return
     try:
         counts = head.class_counts()
         scores = head(torch.zeros(1, head.in_features))
@@ -111,7 +135,16 @@ def check_head(head: Head, tasks: Sequence[int], where: str) -> None:
 
 
 def check_buffer(buffer: CalibrationBuffer, head: Head, where: str) -> None:
-    """The parts of a loaded buffer go together, and with the head; CheckpointError otherwise."""
+    """Check that the parts of a loaded buffer go together, and with the head.
+
+    Args:
+        buffer: the loaded buffer.
+        head: the loaded head.
+        where: what an error calls the file.
+
+    Raises:
+        CheckpointError: they do not.
+    """
     z, y = buffer.items()
     whole = len(z) == len(y) == len(buffer.key) and z.is_floating_point()
     if not whole or (len(z) and z.shape[1] != head.in_features):

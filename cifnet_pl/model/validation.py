@@ -12,29 +12,26 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from cifnet_pl import heads
-from cifnet_pl.backbones import Backbone, build_backbone
+from cifnet_pl.backbones import Backbone, build_backbone, imports
 from cifnet_pl.backbones.precision import PRECISIONS
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.heads import Head
+from cifnet_pl.heads import HEADS, Head
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.description import BackboneTable, Description, class_names, parse, shown
 from cifnet_pl.model.photo_hashes import PhotoHashes
 from cifnet_pl.model.tensor_checks import check_buffer, check_head, check_shapes, load_part
-from cifnet_pl.utilities.errors import CheckpointError, unknown_name
+from cifnet_pl.utilities.errors import CheckpointError, UsageError, unknown_name
+from cifnet_pl.utilities.outside import import_part, names_import
 from cifnet_pl.utilities.text import first_line, printable
 
 T = TypeVar("T")
 Shapes = Mapping[str, tuple[int, ...]]
 
 FREE_BYTES = 2**29
-"""Memory that a head may take whatever its stored tensors are; above, in proportion to them."""
+"""Memory that a head may always take; above that, in proportion to its stored tensors."""
 
 SIZES = ("in_features", "width")
 """Settings of heads that memory depends on."""
-
-HEADS: dict[str, type[Head]] = {name: getattr(heads, name) for name in heads.__all__ if name != "Head"}
-"""The heads that can be stored: a file never names code to be imported."""
 
 
 def assemble(
@@ -44,6 +41,8 @@ def assemble(
     where: str,
     download: bool = False,
     engine: str = "auto",
+    trust: bool = False,
+    solved: bool = True,
 ) -> Classifier:
     """Build a model from what a file says.
 
@@ -54,6 +53,8 @@ def assemble(
         where: the file, for messages.
         download: whether weights of the backbone that are not on this machine may be fetched.
         engine: what is to run the backbone from now on.
+        trust: whether what the file names may be imported from outside the package, which executes it.
+        solved: whether the file is of a model that can predict, not of sums alone.
 
     Raises:
         CheckpointError: anything about the file that is not as it should be.
@@ -69,13 +70,14 @@ def assemble(
         raise CheckpointError(
             f"{where} was learned in precision {shown(about.precision)}, expected {', '.join(PRECISIONS)}"
         )
+    _refuse_imports(about, where, trust)
     backbone = _backbone(about.backbone, where, download, engine)
     head = _head(about.head, backbone.features, shapes, where)
     buffer = _buffer(about.buffer, where)
     check_shapes(head, buffer, about.task_sizes, shapes, where)
     tensors = read()
     load_part(head, "head.", tensors, where)
-    check_head(head, about.task_sizes, where)
+    check_head(head, about.task_sizes, where, solved)
     if buffer is not None:
         load_part(buffer, "buffer.", tensors, where)
         check_buffer(buffer, head, where)
@@ -102,6 +104,19 @@ def assemble(
 # ---------------------------------------------------------------------- parts
 
 
+def _refuse_imports(about: Description, where: str, trust: bool) -> None:
+    """Raise CheckpointError if the model needs code from outside the package, unless the user trusts it."""
+    head = about.head.get("class")
+    wanted = [head] if isinstance(head, str) and names_import(head) else []
+    wanted += imports(about.backbone.name, about.backbone.architecture)
+    if wanted and not trust:
+        listed = " and ".join(printable(name)[:200] for name in wanted)
+        raise CheckpointError(
+            f"{where} needs code from outside cifnet_pl, loading it would import {listed}: "
+            "add --trust (Python: trust=True) if you know that code and trust it"
+        )
+
+
 def _backbone(about: BackboneTable, where: str, download: bool, engine: str) -> Backbone:
     backbone = build_backbone(about.name, about.architecture, download, engine)
     if backbone.sha256 != about.sha256:
@@ -115,11 +130,10 @@ def _backbone(about: BackboneTable, where: str, download: bool, engine: str) -> 
 def _head(about: Mapping[str, Any], features: int, shapes: Shapes, where: str) -> Head:
     settings = dict(about)
     name = settings.pop("class", None)
-    if not isinstance(name, str) or name not in HEADS:
-        raise CheckpointError(f"{where}: {unknown_name('head', printable(str(name)), HEADS)}")
+    kind = _kind_of_head(name, where)
     if settings.get("in_features") != features:
         raise _wrong(where, "head.in_features", settings.get("in_features"), f"the backbone's width {features}")
-    defaults = inspect.signature(HEADS[name]).parameters
+    defaults = inspect.signature(kind).parameters
     for key, value in settings.items():
         kinds = (int,) if key in SIZES else _kinds(defaults[key].default if key in defaults else None)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
@@ -128,14 +142,29 @@ def _head(about: Mapping[str, Any], features: int, shapes: Shapes, where: str) -
     stored = 8 * sum(math.prod(shape) for shape in shapes.values())
     if 8 * width**2 > max(FREE_BYTES, 4 * stored):
         raise CheckpointError(f"{where} declares a head of width {width}, but stores only {stored} bytes")
-    head = _made(HEADS[name].from_settings, settings, "head", where)
+    head = _made(kind.from_settings, settings, "head", where)
     if head.settings() != settings:
         raise CheckpointError(f"{where}: the settings of {name} are not complete: it is of another version")
     return head
 
 
+def _kind_of_head(name: Any, where: str) -> type[Head]:
+    """Return the class of a head of this package, or of one from outside that the user trusts."""
+    if isinstance(name, str) and name in HEADS:
+        return HEADS[name]
+    if not isinstance(name, str) or not names_import(name):
+        raise CheckpointError(f"{where}: {unknown_name('head', printable(str(name)), HEADS)}")
+    try:
+        kind = import_part(name)
+    except UsageError as error:
+        raise CheckpointError(f"{where}: {error}") from error
+    if not isinstance(kind, type) or not issubclass(kind, Head):
+        raise CheckpointError(f"{where}: {name} is no head, expected a subclass of cifnet_pl.heads.Head")
+    return kind
+
+
 def _kinds(default: Any) -> tuple[type, ...]:
-    """What a setting may be whose default is ``default``; some numbers can be words too, like "gcv"."""
+    """Return what a setting may be whose default is ``default``; some numbers can be words too, like "gcv"."""
     if isinstance(default, bool | int):
         return (type(default),)
     return (int, float, str) if isinstance(default, float | str) else (int, float, str, bool, type(None))

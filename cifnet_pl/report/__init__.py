@@ -7,9 +7,11 @@ from pathlib import Path
 
 import matplotlib
 
+from cifnet_pl.report.comparison import Pair, comparison_picture, comparison_table, in_words
+from cifnet_pl.report.comparison import compare as compared
 from cifnet_pl.report.costs import buffer_points, energy_points, memory_points, time_bubbles
 from cifnet_pl.report.curves import ablation_bars, calibration_maps, sampling_bars, trajectories, value_curves
-from cifnet_pl.report.elsewhere import read_external
+from cifnet_pl.report.external_results import read_external
 from cifnet_pl.report.groups import group_order, group_runs
 from cifnet_pl.report.markup import Table, to_csv_table, to_latex, to_markdown
 from cifnet_pl.report.page import to_page
@@ -22,24 +24,37 @@ from cifnet_pl.utilities.files import write_atomic, write_text
 
 __all__ = ["Study", "read_study", "report"]
 
+COMPARISON = "Comparison"
 TITLE = "Class-incremental learning: results"
 
 
-def report(runs: list[str], output: str = "report", external: str | None = None, reference: str = "CIFNet") -> None:
-    """Tables and figures of finished runs, mean and deviation over seeds, with the paper's numbers beside them.
+def report(
+    runs: list[str],
+    output: str = "report",
+    external: str | None = None,
+    reference: str = "CIFNet",
+    compare: list[str] | None = None,
+) -> None:
+    """Make tables and figures of finished runs, mean and deviation over seeds, with the paper's numbers beside them.
 
     Args:
         runs: run folders, or folders that hold them at any depth.
         output: folder for report.html, report.md, tables/ and figures/.
         external: CSV file of methods run elsewhere (method, seed, task, A_k, seconds, kWh; cells may be empty).
         reference: method whose energy the others are divided by.
+        compare: two methods, named as in the tables, such as CIFNet "Exact ridge": their differences over the same
+            seeds and test images, with 95 % intervals.
     """
     study = read_study(runs, external, reference)
+    pairs = compared(study, compare) if compare is not None else []
     for sentence in study.left_out:
         print(f"left out: {sentence}")
     for sentence in study.missing:
         print(f"missing: {sentence}")
-    write_report(study, Path(output))
+    write_report(study, Path(output), pairs)
+    for pair in pairs:
+        for line in pair.lines:
+            print(in_words(pair, line))
     used = sum(len(group.outcomes) for group in study.groups if group.kind == "measured")
     configurations = sum(group.kind == "measured" for group in study.groups)
     print(f"{used} runs of {configurations} configurations: {Path(output) / 'report.html'}")
@@ -69,11 +84,12 @@ def read_study(runs: Sequence[str | Path], external: str | Path | None = None, r
     return study
 
 
-def write_report(study: Study, folder: Path) -> None:
+def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None:
     """Write everything; each file is there whole or not at all, and the same study gives the same bytes."""
-    tables = all_tables(study)
+    own = {COMPARISON: [comparison_table(study, pair) for pair in pairs]} if pairs else {}
+    tables = {**own, **all_tables(study)}
     drawn: dict[str, list[tuple[Picture, bytes]]] = {}
-    for section, pictures in all_pictures(study).items():
+    for section, pictures in all_pictures(study, pairs).items():
         for picture in pictures:
             png, svg = render(picture)
             _write(folder / "figures" / f"{picture.name}.png", png)
@@ -96,16 +112,18 @@ def write_report(study: Study, folder: Path) -> None:
     write_text(folder / "report.html", to_page(TITLE, _lead(study), warnings, tables, drawn))
 
 
-def all_pictures(study: Study) -> dict[str, list[Picture]]:
-    """Section of the report → its figures."""
+def all_pictures(study: Study, pairs: Sequence[Pair] = ()) -> dict[str, list[Picture]]:
+    """Map section of the report → its figures."""
     with matplotlib.rc_context(SETTINGS):
         settings = study.settings
         return {
+            COMPARISON: [p for pair in pairs if (p := comparison_picture(study, pair))],
             "Accuracy": [p for s in settings for p in trajectories(study, s)],
             "Efficiency": [p for s in settings for p in [*time_bubbles(study, s), *energy_points(study, s)]],
             "Memory": [*(p for s in settings for p in memory_points(study, s)), *buffer_points(study)],
             "Ablation": [*ablation_bars(study), *calibration_maps(study)],
-            "Buffer": [*value_curves(study), *sampling_bars(study)],
+            "Buffer": [*value_curves(study, "buffer.capacity"), *sampling_bars(study)],
+            "Other settings": value_curves(study, *study.other_keys()),
         }
 
 

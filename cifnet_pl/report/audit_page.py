@@ -1,4 +1,4 @@
-"""The page of an audit: one self-contained file for the owner of the photos; nothing is loaded from elsewhere."""
+"""Write the page of an audit: one self-contained file for the owner of the photos."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from cifnet_pl.data.images import UnreadableImage, read_square
+from cifnet_pl.learning.confusion_figure import png
 from cifnet_pl.model.audit import LearningCurve
-from cifnet_pl.report.confusion import png
 from cifnet_pl.report.markup import template
 from cifnet_pl.utilities.text import printable
 
@@ -52,7 +52,7 @@ class Section:
 
 
 def show(file: Path, caption: str) -> Shown:
-    """A photo, small, as the page holds it."""
+    """Return a photo, small, as the page holds it."""
     try:
         square = read_square(file, PIXELS)
     except UnreadableImage:  # it could be read a minute ago
@@ -63,17 +63,17 @@ def show(file: Path, caption: str) -> Shown:
 
 
 def embedded(figure: Figure) -> str:
-    """A figure as the page holds it."""
+    """Return a figure as the page holds it."""
     return base64.b64encode(png(figure)).decode("ascii")
 
 
 def audit_page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
-    """The page; all texts are escaped."""
+    """Return the page; all texts are escaped."""
     return template("audit.html").render(title=title, lead=lead, sections=sections)
 
 
 def draw_learning_curve(curve: LearningCurve) -> Figure:
-    """Accuracy by photos per class as measured, and the fitted curve up to four times as many."""
+    """Draw the accuracy by photos per class as measured, and the fitted curve up to four times as many."""
     figure = Figure(figsize=(6.4, 3.8), dpi=120, layout="constrained")
     axes = figure.subplots()
     sizes, values = zip(*curve.points, strict=True)

@@ -1,4 +1,4 @@
-"""Figures of cost: training time and energy, accuracy per kWh, memory. Costs of unlike conditions have panels apart."""
+"""Draw figures of cost: training time, energy, accuracy per kWh, memory; one panel for each set of conditions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation, LogLocator, NullFormatter
 
 from cifnet_pl.report.markup import number
 from cifnet_pl.report.memory_tables import buffer_megabytes, buffered, raw_images
@@ -24,7 +24,7 @@ Panel = tuple[str, list[Group]]
 
 
 def panels(study: Study, groups: Sequence[Group], key: str) -> list[Panel]:
-    """Groups that have ``key``, by kind and conditions: measured ones first."""
+    """Return the groups that have ``key``, by kind and conditions: measured ones first."""
     found: dict[str, list[Group]] = {}
     for group in (part for whole in groups for part in whole.by_conditions()):
         if group.stat(key) is not None:
@@ -38,7 +38,7 @@ def panels(study: Study, groups: Sequence[Group], key: str) -> list[Panel]:
 
 
 def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
-    """Ā against training time, the area of a bubble proportional to its energy (fig:bubble_green)."""
+    """Draw Ā against training time, the area of a bubble proportional to its energy (fig:bubble_green)."""
     shown = [
         (title, kept) for title, groups in panels(study, study.compared(setting), "train_seconds")
         if (kept := [group for group in groups if group.stat("A_bar")])
@@ -54,6 +54,7 @@ def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
         _bubbles(axes, groups, unit)
         axes.set_title(wrapped(title, 56), fontsize=9)
     every[-1].set_xlabel("training time (minutes, all tasks)")
+    chart.supylabel(r"average accuracy $\bar{A}$ (%)", fontsize=10)
     chart.suptitle(wrapped(study.names[setting], 60), fontsize=11)
     too_small = (
         " A dashed bubble is drawn larger than its energy." if any(e < SMALLEST * unit for e in energies) else ""
@@ -67,7 +68,7 @@ def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
 
 
 def area(energy: float, unit: float) -> float:
-    """Area of a bubble in square points: ``energy / unit``, where that can be seen."""
+    """Return area of a bubble in square points: ``energy / unit``, where that can be seen."""
     return max(SMALLEST, energy / unit)
 
 
@@ -94,14 +95,13 @@ def _bubbles(axes: Axes, groups: Sequence[Group], unit: float) -> None:
         )  # fmt: skip
     axes.margins(y=0.25)
     plain_log_ticks(axes)
-    axes.set_ylabel(r"average accuracy $\bar{A}$ (%)")
 
 
 # ---------------------------------------------------------------------- one cost of each method
 
 
 def energy_points(study: Study, setting: Setting) -> list[Picture]:
-    """A_K per kWh (tab:cifar100-efficiency), and energy divided by that of the reference."""
+    """Draw A_K per kWh (tab:cifar100-efficiency), and energy divided by that of the reference."""
     groups = study.with_published(setting)
     found = panels(study, groups, "A_K_per_kwh")
     name, slug = study.names[setting], study.slug(setting)
@@ -132,7 +132,7 @@ def _worth_drawing(found: Sequence[Panel]) -> bool:
 def _points(
     title: str, shown: Sequence[Panel], xlabel: str, value: Callable[[Group], Stat | None], line: float | None = None
 ) -> Figure:
-    """A point with its deviation for each method, on one logarithmic axis for all panels."""
+    """Return a point with its deviation for each method, on one logarithmic axis for all panels."""
     sizes = [len(groups) + 0.8 for _, groups in shown]
     chart = figure(6.4, 1.3 + 0.45 * len(shown) + 0.3 * sum(sizes))
     every = chart.subplots(len(shown), 1, squeeze=False, sharex=True, height_ratios=sizes)[:, 0]
@@ -162,7 +162,7 @@ def _points(
 
 
 def memory_points(study: Study, setting: Setting) -> list[Picture]:
-    """Numbers kept between tasks, a point per component and one for the total, log scale (fig:memory)."""
+    """Draw the numbers kept, a point per component and one for the total, log scale (fig:memory)."""
     groups = [group for group in study.with_published(setting) if group.components and group.stat("kept_elements")]
     if not any(group.kind == "measured" for group in groups):
         return []
@@ -179,7 +179,7 @@ def memory_points(study: Study, setting: Setting) -> list[Picture]:
 
 
 def buffer_points(study: Study) -> list[Picture]:
-    """Megabytes of a buffer of embeddings against as many raw images (the paper: 4.1 against 1206)."""
+    """Draw megabytes of a buffer of embeddings against as many raw images (the paper: 4.1 against 1206)."""
     names = ("embeddings", "images, bytes", "images, float32")
     rows: list[tuple[str, dict[str, float]]] = []
     for group in buffered(study):
@@ -203,7 +203,7 @@ def _parts(
     rows: Sequence[tuple[str, dict[str, float]]], parts: Sequence[str], xlabel: str, title: str,
     said: Callable[[float], str],
 ) -> Figure:  # fmt: skip
-    """A row for each method, a marker for each part; the number of the first part stands at the right."""
+    """Return a row for each method, a marker for each part; the number of the first part stands at the right."""
     chart = figure(6.4, 1.6 + 0.42 * len(rows))
     axes = chart.subplots()
     for row, (_, sizes) in enumerate(rows):
@@ -229,9 +229,11 @@ def _parts(
 
 
 def plain_log_ticks(axes: Axes) -> None:
-    """Plain numbers on a logarithmic x axis: 1, 2 and 5 of each decade, or all nine where they are far apart."""
+    """Put plain numbers on a log x axis, few enough that they do not touch; powers of ten where they are long."""
     low, high = axes.get_xlim()
-    subs = (1.0, 2.0, 5.0) if high / low > 8 else tuple(float(i) for i in range(1, 10))
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 300 else subs, numticks=12))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
+    subs = (1.0, 2.0, 5.0) if high / low > 8 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 300 else subs, numticks=8))
+    long = high >= 1e5 or low < 1e-3
+    plain = FuncFormatter(lambda x, _: f"{x:,.10g}")
+    axes.xaxis.set_major_formatter(LogFormatterSciNotation() if long and high / low > 300 else plain)
     axes.xaxis.set_minor_formatter(NullFormatter())

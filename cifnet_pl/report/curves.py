@@ -1,4 +1,4 @@
-"""Figures of accuracy: trajectories, ablations, buffer size and strategy, other settings, activations."""
+"""Draw figures of accuracy: trajectories, ablations, buffer size and strategy, other settings, activations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BARS = "Bars: ± one standard deviation over seeds, where there are several."
 
 
 def trajectories(study: Study, setting: Setting) -> list[Picture]:
-    """A_k over classes seen: of the methods (fig:curves), of the classifiers, of the variants."""
+    """Draw A_k over classes seen: of the methods (fig:curves), of the classifiers, of the variants."""
     slug, name = study.slug(setting), study.names[setting]
     every = study.compared(setting)
     methods = [group for group in every if group.name not in CLASSIFIERS]
@@ -94,7 +94,7 @@ def _line(axes: Axes, group: Group, seen: Sequence[int], look: Look, label: str,
 
 
 def ablation_bars(study: Study) -> list[Picture]:
-    """Ā and A_K of the method and of its variants, one panel a setting (tab:ablation)."""
+    """Draw Ā and A_K of the method and of its variants, one panel per setting (tab:ablation)."""
     families = study.varied(*ABLATIONS)
     found = []
     for family in families:
@@ -112,7 +112,7 @@ def ablation_bars(study: Study) -> list[Picture]:
 
 
 def sampling_bars(study: Study) -> list[Picture]:
-    """Ā and A_K for each way to select the buffer (tab:sampling)."""
+    """Draw Ā and A_K for each way to select the buffer (tab:sampling)."""
     found = []
     for family in study.varied("buffer.strategy"):
         setting = family[0].setting
@@ -128,7 +128,7 @@ def sampling_bars(study: Study) -> list[Picture]:
 
 
 def pair_bars(bars: Sequence[tuple[str, Stat | None, Stat | None]], title: str) -> Figure:
-    """Two horizontal bars for each label: Ā hatched, A_K full; the numbers at their ends."""
+    """Draw two horizontal bars for each label: Ā hatched, A_K full; the numbers at their ends."""
     chart = figure(6.4, 1.2 + 0.52 * len(bars))
     axes = chart.subplots()
     top = 0.0
@@ -151,10 +151,10 @@ def pair_bars(bars: Sequence[tuple[str, Stat | None, Stat | None]], title: str) 
     return chart
 
 
-def value_curves(study: Study) -> list[Picture]:
-    """A_K against the size of the buffer (fig:buffer_ablation), and against every other number that varies alone."""
+def value_curves(study: Study, *keys: str) -> list[Picture]:
+    """Draw A_K against each setting of ``keys`` that varies alone, such as the buffer's size (fig:buffer_ablation)."""
     found = []
-    for key in ["buffer.capacity", *study.other_keys()]:
+    for key in keys:
         families = [[g for g in f if _is_number(g.config.get(key))] for f in study.varied(key)]
         families = [family for family in families if len(family) > 1]
         if families:
@@ -195,7 +195,7 @@ def _values(study: Study, families: Sequence[Sequence[Group]], key: str, words: 
 
 
 def calibration_maps(study: Study) -> list[Picture]:
-    """How strongly later neurons fire on earlier classes, without and with calibration (fig:buffer_overlapping)."""
+    """Draw how much later neurons fire on earlier classes, with and without calibration (fig:buffer_overlapping)."""
     found = []
     for family in study.varied("buffer"):
         shown = [(group, matrix) for group in reversed(family) if (matrix := mean_activations(group)) is not None]
@@ -212,7 +212,7 @@ def calibration_maps(study: Study) -> list[Picture]:
 
 
 def mean_activations(group: Group) -> np.ndarray | None:
-    """(K, K) float: mean over seeds of the recorded activations; None where no run recorded them."""
+    """Return (K, K) float: mean over seeds of the recorded activations; None where no run recorded them."""
     recorded = [o.run.activations for o in group.outcomes if o.run is not None and o.run.activations is not None]
     shapes = {len(matrix) for matrix in recorded}
     if len(shapes) != 1:

@@ -1,4 +1,4 @@
-"""Runs that differ by seed only form a group; groups of one method are named by what sets them apart."""
+"""Group runs that differ by seed only, and name the groups of one method by what differs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from cifnet_pl import heads
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.model.metrics import max_drop
+from cifnet_pl.report.answers import answers_of
 from cifnet_pl.report.outcomes import VALUES, Conditions, Group, Outcome
 from cifnet_pl.report.runs import Run
 from cifnet_pl.report.settings import OF_SETTING, configuration, setting_of
@@ -24,7 +25,7 @@ BYTES = {"float64": 8, "float32": 4}
 
 
 def method_of(run: Run) -> str:
-    """The name of a run's method: ``--method`` if the run has one, else that of its head or module."""
+    """Return the name of a run's method: ``--method`` if the run has one, else that of its head or module."""
     given = run.config.get("method")
     if isinstance(given, str):
         return given
@@ -38,7 +39,7 @@ def method_of(run: Run) -> str:
 
 
 def outcome_of(run: Run) -> Outcome:
-    """The values of one run that tables and figures use."""
+    """Return the values of one run that tables and figures use."""
     summary = run.summary
     values = {name: summary.get(name) for name in VALUES}
     values["max_drop"] = max_drop(summary["A_k"])
@@ -46,7 +47,9 @@ def outcome_of(run: Run) -> Outcome:
     if components:
         values["kept_elements"] = sum(components.values())
         values["kept_bytes"] = kept_bytes(run, components)
-    return Outcome(run.seed, tuple(summary["A_k"]), values, _conditions(run), run, _pair_key(run))
+    return Outcome(
+        run.seed, tuple(summary["A_k"]), values, _conditions(run), run, _pair_key(run), answers_of(run.folder)
+    )
 
 
 def _pair_key(run: Run) -> str:
@@ -64,12 +67,12 @@ def _conditions(run: Run) -> Conditions:
 
 
 def _sorted_source(source: str | None) -> str | None:
-    """The parts of an energy's source in one order: trackers list their hardware in any."""
+    """Return the parts of an energy's source in one order: trackers list their hardware in any."""
     return ", ".join(sorted(source.split(", "))) if source else None
 
 
 def kept_components(run: Run) -> dict[str, float]:
-    """Numbers kept between tasks by component, without the backbone that every method has.
+    """Count the numbers kept between tasks by component, without the backbone that every method has.
 
     A method that trains the network counts all of its parameters: those of one backbone are taken off.
     """
@@ -80,7 +83,7 @@ def kept_components(run: Run) -> dict[str, float]:
 
 
 def kept_bytes(run: Run, components: Mapping[str, float]) -> float:
-    """Bytes of the components as they are stored; runs of earlier versions did not say them by component."""
+    """Return the bytes of the components as they are stored; runs of earlier versions did not say them by component."""
     sizes = run.summary.get("state_bytes_per_element") or {}
     dtype = str((run.summary.get("head_settings") or {}).get("dtype", "float32"))
     default: dict[str, float] = {"buffer": 1 if "parameters" in (run.summary.get("state_components") or {}) else 4}
@@ -93,7 +96,7 @@ def kept_bytes(run: Run, components: Mapping[str, float]) -> float:
 
 
 def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
-    """Groups in the order of tables, and a sentence for each run that a later one of the same seed replaces."""
+    """Group the runs in the order of tables; and a sentence for each that a later one of the same seed replaces."""
     found: dict[str, dict[Any, Run]] = defaultdict(dict)
     replaced = []
     for run in runs:
@@ -124,7 +127,10 @@ def _group(runs: list[Run]) -> Group:
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of ``b`` that differ from ``a``; of a buffer that only one of both has, nothing but its presence."""
+    """Return the settings of ``b`` that differ from ``a``.
+
+    If only one has a buffer, only its presence is listed.
+    """
     keys = {key for key in a.keys() | b.keys() if a.get(key) != b.get(key) or type(a.get(key)) is not type(b.get(key))}
     if "buffer" in keys:
         keys = {key for key in keys if not key.startswith("buffer.")}
@@ -148,16 +154,16 @@ def _name_variants(family: list[Group]) -> None:
 
 
 def _reference(family: Sequence[Group]) -> Group:
-    """The configuration with the fewest differences to all others together: what the others are variations of.
+    """Return the configuration with the fewest differences to all others together: what the others are variations of.
 
-    Ties go to the one that is nearest to the package's defaults.
+    Ties go to the one that is nearest to the package's defaults, then to the one with the most seeds.
     """
     defaults = _defaults(str(family[0].head))
 
     def cost(group: Group) -> tuple[Any, ...]:
         total = sum(len(differences(group.config, other.config)) for other in family)
         own = sum(group.config.get(key) != value for key, value in defaults.items())
-        return total, own, json.dumps(group.config, sort_keys=True, default=str)
+        return total, own, -group.seeds, json.dumps(group.config, sort_keys=True, default=str)
 
     return min(family, key=cost)
 

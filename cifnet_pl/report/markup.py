@@ -1,4 +1,4 @@
-"""One table as Markdown, CSV, LaTeX and HTML."""
+"""Write one table as Markdown, CSV, LaTeX and HTML."""
 
 from __future__ import annotations
 
@@ -44,6 +44,9 @@ class Column:
 Cell = str | Stat | None
 """Text, a number with its deviation, or nothing."""
 
+SEEDS = "seeds"
+"""Header of the column that has a row's number of seeds."""
+
 COST_HEADERS = ("training (min)", "energy (kWh)", "A_K per kWh", "CO₂ (kg)")
 """Columns whose values depend on the machine."""
 
@@ -79,14 +82,17 @@ class Table:
         return found
 
     def _comparable(self, column: Column) -> list[list[int]]:
-        """Rows that may be compared with each other in a column; published and external ones never are."""
+        """Return the rows that may be compared with each other in a column; published and external ones never are."""
         blocks = self.cost_blocks if self.cost_blocks and column.header in COST_HEADERS else self.blocks
         blocks = blocks or ["measured"] * len(self.rows)
         names = [name for name in dict.fromkeys(blocks) if name.startswith("measured")]
         return [[i for i, block in enumerate(blocks) if block == name] for name in names]
 
     def text(self, row: int, column: int, plus_minus: str = " ± ") -> str:
-        """A cell as plain text; with its number of seeds where measured rows of its column have different ones."""
+        """Return a cell as plain text; with its number of seeds where measured rows of its column have different ones.
+
+        A column "seeds" says it for all cells of the row that have as many.
+        """
         cell, header = self.rows[row][column], self.columns[column]
         plain = cell_text(cell, header, plus_minus)
         blocks = self.blocks or ["measured"] * len(self.rows)
@@ -95,18 +101,21 @@ class Table:
             other.n for line, block in zip(self.rows, blocks, strict=True)
             if block.startswith("measured") and isinstance(other := line[column], Stat)
         }  # fmt: skip
-        said = isinstance(cell, Stat) and header.spread and ours and len(counts) > 1
+        said = isinstance(cell, Stat) and header.spread and ours and len(counts) > 1 and str(cell.n) != self._seeds(row)
         return f"{plain} (n = {cast(Stat, cell).n})" if said else plain
 
+    def _seeds(self, row: int) -> str | None:
+        return next((str(self.rows[row][j]) for j, column in enumerate(self.columns) if column.header == SEEDS), None)
+
     def without_empty(self) -> Table:
-        """The table without columns in which nothing was measured."""
+        """Return the table without columns in which nothing was measured."""
         keep = [j for j in range(len(self.columns)) if any(row[j] not in (None, "") for row in self.rows)]
         rows = [[row[j] for j in keep] for row in self.rows]
         return replace(self, columns=[self.columns[j] for j in keep], rows=rows)
 
 
 def number(value: float, digits: int | None) -> str:
-    """A number with ``digits`` decimals, or with three significant digits at least; thousands separated."""
+    """Return a number with ``digits`` decimals, or with three significant digits at least; thousands separated."""
     if digits is not None:
         return f"{value:,.{digits}f}"
     if value == 0:
@@ -117,7 +126,7 @@ def number(value: float, digits: int | None) -> str:
 
 
 def cell_text(cell: Cell, column: Column, plus_minus: str = " ± ") -> str:
-    """A cell as plain text, mean and deviation with the same decimals; a dash where nothing was measured."""
+    """Return a cell as plain text, mean and deviation with the same decimals; a dash where nothing was measured."""
     if cell is None or cell == "":
         return DASH
     if isinstance(cell, str):
@@ -135,7 +144,7 @@ def cell_text(cell: Cell, column: Column, plus_minus: str = " ± ") -> str:
 
 
 def to_markdown(table: Table) -> str:
-    """A pipe table with the title above and the notes below; the best of a column in bold."""
+    """Return a pipe table with the title above and the notes below; the best of a column in bold."""
 
     def text(i: int, j: int) -> str:
         plain = table.text(i, j).replace("|", "\\|").replace("\n", " ")
@@ -150,7 +159,7 @@ def to_markdown(table: Table) -> str:
 
 
 def to_csv_table(table: Table) -> str:
-    """Means in full precision, each followed by its deviation and number of seeds where it is a number."""
+    """Write CSV: means in full precision, each followed by its deviation and number of seeds where it is a number."""
     header: list[str] = []
     for j, column in enumerate(table.columns):
         header += (
@@ -181,13 +190,13 @@ LATEX = {
 
 
 def latex(text: str) -> str:
-    """``text`` with everything escaped that LaTeX reads as a command, and ``A_K`` typeset."""
+    """Return ``text`` with everything escaped that LaTeX reads as a command, and ``A_K`` typeset."""
     parts = text.split("A_K")
     return r"$A_K$".join("".join(LATEX.get(c, c) for c in part) for part in parts)
 
 
 def to_latex(table: Table) -> str:
-    """A ``table`` environment of the booktabs package; the best of a column in bold."""
+    """Return a ``table`` environment of the booktabs package; the best of a column in bold."""
 
     def text(i: int, j: int) -> str:
         plain = latex(table.text(i, j))
@@ -215,7 +224,7 @@ def to_latex(table: Table) -> str:
 
 
 def to_html(table: Table) -> Markup:
-    """A ``<table>`` with caption; the best of a column in bold."""
+    """Return a ``<table>`` with caption; the best of a column in bold."""
     kinds = ["text" if _is_text(table, j) else "num" for j in range(len(table.columns))]
     rows = [
         [(kinds[j], typeset(table.text(i, j)), (i, j) in table.best) for j in range(len(table.columns))]
@@ -227,12 +236,12 @@ def to_html(table: Table) -> Markup:
 
 
 def template(name: str) -> jinja2.Template:
-    """A template of the page; what is put into it is escaped."""
+    """Return a template of the page; what is put into it is escaped."""
     return TEMPLATES.get_template(name)
 
 
 def typeset(text: str) -> Markup:
-    """``text`` for HTML, escaped, with ``A_K`` as a symbol with an index."""
+    """Return ``text`` for HTML, escaped, with ``A_K`` as a symbol with an index."""
     escaped = escape(text)
     for index in "Kk":
         escaped = Markup(str(escaped).replace(f"A_{index}", f"<i>A</i><sub>{index}</sub>"))

@@ -1,4 +1,4 @@
-"""Numbers kept between tasks, by formula: the paper's (its appendix on memory), and this package's.
+"""Compute by formula how many numbers are kept between tasks: the paper's (appendix on memory) and this package's.
 
 The paper's totals add rounded or truncated components; the formulas here give 72.1, 140.1 and 27.5 million for
 CIFAR-100 and 278.5 and 548.5 million for ImageNet-100, where it prints 72.1, 140.0, 27.5, 278.4 and 548.6.
@@ -15,7 +15,7 @@ Elements = dict[str, int]
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the formulas depend on.
+    """The sizes that the formulas depend on.
 
     Attributes:
         features: d, width of the embeddings.
@@ -33,19 +33,19 @@ class Sizes:
 
 
 def paper_acil(sizes: Sizes) -> Elements:
-    """``M = Bd + B² + CB``."""
+    """Return ``M = Bd + B² + CB``."""
     d, c, b = sizes.features, sizes.classes, sizes.width
     return {"projection": b * d, "factors": b**2, "weights": c * b}
 
 
 def paper_dsal(sizes: Sizes) -> Elements:
-    """``M = Bd + 2B² + 2CB``."""
+    """Return ``M = Bd + 2B² + 2CB``."""
     d, c, b = sizes.features, sizes.classes, sizes.width
     return {"projection": b * d, "factors": 2 * b**2, "weights": 2 * c * b}
 
 
 def paper_cifnet(sizes: Sizes) -> Elements:
-    """``M = B_cal·d + C(2(d+1) + (d+1)r + r)`` at full rank ``r = d+1``: U and S of every class."""
+    """Return ``M = B_cal·d + C(2(d+1) + (d+1)r + r)`` at full rank ``r = d+1``: U and S of every class."""
     d, c = sizes.features, sizes.classes
     rank = d + 1
     return {
@@ -56,23 +56,28 @@ def paper_cifnet(sizes: Sizes) -> Elements:
     }
 
 
+def triangle(width: int) -> int:
+    """Return how many numbers a symmetric matrix has (``width``, ``width``), each held once."""
+    return width * (width + 1) // 2
+
+
 def own_acil(sizes: Sizes) -> Elements:
-    """``B² + 2CB``: a projection that is drawn from its seed is not stored."""
+    """Compute ``B(B+1)/2 + 2CB``: a projection drawn from its seed is not stored, of symmetric matrices a half is."""
     c, b = sizes.classes, sizes.width
-    return {"projection": 0, "factors": b**2, "moments": c * b, "weights": c * b}
+    return {"projection": 0, "factors": triangle(b), "moments": c * b, "weights": c * b}
 
 
 def own_dsal(sizes: Sizes) -> Elements:
-    """``2B² + 4CB``."""
+    """Return ``B(B+1) + 4CB``."""
     c, b = sizes.classes, sizes.width
-    return {"projection": 0, "factors": 2 * b**2, "moments": 2 * c * b, "weights": 2 * c * b}
+    return {"projection": 0, "factors": 2 * triangle(b), "moments": 2 * c * b, "weights": 2 * c * b}
 
 
 def own_cifnet(sizes: Sizes) -> Elements:
-    """``B_cal·d + K(d+1)² + 2C(d+1)``: one Gram matrix for all classes of a task."""
+    """Return ``B_cal·d + K(d+1)(d+2)/2 + 2C(d+1)``: one Gram matrix for all classes of a task."""
     d, c = sizes.features, sizes.classes
     return {
-        "factors": sizes.tasks * (d + 1) ** 2,
+        "factors": sizes.tasks * triangle(d + 1),
         "moments": c * (d + 1),
         "weights": c * (d + 1),
         "buffer": sizes.buffer * d,
@@ -80,9 +85,9 @@ def own_cifnet(sizes: Sizes) -> Elements:
 
 
 def own_ridge(sizes: Sizes) -> Elements:
-    """``(d+1)² + 2C(d+1)``, whatever the number of tasks; a buffer for calibration comes on top."""
+    """Return ``(d+1)(d+2)/2 + 2C(d+1)``, whatever the number of tasks; a buffer for calibration comes on top."""
     d, c = sizes.features, sizes.classes
-    return {"factors": (d + 1) ** 2, "moments": c * (d + 1), "weights": c * (d + 1)}
+    return {"factors": triangle(d + 1), "moments": c * (d + 1), "weights": c * (d + 1)}
 
 
 Formula = Callable[[Sizes], Elements]

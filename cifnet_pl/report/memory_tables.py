@@ -1,10 +1,10 @@
-"""Tables of memory: what the methods of a report keep, and the paper's tab:memory_breakdown and tab:memory_scaling."""
+"""Make the tables of memory: what methods keep, and the paper's tab:memory_breakdown and tab:memory_scaling."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from cifnet_pl.report.elsewhere import published_numbers
+from cifnet_pl.report.external_results import published_numbers
 from cifnet_pl.report.markup import Cell, Column, Table
 from cifnet_pl.report.memory import FORMULAS, Sizes
 from cifnet_pl.report.outcomes import Group, fixed
@@ -19,11 +19,14 @@ PAPER_NOTE = "Rows marked published are the paper's own numbers, at 4 bytes each
 
 
 def memory_table(study: Study, setting: Setting) -> Table:
-    """Numbers kept between tasks by component, and bytes as they are stored; the backbone stands apart for all."""
+    """Count the numbers kept between tasks by component, and bytes as they are stored.
+
+    The backbone has a row of its own.
+    """
     groups = [group for group in study.with_published(setting) if group.stat("kept_elements")]
     parts = list(dict.fromkeys(part for group in groups for part in group.components))
     columns = [Column("method"), Column("numbers")]
-    columns += [Column(f"{part} (M)", None, None, 1e-6) for part in parts]
+    columns += [Column(f"{part} (M)", None, None, 1e-6, False) for part in parts]
     columns += [
         Column("total (M)", None, "min", 1e-6, False),
         Column("stored (MB)", None, "min", 1e-6, False),
@@ -46,14 +49,17 @@ def memory_table(study: Study, setting: Setting) -> Table:
 
 
 def scaling_tables(study: Study) -> list[Table]:
-    """The paper's two tables of memory beside this package's formulas; only with one of their methods in the report."""
+    """Return the paper's two tables of memory beside this package's formulas.
+
+    They are made only if the report has one of their methods.
+    """
     if not any(group.kind == "measured" and group.name in FORMULAS for group in study.groups):
         return []
     return [_breakdown(), _scaling()]
 
 
 def _breakdown() -> Table:
-    """tab:memory_breakdown: every component, as published, by the paper's formula, and as kept here."""
+    """Tabulate tab:memory_breakdown: every component, as published, by the paper's formula, and as kept here."""
     columns = [Column("method"), Column("component")]
     for name, sizes in PAPER_SIZES.items():
         short = f"{name}, B = {sizes.width:,}"
@@ -106,7 +112,7 @@ def _stored(parts: dict[str, int]) -> float:
 
 
 def buffered(study: Study) -> list[Group]:
-    """References that keep a buffer and know the size of their images; one for each data set and size."""
+    """Return the references that keep a buffer and know the size of their images; one for each data set and size."""
     found: dict[Any, Group] = {}
     for group in (group for group in study.groups if group.is_reference and raw_images(group) is not None):
         found.setdefault((group.setting.dataset, raw_images(group)), group)
@@ -114,7 +120,7 @@ def buffered(study: Study) -> list[Group]:
 
 
 def raw_images(group: Group) -> tuple[int, int, int] | None:
-    """(samples, features, side in pixels) of a group's buffer after the last task; None where not known."""
+    """Return (samples, features, side in pixels) of a group's buffer after the last task; None where not known."""
     run = group.outcomes[0].run if group.outcomes else None
     if run is None or not run.summary.get("buffer_elements") or not run.summary.get("image_size"):
         return None
@@ -125,16 +131,20 @@ def raw_images(group: Group) -> tuple[int, int, int] | None:
 
 
 def buffer_megabytes(samples: int, features: int, side: int) -> tuple[float, float, float]:
-    """Megabytes of the embeddings (float32), of as many images as bytes, and as float32 (the paper's count)."""
+    """Return megabytes of embeddings (float32), of as many images as bytes, and as float32 (the paper's count)."""
     pixels = samples * 3 * side * side
     return samples * features * 4e-6, pixels * 1e-6, pixels * 4e-6
 
 
 def buffer_bytes_table(study: Study) -> Table:
-    """A buffer of embeddings against as many raw images (the paper: 4.1 MB against 1206 MB)."""
+    """Return a buffer of embeddings against as many raw images (the paper: 4.1 MB against 1206 MB)."""
     headers = ("embeddings (MB)", "images, uint8 (MB)", "images, float32 (MB)")
-    columns = [Column("setting"), Column("method"), Column("samples", 0), Column("width", 0), Column("pixels", 0)]
-    columns += [Column(header, None) for header in headers]
+    columns = [
+        Column("setting"),
+        Column("method"),
+        *(Column(header, 0, spread=False) for header in ("samples", "width", "pixels")),
+    ]
+    columns += [Column(header, None, spread=False) for header in headers]
     rows: list[list[Cell]] = []
     for group in buffered(study):
         shape = raw_images(group)

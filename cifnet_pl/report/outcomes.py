@@ -1,10 +1,11 @@
-"""What runs gave: one seed, the mean over seeds, and all seeds of one configuration."""
+"""Hold the results of runs: of one seed, the mean over seeds, and all seeds of one configuration."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from cifnet_pl.report.runs import Run
@@ -13,6 +14,7 @@ from cifnet_pl.report.words import LACKING, words
 
 VALUES = (
     "A_K", "A_bar", "forgetting", "bwt", "forward_transfer", "max_drop", "top5", "ece", "nll", "epochs",
+    "set_size", "set_coverage", "called_unknown", "unknown_auroc", "unknown_fpr95",
     "train_seconds", "eval_seconds", "energy_kwh", "A_K_per_kwh", "co2_kg", "backbone_params", "state_elements",
     "buffer_elements", "kept_elements", "kept_bytes",
 )  # fmt: skip
@@ -24,7 +26,7 @@ COSTS = ("train_seconds", "eval_seconds", "energy_kwh", "A_K_per_kwh", "co2_kg")
 
 @dataclass(frozen=True, order=True)
 class Conditions:
-    """What time and energy depend on besides the method: costs of different conditions are neither averaged nor ranked.
+    """The conditions of time and energy besides the method; costs of different ones are neither averaged nor ranked.
 
     Attributes:
         cached: whether embeddings were read from the cache, so that the backbone did not run for them.
@@ -39,7 +41,7 @@ class Conditions:
     scope: str = "machine"
 
     def words(self, shown: Sequence[str]) -> str:
-        """Those of the attributes named in ``shown``, for a method's name."""
+        """Return those of the attributes named in ``shown``, for a method's name."""
         said = {
             "machine": self.machine,
             "source": self.source or "energy not measured",
@@ -51,9 +53,10 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one seed gave. ``values`` has None where something was not measured; percentages, seconds, kWh.
+    """The results of one seed. ``values`` has None where something was not measured; percentages, seconds, kWh.
 
-    ``key`` identifies seed and class order: outcomes of two methods with one key are a pair.
+    ``key`` identifies seed and class order: outcomes of two methods with one key are a pair. ``answers`` is the file of
+    its predictions, where it kept them.
     """
 
     seed: int | None
@@ -62,16 +65,21 @@ class Outcome:
     conditions: Conditions = Conditions()
     run: Run | None = None
     key: str = ""
+    answers: Path | None = None
 
 
 @dataclass(frozen=True)
 class Stat:
-    """Mean over seeds, standard deviation (n − 1; None for a single seed), number of seeds, and each seed's value."""
+    """Mean over seeds, standard deviation (n − 1; None for a single seed), number of seeds, and each seed's value.
+
+    ``answers`` has the files of predictions of seeds whose value is a share of right answers.
+    """
 
     mean: float
     sd: float | None
     n: int
     by_seed: Mapping[str, float] = field(default_factory=dict, compare=False)
+    answers: Mapping[str, Path] = field(default_factory=dict, compare=False)
 
 
 @dataclass
@@ -140,7 +148,7 @@ class Group:
         return "; ".join(sorted({_said(o.conditions) for o in measured if o.conditions.source}))
 
     def by_conditions(self) -> list[Group]:
-        """The group once for each condition of its costs; more than one is told apart by its label."""
+        """Return the group once for each condition of its costs; more than one is told apart by its label."""
         if len(self.conditions) == 1:
             return [self]
         differing = [
@@ -157,24 +165,27 @@ class Group:
         ]
 
     def stat(self, key: str) -> Stat | None:
-        """Mean and deviation of a value over the seeds that have it.
+        """Return the mean and deviation of a value over the seeds that have it.
 
         None where no seed has it, and for a cost that was measured under different conditions: see
         :meth:`by_conditions`.
         """
         if key in COSTS and len(self.conditions) > 1:
             return None
-        return stat_of({outcome.key: outcome.values.get(key) for outcome in self.outcomes})
+        stat = stat_of({outcome.key: outcome.values.get(key) for outcome in self.outcomes})
+        if stat is None or key != "A_K":
+            return stat
+        return replace(stat, answers={o.key: o.answers for o in self.outcomes if o.answers is not None})
 
     def mean(self, key: str) -> float:
-        """The mean of a value that is there."""
+        """Return the mean of a value that is there."""
         stat = self.stat(key)
         if stat is None:
             raise KeyError(f"{self.label} has no {key}")
         return stat.mean
 
     def curve(self) -> list[Stat | None]:
-        """A_k of each task over seeds."""
+        """Return A_k of each task over seeds."""
         length = max((len(outcome.trajectory) for outcome in self.outcomes), default=0)
         return [
             stat_of({o.key: o.trajectory[k] if k < len(o.trajectory) else None for o in self.outcomes})
@@ -189,7 +200,7 @@ class Group:
 
 
 def stat_of(values: Mapping[str, float | None]) -> Stat | None:
-    """Mean and sample standard deviation of what is known; ``values`` has one entry per seed."""
+    """Return the mean and sample standard deviation of what is known; ``values`` has one entry per seed."""
     known = {key: float(value) for key, value in values.items() if value is not None}
     if not known:
         return None
@@ -198,7 +209,7 @@ def stat_of(values: Mapping[str, float | None]) -> Stat | None:
 
 
 def fixed(value: float | None, seeds: int = 1) -> Stat | None:
-    """A number that has no deviation: of a formula, or of the paper."""
+    """Return a number that has no deviation: of a formula, or of the paper."""
     return None if value is None else Stat(float(value), None, seeds)
 
 

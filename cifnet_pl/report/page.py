@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML page: no script, nothing loaded from elsewhere."""
+"""Write the report as one self-contained HTML page without scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def to_page(
     tables: Mapping[str, Sequence[Table]],
     pictures: Mapping[str, Sequence[tuple[Picture, bytes]]],
 ) -> str:
-    """The page; pictures come with their SVG, sections in the order of ``tables`` and then ``pictures``."""
+    """Return the page; pictures come with their SVG, sections in the order of ``tables`` and then ``pictures``."""
     sections = [
         {
             "name": name,

@@ -1,4 +1,4 @@
-"""Run folders as read from disk: whole ones as :class:`Run`, all others named with the reason they are left out."""
+"""Read run folders: complete ones as :class:`Run`, all others named with the reason they are left out."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Run:
 
 
 def find_folders(paths: Iterable[str | Path]) -> list[Path]:
-    """All run folders at or below ``paths``, sorted, each once: folders with one of a run's files or checkpoints.
+    """Find all run folders at or below ``paths``, sorted, each once: folders with one of a run's files or checkpoints.
 
     Raises:
         UsageError: a path that does not exist.
@@ -94,7 +94,7 @@ def read_run(folder: Path) -> Run:
 
 
 def read_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
-    """All whole runs below ``paths``, and a sentence for each folder that is left out.
+    """Return all whole runs below ``paths``, and a sentence for each folder that is left out.
 
     Raises:
         UsageError: a path that does not exist.
@@ -120,7 +120,7 @@ class MissingPoint:
 
 
 def find_missing(paths: Iterable[str | Path]) -> list[MissingPoint]:
-    """Points of sweeps at or below ``paths`` that have no whole run, sorted by name."""
+    """Return the points of sweeps at or below ``paths`` that have no whole run, sorted by name."""
     found = {}
     for path in map(Path, paths):
         # A run's own folder belongs to a point too, but then the user asked for that run alone.
@@ -139,7 +139,7 @@ def _reason(folder: Path) -> str:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether ``folder`` holds a whole run."""
+    """Return whether ``folder`` holds a whole run."""
     try:
         read_run(folder)
     except DataError:

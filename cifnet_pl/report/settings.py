@@ -1,4 +1,4 @@
-"""What a run's configuration says: the setting (data, protocol, backbone) and everything else that makes a method."""
+"""Read a run's configuration: the setting (data, protocol, backbone), and everything else that makes a method."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ NOT_SETTINGS = (
     "data.cache",
     "data.cache_folder",
     "data.num_workers",
+    "data.unknown",
     "data.memory_mb",
     "data.on_corrupt",
     "energy.enabled",
@@ -61,7 +62,7 @@ OF_SETTING = (
 
 @dataclass(frozen=True)
 class Setting:
-    """What methods must share to be compared: data set, task protocol and backbone.
+    """The setting that methods must share to be compared: data set, task protocol and backbone.
 
     Attributes:
         dataset: its name, as in the paper where it is one of the paper's.
@@ -103,7 +104,7 @@ class Setting:
 
     @property
     def note(self) -> str | None:
-        """What a reader must know about the backbone's training."""
+        """A note about the backbone's training."""
         if self.backbone.startswith(("embedded:", "torchvision:")):
             return (
                 f"Backbone {self.backbone} was trained on ImageNet labels, which the paper avoids: it uses "
@@ -115,7 +116,7 @@ class Setting:
 
 
 def configuration(run: Run) -> dict[str, Any]:
-    """The run's settings by dotted name, without seeds and names of folders.
+    """Return the run's settings by dotted name, without seeds and names of folders.
 
     ``model.init_args.head.init_args.ridge`` becomes ``head.ridge``, and so on for the buffer. A buffer that the
     head had no use for is left out.
@@ -133,7 +134,7 @@ def configuration(run: Run) -> dict[str, Any]:
 
 
 def _defaults(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of settings that the run's version of this package did not have yet, or did not write."""
+    """Return the values of settings that the run's version of this package did not have yet, or did not write."""
     from lightning.pytorch import Trainer
 
     from cifnet_pl.data import CIFNetDataModule
@@ -175,7 +176,7 @@ def _model(run: Run) -> dict[str, Any]:
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, keys joined by dots; an empty mapping is None."""
+    """Flatten nested mappings as one, keys joined by dots; an empty mapping is None."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
@@ -186,7 +187,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def setting_of(run: Run) -> Setting:
-    """The setting of a run."""
+    """Return the setting of a run."""
     flat = configuration(run)
     source, root = str(flat.get("data.source", "")), str(flat.get("data.root") or "")
     name = PurePath(root).name if source == "folder" else source.removeprefix("torchvision:")
@@ -205,6 +206,6 @@ def setting_of(run: Run) -> Setting:
 
 
 def protocol_name(per_task: Any, initial: Any = None) -> str:
-    """Classes of each task in words: "10", "50 + 10" or "4, 3, 3"."""
+    """Return the classes of each task in words: "10", "50 + 10" or "4, 3, 3"."""
     text = ", ".join(map(str, per_task)) if isinstance(per_task, list) else str(per_task)
     return f"{initial} + {text}" if initial else text

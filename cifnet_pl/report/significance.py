@@ -1,4 +1,4 @@
-"""Which differences between methods are more than chance: paired over seeds, and over test images."""
+"""Test which differences between methods are more than chance: paired over seeds, and over test images."""
 
 from __future__ import annotations
 
@@ -8,38 +8,58 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from cifnet_pl.report.answers import paired
 from cifnet_pl.report.outcomes import Stat
 
 LEVEL = 0.05
 RESAMPLES = 10_000
+ROUNDING = 1e-12
+"""Differences that differ by less are the same: percentages are computed in float64."""
 
 
 def common_differences(a: Stat, b: Stat) -> np.ndarray:
-    """(n,) float64: a − b over the seeds that both have."""
+    """Return (n,) float64: a − b over the seeds that both have."""
     return np.array([a.by_seed[key] - b.by_seed[key] for key in a.by_seed if key in b.by_seed], dtype=np.float64)
 
 
 def paired_test(differences: np.ndarray) -> float | None:
-    """Two-sided p of the paired t-test that the mean of ``differences`` is 0; None for fewer than two pairs."""
+    """Compute the two-sided p of the paired t-test that the mean of ``differences`` is 0.
+
+    The result is None for fewer than two pairs.
+    """
     if len(differences) < 2:
         return None
-    if np.ptp(differences) == 0:
-        return 1.0 if differences[0] == 0 else 0.0
+    if np.ptp(differences) <= ROUNDING:
+        return 1.0 if np.abs(differences).max() <= ROUNDING else 0.0
     return float(stats.ttest_1samp(differences, 0.0).pvalue)
 
 
 def is_worse(cell: Stat, rival: Stat, better: str) -> bool | None:
-    """Whether ``cell`` is significantly worse than ``rival`` over common seeds; None where that cannot be tested."""
+    """Test whether ``cell`` is significantly worse than ``rival``, over common seeds or one seed's test images.
+
+    None where that cannot be tested.
+    """
     differences = common_differences(cell, rival)
     p = paired_test(differences)
     if p is None:
+        p = _single_run_test(cell, rival)
+    if p is None or not len(differences):
         return None
     behind = differences.mean() < 0 if better == "max" else differences.mean() > 0
     return bool(behind and p < LEVEL)
 
 
+def _single_run_test(cell: Stat, rival: Stat) -> float | None:
+    """Compute McNemar's p of two runs of one common seed that kept their predictions; None where they did not."""
+    common = [key for key in cell.answers if key in rival.answers]
+    if len(common) != 1:
+        return None
+    a, b = paired(cell.answers[common[0]], rival.answers[common[0]])
+    return mcnemar(a, b)[2] if len(a) else None
+
+
 def marked(cells: Sequence[Stat | None], better: str, exact: bool = False) -> set[int]:
-    """Positions of the cells to mark as best: those that no other one is significantly better than.
+    """Return the positions of the cells to mark as best: those that no other one is significantly better than.
 
     Nothing is marked where nothing can be told apart: fewer than two cells with two common seeds, or all of them tied.
 
@@ -77,7 +97,7 @@ class Interval:
 
 
 def bootstrap(pairs: Sequence[tuple[np.ndarray, np.ndarray]], seed: int = 0) -> Interval:
-    """Mean difference of accuracy a − b in percentage points, with its percentile interval.
+    """Return the mean difference of accuracy a − b in percentage points, with its percentile interval.
 
     Seeds are drawn with replacement, and of each seed drawn its test images with replacement: the interval covers
     other class orders and other photos. With one seed it covers other photos only.
@@ -105,7 +125,7 @@ def _resampled_means(differences: np.ndarray, draw: np.random.Generator) -> np.n
 
 
 def mcnemar(a: np.ndarray, b: np.ndarray) -> tuple[int, int, float]:
-    """Exact McNemar test of two classifiers on the same images.
+    """Compute the exact McNemar test of two classifiers on the same images.
 
     Args:
         a: (n,) bool, whether the first is right.
@@ -121,7 +141,7 @@ def mcnemar(a: np.ndarray, b: np.ndarray) -> tuple[int, int, float]:
 
 
 def seed_interval(differences: np.ndarray) -> Interval | None:
-    """Mean difference with its t interval over seeds; None for fewer than two."""
+    """Return the mean difference with its t interval over seeds; None for fewer than two."""
     if len(differences) < 2:
         return None
     half = float(stats.t.ppf(1 - LEVEL / 2, len(differences) - 1) * stats.sem(differences))
@@ -130,7 +150,7 @@ def seed_interval(differences: np.ndarray) -> Interval | None:
 
 
 def ratio(cell: Stat | None, reference: Stat | None) -> Stat | None:
-    """``cell`` / ``reference``, over common seeds where there are any; None where one of them is missing."""
+    """Return ``cell`` / ``reference``, over common seeds where there are any; None where one of them is missing."""
     if cell is None or reference is None or not reference.mean:
         return None
     common: Mapping[str, float] = {

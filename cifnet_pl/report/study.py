@@ -1,4 +1,4 @@
-"""All results of a report, and the comparisons that they allow: by method, by ablation, by one setting alone."""
+"""Hold all results of a report, and select what can be compared: methods, ablations, values of one setting."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from cifnet_pl.report.elsewhere import Published, published_groups, published_numbers, published_values
+from cifnet_pl.report.external_results import Published, published_groups, published_numbers, published_values
 from cifnet_pl.report.groups import method_order
 from cifnet_pl.report.outcomes import Conditions, Group, Stat, fixed
 from cifnet_pl.report.settings import Setting
@@ -23,7 +23,7 @@ CLASSIFIERS = ("SLDA", "NCM", "kNN", "Logistic regression", "Linear (SGD)", JOIN
 """Classifiers that are compared with the analytic heads on the same frozen backbone (fig:classifier_ablation)."""
 
 ANALYTIC = ("CIFNet", "Exact ridge")
-"""Heads that stand beside those classifiers."""
+"""Heads that are shown with those classifiers."""
 
 REFERENCE = "CIFNet"
 """Method whose energy others are divided by, unless another one is asked for."""
@@ -67,7 +67,7 @@ class Study:
         return names
 
     def slug(self, setting: Setting) -> str:
-        """The setting's name for a file."""
+        """Return the setting's name for a file."""
         return re.sub(r"[^a-z0-9]+", "_", self.names[setting].lower()).strip("_")
 
     # ------------------------------------------------------------------ groups
@@ -83,23 +83,23 @@ class Study:
         return published_numbers()
 
     def of(self, setting: Setting) -> list[Group]:
-        """Measured and external groups of a setting."""
+        """Return the measured and external groups of a setting."""
         return [group for group in self.groups if group.setting == setting]
 
     def published_in(self, setting: Setting) -> list[Group]:
-        """The paper's rows of a setting."""
+        """Return the paper's rows of a setting."""
         return [group for group in self.published if group.setting == setting]
 
     def references(self, setting: Setting) -> list[Group]:
-        """One group for each method of a setting: the one that its others are variations of."""
+        """Return one group for each method of a setting: the one that its others are variations of."""
         return [group for group in self.of(setting) if group.is_reference]
 
     def compared(self, setting: Setting) -> list[Group]:
-        """References and external methods of a setting."""
+        """Return the references and external methods of a setting."""
         return [group for group in self.of(setting) if group.is_reference or group.kind == "external"]
 
     def with_published(self, setting: Setting) -> list[Group]:
-        """As :meth:`compared`, and the paper's rows."""
+        """Return the groups of :meth:`compared`, and the paper's rows."""
         return self.compared(setting) + self.published_in(setting)
 
     def row_order(self, group: Group) -> tuple[object, ...]:
@@ -109,7 +109,10 @@ class Study:
         return (kind, *own)
 
     def variants(self, reference: Group, *keys: str) -> list[Group]:
-        """The reference, and the groups of its method that differ from it in exactly one of ``keys``; [] if none."""
+        """Return the reference, and the groups of its method that differ from it in exactly one of ``keys``.
+
+        [] if none.
+        """
         own = [
             group for group in self.of(reference.setting)
             if group.kind == "measured" and group.name == reference.name
@@ -118,25 +121,25 @@ class Study:
         return [reference, *own] if own else []
 
     def varied(self, *keys: str) -> list[list[Group]]:
-        """:meth:`variants` of every reference that has some."""
+        """Return :meth:`variants` of every reference that has some."""
         references = [group for group in self.groups if group.is_reference]
         return [family for family in (self.variants(ref, *keys) for ref in references) if family]
 
     def other_keys(self) -> list[str]:
-        """Settings other than those of the paper's ablations that some groups vary by themselves."""
+        """Return the settings other than those of the paper's ablations that some groups vary by themselves."""
         named = {*ABLATIONS, "buffer.capacity", "buffer.strategy"}
         changed = {next(iter(g.changes)) for g in self.groups if len(g.changes) == 1}
         return sorted(changed - named)
 
     def published_of(self, table: str, setting: Setting, quantity: str) -> dict[str, Stat]:
-        """Variant → the paper's number for its own method in one of its tables."""
+        """Map variant → the paper's number for its own method in one of its tables."""
         values = published_values(self.numbers, table, setting, quantity)
         return {variant: stat for variant, value in values.items() if (stat := fixed(value, 3)) is not None}
 
     # ------------------------------------------------------------------ costs
 
     def energy_ratios(self, groups: Sequence[Group]) -> list[Stat | None]:
-        """Energy of each group divided by that of the reference under the same conditions."""
+        """Return the energy of each group divided by that of the reference under the same conditions."""
         found: dict[tuple[str, Conditions], Group] = {}
         for group in groups:
             if self.reference in (group.label, group.name) and len(group.conditions) == 1:
@@ -144,16 +147,19 @@ class Study:
         ratios: list[Stat | None] = []
         for group in groups:
             rival = found.get((group.kind, group.conditions[0])) if len(group.conditions) == 1 else None
-            ratios.append(ratio(group.stat("energy_kwh"), rival.stat("energy_kwh")) if rival else None)
+            if rival is group:
+                ratios.append(fixed(1.0, group.seeds) if group.stat("energy_kwh") else None)
+            else:
+                ratios.append(ratio(group.stat("energy_kwh"), rival.stat("energy_kwh")) if rival else None)
         return ratios
 
     def condition_letters(self, groups: Sequence[Group]) -> dict[tuple[str, Conditions], str]:
-        """A letter for each kind of row and its conditions, as a reference to a note."""
+        """Return a letter for each kind of row and its conditions, as a reference to a note."""
         keys = dict.fromkeys((group.kind, conditions) for group in groups for conditions in group.conditions)
         return {key: _letter(i) for i, key in enumerate(keys)}
 
     def condition_words(self, groups: Sequence[Group]) -> dict[str, str]:
-        """Letter → what it stands for."""
+        """Map letter → what it stands for."""
         said = {}
         for (kind, conditions), letter in self.condition_letters(groups).items():
             shown = [name for name in ("machine", "source") if getattr(conditions, name) or name == "source"]
@@ -165,7 +171,10 @@ class Study:
     # ------------------------------------------------------------------ what a reader must know
 
     def cache_note(self, groups: Sequence[Group]) -> list[str]:
-        """What a reader must know about the costs of runs with the embedding cache; nothing where there are none."""
+        """Return a note about the costs of runs with the embedding cache.
+
+        It is empty where there are no such runs.
+        """
         cached = sorted({group.label for group in groups if any(c.cached for c in group.conditions)})
         if not cached:
             return []
@@ -175,7 +184,7 @@ class Study:
         ]
 
     def seeds_note(self, groups: Iterable[Group]) -> str:
-        """What the deviations are over: seeds, class orders, or both."""
+        """Return what the deviations are over: seeds, class orders, or both."""
         runs = [o.run for g in groups if g.kind == "measured" for o in g.outcomes if o.run is not None]
         orders = [run.config["data"].get("class_order") for run in runs]
         both = [order == run.seed and order is not None for run, order in zip(runs, orders, strict=True)]
@@ -190,7 +199,7 @@ class Study:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know about the backbones, once each."""
+        """Notes about the backbones, once each."""
         return notes_of(self.settings)
 
 
@@ -199,12 +208,12 @@ def _letter(i: int) -> str:
 
 
 def notes_of(settings: Sequence[Setting]) -> list[str]:
-    """What a reader must know about the backbones of ``settings``, once each."""
+    """Return the notes about the backbones of ``settings``, once each."""
     found = [setting.note for setting in settings]
     return list(dict.fromkeys(note for note in found if note))
 
 
 def sources(groups: Sequence[Group]) -> str | None:
-    """A sentence that says where the energies of ``groups`` come from; None where there are none."""
+    """Return a sentence that says where the energies of ``groups`` come from; None where there are none."""
     found = sorted({group.energy_source for group in groups if group.energy_source})
     return f"Energy: {'; '.join(found)}." if found else None

@@ -1,4 +1,4 @@
-"""How every figure looks: colours that differ in grey too, a marker and a line of its own for each method."""
+"""Set how every figure looks: colours that differ in grey too, a marker and a line style for each method."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Look:
-    """How one method is drawn."""
+    """The colour, marker and line of one method."""
 
     colour: str
     marker: str
@@ -60,7 +60,10 @@ class Look:
 
 
 def looks(labels: Sequence[str]) -> dict[str, Look]:
-    """A look for each label; the lists have different lengths, so that no two labels of a figure look the same."""
+    """Return a look for each label.
+
+    The lists have different lengths, so that no two labels of a figure look the same.
+    """
     return {
         label: Look(COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)], LINES[i % len(LINES)])
         for i, label in enumerate(labels)
@@ -68,24 +71,24 @@ def looks(labels: Sequence[str]) -> dict[str, Look]:
 
 
 def figure(width: float, height: float) -> Figure:
-    """An empty figure in inches whose parts never overlap."""
+    """Return an empty figure in inches whose parts never overlap."""
     return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
 def fill(index: int) -> dict[str, Any]:
-    """How bars of the kind ``index`` are drawn."""
+    """Return how bars of the kind ``index`` are drawn."""
     colour, hatch = FILLS[index % len(FILLS)]
     return {"facecolor": colour, "hatch": hatch, "edgecolor": "black", "linewidth": 0.7}
 
 
 def legend_of_bars(target: Figure, names: Sequence[str], kinds: Sequence[int], place: str, columns: int = 1) -> None:
-    """A legend outside the axes that says what the bars of each kind are."""
+    """Add a legend outside the axes that says what the bars of each kind are."""
     patches = [Patch(label=name, **fill(kind)) for name, kind in zip(names, kinds, strict=True)]
     target.legend(handles=patches, loc=cast(Any, f"outside {place}"), ncols=columns)
 
 
 def legend_of_points(target: Figure, names: Sequence[str]) -> None:
-    """A legend below the axes that says which part each marker stands for; the first one is the full one."""
+    """Add a legend below the axes that says which part each marker stands for; the first one is the full one."""
     handles = [
         Line2D(
             [], [], linestyle="none", marker=MARKERS[i], markersize=7, label=name, markeredgewidth=1.4,
@@ -97,7 +100,7 @@ def legend_of_points(target: Figure, names: Sequence[str]) -> None:
 
 
 def legend_below(target: Figure, axes: Axes, columns: int) -> None:
-    """A legend outside, below the axes: it can hide no data; long names are wrapped."""
+    """Add a legend outside, below the axes: it can hide no data; long names are wrapped."""
     handles, labels = axes.get_legend_handles_labels()
     names = [wrapped(label, 60 if columns == 1 else 34) for label in labels]
     target.legend(handles, names, loc="outside lower center", ncols=_columns(target, names, columns))
@@ -111,12 +114,12 @@ def _columns(target: Figure, names: Sequence[str], wanted: int) -> int:
 
 
 def wrapped(text: str, width: int) -> str:
-    """``text`` in lines of at most ``width`` characters, long words broken."""
+    """Return ``text`` in lines of at most ``width`` characters, long words broken."""
     return "\n".join(textwrap.wrap(text, width))
 
 
 def render(picture: Picture) -> tuple[bytes, bytes]:
-    """(PNG, SVG) of a figure; the same figure gives the same bytes."""
+    """Return (PNG, SVG) of a figure; the same figure gives the same bytes."""
     png, svg = io.BytesIO(), io.BytesIO()
     with matplotlib.rc_context(SETTINGS):
         picture.figure.savefig(png, format="png", metadata={"Software": None})

@@ -1,10 +1,10 @@
-"""The tables of a report, in the paper's layout where the paper has the table."""
+"""Make the tables of a report, in the paper's layout where the paper has the table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cifnet_pl.report.markup import Cell, Column, Table
+from cifnet_pl.report.markup import SEEDS, Cell, Column, Table
 from cifnet_pl.report.memory_tables import buffer_bytes_table, memory_table, scaling_tables
 from cifnet_pl.report.outcomes import Group, Stat, fixed
 from cifnet_pl.report.settings import Setting
@@ -12,8 +12,9 @@ from cifnet_pl.report.study import ABLATIONS, Study, notes_of, sources
 from cifnet_pl.report.words import heading, strategy_name, value_name
 
 BEST = (
-    "Bold: no other measured row of the same setting is better by a paired t-test over common seeds (5 %); nothing is "
-    "bold where no difference can be told from chance."
+    "Bold: no other measured row of the same setting is better by a paired t-test over common seeds (5 %), or, for A_K "
+    "of single runs that kept their predictions, by McNemar's test over the same test images; nothing is bold where no "
+    "difference can be told from chance."
 )
 COST_BEST = (
     "Costs are ranked only among rows of the same machine, the same way to measure and the same use of the cache."
@@ -29,7 +30,7 @@ ACCURACY = (("Ā", "A_bar"), ("A_K", "A_K"))
 
 
 def all_tables(study: Study) -> dict[str, list[Table]]:
-    """Section of the report → its tables; sections without any are left out."""
+    """Map section of the report → its tables; sections without any are left out."""
     each = study.settings
     sections = {
         "Accuracy": [accuracy_table(study)],
@@ -47,7 +48,7 @@ def all_tables(study: Study) -> dict[str, list[Table]]:
 
 
 def accuracy_table(study: Study) -> Table:
-    """Ā and A_K of every method in every setting (tab:accuracy-results); one row is one configuration."""
+    """Tabulate Ā and A_K of every method in every setting (tab:accuracy-results); one row is one configuration."""
     columns = [Column("method"), Column("numbers")]
     for setting in study.settings:
         columns += [Column(f"{study.names[setting]}: {header}", 2, "max") for header, _ in ACCURACY]
@@ -64,12 +65,12 @@ def accuracy_table(study: Study) -> Table:
 
 
 def _kinds(rows: Sequence[Sequence[Cell]]) -> list[str]:
-    """What each row may be compared with: measured rows with measured ones, and so on."""
+    """Return what each row may be compared with: measured rows with measured ones, and so on."""
     return [str(row[1]) for row in rows]
 
 
 def efficiency_table(study: Study, setting: Setting) -> Table:
-    """Parameters, minutes, energy and A_K per kWh (tab:cifar100-efficiency, tab:imagenet100-efficiency).
+    """Tabulate parameters, minutes, energy and A_K per kWh (tab:cifar100-efficiency, tab:imagenet100-efficiency).
 
     A configuration whose seeds ran under different conditions has one row for each of them.
     """
@@ -81,8 +82,9 @@ def efficiency_table(study: Study, setting: Setting) -> Table:
     columns = [
         Column("method"),
         Column("numbers"),
+        Column(SEEDS),
         Column("network (M)", 2, "min", 1e-6, False),
-        Column("epochs", 0),
+        Column("epochs", 0, None, 1.0, False),
         Column("training (min)", None, "min", 1 / 60),
         Column("energy (kWh)", None, "min"),
         Column(f"energy ÷ {study.reference}", 3),
@@ -96,7 +98,9 @@ def efficiency_table(study: Study, setting: Setting) -> Table:
     for group, factor in zip(groups, relative, strict=True):
         before = [group.stat(name) for name in ("backbone_params", "epochs", "train_seconds", "energy_kwh")]
         after = [group.stat(name) for name in ("A_K", "A_K_per_kwh", "co2_kg")]
-        rows.append([group.label, group.kind, *before, factor, *after, letters[group.kind, group.conditions[0]]])
+        seeds = "" if group.kind == "published" else str(group.seeds)
+        letter = letters[group.kind, group.conditions[0]]
+        rows.append([group.label, group.kind, seeds, *before, factor, *after, letter])
     legend = [f"{letter}: {text}." for letter, text in study.condition_words(groups).items()]
     notes = [
         "Training: all tasks, without evaluation. Epochs: passes over the images of a task. "
@@ -119,7 +123,7 @@ def _published_notes(groups: Sequence[Group]) -> list[str]:
 
 
 def ablation_table(study: Study) -> Table:
-    """The method without one of its parts, each at a time (tab:ablation)."""
+    """Return the method without one of its parts, each at a time (tab:ablation)."""
     families = study.varied(*ABLATIONS)
     settings = [s for s in study.settings if any(family[0].setting == s for family in families)]
     columns = [Column("variant"), Column("numbers")]
@@ -150,7 +154,7 @@ def ablation_table(study: Study) -> Table:
 
 
 def value_table(study: Study, key: str, name: str) -> Table:
-    """Final accuracy for each value of one setting (fig:buffer_ablation for the size of the buffer)."""
+    """Tabulate the final accuracy for each value of one setting (fig:buffer_ablation for the size of the buffer)."""
     families = study.varied(key)
     values = {str(g.config.get(key)): g.config.get(key) for family in families for g in family}
     ordered = sorted(
@@ -168,7 +172,7 @@ def value_table(study: Study, key: str, name: str) -> Table:
 
 
 def sampling_table(study: Study) -> Table:
-    """Final accuracy for each strategy of the buffer (tab:sampling), with the paper's numbers beside it."""
+    """Tabulate final accuracy for each strategy of the buffer (tab:sampling), with the paper's numbers beside it."""
     table = value_table(study, "buffer.strategy", "sampling")
     families = study.varied("buffer.strategy")
     for setting in dict.fromkeys(family[0].setting for family in families):
@@ -183,15 +187,18 @@ def sampling_table(study: Study) -> Table:
 
 
 def results_table(study: Study, setting: Setting) -> Table:
-    """Everything that was measured in one setting."""
+    """Tabulate everything that was measured in one setting."""
     columns = [
-        Column("method"), Column("numbers"), Column("seeds"), Column("Ā (%)", 2, "max"), Column("A_K (%)", 2, "max"),
+        Column("method"), Column("numbers"), Column(SEEDS), Column("Ā (%)", 2, "max"), Column("A_K (%)", 2, "max"),
         Column("top-5 (%)", 2, "max"), Column("forgetting (%)", 2, "min"), Column("backward transfer (%)", 2, "max"),
         Column("forward transfer (%)", 2, "max"), Column("largest drop (%)", 2, "min"), Column("ECE (%)", 2, "min"),
-        Column("NLL", 3, "min"), Column("training (min)", None, "min", 1 / 60), Column("energy (kWh)", None, "min"),
-        Column("CO₂ (kg)", None, "min"), Column("conditions"),
+        Column("NLL", 3, "min"), Column("answers at 95 % (classes)", 2, "min"), Column("covered (%)", 2),
+        Column("called unknown at 5 % (%)", 2), Column("unknown: AUROC (%)", 2, "max"),
+        Column("unknown: FPR95 (%)", 2, "min"), Column("training (min)", None, "min", 1 / 60),
+        Column("energy (kWh)", None, "min"), Column("CO₂ (kg)", None, "min"), Column("conditions"),
     ]  # fmt: skip
     keys = ("A_bar", "A_K", "top5", "forgetting", "bwt", "forward_transfer", "max_drop", "ece", "nll",
+            "set_size", "set_coverage", "called_unknown", "unknown_auroc", "unknown_fpr95",
             "train_seconds", "energy_kwh", "co2_kg")  # fmt: skip
     groups = study.of(setting)
     letters = study.condition_letters(groups)
@@ -216,7 +223,7 @@ def results_table(study: Study, setting: Setting) -> Table:
 
 
 def settings_table(study: Study) -> Table:
-    """The reference configuration of each method in each setting."""
+    """Return the reference configuration of each method in each setting."""
     rows: list[list[Cell]] = []
     for group in (g for g in study.groups if g.is_reference):
         shown = {k: v for k, v in group.config.items() if k.startswith(("head.", "buffer.")) or k == "buffer"}
@@ -224,14 +231,14 @@ def settings_table(study: Study) -> Table:
             shown = {k: v for k, v in group.config.items() if "." not in k and k not in ("module", "head", "download")}
         if shown.get("buffer") == "yes":
             del shown["buffer"]
-        text = ", ".join(f"{k.removeprefix('head.')}={'none' if v is None else v}" for k, v in sorted(shown.items()))
+        text = "; ".join(f"{heading(key)}: {value_name(key, value)}" for key, value in sorted(shown.items()))
         rows.append([group.setting.title, group.label, text])
     columns = [Column("setting"), Column("method"), Column("reference configuration")]
     return Table("settings", "What a method's name stands for; variants say what they change", columns, rows)
 
 
 def runs_table(study: Study) -> Table:
-    """Every run that was used, with its folder and its machine."""
+    """Return every run that was used, with its folder and its machine."""
     rows: list[list[Cell]] = []
     for group in study.groups:
         for outcome in group.outcomes:

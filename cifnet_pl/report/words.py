@@ -1,4 +1,4 @@
-"""Names of methods, settings and their values as tables and figures show them."""
+"""Name methods, settings and their values as tables and figures show them."""
 
 from __future__ import annotations
 
@@ -56,19 +56,28 @@ LONG = {
     "buffer.capacity": "size of the buffer (embeddings)",
     "buffer.per_class": "size of the buffer (embeddings per class)",
     "buffer.strategy": "selection of the buffer",
+    "buffer.oversample": "buffer weighted up to the new classes",
+    "head.update_past": "old neurons see new tasks",
+    "head.weighting": "weighting of samples",
+    "head.dtype": "precision of the sums",
+    "head.balanced": "classes weighted alike",
     "data.image_size": "size of the images (pixels)",
     "trainer.precision": "precision of the network",
 }
 """Setting → its name as a heading or the label of an axis."""
 
 
+SAID_BY_HEADING = ("buffer.oversample", "head.update_past", "head.balanced", "buffer.per_class")
+"""Settings whose heading says what yes and no mean."""
+
+
 def method_name(head: str) -> str:
-    """The name of a head's or module's class in tables."""
+    """Return the name of a head's or module's class in tables."""
     return METHODS.get(head, head.removesuffix("Head").removesuffix("Module"))
 
 
 def words(key: str, value: Any) -> str:
-    """A setting and its value, for a method's name."""
+    """Return a setting and its value, for a method's name."""
     known = WORDS.get((key, value)) if isinstance(value, str | bool | None) else None
     if known is not None:
         return known
@@ -77,19 +86,23 @@ def words(key: str, value: Any) -> str:
 
 
 def heading(key: str) -> str:
-    """A setting as a heading or the label of an axis: ``head.width`` as "width of the random projection"."""
+    """Return a setting as a heading or the label of an axis: ``head.width`` as "width of the random projection"."""
     return LONG.get(key) or _last(key)
 
 
 def value_name(key: str, value: Any) -> str:
-    """A setting's value under its heading."""
+    """Return a setting's value under its heading."""
     if key == "buffer.strategy":
         return strategy_name(value)
-    return WORDS.get((key, value), str(value)) if isinstance(value, str | bool | None) else f"{value}"
+    if key in SAID_BY_HEADING and isinstance(value, bool | None):
+        return {True: "yes", False: "no", None: "none"}[value]
+    plain = "none" if value is None else str(value)
+    said = WORDS.get((key, value), plain) if isinstance(value, str | bool | None) else plain
+    return said.removeprefix("λ ").removesuffix(" weighting")  # the heading has these words
 
 
 def strategy_name(strategy: object) -> str:
-    """A way to select the buffer, in words."""
+    """Return a way to select the buffer, in words."""
     return WORDS.get(("buffer.strategy", strategy), str(strategy)).removesuffix(" buffer")
 
 

@@ -1,4 +1,4 @@
-"""What the service answers, as types that the OpenAPI description is made from."""
+"""Define what the service answers, as types that the OpenAPI description is made from."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ class Candidate(BaseModel):
 
 
 class PhotoAnswer(BaseModel):
-    """What is on one photo."""
+    """The answer about one photo."""
 
     file: str = Field(description="name that the photo was sent with")
     classes: list[Candidate] = Field(default=[], description="most probable first")
-    known: bool | None = Field(default=None, description="false for 'none of these'; null where the model cannot tell")
+    known: bool | None = Field(
+        default=None,
+        description="false for 'none of these', as for --unknown (5 %) of known photos; null: cannot tell",
+    )
     novelty: float | None = Field(default=None, description="how foreign the photo is; larger is more foreign")
+    p_value: float | None = Field(
+        default=None, description="share of photos of known classes that are at least as foreign, 0–1"
+    )
     answers: list[str] | None = Field(
-        default=None, description="set of classes that holds the right one with the stated chance"
+        default=None, description="set of classes that holds the right one with a chance of --coverage (95 %)"
     )
     nearest: str | None = Field(default=None, description="name of the most similar kept photo of the first class")
     unreadable: str | None = Field(default=None, description="why the photo cannot be decoded")
@@ -51,7 +57,7 @@ class Unreadable(BaseModel):
 
 
 class Lesson(BaseModel):
-    """What was learned, or with ``dry_run`` would be."""
+    """The result of a lesson, or with ``dry_run`` what it would be."""
 
     version: int | None = Field(description="the new version; null for a dry run")
     learned: dict[str, int] = Field(description="photos learned of each class")
@@ -188,6 +194,40 @@ class Look(BaseModel):
     confusion_classes: list[str] = []
     stored_accuracy: float | None = Field(
         default=None, description="leave-one-out accuracy on stored samples, in percent"
+    )
+
+
+class Doubtful(BaseModel):
+    """A kept photo whose label is doubtful."""
+
+    file: str = Field(description="name of the kept photo")
+    label: str
+    looks_like: str
+    own: float = Field(description="probability of its label, judged by all other photos, 0–1")
+
+
+class CurvePoint(BaseModel):
+    """Accuracy with so many photos of each class."""
+
+    photos: int
+    accuracy: float = Field(description="leave-one-out, in percent")
+
+
+class Audit(BaseModel):
+    """Doubtful labels among kept photos, and accuracy by number of photos."""
+
+    photos: int = Field(description="kept photos that were judged")
+    doubtful: list[Doubtful] = Field(description="the most doubtful first")
+    curve: list[CurvePoint] = Field(description="of the model's stored samples")
+    with_twice_as_many: float | None = Field(description="accuracy in percent to expect with twice as many photos")
+
+
+class Purge(BaseModel):
+    """The photos and versions to delete for good."""
+
+    photos: Literal["forgotten", "all"] = Field(
+        default="forgotten",
+        description="forgotten: kept photos that the served version did not learn; all: every kept photo",
     )
 
 

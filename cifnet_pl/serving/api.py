@@ -1,12 +1,14 @@
-"""The service over HTTP: one route for each thing that it can do."""
+"""Serve over HTTP: one route for each thing that the service can do."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Annotated, Any
 
 from fastapi import APIRouter, File, Form, Query, Response, UploadFile
@@ -39,12 +41,12 @@ TYPES = {".jpg": "image/jpeg", ".png": "image/png", ".webp": "image/webp", ".gif
 
 
 def named(files: list[UploadFile]) -> list[tuple[str, UploadFile]]:
-    """Each file with the name it was sent with."""
+    """Return each file with the name it was sent with."""
     return [(file.filename or "photo", file) for file in files]
 
 
 async def contents(files: list[UploadFile], service: Service) -> list[tuple[str, bytes]]:
-    """The content of each file; RequestError for one that is too large."""
+    """Return the content of each file; RequestError for one that is too large."""
     largest, found = service.options.limits.photo_bytes, []
     for name, file in named(files):
         if file.size is not None and file.size > largest:
@@ -54,7 +56,7 @@ async def contents(files: list[UploadFile], service: Service) -> list[tuple[str,
 
 
 def asking(service: Service) -> APIRouter:
-    """Routes that change nothing."""
+    """Make the routes that change nothing."""
     router = APIRouter(responses=ERRORS)
 
     @router.post("/classify", tags=["ask"])
@@ -97,6 +99,12 @@ def asking(service: Service) -> APIRouter:
         served, options = service.learner.served, service.options
         return inspection.look(served.model, options.name, served.version, options.read_only)
 
+    @router.get("/audit", tags=["look"])
+    def audit() -> answers.Audit:
+        """Doubtful labels among the kept photos, and accuracy by number of photos; takes seconds."""
+        with alone(service.costly):
+            return service.audit()
+
     @router.get("/photos/{name}", tags=["look"], response_class=Response)
     def photo(name: str) -> Response:
         """A photo that is kept in the workspace."""
@@ -112,7 +120,7 @@ def asking(service: Service) -> APIRouter:
 
 
 def teaching(service: Service) -> APIRouter:
-    """Routes that change the model: each makes a version."""
+    """Make the routes that change the model: each makes a version."""
     router = APIRouter(responses={**ERRORS, 202: {"model": answers.JobInfo}})
     staging = asyncio.Semaphore(STAGED_AT_ONCE)
 
@@ -151,6 +159,11 @@ def teaching(service: Service) -> APIRouter:
         """Do again what was undone last."""
         return await ended(service, service.redo(), wait)
 
+    @router.post("/purge", tags=["change"], response_model=answers.Changed)
+    async def purge(what: answers.Purge, wait: Waits = True) -> Response:
+        """Delete kept photos and every version but the served one, for good: this cannot be undone."""
+        return await ended(service, service.purge(what.photos), wait)
+
     @router.post("/versions/{number}/serve", tags=["change"], response_model=answers.Changed)
     async def serve(number: Number, wait: Waits = True) -> Response:
         """Serve another version; this can be undone, too."""
@@ -165,7 +178,7 @@ def teaching(service: Service) -> APIRouter:
 
 
 def history(service: Service) -> APIRouter:
-    """Routes to list, compare and download versions."""
+    """Make the routes to list, compare and download versions."""
     router = APIRouter(responses=ERRORS)
     workspace = service.workspace
 
@@ -213,13 +226,29 @@ def history(service: Service) -> APIRouter:
 
         model = workspace.load(number)
         name = f"{service.options.name}-{number}.onnx"
-        return download(service, lambda path: path.write_bytes(onnx_bytes(model)[0]), name, "application/octet-stream")
+
+        def write(path: Path) -> None:
+            with alone(service.costly):
+                path.write_bytes(onnx_bytes(model)[0])
+
+        return download(service, write, name, "application/octet-stream")
 
     return router
 
 
+@contextmanager
+def alone(lock: Lock) -> Iterator[None]:
+    """Do what takes seconds for one client at a time, so that many of them cannot take every thread."""
+    if not lock.acquire(blocking=False):
+        raise RequestError(503, "an audit or an ONNX graph is being made already: try again in a few seconds")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def download(service: Service, write: Callable[[Path], object], name: str, kind: str) -> StreamingResponse:
-    """A file that is made in the workspace, sent, and removed."""
+    """Return a file that is made in the workspace, sent, and removed."""
     folder = service.workspace.folder / "incoming"
     folder.mkdir(exist_ok=True)
     place = Path(tempfile.mkdtemp(dir=folder))
@@ -243,7 +272,7 @@ def download(service: Service, write: Callable[[Path], object], name: str, kind:
 
 
 async def ended(service: Service, job: Job, wait: bool) -> Response:
-    """The result of a change, or the job itself where the client does not wait."""
+    """Return the result of a change, or the job itself where the client does not wait."""
     if not wait:
         return JSONResponse(job_info(service, job).model_dump(), status_code=202)
     (answer,) = (await asyncio.wrap_future(job.result)).values()
@@ -251,7 +280,7 @@ async def ended(service: Service, job: Job, wait: bool) -> Response:
 
 
 def job_info(service: Service, job: Job) -> answers.JobInfo:
-    """Where a job is."""
+    """Return where a job is."""
     state: answers.State = "waiting" if not job.started else "at work" if not job.result.done() else "done"
     info = answers.JobInfo(
         job=job.key, what=job.what, state=state, place=service.learner.place(job), done=job.done, total=job.total

@@ -1,4 +1,4 @@
-"""The service, its page and its guard as one ASGI application."""
+"""Join the service, its page and its guard to one ASGI application."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".s
 
 @dataclass(frozen=True)
 class Access:
-    """Who may use the service.
+    """Access rules of the service.
 
     Attributes:
         token: what clients must send; None to ask for none.
@@ -58,6 +58,7 @@ def make_app(service: Service, access: Access) -> Guard:
         redoc_url=None,
         lifespan=lifespan,
     )
+    app.state.service = service
     for router in (asking(service), teaching(service), history(service), protocol(service)):
         app.include_router(router)
     _add_page(app)
@@ -91,7 +92,7 @@ async def _content(content: bytes, kind: str) -> Response:
 
 
 def _operations(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every operation of the OpenAPI description, as the page of the API shows it."""
+    """Return every operation of the OpenAPI description, as the page of the API shows it."""
     found = []
     for path, operations in schema["paths"].items():
         for method, about in operations.items():

@@ -1,4 +1,4 @@
-"""Answers to many requests at a time: photos that arrive within a short window go through the network together."""
+"""Answer many requests at a time: photos that arrive within a short window are embedded together."""
 
 from __future__ import annotations
 
@@ -14,43 +14,60 @@ import torch
 
 from cifnet_pl.data.photos import batch_size
 from cifnet_pl.data.workers import cores
-from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.classifier import Classifier, Judged
+from cifnet_pl.model.verdicts import Verdict, able
 from cifnet_pl.serving.refusals import RequestError
 
 
 @dataclass(frozen=True)
 class Served:
-    """A model that answers, and the number of its version; replaced as a whole, never changed."""
+    """A model that answers, and the number of its version; replaced as a whole, never changed.
+
+    Attributes:
+        unknown, coverage: what else to say of each photo, as :meth:`Classifier.judge` takes them, as far as the model
+            can.
+    """
 
     model: Classifier
     version: int
+    unknown: float | None = None
+    coverage: float | None = None
+
+    def judging(self) -> Judged:
+        """Return a function: embeddings (n, d) and probabilities (n, C) → verdicts; made at the first call."""
+        return self.model.judging(*able(self.model, self.unknown, self.coverage))
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What the model says of one photo.
+    """The model's result for one photo.
 
     Attributes:
         served: the model and version that answered.
         z: (d,) float32 embedding.
         probabilities: (C,) float64, columns as the model's class names.
+        verdict: whether it is of a known class, and the set of classes that it may be, as far as the model can tell.
     """
 
     served: Served
     z: torch.Tensor
     probabilities: torch.Tensor
+    verdict: Verdict
 
 
 class Batcher:
-    """Decodes photos in threads and embeds those that are ready together in one more thread.
+    """Decodes photos in threads and embeds those that are ready together in other threads.
 
     A photo waits at most ``window`` seconds for others, and only while others are being decoded: a single client
-    never waits.
+    never waits. On a CPU one thread per core embeds. Networks run with one thread each then are faster together than
+    one after the other with all threads: those wait for each other at every layer, above all where other programs use
+    the same cores.
 
     Args:
         served: () → the model that answers now.
         window: longest wait in seconds.
         waiting: largest number of photos under way; more are refused.
+        workers: threads that embed; by default one per core, and one if the model is not on the CPU.
         observe: called with the number of photos of each batch.
     """
 
@@ -59,6 +76,7 @@ class Batcher:
         served: Callable[[], Served],
         window: float = 0.005,
         waiting: int = 2048,
+        workers: int | None = None,
         observe: Callable[[int], object] = lambda size: None,
     ):
         self.served, self.window, self.waiting, self.observe = served, window, waiting, observe
@@ -66,8 +84,11 @@ class Batcher:
         self._ready: queue.SimpleQueue[tuple[np.ndarray, Future[Scored]] | None] = queue.SimpleQueue()
         self._under_way = self._decoding = 0
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="answer", daemon=True)
-        self._thread.start()
+        alone = served().model.device.type != "cpu"
+        self._workers = workers or (1 if alone else cores())
+        self._threads = [threading.Thread(target=self._run, name="answer", daemon=True) for _ in range(self._workers)]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def under_way(self) -> int:
@@ -97,7 +118,8 @@ class Batcher:
         """Answer what is under way and stop."""
         self._decoders.shutdown()
         self._ready.put(None)
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def _answered(self, answer: Future[Scored]) -> None:
         with self._lock:
@@ -122,21 +144,24 @@ class Batcher:
                     z = served.model.embed(
                         torch.from_numpy(np.stack([pixels for pixels, _ in batch])).permute(0, 3, 1, 2)
                     )
-                    shares = served.model.head.probabilities(z).cpu()
+                    shares = served.model.head.probabilities(z)
+                    verdicts = served.judging()(z, shares)
+                    shares = shares.cpu()
                 for row, (_, answer) in enumerate(batch):
-                    answer.set_result(Scored(served, z[row], shares[row]))
+                    answer.set_result(Scored(served, z[row], shares[row], verdicts[row]))
             except BaseException as error:  # whatever happened, someone waits for it
                 for _, answer in batch:
                     if not answer.done():
                         answer.set_exception(error)
 
     def _next(self) -> list[tuple[np.ndarray, Future[Scored]]]:
-        """The next batch; empty when this is to end."""
+        """Return the next batch; empty when this is to end."""
         first = self._ready.get()
         if first is None:
+            self._ready.put(None)  # for the next thread
             return []
         batch, until = [first], time.monotonic() + self.window
-        largest = batch_size(self.served().model.image_size)
+        largest = max(1, batch_size(self.served().model.image_size) // self._workers)
         while len(batch) < largest:
             try:
                 more = self._ready.get_nowait()

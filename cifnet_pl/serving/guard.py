@@ -1,4 +1,4 @@
-"""What every request passes before anything reads it: who may ask, from where, how often and how much."""
+"""Check every request before anything reads it: who may ask, from where, how often and how much."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Rate:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def allows(self, client: str) -> bool:
-        """Whether one more request of ``client`` is within its rate; counts it if so."""
+        """Return whether one more request of ``client`` is within its rate; counts it if so."""
         if not self.per_second:
             return True
         now, most = self.clock(), max(1.0, 2 * self.per_second)

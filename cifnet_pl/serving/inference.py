@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2, which Triton and KServe speak: tensors in, tensors out.
+"""Serve the Open Inference Protocol, version 2, which Triton and KServe speak: tensors in, tensors out.
 
 The specification is at https://github.com/kserve/open-inference-protocol. Images come as raw pixels, or as the bytes of
 JPEG, PNG, … files: in JSON as base64, or behind the JSON as Triton's binary tensor extension has it.
@@ -79,7 +79,7 @@ BODY = {
 
 
 def protocol(service: Service) -> APIRouter:
-    """Routes of the Open Inference Protocol."""
+    """Make the routes of the Open Inference Protocol."""
     router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"], responses=ERRORS)
 
     def check(name: str) -> None:
@@ -153,7 +153,7 @@ def protocol(service: Service) -> APIRouter:
 
 
 def _parsed(body: bytes, header: str | None, service: Service) -> tuple[InferRequest, list[Decode]]:
-    """The request, and for each image what decodes it; RequestError for anything else."""
+    """Return the request, and for each image what decodes it; RequestError for anything else."""
     if header is not None and not (header.isascii() and header.isdecimal() and int(header[:12]) <= len(body)):
         raise RequestError(400, "Inference-Header-Content-Length is not a length within the request")
     length = len(body) if header is None else int(header[:12])
@@ -176,7 +176,7 @@ def _parsed(body: bytes, header: str | None, service: Service) -> tuple[InferReq
 
 
 def _files(tensor: InputTensor, binary: bytes | None, service: Service) -> list[Decode]:
-    """Image files: length-prefixed behind the JSON, or base64 within it."""
+    """Return the image files: length-prefixed behind the JSON, or base64 within it."""
     if len(tensor.shape) != 1:
         raise RequestError(422, f"BYTES input has shape {tensor.shape}, expected one number, the number of images")
     found: list[bytes] = []
@@ -198,7 +198,7 @@ def _files(tensor: InputTensor, binary: bytes | None, service: Service) -> list[
 
 
 def _pixels(tensor: InputTensor, binary: bytes | None, service: Service) -> list[Decode]:
-    """Raw pixels: behind the JSON, or as a flat or nested list within it."""
+    """Return the raw pixels: behind the JSON, or as a flat or nested list within it."""
     shape = tensor.shape
     if len(shape) != 4 or shape[3] != 3 or not (0 < shape[1] * shape[2] <= service.options.limits.pixels):
         raise RequestError(422, f"UINT8 input has shape {shape}, expected (images, height, width, 3)")

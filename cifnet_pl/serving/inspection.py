@@ -1,12 +1,10 @@
-"""What a model can say of itself from its stored samples: accuracy, confusion, groups of photos that look alike."""
+"""Evaluate a model on its own stored samples: accuracy, confusions, groups of photos that look alike."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-from sklearn.cluster import AgglomerativeClustering
-from sklearn.metrics import silhouette_score
 from torch import Tensor
 
 from cifnet_pl.model.classifier import Classifier
@@ -18,7 +16,7 @@ LARGEST_CONFUSION = 40
 
 
 def stored_answers(model: Classifier) -> tuple[Tensor, Tensor] | None:
-    """(n,) true and (n,) answered columns of the stored samples, each answered as if it had never been learned.
+    """Return (n,) true and (n,) answered columns of the stored samples, each answered as if it had never been learned.
 
     None where the head has no leave-one-out scores or nothing is stored.
     """
@@ -32,7 +30,10 @@ def stored_answers(model: Classifier) -> tuple[Tensor, Tensor] | None:
 
 
 def stored_accuracy(model: Classifier, names: Sequence[str]) -> float | None:
-    """Leave-one-out accuracy in percent on the stored samples of classes ``names``; None if it cannot be measured."""
+    """Return the leave-one-out accuracy in percent on the stored samples of classes ``names``.
+
+    The result is None if it cannot be measured.
+    """
     found = stored_answers(model)
     if found is None:
         return None
@@ -43,7 +44,7 @@ def stored_accuracy(model: Classifier, names: Sequence[str]) -> float | None:
 
 
 def look(model: Classifier, name: str, version: int, read_only: bool) -> Look:
-    """The state of a model, for the page."""
+    """Return the state of a model, for the page."""
     found = stored_answers(model)
     confusion: list[list[float]] | None = None
     accuracy: float | None = None
@@ -75,7 +76,7 @@ def look(model: Classifier, name: str, version: int, read_only: bool) -> Look:
 
 
 def _bytes(model: Classifier) -> dict[str, int]:
-    """Bytes of the tensors of head and buffer."""
+    """Return the bytes of the tensors of head and buffer."""
     sizes: dict[str, int] = {}
     for key, value in model.tensors().items():
         part = key.partition(".")[0]
@@ -89,6 +90,9 @@ def groups_of(z: Tensor, largest: int = 12) -> list[list[int]]:
     Average-linkage clustering of the cosine distances, into the number of groups (2 to ``largest``) with the best mean
     silhouette (Rousseeuw, 1987). Fewer than three photos are one group.
     """
+    from sklearn.cluster import AgglomerativeClustering  # loads for seconds, and few ask for groups
+    from sklearn.metrics import silhouette_score
+
     count = len(z)
     if count < 3:
         return [list(range(count))] if count else []

@@ -1,4 +1,4 @@
-"""An append-only file of records, each flushed to the disk before it counts."""
+"""Append records to a file, each flushed to the disk before it counts."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _encoded(record: Record) -> bytes:
 
 
 def _decoded(line: bytes) -> Record | None:
-    """The record of a line, or None if the line is torn or its checksum is wrong."""
+    """Return the record of a line, or None if the line is torn or its checksum is wrong."""
     try:
         record = json.loads(line.partition(b" ")[2])
     except ValueError:

@@ -1,12 +1,10 @@
-"""Learning beside answering: one change at a time, on a copy, stored before it is served."""
+"""Learn while answering: one change at a time, on a copy, stored before it is served."""
 
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import secrets
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -18,8 +16,6 @@ from cifnet_pl.serving.refusals import RequestError, explained
 from cifnet_pl.utilities.errors import CifnetError
 
 LOG = logging.getLogger("cifnet_pl.serving")
-LOWER = 10
-"""Niceness of the thread that learns: where cores are short, answers come first."""
 
 REMEMBERED = 200
 """Finished jobs whose result can still be asked for."""
@@ -93,14 +89,14 @@ class Learner:
         return job
 
     def job(self, key: str) -> Job:
-        """The job of a key; RequestError if it is not known."""
+        """Return the job of a key; RequestError if it is not known."""
         found = self._jobs.get(key)
         if found is None:
             raise RequestError(404, "there is no such job, or it ended long ago")
         return found
 
     def place(self, job: Job) -> int:
-        """How many jobs come before this one; 0 while it is at work and afterwards."""
+        """Return how many jobs come before this one; 0 while it is at work and afterwards."""
         return 0 if job.started else job.number - self._finished - 1
 
     def close(self) -> None:
@@ -109,8 +105,8 @@ class Learner:
         self._thread.join()
 
     def _run(self) -> None:
-        if sys.platform.startswith("linux"):  # elsewhere niceness is of the whole process
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWER)
+        # At the priority of the answers: a thread of a lower one that is put off while it holds Python's lock would
+        # hold up all others.
         while (job := self._queue.get()) is not None:
             job.started = True
             try:

@@ -1,4 +1,4 @@
-"""Counters and times in Prometheus' text format."""
+"""Count requests and times in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Measures:
-    """What ``/metrics`` shows. All of it belongs to this object, so that one process can hold several services."""
+    """The numbers of ``/metrics``. They belong to this object, so that one process can hold several services."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -40,5 +40,5 @@ class Measures:
         self.seconds.labels(path).observe(seconds)
 
     def text(self) -> bytes:
-        """Everything, in the text format."""
+        """Return everything, in the text format."""
         return generate_latest(self.registry)

@@ -1,4 +1,4 @@
-"""Every refusal of a request: one sentence, and the HTTP status that fits it."""
+"""Refuse requests with one sentence and the HTTP status that fits it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RequestError(UsageError):
 
 
 def explained(error: CifnetError) -> RequestError:
-    """The package's own error as the answer to a request, without paths of the server."""
+    """Return the package's own error as the answer to a request, without paths of the server."""
     if isinstance(error, RequestError):
         return error
     cause: BaseException | None = error

@@ -1,4 +1,4 @@
-"""``serve``: a page and an HTTP service on a learned model."""
+"""``serve``: serve a learned model as a page and over HTTP."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 import socket
 import tempfile
 from pathlib import Path
+
+import torch
 
 from cifnet_pl.model.loading import load
 from cifnet_pl.utilities.errors import UsageError
@@ -27,7 +29,10 @@ def serve(
     keep_photos: bool = True,
     keep_versions: int = 100,
     rate: float = 200.0,
+    unknown: float | None = 0.05,
+    coverage: float | None = 0.95,
     name: str | None = None,
+    trust: bool = False,
 ) -> None:
     """Open a page and an HTTP service to ask a model, teach it, look at it, and take changes back.
 
@@ -44,7 +49,10 @@ def serve(
         keep_photos: whether photos that are taught stay in the workspace, for exact forgetting and as examples.
         keep_versions: number of versions to keep; the oldest are removed.
         rate: requests per second of one client; 0 for no limit.
+        unknown: share of photos of known classes that may be called "none of these"; null never to say so.
+        coverage: chance that the right class is in the set of answers; null to give no set.
         name: of the model in the Open Inference Protocol; by default the folder's.
+        trust: whether heads and networks from outside the package that a model names may be imported, code and all.
 
     Raises:
         UsageError: a port or host that cannot be listened on, a host without a token, or a workspace of another model.
@@ -63,19 +71,23 @@ def serve(
         raise UsageError(f"--keep_versions is {keep_versions}, expected at least 2: undo needs the version before")
     if rate < 0:
         raise UsageError(f"--rate is {rate:g}, expected 0 or more")
+    for option, share in (("unknown", unknown), ("coverage", coverage)):
+        if share is not None and not 0 < share < 1:
+            raise UsageError(f"--{option} is {share:g}, expected a share between 0 and 1, or null")
     listening = _listen(host, port)
     place = Path(model).expanduser()
     folder = (
         Path(workspace).expanduser() if workspace else place.resolve().with_name(f"{place.resolve().name}-workspace")
     )
-    found = load(model)
-    opened = Workspace(folder, found, keep_versions)
+    torch.set_num_threads(1)  # each answer keeps to one core: see Batcher
+    found = load(model, trust=trust)
+    opened = Workspace(folder, found, keep_versions, trust)
     if opened.current != 1:
         found = opened.load(opened.current).to(found.device)
         print(f"workspace {folder} goes on at version {opened.current}")
     (folder / "incoming").mkdir(exist_ok=True)
     tempfile.tempdir = str(folder / "incoming")  # where large uploads wait
-    options = Options(name or _plain(place.resolve().name), read_only, keep_photos)
+    options = Options(name or _plain(place.resolve().name), read_only, keep_photos, unknown, coverage)
     app = make_app(Service(opened, found, options), Access(secret, host not in LOOPBACK, rate))
     _announce(host, listening.getsockname()[1], len(found.class_names), secret is not None)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
@@ -94,7 +106,7 @@ def serve(
 
 
 def _token(host: str, token: str | None, token_file: str | None) -> str | None:
-    """The token; UsageError where one is needed, or cannot be used."""
+    """Return the token; UsageError where one is needed, or cannot be used."""
     if token is not None and token_file is not None:
         raise UsageError("--token and --token_file: give one of them")
     if token_file is not None:

@@ -1,12 +1,14 @@
-"""Everything that the service can do, without HTTP: ask, teach, look and change, on one workspace."""
+"""Do everything that the service can do, without HTTP: classify, teach, inspect and change one workspace."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import IO
+from threading import Lock
+from typing import IO, Literal
 
 import numpy as np
 import torch
@@ -15,31 +17,38 @@ from torch import Tensor
 from cifnet_pl.data.images import UnreadableImage
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.serving import answers, inspection
+from cifnet_pl.serving.audits import audited
 from cifnet_pl.serving.batches import Batcher, Scored, Served
+from cifnet_pl.serving.gallery import Gallery
+from cifnet_pl.serving.history import Change, Version
 from cifnet_pl.serving.learner import Job, Learner, Result
 from cifnet_pl.serving.measures import Measures
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.teaching import taught
 from cifnet_pl.serving.uploads import Limits, Staged, Upload, decoded, stage, uploads
-from cifnet_pl.serving.workspace import Change, Version, Workspace
+from cifnet_pl.serving.workspace import Workspace
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.text import printable
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a workspace is served.
+    """The options by which a workspace is served.
 
     Attributes:
         name: of the model, in paths of the Open Inference Protocol.
         read_only: whether changes are refused.
         keep_photos: whether photos that are taught stay in the workspace: for exact forgetting, and to be shown.
+        unknown: share of photos of known classes that may be called "none of these"; None never to say so.
+        coverage: chance that the right class is in the set of answers; None to give no set.
         limits: of one request.
     """
 
     name: str = "model"
     read_only: bool = False
     keep_photos: bool = True
+    unknown: float | None = 0.05
+    coverage: float | None = 0.95
     limits: Limits = field(default_factory=Limits)
 
 
@@ -54,9 +63,11 @@ class Service:
 
     def __init__(self, workspace: Workspace, model: Classifier, options: Options | None = None):
         self.workspace, self.options = workspace, options or Options()
-        self.measures = Measures()
-        self.learner = Learner(Served(model, workspace.current))
+        self.measures, self.costly = Measures(), Lock()
+        self.learner = Learner(self._served(model, workspace.current))
         self.batcher = Batcher(lambda: self.learner.served, observe=self.measures.batches.observe)
+        self.gallery = Gallery(lambda: self.workspace.kept(self.learner.served.version), self._embedded)
+        self.gallery.update()
         self.measures.watch("cifnet_version", "Version that is served", lambda: self.learner.served.version)
         self.measures.watch("cifnet_classes", "Classes known", lambda: len(self.model.class_names))
         self.measures.watch(
@@ -72,24 +83,44 @@ class Service:
     def close(self) -> None:
         """Finish what was asked for, and close the workspace."""
         self.learner.close()
+        self.gallery.close()
         self.batcher.close()
         self.workspace.close()
 
     # ------------------------------------------------------------------ ask
 
     def decoder(self, content: bytes) -> Callable[[], np.ndarray]:
-        """() → a photo as the square that the model sees."""
+        """Return () → a photo as the square that the model sees."""
         model = self.model
         return partial(decoded, content, model.image_size, model.crop_ratio, self.options.limits)
 
     def answer(self, file: str, scored: Scored, top: int) -> answers.PhotoAnswer:
-        """What one photo's probabilities say."""
+        """Return what one photo's probabilities say, and whether it is of a known class."""
         names = scored.served.model.class_names
         best = scored.probabilities.topk(min(top, len(names)))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         self.measures.classified.inc()
         found = [answers.Candidate(name=names[column], probability=share) for column, share in pairs]
-        return answers.PhotoAnswer(file=printable(file), classes=found)
+        verdict = scored.verdict
+        if verdict.known is False:
+            self.measures.unknown.inc()
+        return answers.PhotoAnswer(
+            file=printable(file),
+            classes=found,
+            known=verdict.known,
+            novelty=verdict.novelty,
+            p_value=verdict.p_value,
+            answers=None if verdict.answers is None else list(verdict.answers),
+            nearest=self.gallery.nearest(found[0].name, scored.z),
+        )
+
+    def audit(self) -> answers.Audit:
+        """Return the doubtful labels among the kept photos, and accuracy by number of photos."""
+        served = self.learner.served
+        return audited(served.model, self.gallery, self.workspace.kept(served.version))
+
+    def _embedded(self, name: str) -> Future[Scored]:
+        return self.batcher.submit(self.decoder(self.workspace.photo(name).read_bytes()))
 
     def group(self, files: Sequence[tuple[str, bytes]]) -> answers.Groups:
         """Group photos by likeness, each with the class that most of it looks like."""
@@ -137,8 +168,11 @@ class Service:
         note = old.warning_of(staged.names)
         version = None
         if not dry_run:
-            kept = self._keep(staged)
-            version = self.workspace.commit(lesson.model, lesson.change(kept))
+            try:
+                version = self.workspace.commit(lesson.model, lesson.change(self._keep(staged)))
+            except BaseException:
+                self.workspace.remove_unused_photos()
+                raise
             self.measures.learned.inc(sum(lesson.learned.values()))
         found = answers.Lesson(
             version=version.number if version else None,
@@ -151,7 +185,7 @@ class Service:
             seconds=time.perf_counter() - start,
             note=note,
         )
-        return (Served(lesson.model, version.number) if version else None), {"lesson": found}
+        return (self._served(lesson.model, version.number) if version else None), {"lesson": found}
 
     def _keep(self, staged: Staged) -> dict[str, list[str]]:
         if not self.options.keep_photos:
@@ -177,7 +211,7 @@ class Service:
         says = f"forgot '{printable(name)}' {said}"
         version = self.workspace.commit(done.model, Change("forget", says, forgotten=name))
         changed = answers.Changed(version=version.number, says=says, exact=done.exact)
-        return Served(done.model, version.number), {"changed": changed}
+        return self._served(done.model, version.number), {"changed": changed}
 
     def rename(self, old: str, new: str) -> Job:
         """Queue giving a class another name."""
@@ -189,7 +223,7 @@ class Service:
         model.rename(old, new)
         says = f"renamed '{printable(old)}' to '{printable(new)}'"
         version = self.workspace.commit(model, Change("rename", says, renamed=(old, new)))
-        return Served(model, version.number), {"changed": answers.Changed(version=version.number, says=says)}
+        return self._served(model, version.number), {"changed": answers.Changed(version=version.number, says=says)}
 
     def undo(self) -> Job:
         """Queue going back by one change."""
@@ -204,13 +238,28 @@ class Service:
         work = partial(self.workspace.go_to, number)
         return self._submit("go to", lambda job: self._move("went to", self.workspace.version(number).number, work))
 
+    def purge(self, photos: Literal["forgotten", "all"]) -> Job:
+        """Queue deleting kept photos, and all versions but the served one, for good."""
+        return self._submit("purge", partial(self._purge, photos))
+
+    def _purge(self, photos: Literal["forgotten", "all"], job: Job) -> tuple[Served | None, Result]:
+        count = self.workspace.purge(every=photos == "all")
+        says = f"deleted {count} {'photo' if count == 1 else 'photos'} and all other versions for good"
+        return None, {"changed": answers.Changed(version=self.workspace.current, says=says)}
+
     def _move(self, did: str, number: int, record: Callable[[], Version]) -> tuple[Served, Result]:
         """Serve a stored version: its bundle is read before the journal says that it is served."""
         here, model = self.learner.served.version, self.workspace.load(number).to(self.model.device)
         version = record()
         subject = self.workspace.versions[here] if did == "undid" else version
         says = f"{did}: {subject.change.says}" if did != "went to" else f"went to version {number}"
-        return Served(model, version.number), {"changed": answers.Changed(version=version.number, says=says)}
+        return self._served(model, version.number), {"changed": answers.Changed(version=version.number, says=says)}
+
+    def _served(self, model: Classifier, number: int) -> Served:
+        """Return a model to be served; what tells unknown photos is made now, so that no answer waits for it."""
+        served = Served(model, number, self.options.unknown, self.options.coverage)
+        served.judging()
+        return served
 
     def _submit(
         self, what: str, work: Callable[[Job], tuple[Served | None, Result]], always: Callable[[], None] | None = None
@@ -225,7 +274,9 @@ class Service:
                 if always is not None:
                     always()
 
-        return self.learner.submit(what, whole)
+        job = self.learner.submit(what, whole)
+        job.result.add_done_callback(lambda _: self.gallery.update())
+        return job
 
 
 def require(model: Classifier, name: str) -> None:
@@ -237,5 +288,5 @@ def require(model: Classifier, name: str) -> None:
 
 
 def stack(rows: Sequence[Tensor]) -> Tensor:
-    """Rows as a matrix; (0, 0) without any."""
+    """Stack rows as a matrix; (0, 0) without any."""
     return torch.stack(list(rows)) if rows else torch.zeros(0, 0)

@@ -1,4 +1,4 @@
-"""One lesson from uploaded photos: learned on a copy, scored before it is learned, and its cost to older classes."""
+"""Teach one lesson from uploaded photos, on a copy: score it before it is learned, and what it costs older classes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.description import Event
 from cifnet_pl.model.extend import Score, learn
+from cifnet_pl.serving.history import Change
 from cifnet_pl.serving.inspection import stored_accuracy
 from cifnet_pl.serving.uploads import Staged
-from cifnet_pl.serving.workspace import Change
 from cifnet_pl.utilities.text import printable
 
 Progress = Callable[[int, int], object]
@@ -28,7 +28,7 @@ class ReportedPhotos(ClassPhotos):
     report: Progress = lambda done, total: None
 
     def embedded(self, *args: Any, **options: Any) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """As :meth:`ClassPhotos.embedded`."""
+        """Yield rows and embeddings, as :meth:`ClassPhotos.embedded` does."""
         done, total = 0, len(self.files)
         for rows, z in super().embedded(*args, **options):
             yield rows, z
@@ -55,7 +55,7 @@ class Taught:
     old_after: float | None
 
     def change(self, kept: Mapping[str, list[str]]) -> Change:
-        """The entry of the journal."""
+        """Return the entry of the journal."""
         names = ", ".join(f"'{printable(name)}'" for name in list(self.learned)[:3])
         names += ", …" if len(self.learned) > 3 else ""
         scores = {"held_back": self.score.percent, "old_before": self.old_before, "old_after": self.old_after}

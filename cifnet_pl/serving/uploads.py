@@ -1,4 +1,4 @@
-"""Photos from outside: how many, how large and of which kind they may be, and where they wait to be learned."""
+"""Check photos from outside: how many, how large and of which kind they may be; keep them until they are learned."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FORMATS |= {"AVIF": "avif", "HEIF": "heic"}
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may hold.
+    """The limits of one request.
 
     Attributes:
         body_bytes: of the whole request.
@@ -65,7 +65,7 @@ class Upload:
 
 
 def uploads(files: Iterable[tuple[str, IO[bytes]]], limits: Limits, zips: bool = False) -> Iterator[Upload]:
-    """The photos of a request, one at a time; with ``zips``, those in zip files too.
+    """Yield the photos of a request, one at a time; with ``zips``, those in zip files too.
 
     Raises:
         RequestError: more than the limits allow, or a zip file that is damaged or hostile.
@@ -128,7 +128,7 @@ def _check_entries(entries: list[zipfile.ZipInfo], where: str, limits: Limits) -
 
 @cache
 def _decodable() -> list[str]:
-    """The formats that this machine's Pillow opens; MPO files are opened as JPEG."""
+    """Return the formats that this machine's Pillow opens; MPO files are opened as JPEG."""
     Image.init()
     return [name for name in FORMATS if name in Image.OPEN and name != "MPO"]
 
@@ -148,7 +148,7 @@ def opened(content: bytes, limits: Limits) -> Image.Image:
 
 
 def decoded(content: bytes, size: int, crop_ratio: float, limits: Limits) -> np.ndarray:
-    """A photo as (size, size, 3) uint8; UnreadableImage."""
+    """Return a photo as (size, size, 3) uint8; UnreadableImage."""
     with opened(content, limits) as image:
         return opened_square(image, size, crop_ratio)
 
@@ -170,11 +170,11 @@ class Staged:
     unreadable: list[tuple[str, str]] = field(default_factory=list)
 
     def photos(self) -> FileSet:
-        """The files with their classes."""
+        """Return the files with their classes."""
         return FileSet(self.folder, [name for name, _ in self.files], [label for _, label in self.files])
 
     def of_class(self, name: str) -> list[str]:
-        """File names of the photos of one class."""
+        """Return the file names of the photos of one class."""
         return [file for file, label in self.files if self.names[label] == name]
 
     def leave_out(self, learned: Mapping[str, list[str]]) -> None:

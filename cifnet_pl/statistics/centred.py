@@ -1,4 +1,4 @@
-"""Ridge regression with a free bias: centre features and targets, then solve."""
+"""Solve ridge regression with a free bias: centre features and targets, then solve."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics.gcv import solve_gcv
-from cifnet_pl.statistics.solve import leverages, solve_ridge
+from cifnet_pl.statistics.gcv import Choice, solve_gcv
+from cifnet_pl.statistics.left_out import half_products
+from cifnet_pl.statistics.solve import solve_ridge
 
 
 @dataclass(frozen=True)
@@ -47,19 +48,20 @@ class Centred:
             samples=samples,
         )
 
-    def solve(self, ridge: float | str) -> tuple[Tensor, float]:
-        """Weights (d+1, C) with the bias in row 0, and the ridge used.
+    def solve(self, ridge: float | str) -> tuple[Tensor, Choice]:
+        """Return the weights (d+1, C) with the bias in row 0, and the ridge used.
 
         ``ridge`` is a number added to the centred Gram matrix, or "gcv" for generalised cross-validation.
         """
         if ridge == "gcv":
             weights, chosen = solve_gcv(self.gram, self.moment, self.target_energy, self.samples, free=1)
         else:
-            chosen = float(ridge)
-            weights = solve_ridge(self.gram, self.moment, self.gram.new_tensor(chosen))
+            chosen = Choice(float(ridge), "given")
+            weights = solve_ridge(self.gram, self.moment, self.gram.new_tensor(chosen.ridge))
         bias = self.target_mean - self.mean @ weights
         return torch.cat([bias[None], weights]), chosen
 
-    def leverages(self, z: Tensor, ridge: float, mass: Tensor) -> Tensor:
-        """:func:`leverages` (n,) of embeddings z (n, d) with a free bias; ``mass`` () is the total weight ``Σ ω``."""
-        return 1 / mass + leverages(self.gram, self.gram.new_tensor(ridge), z - self.mean)
+    def half_products(self, z: Tensor, ridge: float, mass: Tensor) -> Tensor:
+        """Return :func:`half_products` (n, d+1) of embeddings z (n, d) with a free bias; ``mass`` () is ``Σ ω``."""
+        half = half_products(self.gram, self.gram.new_tensor(ridge), z - self.mean)
+        return torch.cat([half.new_full((len(half), 1), 1) / mass.double().sqrt(), half], dim=1)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple
+
 import torch
 from torch import Tensor
 
+from cifnet_pl.statistics.own_error import shares_of_own_error
 from cifnet_pl.statistics.spectral import spectrum
 
 GCV_GRID = torch.logspace(-7, 3, 101, dtype=torch.float64)
@@ -14,8 +17,26 @@ SMALLEST = 10
 """The smallest candidate, in units of the rounding of the largest eigenvalue: binds in float32 only."""
 
 
-def solve_gcv(gram: Tensor, moment: Tensor, target_energy: Tensor, samples: int, free: int = 0) -> tuple[Tensor, float]:
-    """``(gram + λI)⁻¹ moment`` and the λ that :func:`gcv_ridge` chooses, from one eigendecomposition.
+MOST_FREEDOM = 0.5
+"""The largest share of degrees of freedom among samples: a fit with more has been chosen by copies, not by error."""
+
+
+Place = Literal["inside", "cap", "smallest", "largest", "given"]
+"""Where a ridge lies: "cap" if generalised cross-validation asks for more freedom than is allowed, "smallest" and
+"largest" at an edge of the grid, else "inside"; "given" if it was not chosen now."""
+
+
+class Choice(NamedTuple):
+    """A ridge, and where it lies."""
+
+    ridge: float
+    place: Place
+
+
+def solve_gcv(
+    gram: Tensor, moment: Tensor, target_energy: Tensor, samples: int, free: int = 0
+) -> tuple[Tensor, Choice]:
+    """Return ``(gram + λI)⁻¹ moment`` and the λ that :func:`gcv_ridge` chooses, from one eigendecomposition.
 
     Args:
         gram: (p, p) symmetric positive semi-definite.
@@ -29,18 +50,22 @@ def solve_gcv(gram: Tensor, moment: Tensor, target_energy: Tensor, samples: int,
     """
     found = spectrum(gram, samples - free, moment.shape[1])
     rotated = torch.where(found.values[:, None] > 0, found.rotate(moment), 0)
-    ridge = gcv_ridge(found.values, rotated.square().sum(dim=1), target_energy, samples, free)
-    return found.back(rotated / (found.values + ridge)[:, None]), ridge
+    choice = gcv_ridge(found.values, rotated.square().sum(dim=1), target_energy, samples, free)
+    return found.back(rotated / (found.values + choice.ridge)[:, None]), choice
 
 
-def gcv_ridge(eigenvalues: Tensor, energy: Tensor, target_energy: Tensor, samples: int, free: int = 1) -> float:
-    """The ridge that minimises generalised cross-validation (Golub, Heath and Wahba, 1979).
+def gcv_ridge(eigenvalues: Tensor, energy: Tensor, target_energy: Tensor, samples: int, free: int = 1) -> Choice:
+    """Return the ridge that minimises generalised cross-validation (Golub, Heath and Wahba, 1979).
 
     ``GCV(λ) = n·RSS/(n−df)²`` with ``RSS = tr(Y_cᵀY_c) − 2Σ a_i/(e_i+λ) + Σ e_i a_i/(e_i+λ)²`` and
-    ``df = free + Σ e_i/(e_i+λ)``, over a log grid around the mean eigenvalue. Candidates with ``df ≥ n`` are out, and
+    ``df = free + Σ e_i/(e_i+λ)``, over a log grid around the mean eigenvalue. Candidates with ``df > n/2`` are out, and
     so are those that are lost in the rounding of the largest eigenvalue.
     RSS is what no λ can fit, ``tr(Y_cᵀY_c) − Σ a_i/e_i``, plus ``Σ (a_i/e_i)·(λ/(e_i+λ))²``: with no more samples than
     features both RSS and n − df fall to zero with λ, and the first form would leave only rounding of their ratio.
+
+    Copies of samples, and samples that differ little from others, add directions without error, in which ``n − df``
+    stays positive while RSS is zero, so that GCV would be won by λ → 0. Each direction counts in n and in df by its
+    share of error (:func:`~cifnet_pl.statistics.own_error.shares_of_own_error`), which is 1 where samples are distinct.
 
     Args:
         eigenvalues: (d,) e_i ≥ 0 of the Gram matrix, centred where the bias is free; exactly zero beyond its rank.
@@ -51,16 +76,31 @@ def gcv_ridge(eigenvalues: Tensor, energy: Tensor, target_energy: Tensor, sample
     """
     mean = eigenvalues.mean().item()
     if mean == 0.0:  # all embeddings alike: any ridge gives zero weights
-        return 1.0
-    used = eigenvalues > 0
-    eigenvalues, explained = eigenvalues[used], energy[used] / eigenvalues[used]
-    spare = samples - free - len(eigenvalues)
-    unexplained = (target_energy - explained.sum()).clamp_min(0) if spare > 0 else torch.zeros_like(target_energy)
+        return Choice(1.0, "inside")
+    order = eigenvalues.argsort(descending=True)[: int((eigenvalues > 0).sum())]
+    eigenvalues, explained = eigenvalues[order], energy[order] / eigenvalues[order]
+    spare = max(samples - free - len(eigenvalues), 0)
+    unexplained = (target_energy - explained.sum()).clamp_min(0) if spare else torch.zeros_like(target_energy)
+    share, beyond = shares_of_own_error(explained, spare, unexplained)
     grid = GCV_GRID.to(eigenvalues) * mean
     left = grid[:, None] / (eigenvalues + grid[:, None])
     rss = unexplained + (explained * left.square()).sum(1)
-    freedom = spare + left.sum(1)  # n − df
-    score = samples * rss / freedom.square()
+    freedom = beyond * spare + (share * left).sum(1)  # n − df
+    score = rss / freedom.square()
     score[(freedom <= 0) | (grid < SMALLEST * torch.finfo(grid.dtype).eps * eigenvalues.max())] = torch.inf
+    allowed = torch.where(freedom < (1 - MOST_FREEDOM) * (free + share.sum() + beyond * spare), torch.inf, score)
+    best = _last_smallest(allowed)
+    return Choice(grid[best].item(), _place(score, best, bool(energy.any())))
+
+
+def _last_smallest(score: Tensor) -> int:
     # Ties go to the largest ridge: with nothing to fit (one class so far) the simplest solution is right.
-    return grid[len(grid) - 1 - score.flip(0).argmin()].item()
+    return len(score) - 1 - int(score.flip(0).argmin())
+
+
+def _place(score: Tensor, best: int, learnable: bool) -> Place:
+    if _last_smallest(score) < best:
+        return "cap"
+    if best == len(score) - 1 and learnable:
+        return "largest"
+    return "smallest" if best == int(score.isfinite().int().argmax()) else "inside"

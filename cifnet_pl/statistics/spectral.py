@@ -1,4 +1,4 @@
-"""Eigendecomposition of a Gram matrix for what ridge regression asks of it: the spectrum, and a few rotated columns."""
+"""Decompose a Gram matrix for ridge regression: the spectrum, and a few rotated columns."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.linalg import get_lapack_funcs
 from torch import Tensor
 
+from cifnet_pl.statistics.lapack import stevd, sytrd
 from cifnet_pl.utilities.errors import CifnetError
 
 FACTORED_FROM = 64
@@ -29,10 +29,14 @@ class Spectrum:
 
 
 def spectrum(gram: Tensor, rank: int, columns: int) -> Spectrum:
-    """Eigendecomposition of a Gram matrix (p, p), float64 or float32, of rank at most ``rank``.
+    """Compute the eigendecomposition of a Gram matrix.
 
-    Eigenvalues beyond that rank, and those below the precision, hold only rounding: they are zero here. ``columns``,
-    how many will be rotated, decides in which form the eigenvectors are kept.
+    Eigenvalues beyond the rank, and those below the precision, hold only rounding: they are zero here.
+
+    Args:
+        gram: (p, p) float64 or float32.
+        rank: an upper bound of its rank.
+        columns: how many columns will be rotated, which decides in which form the eigenvectors are kept.
 
     Raises:
         CifnetError: the sums overflowed.
@@ -63,14 +67,12 @@ def _whole(gram: Tensor) -> Spectrum:
 
 
 def _factored(gram: Tensor) -> Spectrum:
-    """``G = Q T Qᵀ`` with T tridiagonal, ``T = U diag(values) Uᵀ``: V = QU is never formed.
+    """Return ``G = Q T Qᵀ`` with T tridiagonal, ``T = U diag(values) Uᵀ``: V = QU is never formed.
 
     Without the product QU it takes half as long (p = 1280, few columns). LAPACK's sytrd leaves Q as Householder
     reflectors of all rows but the first, in the form that ormqr applies, as LAPACK's own ormtr does.
     """
-    sytrd, sytrd_lwork, stevd = get_lapack_funcs(("sytrd", "sytrd_lwork", "stevd"), (gram.numpy(),))
-    lwork = int(sytrd_lwork(len(gram), lower=1)[0])
-    packed, diagonal, below, scales, _ = sytrd(gram.numpy().T, lower=1, lwork=lwork)
+    packed, diagonal, below, scales = sytrd(gram.numpy().T)
     values, vectors, failed = stevd(diagonal, below)
     if failed:
         raise np.linalg.LinAlgError("the eigenvalues of the Gram matrix did not converge")

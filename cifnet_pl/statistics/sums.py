@@ -1,4 +1,4 @@
-"""Sufficient statistics: sums over embeddings that can be added to, merged, subtracted and reduced over processes.
+"""Sum over embeddings: sufficient statistics to add to, merge, subtract and reduce over processes.
 
 All sums are additive over samples, so any batch order, batch size or split over processes gives the same
 statistics up to rounding. Nothing here knows about tasks, labels or Lightning.
@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics.symmetric import add_lower_, mirror_
+from cifnet_pl.statistics.symmetric import add_lower_
+from cifnet_pl.statistics.triangle import pack, packed_shape, unpack
 from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.growing import GrowingModule
 
@@ -27,8 +28,9 @@ class ClassSums(GrowingModule):
 
     Buffers (dtype as given, float64 unless told otherwise):
         class_sums: (C, p), ``Σ_{y=c} ω x``. With a leading bias feature its first column is the class's weight.
-        counts: (C,) int64, number of distinct rows of each class.
-        seen: () int64, number of distinct rows in all, whether or not they belong to one of the classes.
+        counts: (C,) int64, number of rows of each class.
+        seen: () int64, number of distinct rows in all, whether or not they belong to one of the classes; copies that
+            are known (``note_copies``) do not count.
         mass: () ``Σ ω`` over all rows.
 
     Args:
@@ -57,7 +59,7 @@ class ClassSums(GrowingModule):
     @property
     def class_mass(self) -> Tensor:
         """(C,) total weight of each class's rows, were all weights alike; of one with a bias feature, its own sums."""
-        return self.mass * self.counts / self.seen
+        return self.mass * self.counts / torch.maximum(self.seen, self.counts.sum())
 
     def grow(self, classes: int) -> None:
         """Make room for ``classes`` more classes, at the end, with zero sums."""
@@ -79,6 +81,10 @@ class ClassSums(GrowingModule):
             self.mass += len(x) if weight is None else weight.to(x).sum()
             self._add_rows(x, weighted, index)
 
+    def note_copies(self, count: int) -> None:
+        """Take ``count`` of the rows out of ``seen``, as copies of others; the sums stay. Negative to put them back."""
+        self.seen -= count
+
     def _add_rows(self, x: Tensor, weighted: Tensor, index: Tensor) -> None:
         """Add rows (n, p) and their weighted form (n, p) to what depends on their classes ``index`` (n,)."""
         member = index >= 0
@@ -88,7 +94,13 @@ class ClassSums(GrowingModule):
         self.counts += torch.bincount(index, minlength=len(self.counts))
 
     def merge(self, other: ClassSums, columns: Tensor | None = None, sign: int = 1) -> None:
-        """Add (``sign=1``) or subtract (``-1``) sums whose class c is this object's class ``columns[c]``."""
+        """Add or subtract the sums of another object.
+
+        Args:
+            other: sums of the same kind and width.
+            columns: (C',) int64 column of each of its classes here; None if the classes are the same.
+            sign: 1 to add, -1 to subtract.
+        """
         device = self.class_sums.device
         if columns is None:
             columns = torch.arange(len(other.counts), device=device)
@@ -126,9 +138,9 @@ class Sums(ClassSums):
     """:class:`ClassSums` and the Gram matrix of all rows.
 
     Buffers, besides those of :class:`ClassSums`:
-        products: (p, p), the blocks on and below the diagonal of ``Σ ω x xᵀ`` over all rows. What stands above them
-            has no meaning: additions leave it out, and ``gram`` fills it in. Read ``gram``.
-        class_grams: (C, p, p), ``Σ_{y=c} ω x xᵀ``; empty (0, p, p) unless ``per_class``.
+        products: ``Σ ω x xᵀ`` over all rows, as a triangle (:mod:`cifnet_pl.statistics.triangle`). While rows are added
+            they are summed up in a square, which becomes part of it in ``settle``. Read ``gram``.
+        class_grams: (C, …), ``Σ_{y=c} ω x xᵀ`` as triangles; empty (0, …) unless ``per_class``.
 
     Args:
         width, classes, dtype: as for :class:`ClassSums`.
@@ -141,43 +153,74 @@ class Sums(ClassSums):
     def __init__(self, width: int, classes: int = 0, *, per_class: bool = False, dtype: torch.dtype = torch.float64):
         super().__init__(width, classes, dtype=dtype)
         self.per_class = per_class
-        self.register_buffer("products", torch.zeros(width, width, dtype=dtype))
-        self.register_buffer("class_grams", torch.zeros(classes if per_class else 0, width, width, dtype=dtype))
+        shape = packed_shape(width)
+        self.register_buffer("products", torch.zeros(shape, dtype=dtype))
+        self.register_buffer("class_grams", torch.zeros(classes if per_class else 0, *shape, dtype=dtype))
+        self._square: Tensor | None = None  # (p, p), where rows are being added: then it holds all of the products
 
     @property
     def gram(self) -> Tensor:
-        """(p, p) ``Σ ω x xᵀ`` over all rows; the tensor itself, not a copy. Each reading copies half of it."""
-        return mirror_(self.products)
+        """(p, p) ``Σ ω x xᵀ`` over all rows; a copy, made at each reading."""
+        self.settle()
+        return unpack(self.products, self.width)
+
+    def class_gram(self, column: int) -> Tensor:
+        """Return (p, p) ``Σ_{y=c} ω x xᵀ`` of the class at ``column``; only ``per_class``."""
+        return unpack(self.class_grams[column], self.width)
+
+    def settle(self) -> None:
+        """Make a triangle of the square that rows were added to, and free the square."""
+        if self._square is not None:
+            self.products = pack(self._square)
+            self._square = None
 
     def drop_gram(self) -> None:
         """Free the memory of the Gram matrix; only the sums of the classes are of use afterwards."""
-        self.products = self.products.new_zeros(0, 0)
+        self.products, self._square = self.products.new_zeros(0, 0), None
 
     def grow(self, classes: int) -> None:
         """Make room for ``classes`` more classes, at the end, with zero sums."""
         super().grow(classes)
         if self.per_class:
-            more = self.class_grams.new_zeros(classes, self.width, self.width)
+            more = self.class_grams.new_zeros(classes, *self.class_grams.shape[1:])
             self.class_grams = torch.cat([self.class_grams, more])
 
     def _add_rows(self, x: Tensor, weighted: Tensor, index: Tensor) -> None:
-        add_lower_(self.products, weighted, x)
+        if self._square is None:
+            self._square, self.products = unpack(self.products, self.width), self.products.new_zeros(0, 0)
+        add_lower_(self._square, weighted, x)
         super()._add_rows(x, weighted, index)
         for c in torch.unique(index[index >= 0]).tolist() if self.per_class else ():
-            self.class_grams[c] += weighted[index == c].T @ x[index == c]
+            self.class_grams[c] += pack(weighted[index == c].T @ x[index == c])
 
     def add_gram_of(self, other: Sums) -> None:
         """Add the rows of ``other`` as rows that belong to none of these classes."""
-        self.products.add_(other.products)
+        self._add_products(other, 1)
         self.seen += other.seen
         self.mass += other.mass
 
+    def _add_products(self, other: Sums, sign: int) -> None:
+        self.settle()
+        other.settle()
+        self.products.add_(other.products.to(self.products.device), alpha=sign)
+
+    def subtract_products(self, rows: Tensor) -> None:
+        """Take ``rowsᵀ rows`` out of the Gram matrix; rows (n, p)."""
+        self.settle()
+        self.products.sub_(pack(rows.T @ rows))
+
     def merge(self, other: ClassSums, columns: Tensor | None = None, sign: int = 1) -> None:
-        """Add (``sign=1``) or subtract (``-1``) sums whose class c is this object's class ``columns[c]``."""
+        """Add or subtract the sums of another object.
+
+        Args:
+            other: sums of the same kind and width.
+            columns: (C',) int64 column of each of its classes here; None if the classes are the same.
+            sign: 1 to add, -1 to subtract.
+        """
         assert isinstance(other, Sums)
         device = self.products.device
         super().merge(other, columns, sign)
-        self.products.add_(other.products.to(device), alpha=sign)
+        self._add_products(other, sign)
         if self.per_class:
             into = torch.arange(len(other.counts), device=device) if columns is None else columns
             self.class_grams.index_add_(0, into, sign * other.class_grams.to(device))
@@ -190,18 +233,32 @@ class Sums(ClassSums):
 
     def reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
         """Sum over processes: call ``sum_in_place`` on every tensor, in a fixed order."""
-        sum_in_place(self.gram)
+        self.settle()
+        sum_in_place(self.products)
         super().reduce(sum_in_place)
         sum_in_place(self.class_grams)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        self.settle()
+        return super()._apply(fn, recurse)
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        mirror_(self.products)  # so that what is stored does not depend on what was read before
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self._square is not None:  # not settled: nothing that is computed may depend on when a state was stored
+            destination[prefix + "products"] = pack(self._square)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        for name in ("products", "class_grams"):  # files of formats 1 and 2 hold squares
+            stored = state_dict.get(prefix + name)
+            if isinstance(stored, Tensor) and stored.shape[-2:] == (self.width, self.width) != self.products.shape:
+                state_dict[prefix + name] = pack(stored)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _before_load(self, own: Mapping[str, Any]) -> None:
-        gram, shape = own.get("products"), self.products.shape
+        self._square = None
+        gram, shape = own.get("products"), packed_shape(self.width)
         if isinstance(gram, Tensor) and gram.shape != shape:
             raise CheckpointError(
-                f"stored sums have a Gram matrix of shape {tuple(gram.shape)}, expected {tuple(shape)}: "
+                f"stored sums have a Gram matrix of shape {tuple(gram.shape)}, expected {shape}: "
                 "they are of embeddings of another width"
             )

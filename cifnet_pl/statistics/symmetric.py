@@ -1,4 +1,4 @@
-"""Gram matrices for little more than half the operations: nothing above the diagonal is computed."""
+"""Compute Gram matrices for little more than half the operations: nothing above the diagonal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BLOCK = 256
 
 
 def add_lower_(gram: Tensor, left: Tensor, right: Tensor) -> None:
-    """``gram += leftᵀ right`` in place, where that is symmetric, in the blocks on and below the diagonal only.
+    """Add ``leftᵀ right`` to ``gram`` in place, where that is symmetric, in the blocks on and below the diagonal.
 
     Args:
         gram: (p, p).
@@ -22,13 +22,15 @@ def add_lower_(gram: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def mirror_(gram: Tensor) -> Tensor:
-    """Fill the blocks of ``gram`` (p, p) above the diagonal from those below, in place; returns it."""
-    for start, stop in _blocks(len(gram)):
+    """Fill ``gram`` (p, p) above the diagonal from below it, in place; returns it."""
+    for start, stop in _blocks(len(gram), BLOCK // 4):
         gram[:start, start:stop] = gram[start:stop, :start].T
+        block = gram[start:stop, start:stop]
+        block.copy_(block.tril() + block.tril(-1).T)
     return gram
 
 
-def _blocks(width: int) -> list[tuple[int, int]]:
-    """First column of each block, and the one after its last."""
-    parts = max(1, round(width / BLOCK))
+def _blocks(width: int, size: int = BLOCK) -> list[tuple[int, int]]:
+    """Return the first column of each block, and the one after its last."""
+    parts = max(1, round(width / size))
     return list(pairwise(width * i // parts for i in range(parts + 1)))

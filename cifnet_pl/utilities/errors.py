@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ class CifnetError(Exception):
 
 
 class UsageError(CifnetError):
-    """What was asked for does not make sense: unknown name, impossible option (exit code 2)."""
+    """The request does not make sense: unknown name, impossible option (exit code 2)."""
 
     exit_code = 2
 
@@ -48,13 +48,25 @@ class NonFiniteError(CifnetError):
 
 
 def unknown_name(kind: str, given: str, known: Iterable[str]) -> UsageError:
-    """An error for an unknown name of a ``kind`` ("head", "backbone", …) that lists the nearest known ones."""
+    """Return an error for an unknown name that lists the nearest known ones.
+
+    Args:
+        kind: what was named ("head", "backbone", …).
+        given: the unknown name.
+        known: all known names.
+    """
     names = sorted(known)
     near = sorted((name for name in names if given and given.lower() in name.lower()), key=len)[:3]
     near = near or difflib.get_close_matches(given, names, n=3, cutoff=0.5)
     listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are: {listed}"
     return UsageError(f"unknown {kind} '{given}': {hint}")
+
+
+def check_choice(kind: str, given: str, choices: object) -> None:
+    """Raise UsageError unless ``given`` is one of the ``choices``, a ``Literal`` type; ``kind`` names the argument."""
+    if given not in get_args(choices):
+        raise unknown_name(kind, str(given), get_args(choices))
 
 
 def check_embeddings(z: Tensor, width: int) -> None:

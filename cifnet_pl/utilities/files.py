@@ -1,4 +1,4 @@
-"""Atomic writes: a file is there whole or not at all, whatever happens meanwhile."""
+"""Write files atomically: a file is there whole or not at all, whatever happens meanwhile."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def _of_the_system(error: BaseException | None) -> OSError | None:
-    """The system's own error behind ``error``: on a full disk torch.save raises a RuntimeError of its own."""
+    """Return the system's own error behind ``error``: on a full disk torch.save raises a RuntimeError of its own."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error
@@ -62,7 +62,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_yaml(path: Path, what: str = "file") -> Any:
-    """The content of a YAML file, from plain tags only.
+    """Return the content of a YAML file, from plain tags only.
 
     Args:
         path: the file.
@@ -86,7 +86,7 @@ def write_json(path: Path, content: Any) -> None:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A folder to write many files into that becomes ``target``, which must not exist or be empty, when it is whole.
+    """Open a folder to write files into; when it is whole it becomes ``target``, which must be absent or empty.
 
     Raises:
         CifnetError: the disk is full or not writable.
@@ -127,7 +127,7 @@ def exclusive(output: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # Removed while it is held: who waits for it sees that the file is gone. Windows keeps a file that is open.
+        # Removed while it is held: a waiting process sees that the file is gone. Windows keeps a file that is open.
         with suppress(OSError):
             os.unlink(lock.lock_file)
         lock.release()

@@ -1,4 +1,4 @@
-"""The tensors of a model: their hash, and modules whose buffers take over the shape of what is loaded."""
+"""Hash the tensors of a model, and load tensors into modules whose buffers grow with the classes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cifnet_pl.utilities.errors import CheckpointError
 
 
 def fingerprint(about: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of a text and of tensors with their names, dtypes and shapes, wherever they are."""
+    """Compute the SHA-256 of a text and of tensors with their names, dtypes and shapes, wherever they are."""
     digest = hashlib.sha256(about.encode())
     for key, tensor in sorted(tensors.items()):
         digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -9,13 +9,16 @@ T = TypeVar("T")
 
 
 def is_first_process() -> bool:
-    """Whether this process writes for the whole run, as its launcher's variables say; read anew at every call."""
+    """Return whether this process writes for the whole run, as its launcher's variables say.
+
+    They are read at every call.
+    """
     ranks = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
     return all(os.environ.get(name, "0") in ("", "0") for name in ranks)
 
 
 def of_all_processes(given: T) -> list[T]:
-    """What each process of this run gives, in the order of their ranks; all must ask for it."""
+    """Return what each process of this run gives, in the order of their ranks; all must ask for it."""
     import torch.distributed  # here: a command line that only shows help does not wait for it
 
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
@@ -23,3 +26,12 @@ def of_all_processes(given: T) -> list[T]:
     parts: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(parts, given)
     return parts
+
+
+def rank_and_world() -> tuple[int, int]:
+    """Return this process's number in its run, and the number of its processes."""
+    import torch.distributed
+
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()

@@ -1,4 +1,4 @@
-"""A progress bar where there is a terminal to draw it on, and silence elsewhere."""
+"""Draw a progress bar if there is a terminal, else nothing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ T = TypeVar("T")
 
 
 def on_terminal() -> bool:
-    """Whether a bar would be seen."""
+    """Return whether a bar would be seen."""
     return Console(stderr=True).is_terminal
 
 
 def counted(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
-    """The same items, with a bar that counts them while they are consumed."""
+    """Yield the same items, with a bar that counts them while they are consumed.
+
+    Args:
+        items: what to iterate over.
+        what: the words in front of the bar.
+        total: number of items.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not on_terminal(), transient=True) as progress:
         bar = progress.add_task(what, total=total)

@@ -1,20 +1,23 @@
-"""Where a run lives: ``<logs>/<experiment>/version_N``. Which folder is next, newest, or a checkpoint's own."""
+"""Find a run's folder, ``<logs>/<experiment>/version_N``: the next, the newest, or that of a checkpoint."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
+LOGGER_FILES = ("events.out.tfevents", "hparams.yaml")
+"""What TensorBoard's logger writes before a run begins."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A run's folder, the checkpoint to start from, and what the user should know about that choice."""
+    """A run's folder, the checkpoint to start from, and notes for the user about that choice."""
 
     folder: Path
     checkpoint: Path | None = None
@@ -22,14 +25,22 @@ class Place:
 
 
 def experiment_folder(logs: str, experiment: str) -> Path:
-    """The folder of all versions; UsageError for an experiment that is not a plain name."""
+    """Return the folder that holds all versions of an experiment.
+
+    Args:
+        logs: the folder of all runs.
+        experiment: name of the experiment.
+
+    Raises:
+        UsageError: it is not a plain name.
+    """
     if Path(experiment).name != experiment or experiment in ("", ".."):
         raise UsageError(f"experiment '{experiment}' is not a plain name: give the folder above it with --logs")
     return Path(logs) / experiment
 
 
 def versions(base: Path) -> list[Path]:
-    """The folders ``version_N`` in ``base``, oldest first."""
+    """Return the folders ``version_N`` in ``base``, oldest first."""
     numbers = []
     for entry in base.iterdir() if base.is_dir() else ():
         number = entry.name.removeprefix("version_")
@@ -39,7 +50,7 @@ def versions(base: Path) -> list[Path]:
 
 
 def place_fit(base: Path, checkpoint: str | None) -> Place:
-    """Where a run learns.
+    """Return where a run learns.
 
     A fresh ``version_N``; with checkpoint "last" the newest folder in which a run has begun (it has a
     ``config.yaml``), to go on there from its last checkpoint, or from task 1 if it has none.
@@ -61,7 +72,7 @@ def place_fit(base: Path, checkpoint: str | None) -> Place:
 
 
 def place_evaluation(base: Path, checkpoint: str | None, configs: Iterable[Path]) -> Place:
-    """The run that is evaluated: no folder is made for an evaluation.
+    """Return the run that is evaluated: no folder is made for an evaluation.
 
     With checkpoint "last": the run that one of ``configs`` is the ``config.yaml`` of, else the newest with a
     checkpoint. With a file: the run that holds it, or the file's folder.
@@ -82,6 +93,16 @@ def place_evaluation(base: Path, checkpoint: str | None, configs: Iterable[Path]
     raise CheckpointError(f"no run of experiment '{base.name}' with a checkpoint in {base.parent}: fit one first")
 
 
+def remove_unbegun(folder: Path) -> None:
+    """Remove the folder of a run that was refused before it began: it has no ``config.yaml``, only a logger's files."""
+    entries = list(folder.iterdir()) if folder.is_dir() else []
+    if all(entry.is_file() and entry.name.startswith(LOGGER_FILES) for entry in entries):
+        with suppress(OSError):  # Windows keeps files that are open
+            for entry in entries:
+                entry.unlink()
+            folder.rmdir()
+
+
 def require_writable(base: Path) -> None:
     """Make the experiment's folder; CifnetError where nothing can be written into it."""
     try:
@@ -95,7 +116,7 @@ def require_writable(base: Path) -> None:
 
 
 def existing(checkpoint: str) -> Path:
-    """A checkpoint that was named; CheckpointError if it is not a file."""
+    """Return a checkpoint that was named; CheckpointError if it is not a file."""
     path = Path(checkpoint)
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {path}: look in a run's folder for {CHECKPOINT}")

@@ -1,4 +1,4 @@
-"""Text from outside, made safe to print on one line of a screen or in a file."""
+"""Make text from outside safe to print on one line of a screen or in a file."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Iterable
 
 
 def printable(text: str) -> str:
-    """``text`` on one line: line breaks, control characters and undecodable bytes of file names as escapes."""
+    """Return ``text`` on one line: line breaks, control characters and undecodable bytes of file names as escapes."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def has_controls(text: str) -> bool:
-    """Whether ``text`` holds control characters or line breaks of any kind."""
+    """Return whether ``text`` holds control characters or line breaks of any kind."""
     return any(unicodedata.category(c) in ("Cc", "Zl", "Zp") for c in text)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type where there is none."""
+    """Return the first line of an error's message, or its type where there is none."""
     lines: Iterable[str] = str(error).splitlines()
     return next(iter(lines), type(error).__name__)
 
 
 def one_line(error: BaseException, length: int = 300) -> str:
-    """An error's message with its line breaks as spaces, cut to ``length`` characters."""
+    """Return an error's message with its line breaks as spaces, cut to ``length`` characters."""
     return " ".join(str(error).split())[:length]

@@ -16,6 +16,7 @@ def test_the_outline_is_the_function_without_its_body(name):
     command = COMMANDS[name]
     function, outlined = getattr(import_module(command.module), name), outline(name)
     assert str(inspect.signature(outlined)) == str(inspect.signature(function))
+    assert inspect.signature(outlined, eval_str=True) == inspect.signature(function, eval_str=True)
     assert outlined.__doc__ == function.__doc__
     own = inspect.signature(function).parameters
     assert {command.positional, command.overrides} - {None} <= set(own)

@@ -1,12 +1,14 @@
 """Configurations by name, and what ``fit`` does where only photos are named."""
 
+from inspect import signature
 from pathlib import Path
 
 import pytest
 import yaml
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.configs import config_files, find_config, with_named_configs, with_recommended
+from cifnet_pl.cli.configs import RECOMMENDED_ONLY, config_files, find_config, with_named_configs, with_recommended
+from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import FAST, make_photos
 
@@ -53,6 +55,18 @@ def test_photos_alone_are_learned_by_the_recommended_method(tmp_path, monkeypatc
     assert model["head"]["class_path"].endswith("RidgeHead")
     assert model["calibrate"] is True
     assert (ran["data"]["classes_per_task"], ran["data"]["source"]) == (3, "folder")
+
+
+@pytest.mark.parametrize("option", RECOMMENDED_ONLY)
+def test_an_option_of_the_recommended_head_alone_is_given_to_it(option, capsys):
+    words = ["fit", "--data.root", "p", "--data.classes_per_task", "2", option, "x"]
+    chosen = with_recommended(words)
+    assert chosen[1:3] == ["--config", str(config_files()["heads/ridge"])]
+    assert chosen[-2:] == [option, "x"]
+    assert "heads/ridge is used" in capsys.readouterr().err
+    name = option.rpartition(".")[2]
+    assert name in signature(RidgeHead).parameters
+    assert name not in signature(CIFNetHead).parameters
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import os
 import resource
-import subprocess
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +12,8 @@ import cifnet_pl.backbones
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import Preprocessing
 from cifnet_pl.data.images import read_square
-from tests.command_line import BUFFER, FAST, checkpoint, command, environment, fit, learned, make_photos
+from tests.command_line import BUFFER, FAST, checkpoint, fit, learned, make_photos
+from tests.killing import in_a_process
 
 RUN, USAGE = 1, 2
 
@@ -206,23 +207,21 @@ def test_logs_that_cannot_be_written(tmp_path, capsys):
     assert "choose another place with --logs" in one_sentence(capsys)
 
 
+def go_on_with_files_up_to(limit, folder):
+    """Let a run go on that cannot write a file of more than ``limit`` bytes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    return fit(folder, "--ckpt_path", "last")
+
+
 def test_full_disk_leaves_the_last_checkpoint_as_it_was(tmp_path):
     folder = learned(tmp_path, "--data.max_tasks", "1")
     before = (folder / "checkpoints" / "last.ckpt").read_bytes()
     limit = len(before) + 1000
-    words = command("fit", *FAST, "--logs", str(tmp_path), "--ckpt_path", "last")
     # In a process of its own: the limit would meet the log of the tests as well.
-    full = subprocess.run(
-        words,
-        env=environment(),
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert full.returncode == RUN
-    assert "cannot write" in full.stderr
-    assert "Traceback" not in full.stderr
+    assert in_a_process(partial(go_on_with_files_up_to, limit, tmp_path), tmp_path / "output") == RUN
+    said = (tmp_path / "output").read_text()
+    assert "cannot write" in said
+    assert "Traceback" not in said
     assert (folder / "checkpoints" / "last.ckpt").read_bytes() == before
     assert os.listdir(folder / "checkpoints") == ["last.ckpt"]
     assert not (folder / "summary.json").exists()  # the run is not whole
@@ -261,3 +260,22 @@ def test_interrupted_command(monkeypatch, capsys):
     monkeypatch.setattr("cifnet_pl.cli.commands.run_command", interrupt)
     assert main(["info", "--model", "x"]) == 130
     assert capsys.readouterr().err == "cifnet: error: interrupted; outputs are whole or not there\n"
+
+
+@pytest.mark.parametrize("place", ["model", "head"])
+def test_empty_arguments_in_a_file_are_named(tmp_path, capsys, place):
+    head = "\n    head:\n      class_path: cifnet_pl.heads.RidgeHead\n      init_args:"
+    text = "model:\n  class_path: cifnet_pl.CIFNetModule\n  init_args:" + (head if place == "head" else "")
+    (tmp_path / "run.yaml").write_text(text + "\n")
+    assert main(["fit", "--config", str(tmp_path / "run.yaml")]) == 2
+    name = "cifnet_pl.heads.RidgeHead" if place == "head" else "cifnet_pl.CIFNetModule"
+    assert f"init_args of {name} is empty: leave the line out" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_a_whole_module_is_refused_in_words_and_leaves_no_folder(tmp_path, capsys):
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "whole.ckpt")
+    assert fit(tmp_path / "logs", "--ckpt_path", str(tmp_path / "whole.ckpt")) == 1
+    said = capsys.readouterr().err
+    assert "holds more than tensors and plain containers" in said
+    assert "\x1b" not in said
+    assert not list((tmp_path / "logs" / "default").glob("version_*"))

@@ -104,3 +104,13 @@ def test_no_class_that_the_model_knows(made: Path, tmp_path: Path, capsys: pytes
     assert main(["evaluate", "--model", str(made / "m"), "--images", str(photos)]) == 1
     assert "knows none of the classes of the photos (eel)" in capsys.readouterr().err
     assert main(["evaluate", "--model", str(made / "m"), "--images", str(photos), "--output", str(photos / "eel")]) == 2
+
+
+def test_a_rival_that_does_not_exist_is_refused_before_any_photo_is_named(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    given = ["--model", str(made / "m"), "--images", str(made / "photos"), "--against", str(tmp_path / "none")]
+    assert main(["evaluate", *given]) == 1
+    shown = capsys.readouterr()
+    assert f"no model at {tmp_path / 'none'}" in shown.err
+    assert shown.out == ""

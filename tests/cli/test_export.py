@@ -1,6 +1,8 @@
 """ONNX: the graph's numbers are torch's, and its resize is Pillow's."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +21,10 @@ from cifnet_pl.data.images import square
 from cifnet_pl.heads import CIFNetHead, NCMHead
 from cifnet_pl.model import onnx as onnx_graph
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.onnx import Graph, Square, check_onnx, cubic_kernel, onnx_bytes
+from cifnet_pl.model.onnx import Graph, HeadGraph, Square, check_onnx, cubic_kernel, onnx_bytes
+from cifnet_pl.model.triton import triton_config
 from cifnet_pl.utilities.errors import CifnetError
-from tests.models import learned
+from tests.models import SIDE, WIDTH, learned, samples
 
 PHOTOS = [np.array(photo) for photo in load_sample_images().images]
 
@@ -111,6 +114,41 @@ def test_every_head_and_names_in_any_language(head: str):
     assert json.loads(metadata["class_names"]) == [name for task in tasks for name in task]
 
 
+@pytest.mark.parametrize("head", ["ridge-joined", "acil-float32"])
+def test_novelty_is_torchs_to_float32(head: str):
+    model = learned(head)
+    content, check = onnx_bytes(model)
+    assert check.novelty is not None
+    assert check.novelty <= 1e-5
+    images = np.random.default_rng(0).integers(0, 256, (40, SIDE, SIDE, 3), dtype=np.uint8)  # as they are
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    assert [output.name for output in session.get_outputs()] == ["probabilities", "novelty"]
+    _, found = session.run(None, {"images": images})
+    expected = model.head.novelty(model.embed(torch.from_numpy(images).permute(0, 3, 1, 2))).numpy()
+    assert found.shape == (40,)
+    assert found.dtype == np.float32
+    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_thresholds_of_novelty_are_in_the_file():
+    model = learned("ridge")
+    model.buffer = CalibrationBuffer(60)
+    z, own, keys = samples(model.class_names, 60)
+    model.buffer.add(z, torch.tensor(model.labels(own)), keys)
+    model.buffer.commit()
+    graph = onnx.load_from_string(onnx_bytes(model)[0])
+    limits = json.loads({p.key: p.value for p in graph.metadata_props}["unknown_above"])
+    assert list(limits) == ["0.02", "0.05", "0.1"]  # 60 samples cannot promise 0.01
+    z, _, _ = samples([*model.class_names, "yak"], 20)
+    for share, limit in limits.items():
+        verdicts = model.judge(float(share)).verdicts(z, model.head.probabilities(z))
+        assert [v.known for v in verdicts] == (model.head.novelty(z) <= limit).tolist()
+        assert {v.known for v in verdicts} == {True, False}
+    bare = onnx.load_from_string(onnx_bytes(learned("ncm"))[0])
+    assert [output.name for output in bare.graph.output] == ["probabilities"]
+    assert "unknown_above" not in {p.key for p in bare.metadata_props}
+
+
 def test_a_head_that_cannot_be_expressed_says_so(monkeypatch: pytest.MonkeyPatch):
     """Scores whose steps depend on the values of the embeddings."""
     monkeypatch.setattr(NCMHead, "scoring", lambda self: lambda z: z[:, :6] if z.sum() > 0 else -z[:, :6])
@@ -140,3 +178,60 @@ def test_the_check_would_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert "expected a file" in capsys.readouterr().err
     assert main([*given, str(tmp_path / "m.onnx"), "--overwrite"]) == 0
     assert (tmp_path / "m.onnx").read_bytes() == content
+
+
+def test_a_model_of_embeddings_is_a_graph_of_its_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """It has no network; a server's entry, which takes photos, is refused."""
+    model = replace(learned("ridge"), backbone=build_backbone(f"none:{WIDTH}"))
+    model.head.temperature.fill_(0.7)
+    model.save(tmp_path / "b")
+    target = tmp_path / "m.onnx"
+    given = ["export", "--model", str(tmp_path / "b"), "--overwrite", "--output"]
+    assert main([*given, str(target), "--format", "onnx"]) == 0
+    said = capsys.readouterr().out
+    assert f"embeddings (n, {WIDTH}) float32 → probabilities" in said
+    assert "checked on random embeddings" in said
+    z = torch.randn(7, WIDTH, generator=torch.Generator().manual_seed(3))
+    session = onnxruntime.InferenceSession(target.read_bytes(), providers=["CPUExecutionProvider"])
+    for part in (z, z[:1]):
+        found = session.run(None, {"embeddings": part.numpy()})[0]
+        assert np.abs(found - model.head.probabilities(part).numpy()).max() < 1e-6
+    assert main([*given, str(tmp_path / "t"), "--format", "triton"]) == 2
+    assert "a server's entry takes photos" in capsys.readouterr().err
+    other = replace(learned("ridge"), backbone=model.backbone)
+    with pytest.raises(CifnetError, match="differs from torch"):  # another temperature
+        check_onnx(target.read_bytes(), HeadGraph(other).eval(), other)
+
+
+def test_an_entry_of_a_model_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The graph, its labels, and a configuration that names inputs and outputs as the graph has them."""
+    model = learned("ridge")
+    content, check = onnx_bytes(model)
+    monkeypatch.setattr(onnx_graph, "onnx_bytes", lambda model: (content, check))
+    model.save(tmp_path / "b")
+    given = ["export", "--model", str(tmp_path / "b"), "--format", "triton", "--output"]
+    entry = tmp_path / "models" / "zoo"
+    assert main([*given, str(entry)]) == 0
+    assert f"next: tritonserver --model-repository {entry.parent}" in capsys.readouterr().out
+    assert sorted(str(p.relative_to(entry)) for p in entry.rglob("*") if p.is_file()) == [
+        "1/model.onnx",
+        "config.pbtxt",
+        "labels.txt",
+    ]
+    assert (entry / "labels.txt").read_text().splitlines() == model.class_names
+    config = (entry / "config.pbtxt").read_text()
+    assert re.findall(r'name: "(\w+)"', config) == ["zoo", "images", "probabilities", "novelty"]
+    assert re.findall(r"dims: \[ (.*) \]", config) == ["-1, -1, 3", "6", "1"]
+    session = onnxruntime.InferenceSession(entry / "1" / "model.onnx", providers=["CPUExecutionProvider"])
+    (image,), (shares, novelty) = session.get_inputs(), session.get_outputs()
+    assert (image.name, image.type, image.shape[3]) == ("images", "tensor(uint8)", 3)
+    assert (shares.name, shares.type, shares.shape[1]) == ("probabilities", "tensor(float)", 6)
+    assert (novelty.name, novelty.type, len(novelty.shape)) == ("novelty", "tensor(float)", 1)
+    assert main([*given, str(entry)]) == 2
+    assert main([*given, str(entry), "--overwrite", "true"]) == 0
+    assert main([*given, str(tmp_path / "a name")]) == 2
+    assert main([*given, str(entry / "labels.txt")]) == 2
+    with pytest.raises(CifnetError, match=r"expected .*'probabilities': \('FLOAT', \[-1, 7\]\)"):
+        triton_config("zoo", 7, content)

@@ -212,7 +212,9 @@ def test_the_model_itself_is_not_changed(bundle: Path, tmp_path: Path):
 
 def test_a_class_with_one_photo(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert extend(bundle, make_photos(tmp_path / "new", ["elk"], 1), tmp_path / "c") == 0
-    assert "held-back" not in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "learned 1 photo of 1 class in " in shown
+    assert "held-back" not in shown
     assert cifnet_pl.load(tmp_path / "c").counts["elk"] == 1
     assert cifnet_pl.load(tmp_path / "c").history[-1].accuracy is None
 

@@ -49,6 +49,29 @@ def test_product_of_axes_and_seeds(tmp_path: Path) -> None:
     assert points[0].config["model"]["init_args"]["head"]["init_args"] == {"ridge": 1.0}
 
 
+def test_options_that_start_from_other_configurations(tmp_path: Path) -> None:
+    for name in ("slow", "quick"):
+        model = {"class_path": "cifnet_pl.iterative.FinetuneModule", "init_args": {"preset": name}}
+        content = {"experiment": name, "seed_everything": 7, "model": model, "data": {"source": "x", "batch_size": 9}}
+        (tmp_path / f"m_{name}.yaml").write_text(yaml.safe_dump(content))
+    options = [{"label": "a"}, {"config": "m_*.yaml", "model.epochs": 3}, {"label": "again", "config": "m_slow.yaml"}]
+    path = write(tmp_path, axes={"head": options, "n": [{"label": "2", "data.classes_per_task": 2}]}, seeds=[1],
+                 fixed={"data.source": "digits"})  # fmt: skip
+    points = read_points(path)
+    assert [p.labels["head"] for p in points] == ["a", "m_quick", "m_slow", "again"]
+    assert points[0].config["model"] == BASE["model"]
+    quick = points[1].config
+    assert quick["model"] == {
+        "class_path": "cifnet_pl.iterative.FinetuneModule",
+        "init_args": {"preset": "quick", "epochs": 3},
+    }
+    # Its data section is the base's but for what it says itself; the sweep's own options win over both.
+    assert quick["data"] == {"source": "digits", "classes_per_task": 2, "batch_size": 9, "class_order": 1}
+    assert quick["seed_everything"] == 1
+    assert "experiment" not in quick
+    assert "epochs" not in points[3].config["model"]["init_args"]
+
+
 def test_names_are_stable_and_of_the_configuration_alone(tmp_path: Path) -> None:
     first = read_points(write(tmp_path, axes=AXES, seeds=[1]))
     again = read_points(write(tmp_path, seeds=[1], axes={"other": AXES["size"], "way": AXES["head"]}))
@@ -90,6 +113,9 @@ def test_overrides_win_and_drop_what_makes_no_difference(tmp_path: Path) -> None
         ({"base": "no.yaml"}, "does not exist"),
         ({"fixed": {"data.source.name": 1}}, "there is no source that has settings"),
         ({"parts": {"a": 1}}, "parts is not a list"),
+        ({"axes": {"head": [{"config": "none_*.yaml"}]}}, "no file is called none_"),
+        ({"axes": {"head": [{"config": "none.yaml"}]}}, "does not exist"),
+        ({"axes": {"head": [{"config": "sweep.yaml"}]}}, "is not a configuration with a model"),
     ],
 )
 def test_bad_files_are_named(tmp_path: Path, sweep: dict[str, object], part: str) -> None:

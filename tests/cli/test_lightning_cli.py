@@ -54,7 +54,8 @@ class TestFolder:
         events = {name for name in names if name.startswith("events.out.tfevents")}
         assert len(events) == 1
         expected = {"config.yaml", "checkpoints/last.ckpt", "tasks.csv", "accuracy_matrix.csv", "summary.json"}
-        assert names - events == expected | {"trajectory.png", "hparams.yaml"}
+        pictures = {"trajectory.png", "confusion.png"}
+        assert names - events == expected | pictures | {"class_accuracy.csv", "confusion.csv", "hparams.yaml"}
 
     def test_tasks(self, run):
         table = rows(run / "tasks.csv")
@@ -96,6 +97,14 @@ class TestFolder:
         for key in ("energy_kwh", "energy_source", "energy_cpu_kwh", "energy_gpu_kwh", "co2_kg", "A_K_per_kwh"):
             assert summary[key] is None
         assert {"cifnet_pl", "torch", "lightning", "python"} <= summary["versions"].keys()
+        assert sorted(summary["class_order"]) == [str(digit) for digit in range(10)]
+        assert summary["tasks"] == [summary["class_order"][k : k + 2] for k in range(0, 10, 2)]
+        assert (summary["gpu"], summary["processes"], summary["cached_images"]) == (None, 1, 0)
+        assert summary["machine"].startswith(summary["processor"])
+        assert len(summary["data_fingerprint"]) == 16
+        assert summary["energy_counts_other_processes"] is None  # energy was not measured
+        assert summary["state_bytes_per_element"]["buffer"] == 4
+        assert summary["state_bytes_per_element"]["factors"] == 8
 
     def test_metrics_agree_with_the_matrix(self, run):
         with (run / "accuracy_matrix.csv").open(newline="") as file:
@@ -116,7 +125,15 @@ class TestFolder:
             assert [step for step, _ in points] == [step for step, _ in measured], tag
             assert [value for _, value in points] == pytest.approx([value for _, value in measured], rel=1e-6), tag
         assert "energy/kwh" not in events.Tags()["scalars"]  # it was not measured
-        assert events.Tags()["images"] == ["trajectory"]
+        for k, row in enumerate(table):
+            points = [event.value for event in events.Scalars("seconds/train")]
+            assert points[k] == pytest.approx(float(row["train_seconds"]), rel=1e-6)
+        with (run / "accuracy_matrix.csv").open(newline="") as file:
+            matrix = list(csv.reader(file))[1:]
+        for j in range(5):
+            own = [(event.step, event.value) for event in events.Scalars(f"acc_of_task/{j + 1}")]
+            assert own == [(k + 1, pytest.approx(float(matrix[k][j + 1]), rel=1e-6)) for k in range(j, 5)]
+        assert set(events.Tags()["images"]) == {"trajectory", "confusion"}
 
     def test_trajectory_is_a_picture(self, run):
         with Image.open(run / "trajectory.png") as image:

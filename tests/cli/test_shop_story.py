@@ -1,4 +1,4 @@
-"""A shop with its own photos, from a Zip archive to a corrected and extended model, on a cp1252 terminal."""
+"""Two shops with their own photos, from a Zip archive to a merged model that forgot a good, on a cp1252 terminal."""
 
 import csv
 import json
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import cifnet_pl
 from tests.command_line import environment, make_photos
 
 GOODS = ["anchor", "bolt", "cup", "drill", "easel", "fan", "Gießkanne", "hammer", "猫砂", "jug → big"]
@@ -27,19 +28,19 @@ for args in json.load(open(sys.argv[1], encoding="utf-8")):
 """
 
 
-def tell(place: Path, *commands: list[str]) -> list[str]:
-    """Run commands one after the other on a cp1252 terminal; what each printed. All must end well."""
+def tell(place: Path, *commands: list[str]) -> tuple[list[str], str]:
+    """Run commands one after the other on a cp1252 terminal; what each printed, and the errors. All must end well."""
     story = place / "story.json"
     story.write_text(json.dumps(commands), encoding="utf-8")
     words = [sys.executable, "-c", SCRIPT, str(story)]
     done = subprocess.run(
-        words, env=environment(PYTHONIOENCODING="cp1252"), capture_output=True, encoding="cp1252", timeout=250
+        words, env=environment(PYTHONIOENCODING="cp1252"), capture_output=True, encoding="cp1252", timeout=500
     )
     assert done.returncode == 0, done.stderr
     chapters = done.stdout.split("### code ")
     codes = [int(chapter.split("\n", 1)[0]) for chapter in chapters[1:]]
     assert codes == [0] * len(commands), done.stdout + done.stderr
-    return chapters[:-1]
+    return chapters[:-1], done.stderr
 
 
 def shelf(root: Path) -> Path:
@@ -64,7 +65,7 @@ def pack(photos: Path, names: list[str], target: Path) -> Path:
     return target
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_first_weeks_of_a_shop(tmp_path: Path):
     photos = shelf(tmp_path / "photos")
     goods, new = pack(photos, GOODS, tmp_path / "goods.zip"), pack(photos, NEW, tmp_path / "new.zip")
@@ -74,7 +75,7 @@ def test_the_first_weeks_of_a_shop(tmp_path: Path):
     fast += ["--data.num_workers", "0", "--logs", str(tmp_path / "logs"), "--model.head", "RidgeHead"]
     run = str(tmp_path / "logs" / "default")
 
-    learned, exported, audited = tell(
+    (learned, exported, audited), said = tell(
         tmp_path,
         ["fit", "--data.root", str(goods), "--data.classes_per_task", "5", *fast],
         ["export", "--model", run, "--output", str(tmp_path / "model")],
@@ -84,6 +85,9 @@ def test_the_first_weeks_of_a_shop(tmp_path: Path):
     assert f"next: cifnet export --model {run}" in learned
     assert "Untested, with fewer than 5 test photos" in learned
     assert "next: cifnet classify" in exported
+    assert "cup/copy of 0.png learned already or twice in the folder: left out" in said
+    assert "cup/1.png (learned as cup/copy of 1.png)" in said
+    assert "are near-copies of learned ones and flatter the score" in learned
     assert "the page: " in audited
     with (tmp_path / "audit" / "photos.csv").open(newline="", encoding="utf-8") as file:
         worst = next(csv.DictReader(file))
@@ -94,7 +98,7 @@ def test_the_first_weeks_of_a_shop(tmp_path: Path):
     (photos / "drill" / "oops.png").rename(photos / "fan" / "4.png")
     pack(photos, GOODS, goods)
     wider = ["--model", str(tmp_path / "wider")]
-    _, _, extended, tested, named = tell(
+    (_, _, extended, tested, named), _ = tell(
         tmp_path,
         ["fit", "--data.root", str(goods), "--data.classes_per_task", "5", *fast],
         ["export", "--model", run, "--output", str(tmp_path / "model"), "--overwrite", "true"],
@@ -109,3 +113,45 @@ def test_the_first_weeks_of_a_shop(tmp_path: Path):
     with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
         answers = [row["class"] for row in csv.DictReader(file)]
     assert answers == ["kettle"] * PHOTOS + ["lamp"] * PHOTOS + ["猫砂"] * 6
+    two_shops(tmp_path, photos, other_day)
+
+
+def two_shops(place: Path, photos: Path, other_day: Path) -> None:
+    """Each shop teaches the model one new good; put together, more photos of one, which is then forgotten."""
+    model, merged = str(place / "model"), str(place / "merged")
+    for shop, name in (("north", "kettle"), ("south", "lamp")):
+        shutil.copytree(photos / name, place / shop / name)
+    later = place / "later" / "bolt"
+    shutil.copytree(make_photos(place / "made", ["bolt"], 40) / "bolt", later)
+    for i in range(PHOTOS + 6):
+        (later / f"{i}.png").unlink()  # as those that were learned or are tested with
+    shutil.copy(photos / "bolt" / "7.png", later / "again.png")
+    everything = place / "everything"
+    shutil.copytree(photos / "bolt", everything / "bolt")
+    shutil.copytree(later, everything / "bolt later")
+    commands = [
+        ["extend", "--model", model, "--images", str(place / shop), "--output", str(place / f"model {shop}")]
+        for shop in ("north", "south")
+    ]
+    shops = [str(place / "model north"), str(place / "model south")]
+    commands.append(["merge", *shops, "--base", model, "--output", merged])
+    commands.append(
+        ["extend", "--model", merged, "--images", str(place / "later"), "--more", "--output", merged + " 2"]
+    )
+    commands.append(["info", "--model", merged + " 2"])
+    commands.append(
+        ["forget", "--model", merged + " 2", "--class", "bolt", "--images", str(everything), "--output", merged + " 3"]
+    )
+    commands.append(["evaluate", "--model", merged + " 3", "--images", str(other_day)])
+    (_, _, put_together, _, known, forgotten, tested), errors = tell(place, *commands)
+    assert f"{merged}" in put_together
+    assert "have in common" in errors + put_together or "has in common" in errors + put_together
+    assert "bolt/again.png learned already or twice in the folder: left out" in errors
+    for step in ("step 1, task: ", "step 4, merge: Gießkanne", "step 5, extend: bolt; from "):
+        assert step in known
+    model_of = {name: cifnet_pl.load(place / name).counts for name in ("model", "merged", "merged 2", "merged 3")}
+    assert sum(model_of["merged"].values()) == sum(model_of["model"].values()) + 2 * PHOTOS
+    assert model_of["merged 2"]["bolt"] == model_of["merged"]["bolt"] + 40 - PHOTOS - 6
+    assert f"class 'bolt' is forgotten exactly: its {model_of['merged 2']['bolt']} photos" in forgotten
+    assert set(model_of["merged 3"]) == {*GOODS, *NEW} - {"bolt"}
+    assert "100.0 % of 66 photos of 11 classes are named right" in tested

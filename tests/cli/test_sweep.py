@@ -1,24 +1,34 @@
+import signal
 import subprocess
 import sys
+import threading
 import time
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 import pytest
 import yaml
+from filelock import FileLock, Timeout
 
 from cifnet_pl.__main__ import main
+from cifnet_pl.cli import point as points
 from cifnet_pl.cli import sweep as sweeping
 from cifnet_pl.cli.commands import split_overrides
+from cifnet_pl.cli.failures import memory_kills, reason
 from cifnet_pl.cli.grid import Point
+from cifnet_pl.cli.point_lock import running
 from cifnet_pl.cli.sweep import complete_run
 from cifnet_pl.utilities.errors import UsageError
 from tests.cli.test_grid import AXES, write
+from tests.command_line import environment
+from tests.killing import ended, start
 from tests.report.synthetic import write_run
 
 FAST = {"data.num_workers": 0, "data.image_size": 8, "energy.enabled": False}
 
 
-def fake_run(folder: Path, point: Point, lock: int) -> int:
+def fake_run(folder: Path, point: Point, end: float | None = None) -> int:
     """Stands in for the process of a point: the head decides how it ends."""
     (folder / "output.log").write_text("loading\ncifnet: error: no such data\n\n")
     if point.config["model"]["init_args"]["head"]["class_path"] == "RidgeHead":
@@ -40,7 +50,7 @@ def test_failures_do_not_stop_the_others(
     said = capsys.readouterr()
     assert code == 1
     assert "2 of 4 points failed" in said.err
-    assert said.out.count("failed (exit code 1): cifnet: error: no such data") == 2
+    assert said.out.count("failed (exit code 1: no such data)") == 2
     assert said.out.count("done in") == 2
     assert len([folder for folder in logs.iterdir() if complete_run(folder)]) == 2
     assert (output / "report.html").is_file()
@@ -67,8 +77,23 @@ def test_complete_points_are_skipped(
     assert capsys.readouterr().out.count("complete already") == 2
 
 
+class Forked:
+    """A point's process, forked from one that has imported the product already."""
+
+    def __init__(self, words: list[str], stdout: IO[bytes], stderr: int):
+        assert words[1:3] == ["-m", "cifnet_pl.cli.point"]
+        assert stderr == subprocess.STDOUT
+        self.process = start(partial(points.run, Path(words[3])), Path(stdout.name))
+
+    def wait(self, timeout: float | None = None) -> int:
+        return ended(self.process, timeout or 240)
+
+    def terminate(self) -> None:
+        self.process.terminate()
+
+
 def test_a_stopped_point_goes_on_where_it_was_and_a_failing_one_says_why(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path, logs = write(tmp_path, fixed={**FAST, "data.classes_per_task": 2}, seeds=[3]), tmp_path / "logs"
     (point,) = sweeping.read_points(path)
@@ -80,6 +105,7 @@ def test_a_stopped_point_goes_on_where_it_was_and_a_failing_one_says_why(
     (run / "summary.json").unlink()
     before = (run / "tasks.csv").read_text().splitlines()
     capfd.readouterr()
+    monkeypatch.setattr(sweeping.subprocess, "Popen", Forked)
     axes = {"data": [{"label": "digits"}, {"label": "none", "data.source": "digit"}]}
     path = write(tmp_path, axes=axes, fixed={**FAST, "data.classes_per_task": 2}, seeds=[3])
     assert main(["sweep", str(path), "--logs", str(logs)]) == 1
@@ -92,14 +118,38 @@ def test_a_stopped_point_goes_on_where_it_was_and_a_failing_one_says_why(
 
 
 def test_two_sweeps_never_run_one_point_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with sweeping._alone(tmp_path) as lock:
-        # An orphan of a killed sweep: it holds the lock that it was given as long as it lives.
-        orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"], pass_fds=[lock])
-    start = time.monotonic()
+    # An orphan of a killed sweep: its process holds the lock as long as it lives.
+    hold = "import pathlib, sys, time\nfrom cifnet_pl.cli.point_lock import running\n"
+    hold += "with running(pathlib.Path(sys.argv[1])):\n print('held', flush=True)\n time.sleep(60)"
+    words = [sys.executable, "-c", hold, str(tmp_path)]
+    orphan = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment())
+    assert orphan.stdout is not None
+    with orphan.stdout:
+        assert orphan.stdout.readline() == b"held\n"
+    threading.Timer(0.5, orphan.kill).start()
     with sweeping._alone(tmp_path):
-        assert orphan.wait(1) == 0
-    assert time.monotonic() - start > 0.5
+        assert orphan.wait(0.1) == -signal.SIGKILL
     assert "which another process is running" in capsys.readouterr().out
+
+
+def test_a_point_holds_its_lock_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+
+    def fit(words: list[str]) -> int:
+        held = FileLock(tmp_path / ".running")
+        with pytest.raises(Timeout):
+            held.acquire(blocking=False)
+        calls.append(words)
+        return 3
+
+    monkeypatch.setattr(points, "main", fit)
+    assert points.run(tmp_path / "point.yaml") == 3
+    assert calls == [["fit", "--config", str(tmp_path / "point.yaml"), "--ckpt_path", "last"]]
+    # Lightning's further processes of the same run do not wait for the first one.
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(points, "main", lambda words: 0)
+    with running(tmp_path):
+        assert points.run(tmp_path / "point.yaml") == 0
 
 
 def test_options_with_a_dot_hold_for_all_points() -> None:
@@ -109,3 +159,121 @@ def test_options_with_a_dot_hold_for_all_points() -> None:
     assert overrides == [("data.root", "x"), ("data.image_size", "8"), ("data.class_order", "-1")]
     with pytest.raises(UsageError, match=r"--data\.root has no value"):
         split_overrides(["--data.root"])
+
+
+def test_a_plan_is_printed_and_nothing_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweeping, "_run", fake_run)
+    path, logs = write(tmp_path, axes=AXES, seeds=[1, 2]), tmp_path / "logs"
+    assert main(["sweep", str(path), "--logs", str(logs), "--dry_run"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("not run yet") == 8
+    assert "8 to run: no estimate: none of these points has run yet" in said
+    assert not logs.exists()
+    # One point of 90 s of learning, 3 s of evaluation and 0.06 kWh: the others are expected to take as long.
+    assert main(["sweep", str(path), "--logs", str(logs), "--only", "a", "200", "--seeds", "1"]) == 0
+    capsys.readouterr()
+    assert main(["sweep", str(path), "--logs", str(logs), "--dry_run"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("complete already, A_K 59.6 %") == 1
+    assert "7 to run: 11 min, 0.42 kWh" in said
+
+
+def test_labels_and_seeds_choose_the_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweeping, "_run", fake_run)
+    path, logs = write(tmp_path, axes=AXES, seeds=[1, 2]), tmp_path / "logs"
+    words = ["sweep", str(path), "--logs", str(logs)]
+    assert main([*words, "--only", "a", "500", "--without", "s2", "--seeds", "2,7"]) == 0
+    assert [p.name.rsplit("-", 1)[0] for p in logs.iterdir()] == ["a-500-s7"]
+    assert main([*words, "--only", "b"]) == 2
+    assert "unknown label of the sweep 'b': did you mean b c?" in capsys.readouterr().err
+    assert main([*words, "--without", "a", "b c"]) == 2
+    assert "no point has these labels" in capsys.readouterr().err
+    assert main([*words, "--seeds", "1;2"]) == 2
+    assert "expected integers and commas" in capsys.readouterr().err
+
+
+def test_an_option_of_some_points_is_for_those(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweeping, "_run", lambda *all: sweeping._write_point(*all[:2]) or fake_run(*all))
+    axes = {"head": [{"label": "own"}, {"label": "wide", "model.head": {"class_path": "ACILHead"}},
+                     {"label": "bare", "model.buffer": None}]}  # fmt: skip
+    path, logs = write(tmp_path, axes=axes), tmp_path / "logs"
+    words = ["sweep", str(path), "--logs", str(logs), "--model.head.width", "64"]
+    assert main([*words, "--model.buffer.capacity", "50"]) == 0
+    said = capsys.readouterr().out
+    assert "--model.head.width is for 1 of 3 points, not for: own; bare" in said
+    assert "--model.buffer.capacity is for 2 of 3 points, not for: bare" in said
+    made = {p.name.split("-")[0]: yaml.safe_load((p / "point.yaml").read_text())["model"] for p in logs.iterdir()}
+    assert made["wide"]["init_args"]["head"]["init_args"] == {"width": 64}
+    assert "width" not in made["own"]["init_args"]["head"]["init_args"]
+    assert made["bare"]["init_args"]["buffer"] is None
+    assert main([*words, "--only", "own"]) == 2
+    assert "--model.head.width fits no point" in capsys.readouterr().err
+
+
+def test_a_budget_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sweeping, "_run", fake_run)
+    path, logs, output = write(tmp_path, seeds=[1, 2, 3]), tmp_path / "logs", tmp_path / "out"
+    words = ["sweep", str(path), "--logs", str(logs), "--output", str(output)]
+    # The first has no estimate and is begun; each other one is expected to take 93 s, which 0.02 hours do not hold.
+    assert main([*words, "--budget", "0.02"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("expected to take 2 min, more than is left of the budget") == 2
+    assert "the budget is spent: 2 of 3 points are left" in said
+    assert (output / "report.md").read_text().count("not run yet") == 2
+    assert main([*words, "--budget", "1"]) == 0
+    assert len([folder for folder in logs.iterdir() if complete_run(folder)]) == 3
+    assert main([*words, "--budget", "0"]) == 2
+
+
+def test_a_point_that_runs_when_the_budget_is_over_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweeping.sys, "executable", str(tmp_path / "slow"))
+    (tmp_path / "slow").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "slow").chmod(0o755)
+    start = time.monotonic()
+    assert main(["sweep", str(write(tmp_path)), "--logs", str(tmp_path / "logs"), "--budget", "0.0001"]) == 0
+    assert time.monotonic() - start < 20
+    assert "stopped, as the budget is over" in capsys.readouterr().out
+
+
+def test_a_killed_point_says_what_happened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweeping.sys, "executable", str(tmp_path / "killed"))
+    (tmp_path / "killed").write_text("#!/bin/sh\necho task 3: A_k 90 %\nkill -9 $$\n")
+    (tmp_path / "killed").chmod(0o755)
+    assert main(["sweep", str(write(tmp_path)), "--logs", str(tmp_path / "logs")]) == 1
+    assert "failed (killed by SIGKILL)" in capsys.readouterr().out
+    (folder,) = (tmp_path / "logs").iterdir()
+    assert (folder / "failure.txt").read_text() == "killed by SIGKILL\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "memory", "expected"),
+    [
+        (-signal.SIGKILL, "task 2: A_k 90 %", False, "killed by SIGKILL"),
+        (-signal.SIGKILL, "task 2: A_k 90 %", True, "out of memory: the system killed it (SIGKILL)"),
+        (-signal.SIGSEGV, "", True, "killed by SIGSEGV"),
+        (143, "stopped after task 2", False, "killed by SIGTERM"),
+        (2, "cifnet: error: no data at x\n", False, "exit code 2: no data at x"),
+        (1, "Traceback (most recent call last):\nValueError: a\nbye", False, "exit code 1: ValueError: a"),
+        (1, "torch.OutOfMemoryError: CUDA out of memory. Tried", False,
+         "out of memory (exit code 1): torch.OutOfMemoryError: CUDA out of memory. Tried"),
+        (3, "task 1: A_k 90 %", False, "exit code 3, without saying why"),
+    ],
+)  # fmt: skip
+def test_reasons(code: int, said: str, memory: bool, expected: str) -> None:
+    assert reason(code, said, memory) == expected
+
+
+def test_kills_for_memory_are_read_from_the_control_group(tmp_path: Path) -> None:
+    assert memory_kills(tmp_path) is None
+    (tmp_path / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
+    assert memory_kills(tmp_path) == 2

@@ -22,6 +22,8 @@ def test_no_character_ends_a_run(tmp_path: Path, encoding: str):
     run = [
         "--model.head",
         "RidgeHead",
+        "--model.head.ridge",
+        "1",
         "--logs",
         str(tmp_path / "logs"),
         "--energy.enabled",

@@ -6,7 +6,9 @@ To add a source, add one line to ``CASES``.
 from __future__ import annotations
 
 import hashlib
+import io
 import pickle
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,6 +156,41 @@ def listed_in_parquet(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow.parquet.write_table(pyarrow.table(columns), root / "table.parquet")
 
 
+def add_sample(shard: tarfile.TarFile, key: str, members: dict[str, bytes]) -> None:
+    """Append one sample to a tar shard, as WebDataset has them."""
+    for ending, content in members.items():
+        entry = tarfile.TarInfo(f"{key}.{ending}")
+        entry.size = len(content)
+        shard.addfile(entry, io.BytesIO(content))
+
+
+def encoded(colour: tuple[int, int, int], seed: int) -> bytes:
+    """The bytes of a PNG file."""
+    buffer = io.BytesIO()
+    photo(colour, seed=seed).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def shards(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uneven shards with names for labels, in no order, and no part for testing."""
+    counts = iter(range(100))
+    for number, size in enumerate((7, 1, 4)):
+        with tarfile.open(root / f"part-{number:03d}.tar", "w") as shard:
+            for i in (next(counts) for _ in range(size)):
+                name = THREE[(5 * i) % 3]
+                add_sample(shard, f"s{i:04d}", {"png": encoded(COLOURS[name], i), "txt": name.encode()})
+
+
+def shards_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers for labels in .json and .cls members, in folders for training and testing."""
+    for part, first, count in (("train", 0, 9), ("test", 50, 3)):
+        (root / part).mkdir()
+        with tarfile.open(root / part / "0.tar", "w") as shard:
+            for i in range(first, first + count):
+                label = {"json": b'{"label": %d}' % (i % 3)} if i % 2 else {"cls": b"%d\n" % (i % 3)}
+                add_sample(shard, f"{i}", {"png": encoded(COLOURS[THREE[i % 3]], i), **label})
+
+
 # ---------------------------------------------------------------------- embeddings
 
 
@@ -221,6 +258,8 @@ CASES = [
     Case("domains", domain_folders, THREE, (20, 5)),
     Case("manifest", listed, THREE, (18, 6), file="table."),
     Case("manifest", listed_in_parquet, THREE, (12, 3), file="table.", options=(("path", "file"), ("label", "kind"))),
+    Case("webdataset", shards, THREE, (9, 3)),
+    Case("webdataset", shards_in_parts, NUMBERED, (9, 3)),
     Case("embeddings", npz, NUMBERED, (24, 6), images=False),
     Case("embeddings", npz_in_parts, THREE, (12, 6), images=False),
     Case("embeddings", tensors, NUMBERED, (24, 6), images=False),

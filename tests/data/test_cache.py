@@ -1,5 +1,6 @@
 """The embedding cache: identical results, no second pass of the backbone, and never a stale or damaged hit."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -63,15 +64,22 @@ def test_another_size_is_another_cache(tmp_path: Path, photos: Path) -> None:
 
 
 def test_a_changed_photo_is_never_a_hit(tmp_path: Path, photos: Path, embedded: list[int]) -> None:
-    run(tmp_path, photos, "first")
+    same_split = ["--data.group", "single"]  # a photo that looks unlike the others would change what is held back
+    run(tmp_path, photos, "first", *same_split)
     before = sum(embedded)
     changed = photos / "bee" / "3.png"
     other = (photos / "cow" / "3.png").read_bytes()
     changed.write_bytes(other)
-    second = run(tmp_path, photos, "second")
+    second = run(tmp_path, photos, "second", *same_split)
     assert sum(embedded) - before in (2, 16), "its class's test images, or the training batch that it is in"
-    fresh = learned(tmp_path / "fresh", *FOLDER, "--data.root", str(photos))
+    fresh = learned(tmp_path / "fresh", *FOLDER, "--data.root", str(photos), *same_split)
     assert_same_model(second, fresh)
+
+
+def test_a_run_says_how_many_embeddings_it_read(tmp_path: Path, photos: Path) -> None:
+    kept = [run(tmp_path, photos, name) for name in ("first", "second")]
+    counts = [json.loads((folder / "summary.json").read_text())["cached_images"] for folder in kept]
+    assert counts == [0, 32]
 
 
 def test_a_copied_folder_hits_by_content(tmp_path: Path, photos: Path, embedded: list[int]) -> None:

@@ -9,7 +9,7 @@ from PIL import Image
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.groups import DATE_CHANGED, DATE_TAKEN, EXIF_PART, taken_at
+from cifnet_pl.data.exif import DATE_CHANGED, DATE_TAKEN, EXIF_PART, taken_at
 from cifnet_pl.data.image_sets import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.utilities.errors import UsageError

@@ -64,7 +64,12 @@ def head(name: str, make: Callable[[int], Head], **promises: Any) -> Any:
     return pytest.param(Case(make, **promises), id=name)
 
 
-QUICK: dict[str, dict[str, Any]] = {"ACILHead": {"width": 40}, "DSALHead": {"width": 40}}
+QUICK: dict[str, dict[str, Any]] = {
+    "ACILHead": {"width": 40},
+    "DSALHead": {"width": 40},
+    "RanPACHead": {"width": 40},
+    "KLDAHead": {"width": 40},
+}
 """Arguments without which a head would take too long here."""
 
 TOLERANCES = {"KNNHead": 1e-4}
@@ -88,6 +93,15 @@ VARIANTS = [
     head("cifnet-float32", lambda d: CIFNetHead(d, ridge=1.0, dtype="float32"), tolerance=1e-4),
     head("ridge-fixed", lambda d: RidgeHead(d, ridge=1.0)),
     head("ridge-joined", lambda d: RidgeHead(d, transform="joined")),
+    head("ridge-discriminant", lambda d: RidgeHead(d, decision="discriminant")),
+    head("ridge-discriminant-balanced", lambda d: RidgeHead(d, decision="discriminant", balanced=True)),
+    head(
+        "ridge-discriminant-float32",
+        lambda d: RidgeHead(d, ridge=1.0, decision="discriminant", dtype="float32"),
+        tolerance=1e-4,
+    ),
+    head("ridge-auto", lambda d: RidgeHead(d, decision="auto")),
+    head("ridge-l2", lambda d: RidgeHead(d, transform="l2")),
     head("ridge-sqrt-l2", lambda d: RidgeHead(d, ridge=0.1, transform="sqrt_l2")),
     head("ridge-balanced", lambda d: RidgeHead(d, balanced=True)),
     head("ridge-float32", lambda d: RidgeHead(d, ridge=1.0, dtype="float32"), tolerance=1e-4),

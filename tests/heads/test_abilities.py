@@ -9,17 +9,20 @@ from cifnet_pl.utilities.errors import UnsupportedError
 from tests.heads.suite import WIDTH
 
 ABILITIES = {
-    "CIFNetHead": "merges reduces leaves_one_out uses_buffer counterexamples",
-    "RidgeHead": "merges pools subtracts reduces leaves_one_out counterexamples",
-    "ACILHead": "merges pools subtracts reduces leaves_one_out counterexamples",
-    "DSALHead": "reduces leaves_one_out counterexamples",
-    "SLDAHead": "merges pools subtracts reduces counterexamples",
+    "CIFNetHead": "merges reduces leaves_one_out tells_novelty uses_buffer counterexamples",
+    "RidgeHead": "merges pools subtracts reduces leaves_one_out tells_novelty counterexamples",
+    "ACILHead": "merges pools subtracts reduces leaves_one_out tells_novelty counterexamples",
+    "DSALHead": "reduces leaves_one_out tells_novelty counterexamples",
+    "SLDAHead": "merges pools subtracts reduces tells_novelty counterexamples",
     "NCMHead": "merges pools subtracts reduces",
+    "FeCAMHead": "merges pools subtracts reduces",
+    "KLDAHead": "merges pools subtracts reduces tells_novelty counterexamples",
+    "RanPACHead": "merges pools subtracts reduces leaves_one_out tells_novelty counterexamples",
     "KNNHead": "merges pools",
     "LogisticHead": "uses_buffer counterexamples",
     "SGDHead": "uses_buffer counterexamples",
 }
-ALL = ["merges", "pools", "subtracts", "reduces", "leaves_one_out", "uses_buffer", "counterexamples"]
+ALL = ["merges", "pools", "subtracts", "reduces", "leaves_one_out", "tells_novelty", "uses_buffer", "counterexamples"]
 
 
 def declared(head: Head | type[Head]) -> str:
@@ -31,7 +34,7 @@ def test_abilities_are_those_of_the_table() -> None:
 
 
 def test_an_argument_takes_abilities_away_from_that_head_only() -> None:
-    assert declared(RidgeHead(WIDTH, balanced=True)) == "reduces leaves_one_out counterexamples"
+    assert declared(RidgeHead(WIDTH, balanced=True)) == "reduces leaves_one_out tells_novelty counterexamples"
     assert declared(RidgeHead(WIDTH)) == ABILITIES["RidgeHead"]
     with pytest.raises(UnsupportedError, match="RidgeHead cannot merge: balanced=True weighs samples"):
         RidgeHead(WIDTH, balanced=True).require("merges")

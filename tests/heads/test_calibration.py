@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, KNNHead, LogisticHead, NCMHead, RidgeHead, SLDAHead
-from cifnet_pl.heads.calibration import calibrate, fit_temperature
+from cifnet_pl.heads.calibration import calibrate, fit_temperature, near_copies
 from cifnet_pl.utilities.errors import CifnetError, UnsupportedError, UsageError
 from tests.command_line import BUFFER, checkpoint, fit, learned
 from tests.models import learn_digits
@@ -42,8 +44,8 @@ class Stream:
         before = [[c for task in TASKS[:k] for c in task] for k in range(3)]
         self.past = [{c: (5 - k, weights[k][i]) for i, c in enumerate(before[k])} for k in range(3)]
 
-    def learn(self, head: Head, left_out: tuple[int, int] | None = None) -> Head:
-        """Learn everything, but for sample number i of a class if ``left_out`` is (class, i)."""
+    def learn(self, head: Head, *left_out: tuple[int, int]) -> Head:
+        """Learn everything, but for sample number i of a class for each (class, i) in ``left_out``."""
         for k, classes in enumerate(TASKS):
             head.begin_task(classes, [len(self.z[c]) for c in classes])
             for label in classes:
@@ -54,8 +56,8 @@ class Stream:
             head.solve()
         return head
 
-    def samples(self, label: int, count: int, left_out: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
-        rows = [i for i in range(count) if (label, i) != left_out]
+    def samples(self, label: int, count: int, left_out: tuple[tuple[int, int], ...]) -> tuple[Tensor, Tensor]:
+        rows = [i for i in range(count) if (label, i) not in left_out]
         return self.z[label][rows], torch.full((len(rows),), label)
 
     def stored(self) -> tuple[Tensor, Tensor]:
@@ -70,12 +72,33 @@ def literal(stream: Stream, make: Any) -> Tensor:
     return torch.cat([head(z[[n]]) for n, head in enumerate(heads)])
 
 
+def grouped(stream: Stream) -> Tensor:
+    """Two of the three stored samples of each class together, and with them two of another class."""
+    _, y = stream.stored()
+    groups = torch.arange(len(y))
+    groups[1::3] = groups[0::3]
+    groups[3:5] = groups[0]
+    return groups
+
+
+def literal_groups(stream: Stream, make: Callable[[], Head]) -> Tensor:
+    """Scores of every stored sample by heads that never saw its group."""
+    z, y = stream.stored()
+    groups, found = grouped(stream), torch.zeros(len(y), len(y) // 3, dtype=torch.float64)
+    for group in groups.unique():
+        rows = (groups == group).nonzero().flatten()
+        found[rows] = stream.learn(make(), *((int(y[n]), int(n) % 3) for n in rows))(z[rows])
+    return found
+
+
 RIDGES = {
     "plain": {},
     "epsilon": {"epsilon": 0.2},
     "sqrt_l2": {"transform": "sqrt_l2"},
     "joined": {"transform": "joined"},
     "balanced": {"balanced": True},
+    "discriminant": {"decision": "discriminant"},
+    "discriminant, balanced, l2": {"decision": "discriminant", "balanced": True, "transform": "l2"},
 }
 
 
@@ -90,6 +113,68 @@ def test_exact_head(options: dict[str, Any], ridge: float | str, seed: int) -> N
     same_ridge = head.ridge_used.item()
     expected = literal(stream, lambda n: RidgeHead(D, ridge=same_ridge, **options))
     assert torch.allclose(head.leave_one_out(*stream.stored()), expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("options", RIDGES.values(), ids=RIDGES)
+@pytest.mark.parametrize("ridge", [0.3, "gcv"])
+def test_groups_of_the_exact_head(options: dict[str, Any], ridge: float | str) -> None:
+    stream = Stream(7)
+    head = RidgeHead(D, ridge=ridge, **options)
+    stream.learn(head)
+    same_ridge = head.ridge_used.item()
+    expected = literal_groups(stream, lambda: RidgeHead(D, ridge=same_ridge, **options))
+    assert torch.allclose(head.leave_one_out(*stream.stored(), grouped(stream)), expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ACILHead(D, width=20, ridge=0.3),
+        *(
+            partial(CIFNetHead, D, weighting=weighting, update_past=update_past, ridge=0.01)
+            for weighting in ("derivative", "released")
+            for update_past in (True, False)
+        ),
+    ],
+)
+def test_groups_of_other_heads(make: Callable[[], Head]) -> None:
+    stream = Stream(8)
+    head = stream.learn(make())
+    expected = literal_groups(stream, make)
+    assert torch.allclose(head.leave_one_out(*stream.stored(), grouped(stream)), expected, rtol=1e-8, atol=1e-8)
+
+
+def test_a_group_without_which_nothing_is_known() -> None:
+    """A class whose only samples are one group, and all samples as one."""
+    z, y = torch.randn(6, D, dtype=torch.float64), torch.tensor([0, 0, 0, 1, 1, 1])
+    for decision in ("ridge", "discriminant"):
+        head = RidgeHead(D, ridge=0.3, decision=decision)
+        head.begin_task([0, 1])
+        head.observe(z, y)
+        head.solve()
+        assert head.leave_one_out(z, y, torch.zeros(6, dtype=torch.int64)).isnan().all()
+    assert (
+        head.leave_one_out(z, y, torch.tensor([0, 0, 0, 1, 2, 3])).isnan().tolist()
+        == [[True, False]] * 3 + [[False, False]] * 3
+    )
+    with pytest.raises(UsageError, match="expected one for each of 6"):
+        head.leave_one_out(z, y, torch.zeros(5, dtype=torch.int64))
+
+
+def test_bursts_do_not_make_a_head_sure_of_itself() -> None:
+    """Each photo four times, but for a little noise: the temperature is that of leaving whole bursts out."""
+    draw = torch.Generator().manual_seed(5)
+    y = torch.arange(4).repeat_interleave(6)
+    moments = torch.randn(4, 30, generator=draw)[y] + 3 * torch.randn(24, 30, generator=draw)
+    z = moments.repeat_interleave(4, dim=0) + 0.02 * torch.randn(96, 30, generator=draw)
+    labels, bursts = y.repeat_interleave(4), torch.arange(24).repeat_interleave(4)
+    head = RidgeHead(30, ridge=1.0)
+    head.begin_task([0, 1, 2, 3])
+    head.observe(z, labels)
+    head.solve()
+    expected = fit_temperature(head.leave_one_out(z, labels, bursts), labels)
+    assert calibrate(head, z, labels) == pytest.approx(expected, rel=1e-9)
+    assert expected > 2 * fit_temperature(head.leave_one_out(z, labels), labels)
 
 
 @pytest.mark.parametrize("options", RIDGES.values(), ids=RIDGES)
@@ -165,11 +250,11 @@ def weighted_scores(stream: Stream, head: CIFNetHead, left_out: tuple[int, int])
     sample = stream.z[left_out[0]][left_out[1]]
     columns = []
     for k, classes in enumerate(TASKS):
-        parts = [(*stream.samples(c, len(stream.z[c]), left_out), 1.0) for c in classes]
-        parts += [(*stream.samples(c, quota, left_out), w) for c, (quota, w) in stream.past[k].items()]
+        parts = [(*stream.samples(c, len(stream.z[c]), (left_out,)), 1.0) for c in classes]
+        parts += [(*stream.samples(c, quota, (left_out,)), w) for c, (quota, w) in stream.past[k].items()]
         if head.update_past:
             later = [c for task in TASKS[k + 1 :] for c in task]
-            parts += [(*stream.samples(c, len(stream.z[c]), left_out), 1.0) for c in later]
+            parts += [(*stream.samples(c, len(stream.z[c]), (left_out,)), 1.0) for c in later]
         z, y = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
         omega = torch.cat([torch.full((len(p[1]),), p[2], dtype=torch.float64) for p in parts])
         x = torch.cat([torch.ones(len(z), 1, dtype=torch.float64), z], dim=1)
@@ -254,7 +339,7 @@ def test_an_aborted_past_leaves_the_known_weights_alone() -> None:
     stream.learn(head)
     z, y = stream.stored()
     before = head.leave_one_out(z, y)
-    head.observe_past(*stream.samples(7, 1, None), torch.tensor([17.0]))
+    head.observe_past(*stream.samples(7, 1, ()), torch.tensor([17.0]))
     head.abort_task()
     assert torch.allclose(head.leave_one_out(z, y), before, rtol=1e-9)
 
@@ -392,3 +477,16 @@ def test_what_cannot_be_calibrated_is_refused_at_once(
 ) -> None:
     assert fit(tmp_path, *options, "--model.calibrate", "true") == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_class_of_photos_that_are_all_alike_is_left_out_photo_by_photo() -> None:
+    """Without all of them nothing would be known of the class; a burst in another class is still one group."""
+    draw = torch.Generator().manual_seed(2)
+    alike = torch.randn(1, 30, generator=draw) + 0.05 * torch.randn(6, 30, generator=draw)
+    others = torch.randn(6, 30, generator=draw)
+    others[:2] = others[2] + 0.05 * torch.randn(2, 30, generator=draw)
+    groups = near_copies(torch.cat([alike, others]), torch.arange(12) // 6)
+    assert groups is not None
+    assert sorted(groups.bincount().tolist(), reverse=True)[:2] == [3, 1]
+    assert groups[6] == groups[7] == groups[8]
+    assert near_copies(alike, torch.zeros(6, dtype=torch.int64)) is None

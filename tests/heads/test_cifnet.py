@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cifnet_pl.heads import CIFNetHead
+from cifnet_pl.heads.cohort_regression import CohortRegression
 from cifnet_pl.statistics import GCV_GRID
 from cifnet_pl.utilities.errors import UsageError
 from tests.heads.literal import SLOPES, Array, Ints, LiteralCIFNet
@@ -196,7 +197,7 @@ def hat_matrix_gcv(z: Array, target: Array, omega: Array) -> list[tuple[float, A
         hat = omega[None] / omega.sum() + centred @ inverse @ centred.T * omega[None]
         residual = target - hat @ target
         freedom = np.trace(hat)
-        score = n * (omega[:, None] * residual**2).sum() / (n - freedom) ** 2 if freedom < n else np.inf
+        score = n * (omega[:, None] * residual**2).sum() / (n - freedom) ** 2 if freedom <= n / 2 else np.inf
         slopes = inverse @ centred.T @ (omega[:, None] * (target - target_mean))
         candidates.append((score, np.concatenate([(target_mean - mean @ slopes)[None], slopes])))
     return candidates
@@ -285,7 +286,8 @@ def test_state_elements_follow_the_design() -> None:
             head.observe(torch.randn(4, width), torch.tensor([2 * k, 2 * k + 1] * 2))
             head.solve()
         rows = tasks * per_task * (width + 1)
-        assert head.state_elements() == {"factors": grams * (width + 1) ** 2, "moments": rows, "weights": rows}
+        triangle = (width + 1) * (width + 2) // 2
+        assert head.state_elements() == {"factors": grams * triangle, "moments": rows, "weights": rows}
 
 
 @pytest.mark.parametrize("epsilon", [0, 0.5, -0.1, 1.0, float("nan")])
@@ -306,8 +308,8 @@ def test_only_neurons_with_news_are_solved_again(
     update_past: bool, solved: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Any] = []
-    solve = CIFNetHead._solve_cohort
-    monkeypatch.setattr(CIFNetHead, "_solve_cohort", lambda head, cohort: (calls.append(cohort), solve(head, cohort)))
+    solve = CohortRegression.solve
+    monkeypatch.setattr(CohortRegression, "solve", lambda fit, cohort: (calls.append(cohort), solve(fit, cohort)))
     head = CIFNetHead(3, update_past=update_past)
     for k, expected in enumerate(solved):
         head.begin_task([k])

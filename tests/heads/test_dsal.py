@@ -119,7 +119,7 @@ def test_an_impossible_ratio_is_refused(ratio: float) -> None:
         DSALHead(6, compensation_ratio=ratio)
 
 
-@pytest.mark.parametrize(("ridge", "bound"), [(0.1, 5), ("gcv", 7.1)])
+@pytest.mark.parametrize(("ridge", "bound"), [(0.1, 5.1), ("gcv", 7.1)])
 def test_few_matrices_of_the_full_width_are_alive_at_a_time(ridge: float | str, bound: float) -> None:
     alive = matrices_alive(lambda: learn_random(DSALHead(6, width=300, ridge=ridge)), 300)
-    assert 5 <= alive <= bound  # at least two sums, what the task adds to both, and the cross product
+    assert 4 <= alive <= bound  # at least two sums as triangles, what the task adds to both, and the cross product

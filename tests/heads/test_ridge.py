@@ -191,7 +191,8 @@ def test_gcv_is_a_search_with_the_hat_matrix(stream: Tasks) -> None:
     for ridge in GCV_GRID.numpy() * np.trace(gram) / len(gram):
         hat = np.full((n, n), 1 / n) + centred @ np.linalg.inv(gram + ridge * np.eye(len(gram))) @ centred.T
         rss = np.square(target - hat @ target).sum()
-        scores.append((n * rss / (n - np.trace(hat)) ** 2, ridge))
+        if np.trace(hat) <= n / 2:
+            scores.append((n * rss / (n - np.trace(hat)) ** 2, ridge))
     best = min(score for score, _ in scores)
     # Where candidates are equally good to rounding, any of them is right.
     ours = head.ridge_used.item()
@@ -217,7 +218,7 @@ def test_state_elements_follow_the_design() -> None:
         head.begin_task([2 * k, 2 * k + 1])
         head.observe(torch.randn(4, 4), torch.tensor([2 * k, 2 * k + 1] * 2))
         head.solve()
-    assert head.state_elements() == {"factors": 25, "moments": 30, "weights": 30}
+    assert head.state_elements() == {"factors": 15, "moments": 30, "weights": 30}
 
 
 def test_balanced_needs_counts_and_leaves_nothing_behind_without() -> None:

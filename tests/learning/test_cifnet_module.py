@@ -15,6 +15,7 @@ from cifnet_pl.backbones import Preprocessing
 from cifnet_pl.data.loading import sample_key
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.learning.callbacks import TaskCheckpoint, TaskMetrics
+from cifnet_pl.learning.cifnet_module import AT_ONCE
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.command_line import fit
 from tests.lightning_runs import digits, module, trainer
@@ -240,14 +241,18 @@ class TestWithoutTheCommandLine:
             labels = {data.source.class_names.index(name): 2 * task + i for i, name in enumerate(names)}
             rows = [row for position in labels for row in images.rows_of[position]]
             head.begin_task(list(labels.values()))
+            waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
             for start in range(0, len(rows), 50):
                 batch = rows[start : start + 50]
                 pixels = torch.stack([torch.from_numpy(images.square(row, 8, 1.0)) for row in batch])
                 z = learner.backbone(pixels.permute(0, 3, 1, 2))
                 y = torch.tensor([labels[int(images.labels[row])] for row in batch])
                 key = [sample_key(data.source.class_names[images.labels[row]], images.names[row]) for row in batch]
-                head.observe(z, y)
                 buffer.add(z, y, torch.tensor(key))
+                waiting.append((z, y))  # sums over the same samples at once have the same bits
+                if sum(len(labels) for _, labels in waiting) >= AT_ONCE or start + 50 >= len(rows):
+                    head.observe(*(torch.cat(parts) for parts in zip(*waiting, strict=True)))
+                    waiting = []
             past, y = buffer.items()
             if task:
                 counts = head.class_counts()

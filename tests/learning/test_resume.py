@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -34,14 +33,12 @@ from tests.command_line import (
     FAST,
     assert_same_model,
     checkpoint,
-    command,
-    environment,
     fit,
     learned,
     make_photos,
     measurements,
 )
-from tests.killing import Act, Killed, at_call, in_a_process, kill_self
+from tests.killing import Act, Killed, at_call, ended, in_a_process, kill_self, start
 
 OPTIONS = [*BUFFER, "--data.batch_size", "16", "--seed_everything", "5", "--data.max_tasks", "3"]
 LAST = ["--ckpt_path", "last"]
@@ -190,22 +187,15 @@ class TestKill:
 
     @pytest.mark.parametrize("seen", ["run folder", "task 2/3"])
     def test_from_outside(self, seen, reference, tmp_path):
-        process = subprocess.Popen(
-            command("fit", *FAST, "--logs", str(tmp_path), *OPTIONS),
-            env=environment(PYTHONUNBUFFERED="1"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert process.stdout is not None
-        shown = []
-        for line in process.stdout:
-            shown.append(line)
-            if seen in line:
-                break
-        process.kill()
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL, "".join(shown)
+        os.mkfifo(tmp_path / "output")
+        process, shown = start(partial(fit, tmp_path, *OPTIONS), tmp_path / "output"), []
+        with (tmp_path / "output").open() as output:
+            for line in output:
+                shown.append(line)
+                if seen in line:
+                    break
+            process.kill()
+            assert ended(process) == -signal.SIGKILL, "".join(shown)
         assert not (tmp_path / "default" / "version_0" / "summary.json").exists()
         assert fit(tmp_path, *OPTIONS, *LAST) == 0
         newest = max((tmp_path / "default").iterdir(), key=lambda path: path.stat().st_mtime)

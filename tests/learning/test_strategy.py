@@ -8,7 +8,9 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from lightning.pytorch import Trainer
@@ -22,6 +24,7 @@ from tests.killing import ended, start
 
 TWO = ["--trainer.devices", "2", "--trainer.accelerator", "cpu", "--trainer.strategy", "ddp"]
 LAST = ["--ckpt_path", "last"]
+KEEP = ["--predictions.every_task", "true"]
 
 
 def free_port() -> int:
@@ -66,12 +69,24 @@ def assert_equal_models(run: Path, other: Path, tolerance: float = 1e-9) -> None
     rounded = [[[cell if "." not in cell else round(float(cell), 4) for cell in row] for row in measurements(folder)]
                for folder in (run, other)]  # fmt: skip
     assert rounded[0] == rounded[1]
+    for name in ("class_accuracy.csv", "confusion.csv"):
+        assert (run / name).read_text() == (other / name).read_text()
+
+
+def assert_equal_predictions(run: Path, other: Path) -> None:
+    """The same images in the same order, with the same classes."""
+    ours, theirs = (pq.read_table(folder / "predictions.parquet") for folder in (run, other))
+    for name in ours.column_names:
+        values = [table[name].to_pylist() for table in (ours, theirs)]
+        if name.startswith("probability"):
+            values = [[None if value is None else round(value, 5) for value in column] for column in values]
+        assert values[0] == values[1], name
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> Path:
     """A run of one process."""
-    return learned(tmp_path_factory.mktemp("alone"), *BUFFER)
+    return learned(tmp_path_factory.mktemp("alone"), *BUFFER, *KEEP)
 
 
 def test_the_launcher_of_lightning(alone, tmp_path):
@@ -113,11 +128,12 @@ class TestSeveral:
 
     def test_one_goes_on_where_two_stopped_and_both_predict_the_same(self, alone, tmp_path):
         words = [*FAST, *BUFFER, "--logs", str(tmp_path)]
-        codes, shown = several(2, tmp_path, "fit", *words, "--data.max_tasks", "3")
+        codes, shown = several(2, tmp_path, "fit", *words, *KEEP, "--data.max_tasks", "3")
         assert codes == [0, 0], shown
-        assert fit(tmp_path, *BUFFER, *LAST) == 0
+        assert fit(tmp_path, *BUFFER, *KEEP, *LAST) == 0
         folder = tmp_path / "default" / "version_0"
         assert_equal_models(folder, alone)
+        assert_equal_predictions(folder, alone)
         codes, shown = several(2, tmp_path, "predict", *words, *LAST)
         assert codes == [0, 0], shown
         by_two = (folder / "predictions.csv").read_text()
@@ -221,3 +237,10 @@ class TestStrategies:
         for wrong, why in ((DDPStrategy(), "waits for gradients"), (DDPStrategy(start_method="spawn"), "spawn")):
             with pytest.raises(UsageError, match=why):
                 check_trainer(Trainer(accelerator="cpu", devices=2, strategy=wrong, logger=False))
+
+
+def test_the_strategy_of_ray_train_is_refused():
+    ray = type("RayDDPStrategy", (DDPStrategy,), {})
+    given = SimpleNamespace(precision="32-true", strategy=ray(), world_size=1)
+    with pytest.raises(UsageError, match="RayDDPStrategy waits for gradients, and there are none: add sums up"):
+        check_trainer(given)

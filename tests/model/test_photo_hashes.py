@@ -9,6 +9,8 @@ import torch
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
+from cifnet_pl.cli.info import lines
+from cifnet_pl.heads import RidgeHead, ridge_notes
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import merge
 from cifnet_pl.model.photo_hashes import PhotoHashes, multiset_difference
@@ -22,6 +24,12 @@ NAMES = ["ant", "bee", "cat"]
 
 def queries(model: Classifier) -> torch.Tensor:
     return torch.randn(30, model.head.in_features, generator=torch.Generator().manual_seed(1))
+
+
+def distinct(model: Classifier) -> int:
+    """Number of photos by which the head chooses its ridge."""
+    assert isinstance(model.head, RidgeHead)
+    return int(model.head.sums.seen)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +88,7 @@ def test_copies_are_left_out(base: Path, model: Classifier, tmp_path: Path):
     kept = model.extend(images, more=True, duplicates="keep")
     assert kept.learned == {"ant": 6}
     assert kept.model.knows_photos
+    assert distinct(kept.model) == 18 + 2
     wrong = extra(tmp_path / "wrong", "dog", 2)
     shutil.copy(base / "photos" / "train" / "bee" / "0.png", wrong / "dog" / "b.png")
     assert any("dog/b.png (also in bee)" in w and "wrong" in w for w in model.extend(wrong).warnings)
@@ -102,11 +111,13 @@ def test_forgetting_after_more_picks_the_learned_photos(base: Path, model: Class
     never = model.forget("bee", base / "photos" / "train").model
     assert_same_scores(result.model, never, queries(model), 1e-8)
     twice = model.extend(base / "photos" / "train", more=True, duplicates="keep").model
+    assert distinct(twice) == distinct(model) == 18
+    assert distinct(twice.forget("bee", folder).model) == 12
     assert_same_scores(
         twice.forget("bee", folder).model, twice.forget("bee", base / "photos" / "train").model, queries(model)
     )
     (folder / "new" / "bee" / "new100.png").unlink()
-    with pytest.raises(DataError, match=r"learned from 10 photos, .* holds 9 of them"):
+    with pytest.raises(DataError, match=r"learned from 10 photos, .* holds 9 of them: give all of them, or"):
         whole.forget("bee", folder)
 
 
@@ -117,7 +128,7 @@ def test_models_with_a_common_ancestor(model: Classifier, tmp_path: Path):
     with pytest.raises(UsageError, match=r"18 photos were learned by both .* --base"):
         merge([first, second])
     result = merge([first, second], base=model)
-    assert result.photos == 18 + 5 + 4
+    assert result.photos == distinct(result.model) == 18 + 5 + 4
     assert result.model.knows_photos
     assert_same_scores(result.model, pooled, queries(model), 1e-8)
     for pair in ([model, first], [first, model]):
@@ -130,6 +141,18 @@ def test_models_with_a_common_ancestor(model: Classifier, tmp_path: Path):
     assert result.model.history[-1].parents == [first.identity, second.identity]
 
 
+def test_copies_within_what_is_merged_count_once(model: Classifier, tmp_path: Path):
+    """One that both shards call by other names, and one that stands twice in the common ancestor."""
+    old = model.extend(extra(tmp_path / "x", "ant", 3), more=True, duplicates="keep").model
+    old = old.extend(tmp_path / "x" / "more", more=True, duplicates="keep").model
+    dog, elk = extra(tmp_path / "y", "dog", 5), extra(tmp_path / "z", "elk", 4)
+    shutil.copy(dog / "dog" / "new100.png", elk / "elk" / "same.png")
+    shutil.copy(tmp_path / "x" / "more" / "ant" / "new100.png", elk / "elk" / "old.png")
+    first, second = old.extend(dog).model, old.extend(elk).model
+    assert [distinct(m) for m in (old, first, second)] == [21, 26, 21 + 5]
+    assert distinct(merge([first, second], base=old).model) == 21 + 5 + 4
+
+
 def test_the_same_shard_twice(model: Classifier, tmp_path: Path):
     shard = model.extend(extra(tmp_path, "dog", 5)).model.forget(NAMES).model
     assert shard.class_names == ["dog"]
@@ -139,11 +162,14 @@ def test_the_same_shard_twice(model: Classifier, tmp_path: Path):
     assert_same_scores(once.model, twice.model, queries(model))
 
 
-def test_the_command_line_says_so(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_command_line_says_so(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(ridge_notes, "JUMP", 1.0)
     run = str(base / "logs" / "default")
     more = str(extra(tmp_path, "ant", 3))
     assert main(["extend", "--model", run, "--images", more, "--more", "--output", str(tmp_path / "b")]) == 0
-    capsys.readouterr()
+    assert "cifnet: note: the ridge went from " in capsys.readouterr().err
     words = ["--images", str(tmp_path), "--output", str(tmp_path / "c")]
     shutil.copytree(base / "photos", tmp_path / "old")
     assert main(["forget", "--model", str(tmp_path / "b"), "--class", "ant", "--class", "bee", *words]) == 0
@@ -180,3 +206,32 @@ def test_multisets():
     assert hashes.complete({3: 3, 1: 1})
     assert not hashes.complete({3: 4})
     assert multiset_difference(hashes.of(3), np.array([7, 8])).tolist() == [-2, 7]
+
+
+def test_photos_that_were_learned_do_not_test(base: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """Six photos of each class were learned; the tested ones of a class are two of these and one other."""
+    folder = Path(shutil.copytree(base / "photos" / "val", tmp_path / "val"))
+    for name in NAMES:
+        other = make_photos(tmp_path / "other", [name], 41) / name
+        shutil.copy(other / "40.png", folder / name / "other.png")
+    assert main(["evaluate", "--model", str(base / "logs" / "default"), "--images", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "6 of these 9 photos are near-copies of learned ones and flatter the score: with 3 others" in said
+
+
+def test_info_tells_when_each_task_was_learned(base: Path, model: Classifier, capsys: pytest.CaptureFixture[str]):
+    """And of a model whose photos are not all known, what it cannot promise."""
+    assert [event.class_names for event in model.history] == [["ant", "bee"], ["cat"]]
+    assert all(event.date is not None and event.date[:2] == "20" for event in model.history)
+    said = " ".join(lines(model, {}))
+    assert "step 1, task: ant, bee" in said
+    assert "content hashes of all photos" in said
+    removed = model.forget("bee").model
+    assert "copies of those go unnoticed" in " ".join(lines(removed, {}))
+
+
+def test_a_run_without_hashes_says_what_is_lost(base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    options = ["--model.head", "RidgeHead", "--data.classes_per_task", "3", "--model.hashes", "false"]
+    folder = fit(base / "photos", tmp_path, *options)
+    assert "forget needs exactly the photos that were learned" in caplog.text
+    assert "copies and common ancestors go unnoticed" in " ".join(lines(cifnet_pl.load(folder, device="cpu"), {}))

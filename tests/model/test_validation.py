@@ -57,10 +57,10 @@ def changed(*keys: Any, to: Any) -> Callable[[dict[str, Any]], None]:
 
 
 DESCRIPTIONS = [
-    (changed("format", to=3), "format .3., this version reads 1 and 2"),
+    (changed("format", to=4), "format .4., this version reads 1 and 2 and 3"),
     (changed("format", to=True), "format"),
     (changed("head", to=None), "head is 'None', expected a valid dictionary"),
-    (changed("head", "class", to="os.system"), "unknown head"),
+    (changed("head", "class", to="os.system"), "would import os.system: add --trust"),
     (changed("head", "class", to=["CIFNetHead"]), "head.class"),
     (changed("head", "class", to="Head"), "unknown head"),
     (changed("head", "unheard_of", to=1), "settings of head"),
@@ -419,7 +419,7 @@ CHECKPOINTS = [
     (lambda c: c["cifnet"].pop("images"), "images"),
     (lambda c: c["cifnet"].update(under_way=True), "middle of a task"),
     (lambda c: c["cifnet"]["settings"].update(module="FineTune"), "FineTune"),
-    (lambda c: c["cifnet"]["head"].update({"class": "posix.system"}), "unknown head"),
+    (lambda c: c["cifnet"]["head"].update({"class": "posix.system"}), "would import posix.system: add --trust"),
     (lambda c: c["cifnet"].update(class_names=["..", "b", "c", "d"]), "path"),
     (lambda c: c["state_dict"].update(x=1), "not a tensor"),
     (lambda c: c.update(state_dict=[]), "state_dict"),

@@ -125,7 +125,7 @@ def state_components(head: str, options: dict[str, Any], d: int, tasks: int, cla
     width = options["width"] if head in ("ACILHead", "DSALHead") else d + 1
     grams = tasks if head == "CIFNetHead" else streams
     sizes = {
-        "factors": grams * width**2, "moments": streams * classes * width, "weights": streams * classes * width,
-        "embeddings": 100 * d,
+        "factors": grams * width * (width + 1) // 2, "moments": streams * classes * width,
+        "weights": streams * classes * width, "embeddings": 100 * d,
     }  # fmt: skip
     return {name: sizes[name] for name in component_names(head)}

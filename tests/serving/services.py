@@ -2,16 +2,20 @@
 
 import io
 import json
+import socket
 import subprocess
+import threading
 import time
 import urllib.request
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+import uvicorn
 from PIL import Image
 from starlette.testclient import TestClient
 
@@ -94,7 +98,39 @@ def tree(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
-class Server:
+class Address:
+    """A service that is asked over HTTP."""
+
+    url: str
+
+    def get(self, path: str) -> Any:
+        """A JSON answer."""
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=30) as answer:
+            return json.loads(answer.read())
+
+
+class ThreadServer(Address):
+    """A service in a thread of this process, with a real port: a browser can ask it, and it starts at once."""
+
+    def __init__(self, folder: Path, access: Access | None = None, begun: Classifier | None = None):
+        begun = begun or model()
+        app = make_app(Service(Workspace(folder, begun), begun), access or Access(rate=0))
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", 0))
+        self._socket.listen()
+        self.url = f"http://localhost:{self._socket.getsockname()[1]}"
+        self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Answer what is under way and end."""
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join(30)
+        self._socket.close()
+
+
+class Server(Address):
     """A service in a process of its own."""
 
     def __init__(self, bundle: Path, *options: str):
@@ -122,11 +158,6 @@ class Server:
             except OSError:
                 time.sleep(0.05)
         raise AssertionError(f"no answer from {self.url}")
-
-    def get(self, path: str) -> dict:
-        """A JSON answer."""
-        with urllib.request.urlopen(f"{self.url}{path}", timeout=30) as answer:
-            return json.loads(answer.read())
 
     def kill(self) -> None:
         """No clean-up of any kind runs."""

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.services import Server, photo, saved, zipped
+from cifnet_pl.serving.app import Access
+from tests.serving.services import ThreadServer, photo, zipped
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-sync_api.expect.set_options(timeout=30_000)  # milliseconds; a shared machine can be slow
+sync_api.expect.set_options(timeout=5_000)  # milliseconds
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")
 WIDTHS = {"desktop": (1100, 800), "phone": (390, 800)}
 ARGS = ["--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost"]
@@ -33,16 +34,16 @@ def browser():
 
 
 @pytest.fixture
-def server(tmp_path) -> Iterator[Server]:
-    made = Server(saved(tmp_path / "colours"))
+def server(tmp_path) -> Iterator[ThreadServer]:
+    made = ThreadServer(tmp_path / "w")
     try:
-        yield made.ready()
+        yield made
     finally:
-        made.kill()
+        made.stop()
 
 
 @contextmanager
-def page_of(browser, server: Server, width: str = "desktop", scheme: str = "light") -> Iterator:
+def page_of(browser, server: ThreadServer, width: str = "desktop", scheme: str = "light") -> Iterator:
     """The open page; at its end, nothing was asked of anyone else and no script or style was refused."""
     size = dict(zip(("width", "height"), WIDTHS[width], strict=True))
     context = browser.new_context(viewport=size, color_scheme=scheme, has_touch=width == "phone")
@@ -84,6 +85,7 @@ def test_drop_answer_teach_undo(width, browser, server):
         expect(cards).to_have_count(4)
         expect(cards.nth(0).locator(".answer").first).to_contain_text("red")
         expect(cards.nth(1).locator(".answer").first).to_contain_text("green")
+        expect(cards.nth(2)).to_contain_text("None of these.")
         expect(cards.nth(3)).to_contain_text("<b>broken</b>.png")
         expect(cards.nth(3)).to_contain_text("no image of a known format")
         no_wider_than_the_screen(page)
@@ -93,6 +95,7 @@ def test_drop_answer_teach_undo(width, browser, server):
         cards.nth(2).get_by_role("button", name="Teach").click()
         expect(page.locator("#message")).to_contain_text("Learned 1 photo as “blue”")
         expect(cards.nth(2).locator(".answer").first).to_contain_text("blue")
+        expect(cards.nth(2).locator(".none")).to_have_count(0)
 
         page.get_by_role("tab", name="Teach").click()
         drop(page, "teach-drop", {"photos.zip": zipped({f"yellow/{i}.png": photo("yellow", i, 60) for i in range(8)})})
@@ -113,6 +116,9 @@ def test_drop_answer_teach_undo(width, browser, server):
         expect(page.locator("#classes tr")).to_have_count(5)
         expect(page.locator("#classes img")).to_have_count(5)
         expect(page.locator("#curve circle")).to_have_count(2)
+        page.get_by_role("button", name="Audit").click()
+        expect(page.locator("#audited")).to_contain_text("None of 9 kept photos is doubtful.")
+        expect(page.locator("#audited circle").first).to_be_visible()
         no_wider_than_the_screen(page)
         picture(page, f"look-{width}")
 
@@ -132,6 +138,9 @@ def test_drop_answer_teach_undo(width, browser, server):
         expect(page.locator("#versions img")).to_have_count(0)
         no_wider_than_the_screen(page)
         picture(page, f"change-{width}")
+        page.get_by_role("button", name="Delete all kept photos").click()
+        page.locator("#sure").get_by_role("button", name="Delete").click()
+        expect(page.locator("#message")).to_contain_text("Deleted 9 photos and all other versions for good")
     assert [one["name"] for one in server.get("/classes")] == ["<img src=x onerror=alert(1)>", "green"]
 
 
@@ -206,7 +215,7 @@ def test_groups_are_named_once(browser, server):
 
 
 def test_the_token_is_asked_for(browser, tmp_path):
-    server = Server(saved(tmp_path / "colours"), "--token", "correct-horse-battery").ready()
+    server = ThreadServer(tmp_path / "w", Access(token="correct-horse-battery"))
     try:
         context = browser.new_context()
         page = context.new_page()
@@ -217,4 +226,4 @@ def test_the_token_is_asked_for(browser, tmp_path):
         assert context.cookies() == []
         context.close()
     finally:
-        server.kill()
+        server.stop()

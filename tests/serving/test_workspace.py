@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from cifnet_pl.serving import journal
+from cifnet_pl.serving.history import Change
 from cifnet_pl.serving.refusals import RequestError
-from cifnet_pl.serving.workspace import Change, Workspace
+from cifnet_pl.serving.workspace import Workspace
 from cifnet_pl.utilities import files
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.serving.services import model, tree
@@ -155,3 +156,44 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     assert again.current == 1
     assert tree(tmp_path / "w") == before | {".workspace.lock"}
     assert renamed(again, "a").number == 2
+
+
+def test_removing_old_versions_leaves_uploads_that_wait(tmp_path):
+    workspace = Workspace(tmp_path / "w", model(), keep_versions=2)
+    (tmp_path / "w" / "incoming").mkdir(exist_ok=True)
+    (tmp_path / "w" / "incoming" / "photo.png").touch()
+    for name in "abc":
+        renamed(workspace, name)
+    assert not workspace.versions[2].here
+    assert (tmp_path / "w" / "incoming" / "photo.png").is_file()
+
+
+def test_a_stored_change_counts_even_if_old_versions_cannot_be_removed(tmp_path, monkeypatch, caplog):
+    workspace = Workspace(tmp_path / "w", model(), keep_versions=2)
+    renamed(workspace, "a")
+    append = workspace._journal.append
+
+    def full(record):
+        if record["what"] == "dropped":
+            raise CifnetError("No space left on device")
+        append(record)
+
+    monkeypatch.setattr(workspace._journal, "append", full)
+    assert renamed(workspace, "b").number == workspace.current == 3
+    assert "old versions were not removed: No space left on device" in caplog.text
+    monkeypatch.undo()
+    renamed(workspace, "c")
+    assert [number for number, version in workspace.versions.items() if version.here] == [3, 4]
+
+
+def test_photos_that_no_version_learned_are_removed(tmp_path):
+    """A lesson that was refused after its photos were kept must not fill the disk."""
+    workspace = Workspace(tmp_path / "w", model())
+    for number in (1, 2):
+        (tmp_path / f"{number:064x}.png").write_bytes(b"photo")
+    files = sorted(tmp_path.glob("*.png"))
+    workspace.keep(files)
+    workspace.commit(model(), Change("extend", "", learned={"red": [files[0].name]}))
+    workspace.close()
+    Workspace(tmp_path / "w", model())
+    assert [path.name for path in (tmp_path / "w" / "photos").iterdir()] == [files[0].name]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
+import numpy as np
 import pytest
 import torch
+from scipy.linalg import get_lapack_funcs
 from torch import Tensor
 
+from cifnet_pl.statistics import lapack
 from cifnet_pl.statistics.spectral import FACTORED_FROM, spectrum
 from cifnet_pl.utilities.errors import CifnetError
 
@@ -59,3 +64,35 @@ def test_beyond_the_rank_eigenvalues_are_zero(width: int) -> None:
 def test_sums_that_overflowed_are_refused(width: int) -> None:
     with pytest.raises(CifnetError, match="overflowed"):
         spectrum(torch.full((width, width), torch.inf), 5, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_other_threads_go_on_meanwhile(dtype: torch.dtype) -> None:
+    """A service answers while it learns: Python's lock is not held while LAPACK works."""
+    x = torch.randn(700, 600, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    ended, turns = threading.Event(), 0
+
+    def count() -> None:
+        nonlocal turns
+        while not ended.wait(0.001):
+            turns += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    lapack.sytrd((x.T @ x).numpy())
+    ended.set()
+    thread.join()
+    assert turns > 5
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("width", [2, 3, 90])
+def test_the_same_numbers_as_scipys_wrappers(width: int, dtype: type) -> None:
+    x = np.random.default_rng(0).normal(size=(2 * width, width)).astype(dtype)
+    gram = x.T @ x
+    theirs, lwork, stevd = get_lapack_funcs(("sytrd", "sytrd_lwork", "stevd"), (gram,))
+    expected = theirs(gram, lower=1, lwork=int(lwork(width, lower=1)[0]))[:4]
+    found = lapack.sytrd(gram)
+    assert all(np.array_equal(ours, other) for ours, other in zip(found, expected, strict=True))
+    for ours, other in zip(lapack.stevd(found[1], found[2])[:2], stevd(expected[1], expected[2])[:2], strict=True):
+        assert np.array_equal(ours, other)

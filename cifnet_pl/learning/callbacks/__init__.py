@@ -1,21 +1,31 @@
-"""Lightning callbacks: activations, task metrics, energy, trajectory, checkpoint, predictions, screen."""
+"""Lightning callbacks: activations, classes, copies, metrics, energy, trajectory, checkpoint, predictions, screen."""
 
 from lightning.pytorch import Callback
 
 from cifnet_pl.learning.callbacks.activations import ActivationTable
 from cifnet_pl.learning.callbacks.checkpoint import TaskCheckpoint
+from cifnet_pl.learning.callbacks.class_results import ClassResults
+from cifnet_pl.learning.callbacks.copies import CopiesReport
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor
+from cifnet_pl.learning.callbacks.near_copies import NearCopies
+from cifnet_pl.learning.callbacks.prediction_record import PredictionRecord
 from cifnet_pl.learning.callbacks.predictions import PredictionTable
 from cifnet_pl.learning.callbacks.prequential import PrequentialAccuracy
+from cifnet_pl.learning.callbacks.promises import PromiseCheck
 from cifnet_pl.learning.callbacks.screen import RunTable, TaskProgressBar, Words
 from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
 from cifnet_pl.learning.callbacks.trajectory import TrajectoryPlot
 
 __all__ = [
     "ActivationTable",
+    "ClassResults",
+    "CopiesReport",
     "EnergyMonitor",
+    "NearCopies",
+    "PredictionRecord",
     "PredictionTable",
     "PrequentialAccuracy",
+    "PromiseCheck",
     "RunTable",
     "TaskCheckpoint",
     "TaskMetrics",
@@ -32,4 +42,5 @@ def standard_callbacks(bar: bool, words: Words = "research") -> list[Callback]:
         bar: whether there is a progress bar.
         words: what the screen calls its numbers, see :class:`RunTable`.
     """
-    return [PrequentialAccuracy(), TaskMetrics(), TrajectoryPlot(), *[TaskProgressBar()] * bar, RunTable(words)]
+    shown = [CopiesReport(), NearCopies(), *[TaskProgressBar()] * bar, RunTable(words)]
+    return [PrequentialAccuracy(), ClassResults(), PromiseCheck(), TaskMetrics(), TrajectoryPlot(), *shown]

@@ -1,4 +1,4 @@
-"""How strongly the neurons of each task fire on the classes of every other (the paper's fig:buffer_overlapping)."""
+"""Record how strongly the neurons of each task respond to the classes of every other (fig:buffer_overlapping)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from cifnet_pl.data.loading import Batch
-from cifnet_pl.learning.callbacks.task_metrics import run_folder
+from cifnet_pl.learning.callbacks.folder import run_folder
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import to_csv
 from cifnet_pl.utilities.files import write_text

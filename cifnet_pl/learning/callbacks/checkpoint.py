@@ -1,4 +1,4 @@
-"""A checkpoint after every task, written so that a kill at any moment leaves a whole one."""
+"""Write a checkpoint after every task, in such a way that a kill at any moment leaves a whole one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from cifnet_pl.learning.callbacks.task_metrics import run_folder
+from cifnet_pl.learning.callbacks.folder import run_folder
 from cifnet_pl.model.loading import read_checkpoint
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import write_atomic

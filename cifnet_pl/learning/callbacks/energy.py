@@ -1,4 +1,4 @@
-"""Energy per task with CodeCarbon: learning apart from evaluation, CPU, GPU and RAM apart, never online."""
+"""Measure energy per task with CodeCarbon, offline: learning and evaluation, and CPU, GPU and RAM, separately."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Energy:
 
 
 def check_country(code: str) -> str:
-    """The ISO 3166 code of a country that CodeCarbon has a carbon intensity for; UsageError otherwise."""
+    """Return the ISO 3166 code of a country that CodeCarbon has a carbon intensity for; UsageError otherwise."""
     from codecarbon.input import DataSource
 
     known = cast(Any, DataSource)().get_global_energy_mix_data()
@@ -82,15 +82,15 @@ class EnergyMonitor(Callback):
             self._start(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A task begins."""
+        """Start to measure what learning the task takes."""
         self._lap()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Learning is over, evaluation begins."""
+        """Start to measure what the evaluation takes."""
         self.learning = self._lap()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Evaluation is over; with several nodes, add up what their trackers read."""
+        """Read what the evaluation took; with several nodes, add up what their trackers read."""
         self.evaluation = self._lap()
         if self.enabled and trainer.num_nodes > 1:
             self.learning = _over_nodes(trainer, self.learning)
@@ -127,7 +127,7 @@ class EnergyMonitor(Callback):
         self._guard(start)
 
     def _lap(self) -> Energy | None:
-        """Energy since the last call; None where nothing is measured."""
+        """Return the energy since the last call; None where nothing is measured."""
         if self._tracker is None:
             return None
         before = self._mark
@@ -141,7 +141,7 @@ class EnergyMonitor(Callback):
         return self._mark - before if self._tracker is not None else None
 
     def _guard(self, action: Any) -> None:
-        # CodeCarbon probes hardware in many ways; whatever fails there must not cost the user a run.
+        # CodeCarbon probes hardware in many ways; an error there must not end the run.
         try:
             action()
         except Exception as error:
@@ -153,7 +153,7 @@ class EnergyMonitor(Callback):
 
 
 def physical_gpus(device_ids: Sequence[int]) -> list[int]:
-    """The driver's numbers of a process's GPUs: CUDA_VISIBLE_DEVICES renumbers them for the process only.
+    """Return the driver's numbers of a process's GPUs: CUDA_VISIBLE_DEVICES renumbers them for the process only.
 
     Args:
         device_ids: indices as the process counts its GPUs.
@@ -181,7 +181,7 @@ TRACKERS = {"NvidiaGPUDevice": "nvml", "AMDGPUDevice": "amdsmi"}
 
 
 def _source(tracker: Any) -> str:
-    """Where the numbers come from, e.g. "cpu estimated (cpu_load), gpu nvml, ram estimated"."""
+    """Return where the numbers come from, e.g. "cpu estimated (cpu_load), gpu nvml, ram estimated"."""
     parts = []
     for hardware in tracker._hardware:
         kind = type(hardware).__name__
@@ -199,7 +199,7 @@ def _source(tracker: Any) -> str:
 
 
 def _counted(hardware: Any) -> list[Any]:
-    """The GPUs whose energy is counted."""
+    """Return the GPUs whose energy is counted."""
     indices = set(hardware._get_gpu_ids())
     return [device for device in hardware.devices.devices if device.gpu_index in indices]
 

@@ -1,4 +1,4 @@
-"""Predictions of a run as one CSV file, whatever the number of processes."""
+"""Write the predictions of a run as one CSV file, whatever the number of processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cifnet_pl.utilities.processes import of_all_processes
 
 
 class PredictionTable(BasePredictionWriter):
-    """Writes ``predictions.csv``: a row an image, with its true class and the most probable one.
+    """Writes ``predictions.csv``: a row per image, with its true class and the most probable one.
 
     Args:
         folder: where the file is written.

@@ -8,7 +8,7 @@ from typing import Any, cast
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cifnet_pl.heads import Head
-from cifnet_pl.learning.callbacks.task_metrics import run_folder
+from cifnet_pl.learning.callbacks.folder import run_folder
 from cifnet_pl.learning.run_record import to_csv
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.metrics import percent
@@ -24,13 +24,13 @@ class PrequentialAccuracy(Callback):
     accuracy on these samples, and accuracy on all samples so far, in percent.
 
     Attributes:
-        rows: task, samples, correct predictions of each task.
+        rows: task, samples, correct predictions, and classes known before, of each task.
     """
 
     def __init__(self) -> None:
         self.rows: list[list[int]] = []
         self._head: Head | None = None
-        self._right = self._total = 0
+        self._right = self._total = self._known = 0
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the head as it is before the task."""
@@ -38,6 +38,7 @@ class PrequentialAccuracy(Callback):
         head = getattr(module, "head", None)
         if isinstance(head, Head) and module.tasks_finished and module.data.plan.kind.samples_return:
             self._head = copy.deepcopy(head)
+            self._known = len(module.class_names)
         self._right = self._total = 0
 
     def on_train_batch_end(
@@ -55,7 +56,7 @@ class PrequentialAccuracy(Callback):
         self._head = None
         counts = of_all_processes((self._right, self._total))
         task = cast(TaskModule, pl_module).tasks_finished + 1
-        self.rows.append([task, sum(total for _, total in counts), sum(right for right, _ in counts)])
+        self.rows.append([task, sum(total for _, total in counts), sum(right for right, _ in counts), self._known])
         folder = run_folder(trainer)
         if trainer.is_global_zero and folder is not None:
             write_text(
@@ -66,10 +67,20 @@ class PrequentialAccuracy(Callback):
         """Return the rows of ``prequential.csv``."""
         seen = right = 0
         lines: list[list[float | int | None]] = []
-        for task, samples, correct in self.rows:
+        for task, samples, correct, *_ in self.rows:
             seen, right = seen + samples, right + correct
             lines.append([task, samples, percent(correct, samples), percent(right, seen)])
         return lines
+
+    def forward_transfer(self) -> float | None:
+        """Return how far earlier tasks help with one before it is learned, in percentage points.
+
+        The mean over tasks of the accuracy on a task's samples before they are learned, minus that of a guess among
+        the classes known then (Lopez-Paz & Ranzato, 2017, with the task's training samples in place of test samples).
+        None where classes do not return: of a new class nothing can be known before.
+        """
+        gains = [100.0 * row[2] / row[1] - 100.0 / row[3] for row in self.rows if len(row) > 3 and row[1] and row[3]]
+        return sum(gains) / len(gains) if gains else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows, for a checkpoint."""

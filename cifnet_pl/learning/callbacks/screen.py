@@ -1,4 +1,4 @@
-"""What the user sees: a progress bar that speaks of tasks, and one table at the end."""
+"""Show the progress of a run by tasks, and one table at the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from lightning.pytorch.callbacks import RichProgressBar
 from rich.console import Console
 from rich.table import Table
 
-from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics, run_folder
+from cifnet_pl.learning.callbacks.folder import run_folder
+from cifnet_pl.learning.callbacks.near_copies import NearCopies
+from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import RunRecord, TaskRow
 from cifnet_pl.learning.task_module import TaskModule
@@ -38,23 +40,23 @@ class TaskProgressBar(RichProgressBar):
         return f"Task {current_epoch + 1}/{self.trainer.max_epochs}"
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """Only A_k of the last task, in percent."""
+        """Return only A_k of the last task, in percent."""
         metrics = super().get_metrics(trainer, pl_module)
         return {"A_k": f"{cast(float, metrics['A_k']):.1f} %"} if "A_k" in metrics else {}
 
 
 def number(value: float | None, digits: int = 1, unit: str = "") -> str:
-    """A number for the screen; a dash where nothing was measured."""
+    """Return a number for the screen; a dash where nothing was measured."""
     return "–" if value is None else f"{value:.{digits}f}{unit}"
 
 
 def small(value: float | None) -> str:
-    """An energy for the screen, with two significant digits."""
+    """Return an energy for the screen, with two significant digits."""
     return "–" if value is None else f"{value:.1e}"
 
 
 def megabytes(row: TaskRow, module: TaskModule) -> float:
-    """What is kept after a task, in megabytes: statistics and the buffer's content, each in its precision."""
+    """Return what is kept after a task, in megabytes: statistics and the buffer's content, each in its precision."""
     statistics = row.state_elements - row.buffer_elements
     return (statistics * module.bytes_per_element + row.buffer_elements * module.bytes_per_buffer_element) / 1e6
 
@@ -73,7 +75,7 @@ COLUMNS: dict[Words, tuple[str, ...]] = {
 
 
 def record_table(record: RunRecord, module: TaskModule, words: Words = "research") -> Table:
-    """A row per task."""
+    """Return a row per task."""
     table = Table()
     for name in COLUMNS[words]:
         table.add_column(name, justify="right")
@@ -93,7 +95,7 @@ def record_table(record: RunRecord, module: TaskModule, words: Words = "research
 
 
 def summary_lines(record: RunRecord, module: TaskModule, words: Words) -> list[str]:
-    """The run as a whole, below the table."""
+    """Return the run as a whole, below the table."""
     s = record.summary()
     energy = f"{small(s['energy_kwh'])} kWh" + (f" ({s['energy_source']})" if s["energy_source"] else "")
     size = f"{megabytes(record.rows[-1], module):.2f} MB"
@@ -126,7 +128,10 @@ def summary_lines(record: RunRecord, module: TaskModule, words: Words) -> list[s
 
 
 def untested(counts: dict[str, int]) -> list[str]:
-    """A sentence about classes with too few test photos to say anything of them; none if there are no such classes."""
+    """Return a sentence about classes with too few test photos to say anything of them.
+
+    The result is None if there are no such classes.
+    """
     few = [f"{printable(name)} ({count})" for name, count in counts.items() if count < FEW]
     if not few:
         return []
@@ -198,7 +203,7 @@ class RunTable(Callback):
             self._say(line)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Tell who interrupts a run how it goes on."""
+        """Say how an interrupted run goes on."""
         done = cast(TaskModule, pl_module).tasks_finished
         if (
             trainer.state.fn == "fit"
@@ -217,6 +222,7 @@ class RunTable(Callback):
         module = cast(TaskModule, pl_module)
         self.console.print(record_table(record, module, self.words))
         lines = summary_lines(record, module, self.words)
+        lines += [line for c in cast(Any, trainer).callbacks if isinstance(c, NearCopies) for line in c.sentences()]
         lines += untested(module.data.test_counts(module.class_names))
         lines.append(f"run folder {folder}")
         if folder is not None and isinstance(module, CIFNetModule):

@@ -1,24 +1,33 @@
-"""After every task: A_k, Ā, accuracy matrix, forgetting, ECE, times, energy, memory; into files and TensorBoard."""
+"""Write the metrics of each task into files and TensorBoard: accuracies, forgetting, ECE, times, energy, memory."""
 
 from __future__ import annotations
 
 import os
 import platform
 import time
+from dataclasses import asdict
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from cifnet_pl.data.image_sets import ImageSet
+from cifnet_pl.data.loading import EmbeddingBatch
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor
+from cifnet_pl.learning.callbacks.folder import run_folder
+from cifnet_pl.learning.callbacks.prequential import PrequentialAccuracy
+from cifnet_pl.learning.callbacks.promises import PromiseCheck, Promises
+from cifnet_pl.learning.configuration import write_configuration
+from cifnet_pl.learning.provenance import fingerprint, machine, package_commit
 from cifnet_pl.learning.resume import flat_settings
 from cifnet_pl.learning.run_record import RunRecord, TaskRow
 from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.model.description import now
 from cifnet_pl.model.metrics import average_accuracy, forgetting
 from cifnet_pl.utilities.errors import CheckpointError
+from cifnet_pl.utilities.processes import of_all_processes
 
 
 class TaskMetrics(Callback):
@@ -31,6 +40,7 @@ class TaskMetrics(Callback):
         self.record = RunRecord()
         self._start = 0.0
         self._train_seconds = 0.0
+        self._cached = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that all that was learned before has been measured.
@@ -46,14 +56,23 @@ class TaskMetrics(Callback):
             )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A task begins; a run that goes on with more tasks is not whole any more."""
+        """Begin a task: a run that goes on with more tasks is not whole any more."""
         folder = run_folder(trainer)
         if trainer.is_global_zero and folder is not None:
             (folder / "summary.json").unlink(missing_ok=True)
-        self._start = time.perf_counter()
+            write_configuration(cast(TaskModule, pl_module), folder)
+        self._start, self._cached = time.perf_counter(), 0
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count images whose embeddings were read from the cache."""
+        images = isinstance(cast(TaskModule, pl_module).data.source.train, ImageSet)
+        if images and isinstance(batch, EmbeddingBatch):
+            self._cached += len(batch.label)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The task is learned."""
+        """Note how long the task took to learn."""
         self._train_seconds = time.perf_counter() - self._start
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -61,19 +80,20 @@ class TaskMetrics(Callback):
         if trainer.state.fn != "fit":
             return
         module = cast(TaskModule, pl_module)
-        self._add_row(module, _energy(trainer))
+        self._add_row(module, _energy(trainer), _promises(trainer))
         folder = run_folder(trainer)
         if trainer.is_global_zero and folder is not None:
             self.record.write_tables(folder)
             for logger in trainer.loggers:
-                logger.log_metrics(_tags(self.record.rows[-1]), step=len(self.record.rows))
+                logger.log_metrics(_tags(self.record), step=len(self.record.rows))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the summary of a run that learned all its tasks, now or before it was interrupted."""
         folder = run_folder(trainer)
         whole = len(self.record.rows) == trainer.max_epochs
         if trainer.is_global_zero and folder is not None and whole and (folder / "tasks.csv").is_file():
-            self.record.write_summary(folder, **about(cast(TaskModule, pl_module)))
+            transfer = _forward_transfer(trainer)
+            self.record.write_summary(folder, forward_transfer=transfer, **about(cast(TaskModule, pl_module)))
             self._log_hyperparameters(trainer, cast(TaskModule, pl_module))
 
     def _log_hyperparameters(self, trainer: Trainer, module: TaskModule) -> None:
@@ -86,7 +106,7 @@ class TaskMetrics(Callback):
                 logger.log_hyperparams(flat_settings(module.settings()), metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """The record, for the checkpoint."""
+        """Return the record, for the checkpoint."""
         return self.record.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -96,10 +116,11 @@ class TaskMetrics(Callback):
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError("the checkpoint is damaged: its measurements cannot be read") from error
 
-    def _add_row(self, module: TaskModule, monitor: EnergyMonitor | None) -> None:
+    def _add_row(self, module: TaskModule, monitor: EnergyMonitor | None, promises: Promises) -> None:
         evaluation, record = module.evaluation, self.record
         assert evaluation is not None
         record.matrix.append(list(evaluation.task_accuracy))
+        record.dates.append(now())
         elements = module.state_elements()
         learning = monitor.learning if monitor else None
         testing = monitor.evaluation if monitor else None
@@ -122,28 +143,39 @@ class TaskMetrics(Callback):
             buffer_elements=elements.get("buffer", 0),
             eval_energy_kwh=testing.total if testing else None,
             nll=evaluation.nll,
+            top5=evaluation.top5,
+            cached_images=sum(of_all_processes(self._cached)),
+            **asdict(promises),
         )
         record.rows.append(row)
 
 
-def run_folder(trainer: Trainer) -> Path | None:
-    """The run's folder, or None for a Trainer without a logger."""
-    return Path(trainer.log_dir) if trainer.loggers and trainer.log_dir else None
-
-
 def about(module: TaskModule) -> dict[str, Any]:
-    """What ``summary.json`` says about the run apart from its measurements."""
+    """Return what ``summary.json`` says about the run apart from its measurements."""
     packages = ("cifnet_pl", "torch", "torchvision", "lightning", "codecarbon")
     seed = os.environ.get("PL_GLOBAL_SEED")
     device = module.trainer.strategy.root_device  # at the end Lightning has moved the module back to the CPU
+    components, monitor = module.state_elements(), _energy(module.trainer)
+    measured = monitor is not None and monitor.source is not None
     return {
         **module.describe(),
         "epochs": module.epochs,
-        "state_components": module.state_elements(),
+        "state_components": components,
+        "state_bytes_per_element": {
+            name: module.bytes_per_buffer_element if name == "buffer" else module.bytes_per_element
+            for name in components
+        },
         "image_size": module.data.image_shape(module.backbone.preprocessing)[0],
         "seed": int(seed) if seed else None,
+        "class_order": module.class_names,
+        "tasks": [list(names) for names in module.learned_tasks],
+        "data_fingerprint": fingerprint(module.data.source),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+        "git_commit": package_commit(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        **machine(device),
+        "processes": module.trainer.world_size,
+        "energy_counts_other_processes": monitor.tracking_mode == "machine" if monitor and measured else None,
     }
 
 
@@ -152,14 +184,35 @@ def _energy(trainer: Trainer) -> EnergyMonitor | None:
     return found[0] if found else None
 
 
-def _tags(row: TaskRow) -> dict[str, float]:
+def _promises(trainer: Trainer) -> Promises:
+    found = [c for c in cast(Any, trainer).callbacks if isinstance(c, PromiseCheck)]
+    return found[0].found if found else Promises()
+
+
+def _forward_transfer(trainer: Trainer) -> float | None:
+    found = [c for c in cast(Any, trainer).callbacks if isinstance(c, PrequentialAccuracy)]
+    return found[0].forward_transfer() if found else None
+
+
+def _tags(record: RunRecord) -> dict[str, float]:
+    """Return the numbers of the last task, by TensorBoard's tag."""
+    row = record.rows[-1]
     values = {
         "acc/seen": row.A_k,
         "acc/average": row.average,
+        "acc/top5": row.top5,
         "forgetting": row.forgetting,
         "ece": row.ece,
         "nll": row.nll,
         "energy/kwh": row.energy_kwh,
         "memory/state_elements": float(row.state_elements),
+        "sets/size": row.set_size,
+        "sets/coverage": row.set_coverage,
+        "unknown/called": row.called_unknown,
+        "unknown/auroc": row.unknown_auroc,
+        "unknown/fpr95": row.unknown_fpr95,
+        "seconds/train": row.train_seconds,
+        "seconds/evaluation": row.eval_seconds,
+        **{f"acc_of_task/{j + 1}": value for j, value in enumerate(record.matrix[-1])},
     }
     return {tag: value for tag, value in values.items() if value is not None}

@@ -17,7 +17,7 @@ _WEIGHTS = (0.299, 0.587, 0.114)  # ITU-R 601 luma, as Pillow's grey
 
 
 def uniform(keys: np.ndarray, seed: Sequence[int], count: int) -> np.ndarray:
-    """(n, count) float64 in [0, 1) from each key (n,) int64 and the seed alone, by the SplitMix64 hash."""
+    """Return (n, count) float64 in [0, 1) from each key (n,) int64 and the seed alone, by the SplitMix64 hash."""
     state = np.uint64(int(np.random.SeedSequence(list(seed)).generate_state(1, np.uint64)[0]))
     with np.errstate(over="ignore"):
         steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -49,7 +49,7 @@ class Augmentation:
     saturation: float = 0.0
 
     def __call__(self, images: Tensor, keys: Tensor, seed: Sequence[int]) -> Tensor:
-        """Changed copies of uint8 images (n, 3, s, s).
+        """Return changed copies of uint8 images (n, 3, s, s).
 
         Args:
             images: uint8.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.learning.iterative.base import Examples
+from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.losses import SMALLEST, confusion_weights, distillation, separation
 from cifnet_pl.learning.iterative.networks import AutoEncoders, frozen
 from cifnet_pl.learning.iterative.replay import ReplayModule
@@ -72,12 +72,12 @@ class CREATEModule(ReplayModule):
         self._teacher = (frozen(self.network), frozen(self.encoders))
 
     def logits(self, z: Tensor) -> Tensor:
-        """(n, C) scores of reconstruction."""
+        """Return (n, C) scores of reconstruction."""
         scores: Tensor = self.encoders(z.float())[0]
         return scores
 
     def loss(self, batch: Examples) -> Tensor:
-        """Classification, separation and, from the second task on, distillation."""
+        """Compute the loss: classification, separation and, from the second task on, distillation."""
         x = batch.inputs()
         return self._loss(x, self.features(x), batch.labels)
 
@@ -93,7 +93,7 @@ class CREATEModule(ReplayModule):
         return loss
 
     def _separation(self, scores: Tensor, codes: Tensor, labels: Tensor) -> Tensor:
-        """Separation over the batch of all processes."""
+        """Compute the separation over the batch of all processes."""
         alone = scores.shape[1] == 1  # nothing to be confused with
         weights = torch.full_like(scores[:, 0], 2.0) if alone else confusion_weights(scores, self._own["alpha"])
         codes, labels, weights = (self.gathered(t) for t in (codes, labels, weights))
@@ -101,7 +101,7 @@ class CREATEModule(ReplayModule):
             return separation(codes, labels, weights) / self.share
 
     def after_choosing(self) -> None:
-        """Balanced fine-tuning of the auto-encoders."""
+        """Fine-tune the auto-encoders on balanced classes."""
         if self._own["tuning"]:
             phase = self.phase("tune", self._own["tuning"], self._own["tuning_rate"])
             self.tune(phase, [self.encoders], self._tuning_loss)
@@ -111,7 +111,7 @@ class CREATEModule(ReplayModule):
         return self._loss(x, self.fixed_features(x), batch.labels)
 
     def settings(self) -> dict[str, Any]:
-        """Everything that the weights and the exemplars depend on."""
+        """Return everything that the weights and the exemplars depend on."""
         return {**super().settings(), **self._own}
 
     def clear(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cifnet_pl.learning.iterative.base import Examples
+from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.losses import auxiliary_targets
 from cifnet_pl.learning.iterative.networks import Branches, grown
 from cifnet_pl.learning.iterative.replay import ReplayModule
@@ -39,30 +39,30 @@ class ExpandingModule(ReplayModule):
         self.auxiliary_classifier = grown(None, self.width, classes + 1) if len(self.branches) > 1 else None
 
     def new_branch(self) -> nn.Module:
-        """The network that the task's branch starts from."""
+        """Return the network that the task's branch starts from."""
         branch = self.fresh_network()
         source = self.branches[-1] if len(self.branches) else self._start[0]
         branch.load_state_dict(source.state_dict())
         return branch
 
     def learning_parts(self) -> list[nn.Module]:
-        """The newest branch and both classifiers."""
+        """Return the newest branch and both classifiers."""
         auxiliary = [self.auxiliary_classifier] if self.auxiliary_classifier is not None else []
         return [self.branches[-1], self.output_layer, *auxiliary]
 
     def features(self, x: Tensor) -> Tensor:
-        """(n, d · tasks) embeddings."""
+        """Return (n, d · tasks) embeddings."""
         z: Tensor = self.branches(x)
         return z
 
     def auxiliary_loss(self, z: Tensor, labels: Tensor) -> Tensor:
-        """``CE(auxiliary scores of the newest branch, y')``: tells each new class from all old ones together."""
+        """Return ``CE(auxiliary scores of the newest branch, y')``: tells each new class from all old ones together."""
         assert self.auxiliary_classifier is not None
         scores = self.auxiliary_classifier(z[:, -self.width :])
         return functional.cross_entropy(scores.float(), auxiliary_targets(labels, self.old))
 
     def loss(self, batch: Examples) -> Tensor:
-        """Cross-entropy, and the auxiliary loss from the second task on."""
+        """Compute the cross-entropy, and the auxiliary loss from the second task on."""
         z = self.features(batch.inputs())
         loss = functional.cross_entropy(self.logits(z), batch.labels)
         return loss + self.auxiliary * self.auxiliary_loss(z, batch.labels) if self.old else loss
@@ -73,11 +73,11 @@ class ExpandingModule(ReplayModule):
             align(self.classifier, self.classes - self.old)
 
     def extractors(self) -> list[nn.Module]:
-        """All branches."""
+        """Return all branches."""
         return [self.branches]
 
     def settings(self) -> dict[str, Any]:
-        """Everything that the weights and the exemplars depend on."""
+        """Return everything that the weights and the exemplars depend on."""
         return {**super().settings(), "auxiliary": self.auxiliary}
 
     def clear(self) -> None:

@@ -79,7 +79,7 @@ class Descent:
         return float(flat[0])
 
     def state_dict(self) -> dict[str, Any]:
-        """Momenta and loss scale."""
+        """Return the momenta and loss scale."""
         scale = self._scaler.state_dict() if self._scaler is not None else {}
         return {"optimizer": self._optimizer.state_dict(), "scaler": scale}
 
@@ -110,7 +110,7 @@ class _Gather(torch.autograd.Function):
 
 
 def gathered(own: Tensor, world: int, rank: int) -> Tensor:
-    """Rows (n, …) of all processes, in the order of their ranks; gradients flow back to each."""
+    """Return the rows (n, …) of all processes, in the order of their ranks; gradients flow back to each."""
     if world == 1:
         return own
     size = torch.tensor([len(own)], device=own.device)

@@ -1,4 +1,4 @@
-"""Images of past classes that are kept and learned again."""
+"""Keep images of past classes, to learn them again."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ExemplarSet(GrowingModule):
 
 
 def quota(capacity: int, per_class: int | None, classes: int) -> int:
-    """Exemplars of each of ``classes`` classes.
+    """Return the number of exemplars of each of ``classes`` classes.
 
     Raises:
         UsageError: the capacity is smaller than the number of classes.

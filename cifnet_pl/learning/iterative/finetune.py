@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cifnet_pl.learning.iterative.base import Examples, IterativeModule
+from cifnet_pl.learning.iterative.base import IterativeModule
+from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.networks import grown
 
 
@@ -25,7 +26,7 @@ class FinetuneModule(IterativeModule):
         self.classifier = grown(self.classifier, self.width, self.classes)
 
     def learning_parts(self) -> list[nn.Module]:
-        """The whole network."""
+        """Return the whole network."""
         return [self.network, self.output_layer]
 
     @property
@@ -35,17 +36,17 @@ class FinetuneModule(IterativeModule):
         return self.classifier
 
     def features(self, x: Tensor) -> Tensor:
-        """(n, d) embeddings of normalised images."""
+        """Return (n, d) embeddings of normalised images."""
         z: Tensor = self.network(x)
         return z
 
     def logits(self, z: Tensor) -> Tensor:
-        """(n, C) scores of embeddings."""
+        """Return (n, C) scores of embeddings."""
         scores: Tensor = self.output_layer(z)
         return scores.float()
 
     def loss(self, batch: Examples) -> Tensor:
-        """The mean of ``−log softmax(scores)[y]``."""
+        """Compute the mean of ``−log softmax(scores)[y]``."""
         return functional.cross_entropy(self.logits(self.features(batch.inputs())), batch.labels)
 
     def clear(self) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cifnet_pl.learning.iterative.base import Examples
+from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.losses import balanced_distillation, boosting, effective_weights
 from cifnet_pl.learning.iterative.networks import Branches, frozen, grown
 from cifnet_pl.learning.iterative.replay import ReplayModule
@@ -71,19 +71,19 @@ class FOSTERModule(ReplayModule):
     # ------------------------------------------------------------------ memory
 
     def _places(self, images: int, task: int) -> int | None:
-        """Exemplars that task ``task`` (from 0) with so many images has places for, or None for all."""
+        """Return the exemplars that task ``task`` (from 0) with so many images has places for, or None for all."""
         share = self._shares[min(max(task - 1, 0), len(self._shares) - 1)]
         return None if share is None else round(share * (self.capacity + images))
 
     def room(self) -> int:
-        """Number of exemplars to keep for the task that follows."""
+        """Return the number of exemplars to keep for the task that follows."""
         finished = len(self.learned_tasks)
         images = len(self.data.task_rows(finished)) or len(self.data.task_rows(finished - 1))
         places = self._places(images, finished)
         return self.capacity if places is None else max(places, self.classes)
 
     def kept_rows(self, rows: np.ndarray, task: int) -> np.ndarray:
-        """The images of a task that find a place beside the exemplars."""
+        """Return the images of a task that find a place beside the exemplars."""
         if not task or self._places(len(rows), task) is None:
             return rows
         places = max(self.capacity + len(rows) - len(self.exemplars), 1)
@@ -118,7 +118,7 @@ class FOSTERModule(ReplayModule):
         self._teacher = (frozen(self.output_layer),)
 
     def rebuild(self, sizes: list[int]) -> None:
-        """One branch whatever was learned."""
+        """Rebuild one branch, however many tasks were learned."""
         self.classes = sum(sizes)
         if sizes:
             self.classifier = grown(None, self.width, self.classes)
@@ -130,19 +130,19 @@ class FOSTERModule(ReplayModule):
         self.expansion = self.student = None
 
     def extractors(self) -> list[nn.Module]:
-        """The single branch that is left."""
+        """Return the single branch that is left."""
         return [self.branches]
 
     # ------------------------------------------------------------------ learning
 
     def phases(self) -> list[Phase]:
-        """Boosting, then compression without weight decay."""
+        """Return the phases: boosting, then compression without weight decay."""
         if self.first:
             return super().phases()
         return [self.phase("boost"), self.phase("compress", self._own["compression"], decay=0.0)]
 
     def begin_phase(self) -> None:
-        """Class weights of the phase; for compression a student as the old branch was."""
+        """Set the class weights of the phase; for compression a student as the old branch was."""
         if self.first:
             return
         boosts = self.current == "boost"
@@ -155,10 +155,9 @@ class FOSTERModule(ReplayModule):
         self._weights = effective_weights(self._images(), beta).to(self.device, torch.float32)
 
     def _images(self) -> Tensor:
-        """(C,) images of each class that the task learns from."""
+        """Return (C,) images of each class that the task learns from."""
         counts = torch.bincount(self.exemplars.label.cpu(), minlength=self.classes)
-        assert self._plan is not None
-        rows = np.unique(np.concatenate([step.rows for step in self._plan[1]]))
+        rows = np.unique(np.concatenate([step.rows for step in self.planned()]))
         names = self.data.source.class_names
         found = np.bincount(self.data.source.train.labels[rows], minlength=len(names))
         position = {name: label for label, name in enumerate(self.class_names)}
@@ -168,19 +167,19 @@ class FOSTERModule(ReplayModule):
         return counts.clamp_min(1)
 
     def learning_parts(self) -> list[nn.Module]:
-        """The new branch and its classifiers; then the student."""
+        """Return the new branch and its classifiers; then the student."""
         if self.student is not None:
             return [self.student]
         expansion = [self.expansion] if self.expansion is not None else []
         return [self.branches[-1], self.output_layer, *expansion]
 
     def features(self, x: Tensor) -> Tensor:
-        """(n, d) or, while there are two branches, (n, 2d) embeddings."""
+        """Return (n, d) or, while there are two branches, (n, 2d) embeddings."""
         z: Tensor = self.branches(x)
         return z
 
     def logits(self, z: Tensor) -> Tensor:
-        """(n, C) scores; new classes have no weights on the old branch while there are two."""
+        """Return (n, C) scores; new classes have no weights on the old branch while there are two."""
         head = cast(nn.Linear, self.output_layer)
         if z.shape[1] == self.width:
             return super().logits(z)
@@ -189,7 +188,7 @@ class FOSTERModule(ReplayModule):
         return functional.linear(z, head.weight * seen, head.bias).float()
 
     def loss(self, batch: Examples) -> Tensor:
-        """Cross-entropy in the first task, then the loss of the phase."""
+        """Compute the cross-entropy in the first task, then the loss of the phase."""
         if self.first:
             return super().loss(batch)
         x = batch.inputs()
@@ -213,5 +212,5 @@ class FOSTERModule(ReplayModule):
             self.expansion = self.student = None
 
     def settings(self) -> dict[str, Any]:
-        """Everything that the weights and the exemplars depend on."""
+        """Return everything that the weights and the exemplars depend on."""
         return {**super().settings(), **self._own}

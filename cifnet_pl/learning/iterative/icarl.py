@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cifnet_pl.learning.iterative.base import Examples
+from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.losses import binary_distillation, distillation
 from cifnet_pl.learning.iterative.networks import frozen
-from cifnet_pl.learning.iterative.replay import ReplayModule
-from cifnet_pl.utilities.errors import unknown_name
+from cifnet_pl.learning.iterative.replay import Prediction, ReplayModule
+from cifnet_pl.utilities.errors import check_choice
 
-LOSSES = ("softmax", "binary")
+Loss = Literal["softmax", "binary"]
 
 
 class DistillingModule(ReplayModule):
@@ -28,7 +28,7 @@ class DistillingModule(ReplayModule):
         self._teacher = (frozen(self.network), frozen(self.output_layer))
 
     def taught(self, x: Tensor) -> Tensor:
-        """(n, C_old) scores that the network gave normalised images before the task."""
+        """Return (n, C_old) scores that the network gave normalised images before the task."""
         with torch.no_grad():
             network, head = self._teacher
             scores: Tensor = head(network(x))
@@ -51,14 +51,13 @@ class ICaRLModule(DistillingModule):
         options: of :class:`ReplayModule` and :class:`IterativeModule`.
     """
 
-    def __init__(self, loss: str = "softmax", prediction: str = "nearest_mean", **options: Any):
+    def __init__(self, loss: Loss = "softmax", prediction: Prediction = "nearest_mean", **options: Any):
         super().__init__(prediction=prediction, **options)
-        if loss not in LOSSES:
-            raise unknown_name("loss", loss, LOSSES)
+        check_choice("loss", loss, Loss)
         self.loss_name = loss
 
     def loss(self, batch: Examples) -> Tensor:
-        """Classification, and distillation from the second task on."""
+        """Compute the loss: classification, and distillation from the second task on."""
         x = batch.inputs()
         scores = self.logits(self.features(x))
         if self.loss_name == "binary":
@@ -70,5 +69,5 @@ class ICaRLModule(DistillingModule):
         return classification + distillation(scores[:, : self.old], self.taught(x)) if self.old else classification
 
     def settings(self) -> dict[str, Any]:
-        """Everything that the weights and the exemplars depend on."""
+        """Return everything that the weights and the exemplars depend on."""
         return {**super().settings(), "loss": self.loss_name}

@@ -18,7 +18,7 @@ SMALLEST = 1e-10
 
 
 def distillation(scores: Tensor, teacher: Tensor, temperature: float = 2.0, scale: bool = False) -> Tensor:
-    """Cross-entropy between softened outputs: ``−mean Σ softmax(t/T) · log softmax(s/T)`` (Hinton et al. 2015).
+    """Compute cross-entropy between softened outputs: ``−mean Σ softmax(t/T) · log softmax(s/T)`` (Hinton et al. 2015).
 
     Args:
         scores: (n, C) scores of the network that learns, for the teacher's classes.
@@ -35,7 +35,7 @@ def distillation(scores: Tensor, teacher: Tensor, temperature: float = 2.0, scal
 
 
 def binary_distillation(scores: Tensor, targets: Tensor) -> Tensor:
-    """Binary cross-entropy summed over classes and averaged over samples (iCaRL's paper, algorithm 3).
+    """Compute the binary cross-entropy summed over classes and averaged over samples (iCaRL's paper, algorithm 3).
 
     Args:
         scores: (n, C) scores.
@@ -63,7 +63,7 @@ def aligned(weight: Tensor, new: int, value: float = 1.0) -> Tensor:
 
 
 def auxiliary_targets(labels: Tensor, old: int) -> Tensor:
-    """Labels of DER's auxiliary classifier: 0 for every old class, 1, 2, … for the new ones.
+    """Return the labels of DER's auxiliary classifier: 0 for every old class, 1, 2, … for the new ones.
 
     Args:
         labels: (n,) int64 labels.
@@ -76,7 +76,7 @@ def auxiliary_targets(labels: Tensor, old: int) -> Tensor:
 
 
 def pooled_maps_distance(maps: Sequence[Tensor], old: Sequence[Tensor]) -> Tensor:
-    """POD-spatial (PODNet, eq. 5): squared maps summed over each axis, joined, normalised; mean distance.
+    """Compute POD-spatial (PODNet, eq. 5): squared maps summed over each axis, joined, normalised; mean distance.
 
     Args:
         maps: (n, c, h, w) feature maps of each stage.
@@ -95,17 +95,17 @@ def pooled_maps_distance(maps: Sequence[Tensor], old: Sequence[Tensor]) -> Tenso
 
 
 def cosine_distance(z: Tensor, old: Tensor) -> Tensor:
-    """POD-flat (PODNet, eq. 6) as in the reference code: mean of ``1 − cos(z, old)``, of embeddings (n, d)."""
+    """Compute POD-flat (PODNet, eq. 6) as in the reference code: mean of ``1 − cos(z, old)``, of embeddings (n, d)."""
     return functional.cosine_embedding_loss(z, old, z.new_ones(len(z)))
 
 
 def pod_factor(classes: int, new: int) -> float:
-    """``√(all classes / new classes)``: how much distillation weighs when few classes are new."""
+    """Return ``√(all classes / new classes)``: how much distillation weighs when few classes are new."""
     return math.sqrt(classes / new)
 
 
 def proxy_scores(z: Tensor, proxies: Tensor, count: int, sigma: Tensor) -> Tensor:
-    """Cosines to several proxies for each class, weighted by their own softmax (PODNet, eq. 7).
+    """Return the cosines to several proxies for each class, weighted by their own softmax (PODNet, eq. 7).
 
     Args:
         z: (n, d) embeddings.
@@ -122,7 +122,7 @@ def proxy_scores(z: Tensor, proxies: Tensor, count: int, sigma: Tensor) -> Tenso
 
 
 def nca(scores: Tensor, labels: Tensor) -> Tensor:
-    """Neighbourhood component analysis on scores (n, C): ``max(0, log(1 + Σ_{c≠y} exp s_c) − s_y)``.
+    """Compute neighbourhood component analysis on scores (n, C): ``max(0, log(1 + Σ_{c≠y} exp s_c) − s_y)``.
 
     The reference code subtracts its margin from all similarities, so that it cancels; the paper (eq. 8) subtracts it
     from the right class alone. There the own class is left out of the sum by a score of 0 whose exponential stays:
@@ -138,7 +138,7 @@ def nca(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def effective_weights(counts: Tensor, beta: float) -> Tensor:
-    """Class weights ``(1 − β)/(1 − β^n_c)`` (Cui et al. 2019), normalised to sum to C (FOSTER, eq. 10).
+    """Compute the class weights ``(1 − β)/(1 − β^n_c)`` (Cui et al. 2019), normalised to sum to C (FOSTER, eq. 10).
 
     Args:
         counts: (C,) images of each class that are learned from.
@@ -149,7 +149,7 @@ def effective_weights(counts: Tensor, beta: float) -> Tensor:
 
 
 def boosting(scores: Tensor, expansion: Tensor, teacher: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """FOSTER's loss of the new branch: ``CE(s/w, y) + CE(s_new branch, y) + distillation(s_old classes, teacher)``.
+    """Compute FOSTER's boosting loss: ``CE(s/w, y) + CE(s_new branch, y) + distillation(s_old classes, teacher)``.
 
     Args:
         scores: (n, C) scores from both branches.
@@ -164,7 +164,7 @@ def boosting(scores: Tensor, expansion: Tensor, teacher: Tensor, labels: Tensor,
 
 
 def balanced_distillation(scores: Tensor, teacher: Tensor, weights: Tensor, temperature: float = 2.0) -> Tensor:
-    """FOSTER's compression: the teacher's softened outputs times class weights, normalised again (eq. 12).
+    """Compute FOSTER's compression loss: the teacher's softened outputs times class weights, normalised again (eq. 12).
 
     Args:
         scores: (n, C) scores of the student.
@@ -181,7 +181,9 @@ def balanced_distillation(scores: Tensor, teacher: Tensor, weights: Tensor, temp
 
 
 def info_nce(a: Tensor, b: Tensor, temperature: float = 0.2) -> Tensor:
-    """InfoNCE between two sets of rows (2n, d); the positive of row i is row i + n, modulo 2n (TagFex, eq. 4, 6).
+    """Compute InfoNCE between two sets of rows (2n, d).
+
+    The positive of row i is row i + n, modulo 2n (TagFex, eq. 4, 6).
 
     ``−mean [cos(a_i, b_i')/τ − log Σ_{j≠i} exp(cos(a_i, b_j)/τ)]``. With ``a`` and ``b`` the same: contrast of two
     views. With predicted and old embeddings: distillation of task-agnostic features.
@@ -193,7 +195,7 @@ def info_nce(a: Tensor, b: Tensor, temperature: float = 0.2) -> Tensor:
 
 
 def transfer(scores: Tensor, merged: Tensor, temperature: float = 2.0) -> Tensor:
-    """(n,) ``KL(softmax(merged/T) ‖ softmax(scores/T))``, for samples of new classes (TagFex, eq. 9).
+    """Return (n,) ``KL(softmax(merged/T) ‖ softmax(scores/T))``, for samples of new classes (TagFex, eq. 9).
 
     Args:
         scores: (n, new) scores of the new classes.
@@ -208,23 +210,23 @@ def transfer(scores: Tensor, merged: Tensor, temperature: float = 2.0) -> Tensor
 
 
 def confusion(errors: Tensor) -> Tensor:
-    """How far the best class is ahead: ``(max − second)/(max − min)`` of scores (n, C ≥ 2), without gradient."""
+    """Return how far the best class is ahead: ``(max − second)/(max − min)`` of scores (n, C ≥ 2), without gradient."""
     best = errors.detach().sort(dim=1, descending=True).values
     return (best[:, 1] - best[:, 0]).abs() / ((best[:, 0] - best[:, -1]).abs() + 1e-8)
 
 
 def confusion_weights(errors: Tensor, alpha: float = 4.0) -> Tensor:
-    """CREATE's weight of each sample: ``1 + exp(−α s)`` with s of :func:`confusion`."""
+    """Return CREATE's weight of each sample: ``1 + exp(−α s)`` with s of :func:`confusion`."""
     return 1 + (-alpha * confusion(errors)).exp()
 
 
 def separation(
     latent: Tensor, labels: Tensor, weights: Tensor, temperature: float = 0.1, base_temperature: float = 0.07
 ) -> Tensor:
-    """Contrastive separation within each class's auto-encoder (CREATE; Khosla et al. 2020), mean over classes.
+    """Compute the contrastive separation within each class's auto-encoder, the mean over classes.
 
-    In the latent space of class c, samples of c are drawn together against all others; samples of other classes are
-    no anchors there.
+    It is CREATE's, after Khosla et al. (2020). In the latent space of class c, samples of c are drawn together against
+    all others; samples of other classes are no anchors there.
 
     Args:
         latent: (n, C, l) latent codes of each sample in each auto-encoder.

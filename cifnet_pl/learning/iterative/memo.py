@@ -33,26 +33,26 @@ class MEMOModule(ExpandingModule):
         self._start = (nn.Sequential(stages[-1], pool),)
 
     def new_branch(self) -> nn.Module:
-        """A last stage as the newest one."""
+        """Return a last stage as the newest one."""
         source = self.branches[-1] if len(self.branches) else self._start[0]
         return copy.deepcopy(source).requires_grad_(True)
 
     def learning_parts(self) -> list[nn.Module]:
-        """The newest last stage, both classifiers, and the shared stages if they go on."""
+        """Return the newest last stage, both classifiers, and the shared stages if they go on."""
         shared = [self.shared] if self.first or self.shared_learns else []
         return [*shared, *super().learning_parts()]
 
     def features(self, x: Tensor) -> Tensor:
-        """(n, d · tasks) embeddings."""
+        """Return (n, d · tasks) embeddings."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and (self.first or self.shared_learns)):
             shared = self.shared(x)
         z: Tensor = self.branches(shared)
         return z
 
     def extractors(self) -> list[nn.Module]:
-        """The shared stages and all last ones."""
+        """Return the shared stages and all last ones."""
         return [self.shared, self.branches]
 
     def settings(self) -> dict[str, Any]:
-        """Everything that the weights and the exemplars depend on."""
+        """Return everything that the weights and the exemplars depend on."""
         return {**super().settings(), "shared_learns": self.shared_learns}

@@ -15,7 +15,7 @@ from cifnet_pl.utilities.errors import UsageError
 
 
 def grown(layer: nn.Linear | None, inputs: int, outputs: int) -> nn.Linear:
-    """A linear layer with the weights of ``layer`` in its corner; the others are drawn, new biases are zero."""
+    """Return a linear layer with the weights of ``layer`` in its corner; the others are drawn, new biases are zero."""
     new = nn.Linear(inputs, outputs)
     nn.init.kaiming_uniform_(new.weight, nonlinearity="linear")
     nn.init.zeros_(new.bias)
@@ -28,17 +28,17 @@ def grown(layer: nn.Linear | None, inputs: int, outputs: int) -> nn.Linear:
 
 
 def frozen(module: nn.Module) -> nn.Module:
-    """A copy that never learns, in evaluation mode."""
+    """Return a copy that never learns, in evaluation mode."""
     return copy.deepcopy(module).requires_grad_(False).eval()
 
 
 def parameters_of(parts: Iterable[nn.Module]) -> int:
-    """Number of parameters of modules that share none."""
+    """Return the number of parameters of modules that share none."""
     return sum(p.numel() for part in parts for p in part.parameters())
 
 
 def stages_of(network: nn.Module, method: str) -> tuple[list[nn.Module], nn.Module]:
-    """The stages of a residual network, the stem among the first, and what pools the last map to embeddings.
+    """Return the stages of a residual network, the stem among the first, and what pools the last map to embeddings.
 
     Raises:
         UsageError: a network that does not say where its stages are.
@@ -56,7 +56,7 @@ def stages_of(network: nn.Module, method: str) -> tuple[list[nn.Module], nn.Modu
 
 
 def with_maps(stages: Sequence[nn.Module], pool: nn.Module, x: Tensor) -> tuple[list[Tensor], Tensor]:
-    """The map (n, c, h, w) after each stage, and the embeddings (n, d), of normalised images."""
+    """Return the map (n, c, h, w) after each stage, and the embeddings (n, d), of normalised images."""
     maps = []
     for stage in stages:
         x = stage(x)
@@ -68,7 +68,7 @@ class Branches(nn.ModuleList):
     """Networks side by side: their embeddings are joined, those of the first task first."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, Σ d) embeddings of what each branch understands."""
+        """Return (n, Σ d) embeddings of what each branch understands."""
         return torch.cat([branch(x) for branch in self], dim=1)
 
 
@@ -92,7 +92,7 @@ class CosineClassifier(nn.Module):
         self.proxies.append(nn.Parameter(new))
 
     def forward(self, z: Tensor) -> Tensor:
-        """(n, C) scores of embeddings (n, d)."""
+        """Return (n, C) scores of embeddings (n, d)."""
         return proxy_scores(z, torch.cat(list(self.proxies)), self.count, self.sigma)
 
 
@@ -120,7 +120,7 @@ class AutoEncoders(nn.Module):
             setattr(self, name, nn.Parameter(torch.cat([old.detach(), new])))
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores (n, C) = ``−γ ‖reconstruction − z‖₁`` and codes (n, C, latent) of embeddings (n, d)."""
+        """Return the scores (n, C) = ``−γ ‖reconstruction − z‖₁`` and codes (n, C, latent) of embeddings (n, d)."""
         codes = torch.einsum("nd,cld->ncl", z, self.encode).tanh()
         rebuilt = torch.einsum("ncl,cdl->ncd", codes, self.decode).tanh()
         distance = (rebuilt - z[:, None]).abs().sum(dim=2)
@@ -147,7 +147,7 @@ class MergeAttention(nn.Module):
             setattr(self, name, weight)
 
     def forward(self, specific: Tensor, agnostic: Tensor) -> Tensor:
-        """(n, d) merged embeddings of maps (n, positions, d)."""
+        """Return (n, d) merged embeddings of maps (n, positions, d)."""
         s, a = self.norm_specific(specific), self.norm_agnostic(agnostic)
         w = cast(Any, self)
         key = torch.cat([s @ w.key_specific, a @ w.key_agnostic], dim=1)

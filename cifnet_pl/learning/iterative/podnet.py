@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cifnet_pl.learning.iterative.base import Examples
+from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.losses import cosine_distance, nca, pod_factor, pooled_maps_distance
 from cifnet_pl.learning.iterative.networks import CosineClassifier, frozen, stages_of, with_maps
 from cifnet_pl.learning.iterative.replay import ReplayModule
-from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.errors import UsageError, check_choice
 
-LOSSES = ("nca", "softmax")
+Loss = Literal["nca", "softmax"]
 
 
 class PODNetModule(ReplayModule):
@@ -39,7 +39,7 @@ class PODNetModule(ReplayModule):
 
     def __init__(
         self,
-        loss: str = "nca",
+        loss: Loss = "nca",
         proxies: int = 10,
         spatial: float = 5.0,
         flat: float = 1.0,
@@ -48,8 +48,7 @@ class PODNetModule(ReplayModule):
         **options: Any,
     ):
         super().__init__(**options)
-        if loss not in LOSSES:
-            raise unknown_name("loss", loss, LOSSES)
+        check_choice("loss", loss, Loss)
         if proxies < 1 or tuning < 0 or tuning_rate <= 0:
             raise UsageError(
                 f"proxies is {proxies}, tuning {tuning:g}, tuning_rate {tuning_rate:g}: "
@@ -78,7 +77,7 @@ class PODNetModule(ReplayModule):
         self._teacher = (frozen(self.network),)
 
     def loss(self, batch: Examples) -> Tensor:
-        """Classification, and POD from the second task on."""
+        """Compute the loss: classification, and POD from the second task on."""
         x = batch.inputs()
         maps, z = with_maps(*stages_of(self.network, "PODNet"), x)
         loss = self._classification(z, batch.labels)
@@ -97,7 +96,7 @@ class PODNetModule(ReplayModule):
         return nca(scores, labels) if self._own["loss"] == "nca" else functional.cross_entropy(scores, labels)
 
     def after_choosing(self) -> None:
-        """Balanced fine-tuning of the classifier."""
+        """Fine-tune the classifier on balanced classes."""
         if self._own["tuning"]:
             phase = self.phase("tune", self._own["tuning"], self._own["tuning_rate"])
             self.tune(phase, [self.cosine], self._tuning_loss)
@@ -106,7 +105,7 @@ class PODNetModule(ReplayModule):
         return self._classification(self.fixed_features(batch.inputs()), batch.labels)
 
     def settings(self) -> dict[str, Any]:
-        """Everything that the weights and the exemplars depend on."""
+        """Return everything that the weights and the exemplars depend on."""
         return {**super().settings(), **self._own}
 
     def clear(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,15 +13,15 @@ from torch.nn import functional
 from cifnet_pl.buffer import select_herding
 from cifnet_pl.data.image_sets import ImageSet
 from cifnet_pl.data.loading import ImageBatch
-from cifnet_pl.learning.iterative.base import Examples
+from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.exemplars import ExemplarSet, quota
 from cifnet_pl.learning.iterative.finetune import FinetuneModule
 from cifnet_pl.learning.iterative.schedule import Phase, plan_steps
-from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.errors import UsageError, check_choice
 from cifnet_pl.utilities.processes import of_all_processes
 
-SELECTIONS = ("herding", "random")
-PREDICTIONS = ("classifier", "nearest_mean")
+Selection = Literal["herding", "random"]
+Prediction = Literal["classifier", "nearest_mean"]
 
 
 class ReplayModule(FinetuneModule):
@@ -44,8 +44,8 @@ class ReplayModule(FinetuneModule):
         self,
         exemplars: int = 2000,
         exemplars_per_class: int | None = None,
-        selection: str = "herding",
-        prediction: str = "classifier",
+        selection: Selection = "herding",
+        prediction: Prediction = "classifier",
         **options: Any,
     ):
         super().__init__(**options)
@@ -53,9 +53,8 @@ class ReplayModule(FinetuneModule):
             raise UsageError(
                 f"exemplars is {exemplars}, exemplars_per_class {exemplars_per_class}: expected at least 1"
             )
-        for name, given, known in (("selection", selection, SELECTIONS), ("prediction", prediction, PREDICTIONS)):
-            if given not in known:
-                raise unknown_name(name, given, known)
+        check_choice("selection", selection, Selection)
+        check_choice("prediction", prediction, Prediction)
         self.capacity, self.per_class = exemplars, exemplars_per_class
         self.selection, self.prediction = selection, prediction
         self.exemplars = ExemplarSet()
@@ -69,24 +68,24 @@ class ReplayModule(FinetuneModule):
     # ------------------------------------------------------------------ learning
 
     def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
-        """The steps of the task, and one pass for the embeddings that exemplars are chosen by."""
+        """Return the steps of the task, and one pass for the embeddings that exemplars are chosen by."""
         rows = self.kept_rows(rows, task)
         return [*super().passes(rows, task), rows]
 
     def kept_rows(self, rows: np.ndarray, task: int) -> np.ndarray:
-        """The images of a task that are learned: all of them."""
+        """Return the images of a task that are learned: all of them."""
         return rows
 
     def room(self) -> int:
-        """Number of exemplars to keep in all for the task that follows."""
+        """Return the number of exemplars to keep in all for the task that follows."""
         return self.capacity
 
     def replayed(self) -> int:
-        """Number of exemplars that are learned again in each pass."""
+        """Return the number of exemplars that are learned again in each pass."""
         return len(self.exemplars)
 
     def exemplar_examples(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Images, labels and keys of exemplars."""
+        """Return the images, labels and keys of exemplars."""
         held = self.exemplars
         positions = positions.to(held.label.device)
         return held.image[positions], held.label[positions], held.key[positions]
@@ -97,8 +96,7 @@ class ReplayModule(FinetuneModule):
         super().begin_task(names, labels)
 
     def _next_step(self, batch: ImageBatch) -> None:
-        assert self._plan is not None
-        if self._done < len(self._plan[1]):
+        if self._done < len(self.planned()):
             super()._next_step(batch)
         else:
             self.end_learning()
@@ -120,7 +118,7 @@ class ReplayModule(FinetuneModule):
         """Tune the network on as many images of each class, once these are chosen; from the second task on."""
 
     def fixed_features(self, x: Tensor) -> Tensor:
-        """(n, d) float32 embeddings of normalised images, from which nothing flows back."""
+        """Return (n, d) float32 embeddings of normalised images, from which nothing flows back."""
         with torch.no_grad():
             return self.features(x).float()
 
@@ -134,7 +132,7 @@ class ReplayModule(FinetuneModule):
         for number, step in enumerate(steps):
             mine = torch.from_numpy(np.array_split(step.rows, world)[rank])
             seed = (self.seed, len(self.learned_tasks), 1000, step.epoch)
-            examples = Examples(*self.exemplar_examples(mine), seed, self)
+            examples = Examples(*self.exemplar_examples(mine), seed, self.prepared)
             self.learn(examples, number / len(steps), loss)
 
     def _embedded(self) -> Tensor:
@@ -161,7 +159,7 @@ class ReplayModule(FinetuneModule):
             self.exemplars.add(self._squares(row[chosen]), label, key[chosen])
 
     def _squares(self, rows: Tensor) -> Tensor:
-        """(n, 3, s, s) uint8 training images; decoded again, as a task's images need not fit into memory."""
+        """Return (n, 3, s, s) uint8 training images; decoded again, as a task's images need not fit into memory."""
         size, crop_ratio = self.data.image_shape(self.backbone.preprocessing)
         images = self.data.source.train
         assert isinstance(images, ImageSet)
@@ -171,7 +169,7 @@ class ReplayModule(FinetuneModule):
     # ------------------------------------------------------------------ prediction
 
     def forward(self, images: Tensor) -> Tensor:
-        """(n, C) float64 probabilities of uint8 images (n, 3, s, s)."""
+        """Return (n, C) float64 probabilities of uint8 images (n, 3, s, s)."""
         if self.prediction == "classifier":
             return super().forward(images)
         z = functional.normalize(self.embed(images), dim=1)
@@ -179,7 +177,7 @@ class ReplayModule(FinetuneModule):
         return (2 * z.double() @ self.exemplars.mean.double().T).softmax(dim=1)
 
     def state_elements(self) -> dict[str, int]:
-        """Numbers kept between tasks: weights, pixels of exemplars ("buffer"), and their means."""
+        """Count the numbers kept between tasks: weights, pixels of exemplars ("buffer"), and their means."""
         kept = {"buffer": self.exemplars.image.numel(), "means": self.exemplars.mean.numel()}
         return {**super().state_elements(), **kept}
 
@@ -189,7 +187,7 @@ class ReplayModule(FinetuneModule):
         return 1
 
     def settings(self) -> dict[str, Any]:
-        """Everything that the weights and the exemplars depend on."""
+        """Return everything that the weights and the exemplars depend on."""
         own = {"exemplars": self.capacity, "exemplars_per_class": self.per_class, "selection": self.selection}
         return {**super().settings(), **own}
 

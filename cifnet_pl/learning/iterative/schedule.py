@@ -1,17 +1,17 @@
-"""The course of a task: its phases, the rate at each step, and the images of each step."""
+"""Schedule a task: its phases, the learning rate at each step, and the images of each step."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
-from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.errors import UsageError, check_choice
 
-SCHEDULES = ("cosine", "step")
+Course = Literal["cosine", "step"]
 
 T = TypeVar("T", int, float)
 
@@ -54,13 +54,12 @@ class Schedule:
         decay: factor at each milestone.
     """
 
-    name: str
+    name: Course
     milestones: tuple[tuple[float, ...], tuple[float, ...]]
     decay: float
 
     def __post_init__(self) -> None:
-        if self.name not in SCHEDULES:
-            raise unknown_name("schedule", self.name, SCHEDULES)
+        check_choice("schedule", self.name, Course)
         for shares in self.milestones:
             if any(not 0 < share < 1 for share in shares) or list(shares) != sorted(set(shares)):
                 raise UsageError(
@@ -71,14 +70,14 @@ class Schedule:
             raise UsageError(f"decay is {self.decay:g}, expected a factor between 0 and 1")
 
     def factor(self, progress: float, first: bool) -> float:
-        """The factor after the share ``progress`` of a phase, in the first task or a later one."""
+        """Return the factor after the share ``progress`` of a phase, in the first task or a later one."""
         if self.name == "cosine":
             return 0.5 * (1 + math.cos(math.pi * progress))
         return float(self.decay ** sum(progress >= share for share in self.milestones[not first]))
 
 
 def first_and_later(name: str, given: T | list[T]) -> tuple[T, T]:
-    """An option that may differ between the first task and the later ones: one value, or a list of two.
+    """Return an option that may differ between the first task and the later ones: one value, or a list of two.
 
     Raises:
         UsageError: a list of another length.

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cifnet_pl.learning.iterative.base import Examples
 from cifnet_pl.learning.iterative.der import ExpandingModule
+from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.losses import info_nce, transfer
 from cifnet_pl.learning.iterative.networks import MergeAttention, frozen, grown, stages_of, with_maps
 from cifnet_pl.utilities.errors import UsageError
@@ -94,7 +94,7 @@ class TagFexModule(ExpandingModule):
         self.merged_classifier = grown(None, self.width, classes)
 
     def new_branch(self) -> nn.Module:
-        """A network between the last branch and the task-agnostic one."""
+        """Return a network between the last branch and the task-agnostic one."""
         branch = self.fresh_network()
         if not len(self.branches):
             branch.load_state_dict(self._start[0].state_dict())
@@ -112,13 +112,13 @@ class TagFexModule(ExpandingModule):
         self._teacher = (frozen(self.agnostic), frozen(self.projector))
 
     def learning_parts(self) -> list[nn.Module]:
-        """The newest branch, the task-agnostic network, and all that joins them."""
+        """Return the newest branch, the task-agnostic network, and all that joins them."""
         guides = [self.attention, self.predictor, self.merged_classifier]
         joined = [part for part in guides if part is not None]
         return [*super().learning_parts(), self.agnostic, self.projector, *joined]
 
     def extractors(self) -> list[nn.Module]:
-        """Everything, as the published number counts it."""
+        """Return everything, as the published number counts it."""
         return [self]
 
     def clear(self) -> None:
@@ -129,7 +129,7 @@ class TagFexModule(ExpandingModule):
     # ------------------------------------------------------------------ losses
 
     def loss(self, batch: Examples) -> Tensor:
-        """All losses of the task, on two views."""
+        """Compute all losses of the task, on two views."""
         x = torch.cat([batch.inputs(0), batch.inputs(1)])
         labels = torch.cat([batch.labels, batch.labels])
         last = stages_of(self.branches[-1], "TagFex")
@@ -152,7 +152,7 @@ class TagFexModule(ExpandingModule):
         return loss + self._guidance(maps[-1], agnostic_maps[-1].detach(), scores, labels, classification)
 
     def _contrast(self, a: Tensor, b: Tensor) -> Tensor:
-        """InfoNCE over the views of all processes."""
+        """Compute InfoNCE over the views of all processes."""
         a, b = self._all_views(a.float()), self._all_views(b.float())
         with torch.autocast(a.device.type, enabled=False):
             return info_nce(a, b, TEMPERATURE) / self.share
@@ -161,7 +161,7 @@ class TagFexModule(ExpandingModule):
         return torch.cat([self.gathered(view) for view in own.chunk(2)])
 
     def _distilled(self, x: Tensor, agnostic: Tensor) -> Tensor:
-        """InfoNCE between what the predictor makes of A's features and the features before the task, projected."""
+        """Compute InfoNCE between the predictor's output for A's features and the old features, projected."""
         network, projector = self._teacher
         assert self.predictor is not None
         with torch.no_grad():
@@ -171,7 +171,7 @@ class TagFexModule(ExpandingModule):
     def _guidance(
         self, specific: Tensor, agnostic: Tensor, scores: Tensor, labels: Tensor, classification: Tensor
     ) -> Tensor:
-        """Cross-entropy of the merged features on new classes, and the transfer where they are better."""
+        """Compute the cross-entropy of the merged features on new classes, and the transfer where they are better."""
         assert self.attention is not None
         assert self.merged_classifier is not None
         joined = self.attention(*(m.flatten(2).transpose(1, 2) for m in (specific, agnostic)))
@@ -186,5 +186,5 @@ class TagFexModule(ExpandingModule):
         return loss
 
     def settings(self) -> dict[str, Any]:
-        """Everything that the weights and the exemplars depend on."""
+        """Return everything that the weights and the exemplars depend on."""
         return {**super().settings(), **self._own}

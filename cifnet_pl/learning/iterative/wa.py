@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cifnet_pl.learning.iterative.base import Examples
+from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.icarl import DistillingModule
 from cifnet_pl.learning.iterative.losses import aligned, distillation
 
@@ -26,7 +26,7 @@ class WAModule(DistillingModule):
     """
 
     def loss(self, batch: Examples) -> Tensor:
-        """Eq. 3; cross-entropy alone in the first task."""
+        """Compute eq. 3; cross-entropy alone in the first task."""
         x = batch.inputs()
         scores = self.logits(self.features(x))
         classification = functional.cross_entropy(scores, batch.labels)
@@ -36,6 +36,6 @@ class WAModule(DistillingModule):
         return (1 - share) * classification + share * distillation(scores[:, : self.old], self.taught(x))
 
     def after_learning(self) -> None:
-        """Eq. 10."""
+        """Align the weights of new classes with those of old ones (WA, eq. 10)."""
         if self.old and self.classifier is not None:
             align(self.classifier, self.classes - self.old)

@@ -1,8 +1,9 @@
 // Ask: what is on these photos? And: this one is a …
 
-import { $, action, changed, finished, make, percent, post, save, say, takesFiles, thumbnail } from "./page.js";
+import { $, action, changed, finished, keptPhoto, make, percent, post, save, say, takesFiles, thumbnail } from "./page.js";
 
 const AT_A_TIME = 16;
+const FEW = 12; // more are shown as the rows of a table
 let asked = []; // {file, answer, card}
 
 function answerLine({ name, probability }) {
@@ -17,12 +18,19 @@ function said(answer) {
     return place;
   }
   if (answer.known === false) {
-    const novelty = answer.novelty === null ? "" : ` (novelty ${answer.novelty.toFixed(2)})`;
-    place.append(make("p", { class: "none", textContent: `None of these${novelty}. Closest:` }));
+    const rare = answer.p_value === null ? "" : `Only ${percent(answer.p_value)} of the photos of known classes are as foreign. `;
+    place.append(make("p", { class: "none", textContent: "None of these." }), make("p", { class: "hint", textContent: `${rare}Closest:` }));
   }
   place.append(...answer.classes.slice(0, 3).map(answerLine));
-  if (answer.answers && answer.answers.length > 1) {
-    place.append(make("p", { class: "hint", textContent: `One of: ${answer.answers.join(", ")}` }));
+  if (answer.answers && answer.answers.length !== 1 && answer.known !== false) {
+    const text = answer.answers.length ? `One of: ${answer.answers.join(", ")}` : "Unsure: no class is likely enough.";
+    place.append(make("p", { class: "hint", textContent: text }));
+  }
+  if (answer.nearest) {
+    const name = answer.classes[0].name;
+    const shown = make("figure", { class: "nearest" }, make("figcaption", { class: "hint", textContent: `Most similar “${name}” that is kept:` }));
+    keptPhoto(answer.nearest, `Most similar kept photo of ${name}`).then((image) => shown.append(image)).catch(() => shown.remove());
+    place.append(shown);
   }
   return place;
 }
@@ -72,6 +80,7 @@ async function ask(entries) {
     }
   } finally {
     bar.hidden = true;
+    $("answers").classList.toggle("rows", asked.length > FEW);
     $("ask-actions").hidden = !asked.length;
   }
 }
@@ -91,9 +100,10 @@ const cell = (value) => {
 function csv() {
   const rows = asked.filter((entry) => entry.answer).map(({ answer }) => {
     const best = answer.classes[0];
-    return [cell(answer.file), cell(best?.name), best ? best.probability.toFixed(6) : "", cell(answer.known), cell(answer.unreadable)].join(",");
+    return [cell(answer.file), cell(best?.name), best ? best.probability.toFixed(6) : "", cell(answer.known),
+      answer.novelty ?? "", cell(answer.answers?.join("; ")), cell(answer.unreadable)].join(",");
   });
-  save("answers.csv", new Blob([["file,class,probability,known,unreadable", ...rows].join("\n") + "\n"], { type: "text/csv" }));
+  save("answers.csv", new Blob([["file,class,probability,known,novelty,answers,unreadable", ...rows].join("\n") + "\n"], { type: "text/csv" }));
 }
 
 function groupCard(group, entries) {
@@ -132,6 +142,7 @@ export function start() {
   action($("ask-clear"), "click", () => {
     asked = [];
     $("answers").replaceChildren();
+    $("answers").classList.remove("rows");
     $("groups").replaceChildren();
     $("ask-actions").hidden = true;
   });

@@ -11,9 +11,10 @@ async function change(path, content) {
   changed();
 }
 
-function sure(text) {
+function sure(text, yes) {
   const dialog = $("sure");
   $("sure-text").textContent = text;
+  $("sure-yes").textContent = yes;
   dialog.returnValue = "no";
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
@@ -86,7 +87,12 @@ export function start() {
   });
   action($("forget"), "click", async () => {
     const name = $("change-old").value;
-    if (await sure(`Forget the class “${name}”? The version before stays, so you can take it back.`)) await change("/forget", { name });
+    if (await sure(`Forget the class “${name}”? The version before stays, so you can take it back.`, "Forget")) await change("/forget", { name });
   });
   action($("compare-form"), "submit", compare);
+  for (const [photos, text] of [["forgotten", "photos of forgotten classes"], ["all", "all kept photos"]]) {
+    action($(`purge-${photos}`), "click", async () => {
+      if (await sure(`Delete ${text} and all other versions for good?`, "Delete")) await change("/purge", { photos });
+    });
+  }
 }

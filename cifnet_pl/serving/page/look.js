@@ -1,6 +1,6 @@
 // Look: classes, accuracy over time, confusions, size.
 
-import { $, get, keptPhoto, make } from "./page.js";
+import { $, action, get, keptPhoto, make, percent } from "./page.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -25,18 +25,13 @@ function figures(look) {
     make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
 }
 
-/** Accuracy of each step that was measured. */
-function curve(history) {
-  const points = history.map((moment, i) => ({ ...moment, step: i + 1 })).filter(({ accuracy }) => accuracy !== null);
-  if (!points.length) {
-    $("curve").replaceChildren(make("p", { class: "hint", textContent: "No accuracy was measured yet." }));
-    return;
-  }
-  const [width, height, left, bottom, top] = [640, 260, 45, 35, 15];
+/** A line through points {accuracy, label, about}, the labels below it. */
+function plotted(points, title, below) {
+  const [width, height, left, bottom, top] = [440, 220, 40, 40, 15];
   const x = (i) => left + (points.length === 1 ? 0.5 : i / (points.length - 1)) * (width - left - 20);
   const y = (value) => top + (1 - value / 100) * (height - top - bottom);
   const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" });
-  svg.append(drawn("title", {}, `Accuracy after each of ${points.length} steps: ${points.map((p) => p.accuracy.toFixed(1)).join(", ")} %`));
+  svg.append(drawn("title", {}, `${title}: ${points.map((p) => p.accuracy.toFixed(1)).join(", ")} %`));
   for (const value of [0, 25, 50, 75, 100]) {
     svg.append(drawn("line", { class: "grid", x1: left, x2: width - 20, y1: y(value), y2: y(value) }));
     svg.append(drawn("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, `${value}`));
@@ -44,13 +39,25 @@ function curve(history) {
   svg.append(drawn("polyline", { class: "line", points: points.map((p, i) => `${x(i)},${y(p.accuracy)}`).join(" ") }));
   points.forEach((p, i) => {
     const dot = drawn("circle", { class: "point", cx: x(i), cy: y(p.accuracy), r: 4 });
-    dot.append(drawn("title", {}, `${p.what}: ${p.classes} classes, ${p.accuracy.toFixed(1)} %`));
+    dot.append(drawn("title", {}, `${p.about}, ${p.accuracy.toFixed(1)} %`));
     svg.append(dot);
     if (points.length <= 12 || i % Math.ceil(points.length / 12) === 0) {
-      svg.append(drawn("text", { x: x(i), y: height - 12, "text-anchor": "middle" }, `${p.classes}`));
+      svg.append(drawn("text", { x: x(i), y: height - 20, "text-anchor": "middle" }, `${p.label}`));
     }
   });
-  svg.append(drawn("text", { x: width - 20, y: height - 1, "text-anchor": "end" }, "classes known"));
+  svg.append(drawn("text", { x: width - 20, y: height - 3, "text-anchor": "end" }, below));
+  return svg;
+}
+
+/** Accuracy of each step that was measured. */
+function curve(history) {
+  const measured = history.filter(({ accuracy }) => accuracy !== null);
+  if (!measured.length) {
+    $("curve").replaceChildren(make("p", { class: "hint", textContent: "No accuracy was measured yet." }));
+    return;
+  }
+  const points = measured.map((moment) => ({ ...moment, label: moment.classes, about: `${moment.what}: ${moment.classes} classes` }));
+  const svg = plotted(points, `Accuracy after each of ${points.length} steps`, "classes known");
   const note = make("p", { class: "hint", textContent: "Percent: of all held-out photos after a task of the run; of a held-back fifth of the new photos after a lesson here." });
   $("curve").replaceChildren(svg, note);
 }
@@ -82,6 +89,46 @@ async function classes() {
     return make("tr", {}, make("td", { class: "name", textContent: name }), make("td", { class: "number", textContent: photos }), make("td", {}, examples));
   });
   $("classes").replaceChildren(head, ...rows);
+}
+
+function doubtfulPhoto({ file, label, looks_like: other, own }) {
+  const text = make("p", {}, `Taught as “${label}” (${percent(own)}), looks like “${other}”.`);
+  const card = make("li", { class: "card" });
+  const top = make("div", { class: "top" });
+  keptPhoto(file, `Taught as ${label}`).then((image) => top.prepend(image)).catch(() => {});
+  top.append(make("div", { class: "said" }, text));
+  card.append(top);
+  return card;
+}
+
+async function audit() {
+  const place = $("audited");
+  place.replaceChildren(make("p", { role: "status", textContent: "Judging every photo by all others…" }));
+  let found;
+  try {
+    found = await get("/audit");
+  } catch (error) {
+    place.replaceChildren();
+    throw error;
+  }
+  const parts = [];
+  if (!found.photos) parts.push(make("p", { textContent: "No photos of two classes are kept here, so none can be doubted." }));
+  else if (!found.doubtful.length) parts.push(make("p", { textContent: `None of ${found.photos} kept photos is doubtful.` }));
+  else {
+    parts.push(make("p", { textContent: `${found.doubtful.length} of ${found.photos} kept photos look more like another class:` }));
+    parts.push(make("ul", { class: "cards" }, ...found.doubtful.map(doubtfulPhoto)));
+  }
+  if (found.curve.length) {
+    const points = found.curve.map(({ photos, accuracy }) => ({ accuracy, label: photos, about: `${photos} photos of each class` }));
+    const more = found.with_twice_as_many === null ? "" : ` With twice as many, about ${found.with_twice_as_many.toFixed(1)} % can be expected.`;
+    parts.push(make("h4", { textContent: "Photos against accuracy" }), plotted(points, "Accuracy by number of photos of each class", "photos of each class"));
+    parts.push(make("p", { class: "hint", textContent: `Percent of the stored samples, each answered as if it had never been learned.${more}` }));
+  }
+  place.replaceChildren(...parts);
+}
+
+export function start() {
+  action($("audit"), "click", audit);
 }
 
 export async function show() {

@@ -33,6 +33,7 @@ async function refresh() {
   $("undo").disabled = !versions.can_undo || state.read_only;
   $("redo").disabled = !versions.can_redo || state.read_only;
   document.body.classList.toggle("read-only", state.read_only);
+  for (const id of ["purge-forgotten", "purge-all"]) $(id).disabled = state.read_only;
   for (const id of ["teach-form", "change-form"]) for (const element of $(id).elements) if (state.read_only) element.disabled = true;
   const names = classes.map(({ name }) => name);
   $("class-names").replaceChildren(...names.map((value) => make("option", { value })));
@@ -63,6 +64,7 @@ for (const [i, name] of TABS.entries()) {
 }
 ask.start();
 teach.start();
+look.start();
 change.start();
 refreshed.addEventListener("changed", afterChange);
 refresh().then(() => open(TABS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "ask")).catch((error) => say(error.message));

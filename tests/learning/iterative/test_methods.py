@@ -1,5 +1,7 @@
 """What every trained method must do, whatever it is called: learn, go on, count, and take a task of one class."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -10,6 +12,8 @@ from tests.learning.iterative.suite import NAMES, assert_same_weights, data, lea
 from tests.lightning_runs import trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
+SAVED = [(0, 3), (1, 12)]
+"""Task and number of batches after which a short run saves itself: a task has nine batches in each pass."""
 each = pytest.mark.parametrize("method", METHODS, ids=NAMES)
 
 
@@ -19,19 +23,22 @@ def die(*_):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """method → (module, record) of an undisturbed run, which saves itself inside its second task."""
-    runs = {}
+    """method → (module, record) of a run that learns as long as digits need."""
+    return cache(lambda method: run(method, tmp_path_factory.mktemp(method.__name__)))
 
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """method → (module, record, folder) of two passes over each task, saved in the first and in the second of them."""
+
+    @cache
     def made(method):
-        if method not in runs:
-            folder = tmp_path_factory.mktemp(method.__name__)
-            saves = [
-                Act("on_train_batch_end", task, lambda t, p=folder / f"{task}_{n}": t.save_checkpoint(p), batches=n)
-                for task, n in ((0, 3), (1, 5))
-            ]
-            module, record = run(method, folder, *saves)
-            runs[method] = (module, record, folder)
-        return runs[method]
+        folder = tmp_path_factory.mktemp(method.__name__)
+        saves = [
+            Act("on_train_batch_end", task, lambda t, p=folder / f"{task}_{n}": t.save_checkpoint(p), batches=n)
+            for task, n in SAVED
+        ]
+        return *run(method, folder, *saves, epochs=2), folder
 
     return made
 
@@ -39,7 +46,7 @@ def whole(tmp_path_factory):
 @each
 class TestLearning:
     def test_two_tasks_of_digits(self, method, whole):
-        _, record, _ = whole(method)
+        _, record = whole(method)
         assert record.matrix[0][0] > 90
         if method is FinetuneModule:
             assert record.matrix[1][1] > 90
@@ -47,18 +54,17 @@ class TestLearning:
         else:
             assert record.trajectory[-1] > 80
 
-    def test_nothing_depends_on_chance_but_much_on_the_seed(self, method, tmp_path):
-        runs = []
-        for noise in range(2):
-            torch.manual_seed(noise)
-            runs.append(run(method, tmp_path, epochs=1)[0])
-        assert_same_weights(*runs)
-        other, _ = run(method, tmp_path, epochs=1, seed=1)
+    def test_nothing_depends_on_chance_but_much_on_the_seed(self, method, short, tmp_path):
+        first, _, _ = short(method)
+        torch.manual_seed(17)
+        again, _ = run(method, tmp_path, epochs=2)
+        assert_same_weights(first, again)
+        other, _ = run(method, tmp_path, epochs=2, seed=1)
         state = other.state_dict()
-        assert any(not torch.equal(value, state[key]) for key, value in runs[0].state_dict().items())
+        assert any(not torch.equal(value, state[key]) for key, value in first.state_dict().items())
 
-    def test_state_is_counted(self, method, whole):
-        module, record, _ = whole(method)
+    def test_state_is_counted(self, method, short):
+        module, record, _ = short(method)
         elements = module.state_elements()
         exemplars = 0 if method is FinetuneModule else 60 * 3 * 8 * 8
         assert elements.get("buffer", 0) == exemplars == record.rows[-1].buffer_elements
@@ -75,19 +81,19 @@ class TestLearning:
 
 @each
 class TestResume:
-    @pytest.mark.parametrize("place", ["0_3", "1_5"])
-    def test_inside_a_task(self, method, place, whole, tmp_path):
-        module, record, folder = whole(method)
-        again, metrics, taken = learner(method), TaskMetrics(), []
-        count = Act("on_train_batch_end", int(place[0]), lambda t: taken.append(t.lightning_module._done))
-        trainer(tmp_path, metrics, count).fit(again, datamodule=data(), ckpt_path=folder / place)
+    @pytest.mark.parametrize(("task", "batches"), SAVED)
+    def test_inside_a_task(self, method, task, batches, short, tmp_path):
+        module, record, folder = short(method)
+        again, metrics, taken = learner(method, epochs=2), TaskMetrics(), []
+        count = Act("on_train_batch_end", task, lambda t: taken.append(t.lightning_module._done))
+        trainer(tmp_path, metrics, count).fit(again, datamodule=data(), ckpt_path=folder / f"{task}_{batches}")
         assert_same_weights(again, module)
         assert metrics.record.trajectory == record.trajectory
-        assert taken == [int(place[2]) + 2]  # it went on after the steps that the checkpoint holds
+        assert taken == [batches + 2]  # it went on after the steps that the checkpoint holds
 
-    def test_in_the_process_that_was_interrupted(self, method, whole, tmp_path):
-        module, _, _ = whole(method)
-        made = learner(method)
+    def test_in_the_process_that_was_interrupted(self, method, short, tmp_path):
+        module, _, _ = short(method)
+        made = learner(method, epochs=2)
         stop = Act("on_train_batch_end", 1, die, batches=4)
         with pytest.raises(Killed):
             trainer(tmp_path, stop).fit(made, datamodule=data())
@@ -95,10 +101,10 @@ class TestResume:
         trainer(tmp_path).fit(made, datamodule=data())
         assert_same_weights(made, module)
 
-    def test_evaluation_of_a_checkpoint(self, method, whole, tmp_path):
-        module, record, _ = whole(method)
+    def test_evaluation_of_a_checkpoint(self, method, short, tmp_path):
+        module, record, _ = short(method)
         module.trainer.save_checkpoint(tmp_path / "it.ckpt")
-        again = learner(method)
+        again = learner(method, epochs=2)
         trainer(tmp_path).validate(again, datamodule=data(), ckpt_path=tmp_path / "it.ckpt", verbose=False)
         assert again.evaluation.accuracy == record.trajectory[-1]
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from torch.nn import functional
 
@@ -30,8 +31,8 @@ from cifnet_pl.learning.iterative.descent import Descent
 from cifnet_pl.model.loading import load
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, DataError, UsageError
 from tests.command_line import assert_same_model, make_photos
-from tests.killing import Killed, at_call
-from tests.learning.iterative.suite import NAMES, SIDE, data, learner, run
+from tests.killing import Act, Killed, at_call
+from tests.learning.iterative.suite import NAMES, SIDE, assert_same_weights, data, learner, run
 from tests.lightning_runs import digits, trainer
 
 CLASSES = list("abcd")
@@ -386,6 +387,47 @@ def test_bf16_learns(tmp_path):
     trainer(tmp_path, precision="bf16-mixed").fit(made, datamodule=data(max_tasks=2))
     assert made.evaluation.accuracy > 50
     assert all(p.dtype == torch.float32 for p in made.parameters())
+
+
+class TestLossScaling:
+    """float16: torch has it for a CPU too, and Lightning where it is given as a plugin."""
+
+    @staticmethod
+    def half() -> MixedPrecision:
+        return MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+
+    def test_it_learns_and_goes_on_with_the_same_bits(self, tmp_path):
+        whole, again = (learner(FinetuneModule, epochs=2) for _ in range(2))
+        save = Act("on_train_batch_end", 0, lambda t: t.save_checkpoint(tmp_path / "mid.ckpt"), batches=12)
+        trainer(tmp_path, save, plugins=[self.half()]).fit(whole, datamodule=data(max_tasks=1))
+        assert whole.evaluation.accuracy > 80
+        assert all(p.dtype == torch.float32 for p in whole.parameters())
+        scaler = torch.load(tmp_path / "mid.ckpt", weights_only=True)["position"]["descent"]["scaler"]
+        assert scaler["scale"] > 1
+        assert scaler["_growth_tracker"] > 0
+        trainer(tmp_path, plugins=[self.half()]).fit(
+            again, datamodule=data(max_tasks=1), ckpt_path=tmp_path / "mid.ckpt"
+        )
+        assert_same_weights(again, whole)
+
+    def test_a_step_whose_gradients_overflow_changes_no_weight(self, tmp_path):
+        seen = []
+
+        def look(run):
+            scaler = run.precision_plugin.scaler
+            seen.append(([p.clone() for p in run.lightning_module.parameters()], scaler.get_scale()))
+            return scaler
+
+        def overflow(run):
+            scaler = look(run)
+            scaler.load_state_dict({**scaler.state_dict(), "scale": 2.0**127})
+
+        acts = [Act("on_train_batch_end", 0, act, batches=count) for count, act in ((2, overflow), (3, look))]
+        made = learner(FinetuneModule, epochs=1)
+        trainer(tmp_path, *acts, plugins=[self.half()]).fit(made, datamodule=data(max_tasks=1))
+        (before, _), (after, scale) = seen
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        assert scale == 2.0**126  # halved, until gradients are finite again
 
 
 def test_parts_without_batch_statistics_learn_too(tmp_path):

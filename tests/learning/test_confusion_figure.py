@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cifnet_pl.report.confusion import MOST_CLASSES, clustered, draw_calibration, draw_confusion, png, shares_of
-from cifnet_pl.report.lettering import lettering
+from cifnet_pl.learning.confusion_figure import (
+    MOST_CLASSES,
+    clustered,
+    draw_calibration,
+    draw_confusion,
+    png,
+    shares_of,
+)
+from cifnet_pl.utilities.lettering import lettering
 
 
 def test_confused_classes_are_neighbours():

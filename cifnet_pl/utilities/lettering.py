@@ -1,4 +1,4 @@
-"""Names of classes and files in pictures, in any script, with the fonts that this machine has."""
+"""Draw names of classes and files in pictures, in any script, with the fonts that this machine has."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ADVICE = (
 
 @dataclass(frozen=True)
 class Lettering:
-    """How given texts are drawn.
+    """The fonts and escapes by which given texts are drawn.
 
     Attributes:
         families: names of fonts for matplotlib's ``font.family``, each for what those before it lack.
@@ -33,7 +33,7 @@ class Lettering:
     missing: frozenset[str]
 
     def of(self, text: str, longest: int = 200) -> str:
-        """``text`` on one line, at most ``longest`` characters of it; what cannot be drawn as escapes."""
+        """Return ``text`` on one line, at most ``longest`` characters of it; what cannot be drawn as escapes."""
         plain = printable(text)
         plain = plain if len(plain) <= longest else plain[: longest - 1] + "…"
         return "".join(c.encode("ascii", "backslashreplace").decode() if c in self.missing else c for c in plain)
@@ -62,7 +62,7 @@ def lettering(texts: Iterable[str]) -> Lettering:
 
 
 def _others() -> list[FontEntry]:
-    """Upright fonts of normal weight, in an order that does not depend on the file system."""
+    """Return the upright fonts of normal weight, in an order that does not depend on the file system."""
     upright = (entry for entry in fontManager.ttflist if entry.style == "normal" and entry.weight in (400, "normal"))
     # matplotlib's font of last resort has a box for every character.
     return sorted((e for e in upright if not e.name.startswith("Last Resort")), key=lambda e: (e.name, e.fname))
@@ -70,7 +70,7 @@ def _others() -> list[FontEntry]:
 
 @lru_cache(maxsize=1024)
 def _characters(path: str) -> frozenset[int]:
-    """The characters of a font file; none of one that matplotlib cannot draw with."""
+    """Return the characters of a font file; none of one that matplotlib cannot draw with."""
     try:
         return frozenset(FT2Font(path).get_charmap())
     except (RuntimeError, OSError):  # a bitmap font

@@ -1,4 +1,4 @@
-"""Results that were not measured here: the paper's published numbers, and methods run elsewhere (``--external``)."""
+"""Read results that were not measured here: the paper's numbers, and methods run elsewhere (``--external``)."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Published(NamedTuple):
 
 
 def published_numbers() -> list[Published]:
-    """All numbers of the paper that ship with this package."""
+    """Return all numbers of the paper that ship with this package."""
     text = (files("cifnet_pl.report") / "published.csv").read_text(encoding="utf-8")
     return [Published(**{**row, "value": float(row["value"])}) for row in csv.DictReader(text.splitlines())]  # type: ignore[arg-type]
 
 
 def published_values(numbers: Sequence[Published], table: str, setting: Setting, quantity: str) -> dict[str, float]:
-    """Variant → value of the paper's own method in one table, where data set and protocol match the setting."""
+    """Map variant → value of the paper's own method in one table, where data set and protocol match the setting."""
     return {
         n.variant: n.value
         for n in numbers
@@ -52,12 +52,12 @@ def _matches(number: Published, setting: Setting) -> bool:
 
 
 def _whole(setting: Setting) -> bool:
-    """Whether the paper's data set is learned and tested as a whole: with fewer classes the numbers do not compare."""
+    """Tell whether the paper's data set is learned as a whole: with fewer classes the numbers do not compare."""
     return setting.tune is None and setting.n_classes == (50 if setting.dataset == "CORe50" else 100)
 
 
 def published_groups(settings: Sequence[Setting]) -> list[Group]:
-    """The paper's rows for every setting with its data set and its number of classes a task, in the paper's order."""
+    """Return the paper's rows for every setting with its data set and classes per task, in the paper's order."""
     found = []
     numbers = published_numbers()
     for setting in settings:
@@ -99,9 +99,9 @@ class ExternalRow(NamedTuple):
 
 
 def read_external(path: Path, settings: Sequence[Setting]) -> list[Group]:
-    """Methods of a CSV file as groups of the settings that they belong to.
+    """Read the methods of a CSV file as groups of the settings that they belong to.
 
-    The file has the columns ``method, seed, task, A_k, seconds, kWh``: one line a task, tasks counted from 1, A_k in
+    The file has the columns ``method, seed, task, A_k, seconds, kWh``: one line per task, tasks counted from 1, A_k in
     percent, seconds and kWh of that task alone. A line without a task holds the final accuracy and the totals of the
     run. Any cell but the method may be empty. ``dataset`` and ``classes_per_task`` say where a method belongs, and are
     needed only where more than one setting of the report would fit; ``params`` is the number of parameters.

@@ -1,10 +1,14 @@
 import re
 from pathlib import Path
 
+import matplotlib
 import pytest
 
-from cifnet_pl.report.elsewhere import published_groups, published_numbers, read_external
+from cifnet_pl.report.curves import trajectories
+from cifnet_pl.report.external_results import published_groups, published_numbers, read_external
 from cifnet_pl.report.settings import Setting
+from cifnet_pl.report.study import Study
+from cifnet_pl.report.style import SETTINGS
 from cifnet_pl.utilities.errors import CifnetError
 
 CIFAR = Setting("CIFAR-100", "10", 10, 100, 32, "file:x", "data")
@@ -105,6 +109,8 @@ def test_external_methods_find_their_setting(tmp_path: Path) -> None:
         ([HEADER, ",1,1,50,,"], "the method has no name"),
         ([HEADER, "a,1,1,50,,", "a,1,1,51,,"], "two lines for task 1"),
         ([HEADER, "a,1,,50,,"], "fits 3 of the settings"),
+        ([HEADER, "Replay, tuned,1,1,50,60,0.1"], "line 2: 7 cells, but the header names 6 columns"),
+        ([HEADER, "a,1,1,0.86,,", "a,1,2,0.71,,"], "no A_k of a is above 0.86: give percentages"),
         ([HEADER, *(f"a,1,{k + 1},50,," for k in range(30))], "fits none of the settings"),
     ],
 )
@@ -113,3 +119,13 @@ def test_bad_external_files_are_named(tmp_path: Path, lines: list[str], part: st
         read_external(write(tmp_path, *lines), [CIFAR, FIVE, PHOTOS])
     with pytest.raises(CifnetError, match="no file"):
         read_external(tmp_path / "none.csv", [CIFAR])
+
+
+def test_a_method_with_energy_alone_has_no_line_in_a_figure(tmp_path: Path) -> None:
+    lines = [f"DER,1,{k + 1},{90 - 3 * k},60,0.03" for k in range(10)]
+    path = write(tmp_path, HEADER, *lines, "Elsewhere,1,,,,0.5")
+    groups = read_external(path, [CIFAR])
+    with matplotlib.rc_context(SETTINGS):
+        (picture,) = [p for p in trajectories(Study(groups), CIFAR) if p.name.startswith("trajectory")]
+    shown = [text.get_text() for text in picture.figure.legends[0].get_texts()]
+    assert shown == ["DER (external)"]

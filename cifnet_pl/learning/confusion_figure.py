@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import io
+import unicodedata
 from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 
-from cifnet_pl.report.lettering import Lettering
+from cifnet_pl.utilities.lettering import Lettering
 
 MOST_CLASSES = 150
 """Classes in one picture of confusions: of more, those that are confused most."""
@@ -40,12 +42,12 @@ def clustered(shares: np.ndarray) -> np.ndarray:
 
 
 def shares_of(matrix: np.ndarray) -> np.ndarray:
-    """(C, C) counts as shares of each row; zeros in a row without photos."""
+    """Return (C, C) counts as shares of each row; zeros in a row without photos."""
     return np.asarray(matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1))
 
 
 def draw_confusion(matrix: np.ndarray, names: Sequence[str], letters: Lettering, title: str) -> Figure:
-    """(C, C) counts, rows the true classes, columns the answers, as percent of each row, similar classes together."""
+    """Draw (C, C) counts, rows the true classes, as percent of each row, with similar classes together."""
     tested = np.flatnonzero(matrix.sum(axis=1) + matrix.sum(axis=0))
     shares = shares_of(matrix)
     if len(tested) > MOST_CLASSES:
@@ -54,37 +56,55 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], letters: Lettering,
         title += f" (the {MOST_CLASSES} classes that are confused most)"
     order = tested[clustered(shares[np.ix_(tested, tested)])]
     percent = 100 * shares[np.ix_(order, order)]
-    side = 3.4 + len(order) * 0.42 if len(order) <= NUMBERED else 9.0 + 0.18 * (len(order) - 6)
+    labels = [letters.of(names[i], LONGEST) for i in order]
     with matplotlib.rc_context({"font.family": list(letters.families)}):
-        figure = Figure(figsize=(side + 1, side), dpi=130, layout="constrained")
-        axes = figure.subplots()
-        size = 9.0
+        figure, axes, beside = _canvas(labels, 0.42 if len(order) <= NUMBERED else 0.18)
         right = np.where(np.eye(len(order), dtype=bool), percent, np.nan)
         wrong_share = np.where(np.eye(len(order), dtype=bool) | (percent == 0), np.nan, percent)
         axes.imshow(right, cmap="Greens", vmin=0, vmax=130)
         image = axes.imshow(wrong_share, cmap="OrRd", norm=LogNorm(1, 100))
-        labels = [letters.of(names[i], LONGEST) for i in order]
-        axes.set_xticks(range(len(order)), labels, rotation=90, fontsize=size, parse_math=False)
-        axes.set_yticks(range(len(order)), labels, fontsize=size, parse_math=False)
+        axes.set_xticks(range(len(order)), labels, rotation=90, fontsize=9.0, parse_math=False)
+        axes.set_yticks(range(len(order)), labels, fontsize=9.0, parse_math=False)
         axes.set_xlabel("named by the model", fontsize=12)
         axes.set_ylabel("what it is", fontsize=12)
-        axes.set_title(letters.of(title), parse_math=False, fontsize=14)
-        axes.set_xticks(np.arange(-0.5, len(order)), minor=True)
-        axes.set_yticks(np.arange(-0.5, len(order)), minor=True)
-        axes.grid(which="minor", color="0.9", linewidth=0.4)
-        axes.tick_params(which="minor", length=0)
-        least = 0.5 if len(order) <= NUMBERED else 5.0
-        for i, j in zip(*np.nonzero(percent >= least), strict=True):
-            strong = percent[i, j] > (60 if i == j else 25)
-            axes.text(j, i, f"{percent[i, j]:.0f}", ha="center", va="center", fontsize=6.5,
-                      color="white" if strong else "black")  # fmt: skip
-        bar = figure.colorbar(image, ax=axes, label="wrong (% of the class's photos)", shrink=0.5, aspect=30)
+        axes.set_title(letters.of(title), parse_math=False, fontsize=12)
+        edges = np.arange(-0.5, len(order))
+        axes.hlines(edges, -0.5, len(order) - 0.5, color="0.9", linewidth=0.4)
+        axes.vlines(edges, -0.5, len(order) - 0.5, color="0.9", linewidth=0.4)
+        _write_numbers(axes, percent)
+        bar = figure.colorbar(image, cax=beside, label="wrong (% of the class's photos)")
         bar.set_ticks([1, 3, 10, 30, 100], labels=["1", "3", "10", "30", "100"])
     return figure
 
 
+def _canvas(labels: Sequence[str], cell: float) -> tuple[Figure, Axes, Axes]:
+    """Return a figure with axes for a square matrix of cells of ``cell`` inches, and axes for a colour bar beside it.
+
+    The margins follow from the length of the labels: matplotlib's own layout takes seconds for a hundred of them.
+    """
+    ems = max(sum(1.05 if unicodedata.east_asian_width(c) in "WF" else 0.62 for c in label) for label in labels)
+    margin, side = 0.65 + ems * 9.0 / 72, max(1.6, cell * len(labels))
+    width, height = margin + side + 1.2, margin + side + 0.5
+    figure = Figure(figsize=(width, height), dpi=130)
+    axes = figure.add_axes((margin / width, margin / height, side / width, side / height))
+    tall = min(side, 4.0)
+    beside = figure.add_axes(
+        ((margin + side + 0.25) / width, (margin + (side - tall) / 2) / height, 0.14 / width, tall / height)
+    )
+    return figure, axes, beside
+
+
+def _write_numbers(axes: Axes, percent: np.ndarray) -> None:
+    least = 0.5 if len(percent) <= NUMBERED else 5.0
+    for i, j in zip(*np.nonzero(percent >= least), strict=True):
+        strong = percent[i, j] > (75 if i == j else 25)
+        axes.text(
+            j, i, f"{percent[i, j]:.0f}", ha="center", va="center", fontsize=6.5, color="white" if strong else "black"
+        )
+
+
 def draw_calibration(confidence: np.ndarray, right: np.ndarray, title: str, letters: Lettering) -> Figure:
-    """How often the model is right at each confidence: ten bins of (n,) confidences and (n,) bool."""
+    """Draw how often the model is right at each confidence: ten bins of (n,) confidences and (n,) bool."""
     edges = np.linspace(0, 1, 11)
     bins = np.clip(np.digitize(confidence, edges) - 1, 0, 9)
     counts = np.bincount(bins, minlength=10)
@@ -104,7 +124,7 @@ def draw_calibration(confidence: np.ndarray, right: np.ndarray, title: str, lett
 
 
 def png(figure: Figure) -> bytes:
-    """A figure as a PNG file."""
+    """Return a figure as a PNG file."""
     file = io.BytesIO()
     figure.savefig(file, format="png", metadata={"Software": None})
     return file.getvalue()

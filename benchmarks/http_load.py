@@ -1,0 +1,165 @@
+"""Processes that serve a model, and clients that ask them over kept connections, as cheaply as a client can."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+BOUNDARY = "a-boundary-that-no-photo-holds"
+
+
+@dataclass
+class Load:
+    """What clients saw: seconds of each answer, number of errors, seconds of all."""
+
+    times: list[float] = field(default_factory=list)
+    errors: int = 0
+    seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Answers per second."""
+        return len(self.times) / self.seconds
+
+    def percentile(self, percent: float) -> float:
+        """Seconds within which so many percent of the answers came."""
+        return float(np.percentile(self.times, percent))
+
+
+def jpegs(count: int, shape: tuple[int, int], seed: int = 0) -> list[bytes]:
+    """JPEG files of smoothed noise, (width, height)."""
+    draw, found = np.random.default_rng(seed), []
+    for _ in range(count):
+        small = draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        out = io.BytesIO()
+        Image.fromarray(small).resize(shape, Image.Resampling.BICUBIC).save(out, "JPEG")
+        found.append(out.getvalue())
+    return found
+
+
+def form(files: Sequence[bytes], **fields: str) -> bytes:
+    """The body of a multipart request."""
+    parts = [f'Content-Disposition: form-data; name="{key}"\r\n\r\n{value}'.encode() for key, value in fields.items()]
+    parts += [
+        f'Content-Disposition: form-data; name="files"; filename="{i}.jpg"\r\nContent-Type: image/jpeg\r\n\r\n'.encode()
+        + content
+        for i, content in enumerate(files)
+    ]
+    start = f"--{BOUNDARY}\r\n".encode()
+    return b"".join(start + part + b"\r\n" for part in parts) + f"--{BOUNDARY}--\r\n".encode()
+
+
+def ask(url: str, photos: Sequence[bytes], requests: int, clients: int, until: Event | None = None) -> Load:
+    """Ask for one photo a request, each client the next one as soon as it has its answer.
+
+    Args:
+        url: of a service on this machine.
+        photos: sent in turn.
+        requests: number of them in all.
+        clients: number of connections.
+        until: stop as soon as it is set.
+    """
+    return asyncio.run(_ask(url, photos, requests, clients, until))
+
+
+async def _ask(url: str, photos: Sequence[bytes], requests: int, clients: int, until: Event | None) -> Load:
+    host, port = url.removeprefix("http://").split(":")
+    head = (
+        f"POST /classify HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: multipart/form-data; boundary={BOUNDARY}\r\n"
+    )
+    bodies = [form([photo]) for photo in photos]
+    messages = [f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body for body in bodies]
+    load, left = Load(), iter(range(requests))
+
+    async def client() -> None:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        for number in left:
+            if until is not None and until.is_set():
+                break
+            start = time.perf_counter()
+            writer.write(messages[number % len(messages)])
+            status = await reader.readuntil(b"\r\n\r\n")
+            length = int(status.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+            content = await reader.readexactly(length)
+            load.times.append(time.perf_counter() - start)
+            load.errors += not status.startswith(b"HTTP/1.1 200") or b'"classes":[{' not in content
+        writer.close()
+
+    start = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(clients)))
+    load.seconds = time.perf_counter() - start
+    return load
+
+
+@dataclass(frozen=True)
+class Process:
+    """A service in a process of its own."""
+
+    url: str
+    number: int
+
+    def post(self, path: str, body: bytes = b"", kind: str = "application/json") -> dict[str, Any]:
+        """The answer to a change."""
+        request = urllib.request.Request(self.url + path, body, {"Content-Type": kind})
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            found: dict[str, Any] = json.loads(answer.read())
+        return found
+
+    def get(self, path: str) -> dict[str, Any]:
+        """A JSON answer."""
+        with urllib.request.urlopen(self.url + path, timeout=300) as answer:
+            found: dict[str, Any] = json.loads(answer.read())
+        return found
+
+    def teach(self, photos: Sequence[bytes], name: str) -> dict[str, Any]:
+        """Begin a lesson; gives its job."""
+        kind = f"multipart/form-data; boundary={BOUNDARY}"
+        return self.post("/extend?wait=false", form(photos, class_name=name), kind)
+
+    def megabytes(self) -> float:
+        """Memory that the process holds now."""
+        for line in Path(f"/proc/{self.number}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+        raise RuntimeError("the process has ended")
+
+    def cpu_seconds(self) -> float:
+        """What it has computed so far, on all cores: unlike a clock, it does not count what other programs do."""
+        fields = Path(f"/proc/{self.number}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def serving(*words: str) -> Iterator[Process]:
+    """Run ``python -m words`` until it says its address, and end it afterwards."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    said = []
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line)
+            if " at http://" in line:
+                yield Process(line.split(" at ")[1].split()[0], process.pid)
+                break
+        else:
+            raise RuntimeError("".join(said))
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,207 @@
+"""(m) ``cifnet serve`` on this machine's loopback: 16 clients at once beside the same model called directly.
+
+``python -m benchmarks.serving --minutes 30`` asks for that long and prints the memory of the service every minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from threading import Event, Thread, Timer
+
+import numpy as np
+import torch
+
+import cifnet_pl
+from benchmarks.http_load import Load, Process, ask, jpegs, serving
+from benchmarks.measure import Row, ratio, seconds, spread
+from cifnet_pl.backbones import build_backbone
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.heads import RidgeHead
+
+CLIENTS = 16
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is served, and how much is asked: ``requests`` in all, in ``rounds`` turns with the rivals."""
+
+    backbone: str = "embedded:efficientnet_lite0"
+    side: int = 224
+    crop_ratio: float = 0.875
+    photo: tuple[int, int] = (500, 375)
+    classes: int = 20
+    requests: int = 10_000
+    rounds: int = 5
+    lesson: int = 100
+
+
+FULL = Setup()
+
+
+def save_model(folder: Path, setup: Setup) -> None:
+    """A bundle of a model that learned a few classes of noise; what it says takes as long as if it were right."""
+    backbone = build_backbone(setup.backbone)
+    model = cifnet_pl.Classifier(
+        backbone, RidgeHead(backbone.features), CalibrationBuffer(400), [], setup.side, setup.crop_ratio
+    )
+    names, count = [f"class {i}" for i in range(setup.classes)], 40
+    model.begin_task(names, [count] * len(names))
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(setup.classes).repeat_interleave(count)
+    z = torch.randn(setup.classes, backbone.features, generator=draw)[y] + torch.randn(
+        len(y), backbone.features, generator=draw
+    )
+    model.observe(z, y, torch.arange(len(y)))
+    model.finish_task()
+    model.save(folder)
+
+
+def served(bundle: Path, workspace: Path) -> tuple[str, ...]:
+    """The command that serves a bundle without a limit for each client."""
+    return (
+        "cifnet_pl", "serve", "--model", str(bundle), "--workspace", str(workspace), "--port", "0", "--rate", "0",
+        "--keep_photos", "false", "--keep_versions", "3",
+    )  # fmt: skip
+
+
+def rows(setup: Setup = FULL) -> Iterator[Row]:
+    """Images/s, beside a direct call and beside a bare handler; the slowest answers, with and without a lesson."""
+    photos = jpegs(64, setup.photo)
+    about = (
+        f"{setup.backbone} at {setup.side} px, JPEGs of {setup.photo[0]} × {setup.photo[1]} px, one a request, "
+        f"{CLIENTS} clients, {setup.rounds} turns, {torch.get_num_threads()} threads"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = Path(folder, "model")
+        save_model(bundle, setup)
+        model = cifnet_pl.load(bundle, "cpu")
+        with (
+            serving(*served(bundle, Path(folder, "work"))) as ours,
+            serving("benchmarks.bare_service", str(bundle)) as bare,
+        ):
+            yield from _throughput(setup, model, photos, ours, bare, about)
+            yield from _lessons(setup, photos, ours, about)
+
+
+def _throughput(
+    setup: Setup, model: cifnet_pl.Classifier, photos: list[bytes], ours: Process, bare: Process, about: str
+) -> Iterator[Row]:
+    share = setup.requests // setup.rounds
+    few = max(CLIENTS, share // 4)
+    repeated = [photos[i % len(photos)] for i in range(few)]
+    for process in (ours, bare):
+        ask(process.url, photos, 2 * CLIENTS, CLIENTS)
+    list(model.classify(photos))
+    loads: list[tuple[Load, Load]] = []
+    direct, memory, cpu = [], [ours.megabytes()], [0.0, 0.0, 0.0]
+    for _ in range(setup.rounds):
+        before = time.process_time(), ours.cpu_seconds(), bare.cpu_seconds()
+        direct.append(seconds(lambda: list(model.classify(repeated))) / few)
+        between = time.process_time()
+        loads.append((ask(ours.url, photos, share, CLIENTS), ask(bare.url, photos, few, CLIENTS)))
+        after = between, ours.cpu_seconds(), bare.cpu_seconds()
+        cpu = [total + end - start for total, start, end in zip(cpu, before, after, strict=True)]
+        memory.append(ours.megabytes())
+    own, rival = ([1 / pair[i].rate for pair in loads] for i in (0, 1))
+    errors = sum(load.errors for load, _ in loads)
+    count = sum(len(load.times) for load, _ in loads)
+    p50, p99, bare99 = (
+        1000 * median(values)
+        for values in (
+            [load.percentile(50) for load, _ in loads],
+            [load.percentile(99) for load, _ in loads],
+            [load.percentile(99) for _, load in loads],
+        )
+    )
+    others = few * setup.rounds
+    said = (
+        f"{about}; {count} requests, {errors} errors; images/s: directly {1 / median(direct):.0f}, "
+        f"served {1 / median(own):.0f}, bare handler {1 / median(rival):.0f}; CPU time of an image: "
+        f"directly {1000 * cpu[0] / others:.1f} ms, served {1000 * cpu[1] / count:.1f} ms, "
+        f"bare handler {1000 * cpu[2] / others:.1f} ms; "
+        f"answers: median {p50:.0f} ms, p99 {p99:.0f} ms, of the bare handler {bare99:.0f} ms; "
+        f"memory {memory[0]:.0f} MB before, after each turn {', '.join(f'{m:.0f}' for m in memory[1:])}"
+    )
+    yield Row("(m) images/s of serve / of the model called directly", spread(own, 1000, "ms"),
+              spread(direct, 1000, "ms"), ratio(direct, own), "≥ 0.8", said)  # fmt: skip
+    yield Row("(m) images/s of serve / of a bare FastAPI handler", spread(own, 1000, "ms"),
+              spread(rival, 1000, "ms"), ratio(rival, own), "> 1", said)  # fmt: skip
+
+
+def _lessons(setup: Setup, photos: list[bytes], ours: Process, about: str) -> Iterator[Row]:
+    """The slowest answers while a class is taught, beside those without a lesson in turn."""
+    calm, busy, taking = [], [], []
+    for number in range(setup.rounds):
+        lesson = jpegs(setup.lesson, setup.photo, seed=1 + number)
+        calm.append(ask(ours.url, photos, max(CLIENTS, setup.requests // setup.rounds // 4), CLIENTS).percentile(99))
+        begun = time.perf_counter()
+        with taught(ours, lesson, f"new {number}") as over:
+            busy.append(ask(ours.url, photos, 10**6, CLIENTS, over).percentile(99))
+        taking.append(time.perf_counter() - begun)
+    said = f"{about}; lessons of {setup.lesson} photos, {np.median(taking):.1f} s each"
+    yield Row("(m) p99 of answers while a class is taught / otherwise", spread(busy, 1000, "ms"),
+              spread(calm, 1000, "ms"), ratio(busy, calm), "≤ 3", said)  # fmt: skip
+
+
+@contextmanager
+def taught(service: Process, photos: list[bytes], name: str) -> Iterator[Event]:
+    """Teach a class meanwhile; the event is set when it is learned."""
+    over, ends = Event(), []
+
+    def teach() -> None:
+        job = service.teach(photos, name)
+        while job["state"] in ("waiting", "at work"):
+            time.sleep(0.5)
+            job = service.get(f"/jobs/{job['job']}")
+        ends.append(job["state"])
+        over.set()
+
+    thread = Thread(target=teach)
+    thread.start()
+    yield over
+    thread.join()
+    if ends != ["done"]:
+        raise RuntimeError(f"the lesson was {ends}")
+
+
+def endure(setup: Setup, minutes: float) -> None:
+    """Ask for ``minutes``, teach and undo once in each, and print what the service holds in memory."""
+    photos, lesson = jpegs(64, setup.photo), jpegs(20, setup.photo, seed=1)
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = Path(folder, "model")
+        save_model(bundle, setup)
+        with serving(*served(bundle, Path(folder, "work"))) as ours:
+            ask(ours.url, photos, 10 * CLIENTS, CLIENTS)
+            end, count, errors, minute = time.monotonic() + 60 * minutes, 0, 0, 0
+            print(f"minute 0: {ours.megabytes():.0f} MB", flush=True)
+            while time.monotonic() < end:
+                over = Event()
+                timer = Timer(min(60, end - time.monotonic()), over.set)
+                timer.start()
+                with taught(ours, lesson, "new"):
+                    load = ask(ours.url, photos, 10**6, CLIENTS, over)
+                ours.post("/undo")
+                count, errors, minute = count + len(load.times), errors + load.errors, minute + 1
+                print(
+                    f"minute {minute}: {ours.megabytes():.0f} MB, {count} answers, {errors} errors, "
+                    f"p99 {1000 * load.percentile(99):.0f} ms",
+                    flush=True,
+                )
+
+
+def main() -> None:
+    """The long run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30)
+    endure(FULL, parser.parse_args().minutes)
+
+
+if __name__ == "__main__":
+    main()

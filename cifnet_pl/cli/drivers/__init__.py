@@ -1,0 +1,50 @@
+"""What starts the workers of ``cifnet sums --shards n``: one short file each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from cifnet_pl.cli.shard_maker import is_finished
+from cifnet_pl.model.shards import Shard
+
+
+@dataclass(frozen=True)
+class Job:
+    """Shards to be made.
+
+    Attributes:
+        folder: where their files are.
+        shards: all of them.
+        options: of data and model, as on the command line.
+        workers: number at a time.
+        threads: of torch in each worker.
+        retries: how often a shard that failed is tried again.
+    """
+
+    folder: Path
+    shards: list[Shard]
+    options: tuple[str, ...]
+    workers: int
+    threads: int
+    retries: int
+
+    def missing(self) -> list[Shard]:
+        """Return the shards whose file is not there, or not whole."""
+        return [shard for shard in self.shards if not is_finished(self.folder, shard)]
+
+    def command(self, *shards: str) -> list[str]:
+        """Return the words after ``cifnet`` that make ``shards``, such as "3/64"."""
+        own = ["sums", "--output", str(self.folder), "--threads", str(self.threads)]
+        return [*own, *(word for shard in shards for word in ("--shard", shard)), *self.options]
+
+
+def _driver(name: str) -> Callable[[], Any]:
+    return lambda: import_module(f"cifnet_pl.cli.drivers.{name}")
+
+
+DRIVERS = {"processes": _driver("processes"), "ray": _driver("ray_tasks"), "slurm": _driver("slurm")}
+"""Name → its module, imported when it is used; its function ``run`` makes the missing shards of a job."""

@@ -1,0 +1,100 @@
+"""Estimate how long the remaining points of a sweep will take, from those that ran."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cifnet_pl.cli.grid import Point
+from cifnet_pl.report.runs import read_run
+from cifnet_pl.utilities.files import write_json
+from cifnet_pl.utilities.run_folders import versions
+
+ELAPSED = "elapsed.json"
+"""Seconds that the processes of a point took, all attempts together, in its experiment's folder."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of a whole process, and kWh of learning and evaluation; None where the energy is not known."""
+
+    seconds: float
+    kwh: float | None
+    tasks: int
+
+
+def elapsed(folder: Path) -> float | None:
+    """Return the seconds that a point's processes took so far; None where no sweep has run it."""
+    try:
+        content = json.loads((folder / ELAPSED).read_text(encoding="utf-8"))
+        return float(content["seconds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def add_elapsed(folder: Path, seconds: float) -> None:
+    """Add the time of one attempt to a point's."""
+    write_json(folder / ELAPSED, {"seconds": (elapsed(folder) or 0.0) + seconds})
+
+
+def cost_of(folder: Path, run: Path) -> Cost:
+    """Return what a point took: its processes' time, or that of its run where no sweep has run it."""
+    summary = read_run(run).summary
+    measured = summary["train_seconds"] + (summary.get("eval_seconds") or 0.0)
+    parts = [summary.get("energy_kwh"), summary.get("eval_energy_kwh")]
+    kwh = sum(part for part in parts if part is not None) if parts[0] is not None else None
+    return Cost(max(elapsed(folder) or 0.0, measured), kwh, summary["n_tasks"])
+
+
+def estimate(point: Point, folder: Path, ran: Sequence[tuple[Point, Cost]]) -> Cost | None:
+    """Estimate what is left of a point: the mean of those with the same labels but for the seed, else of all that ran.
+
+    Of a point that was stopped the tasks that it has learned are taken off. None where nothing has run yet.
+    """
+    same = [cost for other, cost in ran if _without_seed(other.labels) == _without_seed(point.labels)]
+    known = same or [cost for _, cost in ran]
+    if not known:
+        return None
+    tasks = max(cost.tasks for cost in known)
+    left = max(0.0, 1 - _tasks_learned(folder) / tasks) if same else 1.0
+    energies = [cost.kwh for cost in known if cost.kwh is not None]
+    kwh = left * statistics.fmean(energies) if energies else None
+    return Cost(left * statistics.fmean(cost.seconds for cost in known), kwh, tasks)
+
+
+def total(costs: Sequence[Cost | None]) -> str:
+    """Return a sentence on the sum of estimates, which says how many points have none."""
+    known = [cost for cost in costs if cost is not None]
+    if not known:
+        return "no estimate: none of these points has run yet"
+    energies = [cost.kwh for cost in known if cost.kwh is not None]
+    energy = f", {sum(energies):.2g} kWh" if energies else ", energy not measured"
+    without = len(costs) - len(known)
+    more = f"; {without} without an estimate" if without else ""
+    return f"{duration(sum(cost.seconds for cost in known))}{energy}{more}"
+
+
+def duration(seconds: float) -> str:
+    """Format seconds in the unit that suits them."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _without_seed(labels: Mapping[str, str]) -> dict[str, str]:
+    return {axis: label for axis, label in labels.items() if axis != "seed"}
+
+
+def _tasks_learned(folder: Path) -> int:
+    """Return the number of tasks in the newest run of an experiment."""
+    for version in reversed(versions(folder)):
+        try:
+            with (version / "tasks.csv").open(newline="", encoding="utf-8") as file:
+                return len(list(csv.DictReader(file)))
+        except OSError:
+            continue
+    return 0

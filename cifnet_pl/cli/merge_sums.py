@@ -1,0 +1,76 @@
+"""Add up files of sums, as ``cifnet sums`` writes them, to a model or to one larger file of sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cifnet_pl.model.bundle import refuse_existing
+from cifnet_pl.model.partial_sums import ENDING, PartialSums, is_sums, parts_of, read_sums, write_sums
+from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.files import exclusive
+
+
+def sums_files(places: Sequence[str]) -> list[Path]:
+    """Return the files of sums that ``places`` name, each a file or a folder of them; none where they are models.
+
+    Raises:
+        UsageError: files of sums and models.
+    """
+    found: list[list[Path]] = []
+    for path in (Path(place).expanduser() for place in places):
+        found.append(sorted(path.glob(f"*{ENDING}")) if path.is_dir() else [path] if is_sums(path) else [])
+    if any(found) and not all(found):
+        other = places[found.index([])]
+        raise UsageError(f"{other} is no file of sums, and the others are: merge models with models, sums with sums")
+    return [path for files in found for path in files]
+
+
+def reduce_sums(files: Sequence[Path], trust: bool = False, engine: str = "auto", ordered: bool = True) -> PartialSums:
+    """Add up files of sums.
+
+    Args:
+        files: of parts that do not overlap.
+        trust: whether heads and networks from outside the package may be imported.
+        engine: what runs the network of the model.
+        ordered: whether to add in the order of the samples, so that the same shards give the same bits in whatever
+            order they come; else as given, which rounds differently.
+
+    Raises:
+        UsageError: the same samples twice, or sums of other settings.
+        CheckpointError: a file that is damaged.
+    """
+    order = sorted(files, key=_first) if ordered else list(files)
+    total = read_sums(order[0], trust, engine)
+    for path in order[1:]:
+        total.add(read_sums(path, trust, engine))
+    return total
+
+
+def merge_sums(files: Sequence[Path], target: Path, overwrite: bool, trust: bool, engine: str) -> None:
+    """Write what ``files`` add up to: a bundle, or a file of sums where ``target`` ends in .sums; errors as above."""
+    with exclusive(target):
+        if is_sums(target):
+            if target.exists() and not overwrite:
+                raise UsageError(f"{target} exists already: choose another --output, or add --overwrite true")
+            total = reduce_sums(files, trust, engine)
+            write_sums(total, target)
+            state = f"{len(total.missing)} parts are missing" if total.missing else "nothing is missing"
+            print(f"{len(files)} files of sums added up in {target}: {_samples(total):,} samples, {state}")
+            return
+        refuse_existing(target, overwrite)
+        total = reduce_sums(files, trust, engine)
+        samples = _samples(total)
+        model = total.solved()
+        model.save(target, overwrite)
+    print(f"{len(files)} files of sums merged: {len(model.class_names)} classes from {samples:,} samples in {target}")
+
+
+def _first(path: Path) -> tuple[str, int, str]:
+    """Sort key: where the first part of a file begins; nothing is checked here."""
+    first = parts_of(path)[0]
+    return first.listing, first.start, path.name
+
+
+def _samples(total: PartialSums) -> int:
+    return sum(total.model.counts.values())

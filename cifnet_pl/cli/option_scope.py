@@ -1,0 +1,70 @@
+"""Tell whether a configuration's classes have an option: a ridge head has no ``oversample``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+SHORT_NAMES = ("cifnet_pl", "cifnet_pl.heads", "cifnet_pl.data.streams", "cifnet_pl.learning.iterative")
+"""Modules in which a class without a module is looked up, as the command line does."""
+
+OPEN = ("trainer", "energy", "checkpoint")
+"""Sections that every configuration has."""
+
+
+def fits(config: Mapping[str, Any], name: str) -> bool:
+    """Return whether the dotted ``name`` is an option of the classes that ``config`` names.
+
+    A class that cannot be imported is taken to have every option: ``fit`` says what is wrong with it.
+    """
+    section, *path = name.split(".")
+    if section in OPEN or not path:
+        return True
+    node = config.get(section)
+    if section == "data":
+        return path[0] in (_parameters("cifnet_pl.data.CIFNetDataModule") or ())
+    for place, part in enumerate(path):
+        if part in ("class_path", "init_args", "dict_kwargs"):
+            node = node.get(part) if isinstance(node, Mapping) else None
+            continue
+        if isinstance(node, Mapping) and "class_path" in node:
+            known = _parameters(str(node["class_path"]))
+            if known is not None and part not in known:
+                return False
+            node = node.get("init_args") or {}
+        last = place == len(path) - 1
+        if not last and isinstance(node, Mapping) and part in node and not isinstance(node[part], Mapping):
+            return False  # it leads into something without settings, such as a buffer that is null
+        node = node.get(part, {}) if isinstance(node, Mapping) else {}
+    return True
+
+
+@cache
+def _parameters(class_path: str) -> frozenset[str] | None:
+    """Return the options of a class, those of the classes that it passes them on to included.
+
+    The result is None where it cannot be found.
+    """
+    module, _, name = class_path.rpartition(".")
+    for place in [module] if module else SHORT_NAMES:
+        try:
+            kind = getattr(import_module(place), name, None)
+        except ImportError:
+            continue
+        if isinstance(kind, type):
+            return frozenset(_named(kind))
+    return None
+
+
+def _named(kind: type) -> set[str]:
+    names: set[str] = set()
+    for owner in kind.__mro__:
+        own = vars(owner).get("__init__")
+        parameters = inspect.signature(own).parameters if own is not None and owner is not object else {}
+        names |= {key for key, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        if parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            break
+    return names - {"self"}

@@ -1,0 +1,101 @@
+"""Compute shards of a training set by the options of ``fit``, one file of sums each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cifnet_pl.cli.parsing import OneSentence, buried_error, choose_backbone, with_clean_heads
+from cifnet_pl.model.partial_sums import ENDING, read_sums, write_sums
+from cifnet_pl.model.shards import Shard, ShardLearner
+from cifnet_pl.utilities.errors import CheckpointError
+from cifnet_pl.utilities.files import exclusive
+from cifnet_pl.utilities.outside import find_in_current_folder
+
+HEAD = "RidgeHead"
+"""Of sums, unless another one is given: its sums are exact, and small."""
+
+
+def make(folder: Path, shards: Sequence[Shard], options: Sequence[str], threads: int = 1) -> list[str]:
+    """Make the files of ``shards`` that are not there yet, and say of each what was done."""
+    missing = [shard for shard in shards if not is_finished(folder, shard)]
+    said = [f"{shard.name} is finished already" for shard in shards if shard not in missing]
+    learner = learner_of(tuple(options)) if missing else None
+    for shard in missing:
+        assert learner is not None
+        path = file_of(folder, shard)
+        with exclusive(path), _threads(threads):
+            found = learner.sums(shard)
+            write_sums(found, path)
+        said.append(f"{shard.name}: {sum(found.model.counts.values())} samples")
+    return said
+
+
+def file_of(folder: Path, shard: Shard) -> Path:
+    """Return where the sums of a shard are."""
+    return folder / (shard.name + ENDING)
+
+
+def is_finished(folder: Path, shard: Shard) -> bool:
+    """Return whether the file of a shard is there and whole; a damaged one is made again."""
+    path = file_of(folder, shard)
+    if not path.is_file():
+        return False
+    try:
+        read_sums(path, trust=True)  # this user's own run, which imports what its options name anyway
+    except CheckpointError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=1)
+def learner_of(options: tuple[str, ...]) -> ShardLearner:
+    """Build data, backbone and head from the options of ``fit``.
+
+    Raises:
+        UsageError: options that do not fit.
+        DataError: data that is missing.
+    """
+    from cifnet_pl.data import CIFNetDataModule
+    from cifnet_pl.learning.cifnet_module import CIFNetModule
+
+    find_in_current_folder()
+    parser = OneSentence(prog="cifnet sums")
+    parser.add_class_arguments(CIFNetDataModule, "data", sub_configs=False)
+    parser.add_subclass_arguments(CIFNetModule, "model", required=False)
+    # Which task a class belongs to makes no difference to sums.
+    parser.set_defaults({"model": {"class_path": "cifnet_pl.CIFNetModule"}, "data.classes_per_task": 1})
+    config = parser.parse_args(with_clean_heads([f"--model.head={HEAD}", *options]))
+    choose_backbone(config)
+    try:
+        built: Any = parser.instantiate_classes(config)
+    except (ValueError, TypeError) as error:
+        raise buried_error(error) or error from None
+    module, data = built.model, built.data
+    size, crop_ratio = data.image_shape(module.backbone.preprocessing)
+    return ShardLearner(
+        data.source,
+        module.backbone,
+        lambda width: module.head.fresh(),
+        size,
+        crop_ratio,
+        data.batch_size,
+        data.num_workers or 0,
+        data.on_corrupt == "skip",
+    )
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """Compute with so many threads in the block: with another number sums round differently."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

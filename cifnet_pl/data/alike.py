@@ -1,0 +1,121 @@
+"""Find photos that look alike before any network has seen them: shots of one burst, and files saved again.
+
+Photos are compared within a class by what their files say of the time, and by thumbnails of 8 by 8 pixels, which join
+copies that were saved anew, made smaller or brighter, and photos of a camera that hardly moved
+(``benchmarks/near_copies.py`` counts how many). Others are found by their embeddings once these are known: ``fit`` and
+``extend`` say so beside the score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from cifnet_pl.data.exif import taken
+from cifnet_pl.data.image_sets import hash_order, held_back
+from cifnet_pl.data.images import UnreadableImage, decoding, open_image
+from cifnet_pl.data.workers import cores
+
+SIDE = 8
+"""Pixels of a thumbnail's side."""
+
+ALIKE = 0.95
+"""Correlation of two thumbnails from which their photos are held back together."""
+
+BURST = 2.0
+"""Seconds between two photos of one burst, at most."""
+
+LARGEST_SHARE = 2.0
+"""How many times the wanted number of photos may be held back, so that groups stay whole."""
+
+
+def look(file: Path) -> tuple[np.ndarray | None, datetime | None] | None:
+    """Return the thumbnail of a photo and when it was taken, None for what is not known; None if it is unreadable."""
+    try:
+        with decoding(), open_image(file) as image:
+            time = taken(image)
+            image.draft("RGB", (4 * SIDE, 4 * SIDE))
+            return thumbnail(image.convert("RGB")), time
+    except (UnreadableImage, OSError):  # it is reported as unreadable when it is to be learned
+        return None
+
+
+def thumbnail(image: Image.Image) -> np.ndarray | None:
+    """Return (3 · SIDE²,) float32 brightness and colours of a small version, centred and of length 1; None if even."""
+    small = image.resize((SIDE, SIDE), Image.Resampling.BOX)
+    pixels = np.asarray(small.convert("YCbCr"), dtype=np.float32)
+    pixels = (pixels - pixels.mean(axis=(0, 1))).reshape(-1)
+    length = float(np.linalg.norm(pixels))
+    return pixels / length if length > SIDE else None
+
+
+def alike(files: Sequence[Path]) -> np.ndarray:
+    """Join photos of a class that look alike, and those of one burst.
+
+    Returns:
+        (n,) int, one number from 0 for each group; -1 for photos that cannot be read.
+    """
+    with ThreadPoolExecutor(cores(), "look") as pool:
+        looked = list(pool.map(look, files))
+    readable = np.array([i for i, one in enumerate(looked) if one is not None], dtype=np.int64)
+    groups = np.full(len(files), -1)
+    if len(readable):
+        groups[readable] = _joined([one for one in looked if one is not None])
+    return groups
+
+
+def _joined(seen: list[tuple[np.ndarray | None, datetime | None]]) -> np.ndarray:
+    known = [i for i, (pixels, _) in enumerate(seen) if pixels is not None]
+    pairs = _similar(np.array([seen[i][0] for i in known], dtype=np.float32).reshape(-1, 3 * SIDE**2))
+    joined = [(known[a], known[b]) for a, b in pairs]
+    timed = sorted((time, i) for i, (_, time) in enumerate(seen) if time is not None)
+    joined += [(i, j) for (a, i), (b, j) in pairwise(timed) if (b - a).total_seconds() <= BURST]
+    ends = np.array(joined, dtype=np.int64).reshape(-1, 2)
+    graph = coo_array((np.ones(len(ends), dtype=bool), (ends[:, 0], ends[:, 1])), shape=(len(seen), len(seen)))
+    return np.asarray(connected_components(graph, directed=False)[1])
+
+
+def _similar(thumbnails: np.ndarray, block: int = 1024) -> list[tuple[int, int]]:
+    found = []
+    for start in range(0, len(thumbnails), block):
+        for other in range(0, start + 1, block):
+            near = thumbnails[start : start + block] @ thumbnails[other : other + block].T > ALIKE
+            found += [(start + a, other + b) for a, b in np.argwhere(near).tolist() if start + a > other + b]
+    return found
+
+
+def held_back_together(names: Sequence[str], files: Sequence[Path], fraction: float, seed: int) -> np.ndarray:
+    """Return which photos of one class are for validation, no two that look alike on different sides: (n,) bool.
+
+    Where no photos look alike, those of :func:`held_back`. Groups follow in the order of the seeded hashes of their
+    first photos, as long as they bring the number nearer to the share. Photos that cannot be divided so are divided one
+    by one.
+
+    Args:
+        names: what the choice hangs on, as for :func:`held_back`.
+        files: the photos with these names.
+        fraction: share to hold back.
+        seed: of the choice.
+    """
+    single = held_back(names, fraction, seed)
+    groups = alike(files)
+    sizes = np.bincount(groups[groups >= 0], minlength=1)
+    if sizes.max() <= 1:
+        return single
+    wanted, taken_groups, count = int(single.sum()), set[int](), 0
+    for group in dict.fromkeys(groups[hash_order(names, seed)].tolist()):
+        size = int(sizes[group])  # nothing is tested by photos that cannot be read
+        if group >= 0 and abs(count + size - wanted) < abs(count - wanted) and count + size < len(names):
+            taken_groups.add(group)
+            count += size
+    if not 0 < count <= LARGEST_SHARE * wanted:
+        return single
+    return np.isin(groups, list(taken_groups))

@@ -1,0 +1,138 @@
+"""Find samples of one source that occur more than once, by their contents, before anything is learned.
+
+A copy adds weight without adding knowledge, and one that is held back tests nothing. Which of several copies is learned
+depends on the plan of the run alone, so that it is the same whatever the batches, the processes, and wherever a run
+went on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from cifnet_pl.data.content_hashes import ContentHashes
+from cifnet_pl.data.image_sets import SampleSet, Source
+from cifnet_pl.utilities.text import printable
+
+Duplicates = Literal["leave_out", "keep"]
+"""What becomes of copies: they are left out, or learned all the same."""
+
+NAMED = 5
+"""Photos that a sentence names; it counts the others."""
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Pairs of training samples, and of a test and a training sample, with the same content.
+
+    Attributes:
+        twice: (copy, first) rows of training samples of one class; the first is the one that is learned.
+        across: (later, earlier) rows of training samples of two classes: one label is probably wrong.
+        tested: (test row, training row), of any class.
+    """
+
+    twice: list[tuple[int, int]]
+    across: list[tuple[int, int]]
+    tested: list[tuple[int, int]]
+
+    def __bool__(self) -> bool:
+        return bool(self.twice or self.across or self.tested)
+
+    def left_out(self, count: int) -> np.ndarray:
+        """Return which of ``count`` training samples are copies of one that is learned: (count,) bool."""
+        mask = np.zeros(count, dtype=bool)
+        mask[[row for row, _ in self.twice]] = True
+        return mask
+
+    def of_first(self) -> dict[int, list[int]]:
+        """Return the copies of each training sample that is learned and has some."""
+        found: dict[int, list[int]] = {}
+        for row, first in self.twice:
+            found.setdefault(first, []).append(row)
+        return found
+
+    def sentences(self, source: Source, duplicates: Duplicates) -> list[str]:
+        """Return one sentence for the user about each kind of copy."""
+        train, val, names = source.train, source.val, source.class_names
+        found = [about_copies([_shown(train, row) for row, _ in self.twice], duplicates)]
+        found += [about_labels([f"{_shown(train, a)} (also in {_class(train, names, b)})" for a, b in self.across])]
+        other = [f"{_shown(val, a)} (learned as {_shown(train, b)})" for a, b in self.tested]
+        if other:
+            found += [f"note: {listed(other)} {_is(other)} learned and tested with: the score flatters"]
+        return [sentence for sentence in found if sentence]
+
+    def table(self, source: Source) -> list[tuple[str, str, str]]:
+        """Return (what, photo, the other one) of every pair, for a file."""
+        train, val = source.train, source.val
+        rows = [("copy", train.names[a], train.names[b]) for a, b in self.twice]
+        rows += [("two classes", train.names[a], train.names[b]) for a, b in self.across]
+        return rows + [("learned and tested", val.names[a], train.names[b]) for a, b in self.tested]
+
+
+NONE = Copies([], [], [])
+"""Of a source whose samples are not compared."""
+
+
+def find_copies(source: Source, tasks: Iterable[np.ndarray], train: ContentHashes, val: ContentHashes) -> Copies:
+    """Compare all training samples of a run with each other, and its test samples with them.
+
+    Args:
+        source: where they are from.
+        tasks: rows of the training samples of each task; of several copies the first one is learned.
+        train, val: content hashes of both sets.
+    """
+    rows = np.concatenate([np.zeros(0, dtype=np.int64), *tasks])
+    learned = set(source.train.labels[rows].tolist())
+    tested = np.flatnonzero([label in learned for label in source.val.labels.tolist()])
+    ours, theirs = train.where_alike(rows, val.sizes(tested)), val.where_alike(tested, train.sizes(rows))
+    first: dict[int, dict[int, int]] = {}
+    twice, across, both = [], [], []
+    for row, value in ours:
+        label, same = int(source.train.labels[row]), first.setdefault(value, {})
+        if label in same:
+            twice.append((row, same[label]))
+            continue
+        across += [(row, next(iter(same.values())))] if same else []
+        same[label] = row
+    for row, value in theirs:
+        if value in first:
+            own = first[value]
+            both.append((row, own.get(int(source.val.labels[row]), next(iter(own.values())))))
+    return Copies(twice, across, both)
+
+
+# ---------------------------------------------------------------------- sentences
+
+
+def about_copies(names: Sequence[str], duplicates: Duplicates) -> str | None:
+    """Describe copies in one sentence; None if there are none."""
+    if not names:
+        return None
+    what = "left out" if duplicates == "leave_out" else "learned again, as asked for"
+    return f"note: {listed(names)} learned already or twice in the folder: {what}"
+
+
+def about_labels(names: Sequence[str]) -> str | None:
+    """Return what is said of photos that stand in two classes; None if there are none."""
+    return f"note: {listed(names)} in two classes: one label is probably wrong" if names else None
+
+
+def listed(items: Sequence[str]) -> str:
+    """Return the first items, and the number of the others."""
+    more = len(items) - NAMED
+    return ", ".join(items[:NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _is(items: Sequence[str]) -> str:
+    return "is" if len(items) == 1 else "are"
+
+
+def _shown(samples: SampleSet, row: int) -> str:
+    return printable(samples.names[row])
+
+
+def _class(samples: SampleSet, class_names: Sequence[str], row: int) -> str:
+    return printable(class_names[int(samples.labels[row])])

@@ -1,0 +1,113 @@
+"""Read images as the bytes of files that lie in larger ones: tar shards, Parquet tables, chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from cifnet_pl.data.image_sets import ImageSet, Source, SourceOptions, split_by_seed
+from cifnet_pl.data.images import read_square
+from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.text import has_controls, printable
+
+TRAIN = ("train", "training")
+TEST = ("test", "val", "validation", "valid", "eval")
+"""What data sets call their parts; of several for testing the first one here is taken."""
+
+
+class EncodedSet(ImageSet):
+    """Images whose encoded bytes a function reads, best in their order.
+
+    Args:
+        read: position in the data set → bytes of an image file; can be pickled, so that spawned workers can receive it.
+        labels: (n,) class position of each image.
+        names: (n,) identity of each image.
+        rows: (n,) position of each image in the data set; by default 0, 1, …
+        where: what messages put before a name.
+    """
+
+    sequential = True
+
+    def __init__(
+        self,
+        read: Callable[[int], bytes],
+        labels: np.ndarray,
+        names: Sequence[str],
+        rows: np.ndarray | None = None,
+        where: str = "",
+    ):
+        self.read, self.names, self.where = read, names, where
+        self.labels = np.asarray(labels, dtype=np.int64)
+        self.rows = np.arange(len(self.labels)) if rows is None else rows
+
+    def square(self, index: int, size: int, crop_ratio: float) -> np.ndarray:
+        """Decode the bytes; raises UnreadableImage."""
+        return read_square(self.content(index), size, crop_ratio)
+
+    def content(self, index: int) -> bytes:
+        """Return the bytes of the image's file."""
+        return self.read(int(self.rows[index]))
+
+    def place(self, index: int) -> str:
+        """Return where the image is, for messages."""
+        return printable(f"{self.where}{self.names[index]}")
+
+    def subset(self, rows: np.ndarray) -> EncodedSet:
+        """Return the images at positions ``rows``."""
+        names = [self.names[i] for i in rows]
+        return EncodedSet(self.read, self.labels[rows], names, self.rows[rows], self.where)
+
+
+def classes_of(labels: Sequence[Any], where: str, names: Sequence[str] | None = None) -> tuple[list[str], np.ndarray]:
+    """Return the names of all classes, and (n,) the position of each label among them.
+
+    Args:
+        labels: integers or texts.
+        where: the data, for messages.
+        names: of the integers 0, 1, …, where the data have them; those that do not occur are left out.
+
+    Raises:
+        DataError: labels that are neither, or a name with control characters.
+    """
+    wrong = next((label for label in labels if isinstance(label, bool) or not isinstance(label, int | str)), None)
+    if wrong is not None:
+        kind = type(wrong).__name__
+        raise DataError(f"{where}: a label is {printable(str(wrong)[:60])} ({kind}), expected integers or names")
+    found = sorted(set(labels), key=lambda label: (isinstance(label, str), label))
+    words = {label: names[label] if names is not None and isinstance(label, int) else str(label) for label in found}
+    strange = [word for word in words.values() if not word or has_controls(word)]
+    if strange or len(set(words.values())) < len(found):
+        shown = strange[0] if strange else next(iter(words.values()))
+        raise DataError(f"{where}: '{printable(shown)}' cannot be the name of a class, or is that of two: rename it")
+    position = {label: i for i, label in enumerate(found)}
+    return [words[label] for label in found], np.array([position[label] for label in labels], dtype=np.int64)
+
+
+def in_parts(
+    class_names: list[str], whole: EncodedSet, test: np.ndarray | None, options: SourceOptions, where: str
+) -> Source:
+    """Return the source: with the test part that the data have, or else one held back by seed.
+
+    Args:
+        class_names: names of the classes.
+        whole: all images.
+        test: (n,) bool, which are for testing, or None where the data do not say.
+        options: share and seed.
+        where: the data, for messages.
+
+    Raises:
+        DataError: no image, a class without a training image, or a test part without an image.
+    """
+    if not len(whole):
+        raise DataError(f"{where}: there is no image in it")
+    if test is None:
+        return split_by_seed(class_names, whole, options)
+    source = Source(class_names, whole.subset(np.flatnonzero(~test)), whole.subset(np.flatnonzero(test)))
+    missing = [name for label, name in enumerate(class_names) if label not in source.train.rows_of]
+    if missing:
+        raise DataError(f"{where}: class '{printable(missing[0])}' has no training image: add some, or take it out")
+    if not len(source.val):
+        raise DataError(f"{where}: the test part has no image")
+    return source

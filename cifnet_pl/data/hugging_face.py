@@ -1,0 +1,169 @@
+"""Read data sets of the Hugging Face hub, and local Parquet and image folders, with the package ``datasets``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cifnet_pl.data.encoded_sets import TEST, TRAIN, EncodedSet, classes_of, in_parts
+from cifnet_pl.data.image_sets import Source, SourceOptions, expanded
+from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError
+from cifnet_pl.utilities.text import one_line, printable
+
+USUAL = {"image": ("image", "img", "photo", "picture"), "label": ("label", "labels", "fine_label", "class", "target")}
+"""Names of columns that are tried where their kinds do not tell which is which."""
+
+KINDS = {"image": "Image", "label": "ClassLabel"}
+
+
+def hugging_face(name: str, options: SourceOptions) -> Source:
+    """Read a data set of images: ``hf:NAME`` from the hub, or ``hf`` with a local folder or Parquet file as the root.
+
+    What is on this machine is used without the network; anything else is fetched only with ``--data.download true``.
+
+    Options:
+        image, label: names of the columns; found by their kind and name where they are not given.
+        train, test: names of the splits; where there is none for testing, a share of each class is held back by seed.
+        config: of a data set with several.
+
+    Raises:
+        UsageError: neither a name nor a folder; a package that is missing.
+        DataError: a data set, split or column that is not there.
+    """
+    where = f"hf:{printable(name)}" if name else printable(str(options.root))
+    parts = _load(name, options, where)
+    words = [(word, _split(parts, word, options, where)) for word in ("train", "test")]
+    chosen = [split for _, split in words if split is not None]
+    sets = [parts[split] for split in chosen]
+    image, label = (_column(sets[0], what, options, where) for what in ("image", "label"))
+    labels = [value for part in sets for value in _values(part, label, where)]
+    class_names, positions = classes_of(labels, where, getattr(sets[0].features[label], "names", None))
+    names = [f"{split}/{i}" for split, part in zip(chosen, sets, strict=True) for i in range(len(part))]
+    whole = EncodedSet(RowReader(sets, image, where), positions, names, where=f"{where}#")
+    held = np.arange(len(names)) >= len(sets[0]) if len(sets) > 1 else None
+    return in_parts(class_names, whole, held, options, where)
+
+
+def _load(name: str, options: SourceOptions, where: str) -> dict[str, Any]:
+    """Return the splits by name."""
+    try:
+        import datasets
+    except ImportError:
+        raise UsageError("data source hf needs the package datasets: pip install 'cifnet_pl[hf]'") from None
+    if not name and options.root is None:
+        raise UsageError("no data set was given: --data.source hf:NAME, or hf with --data.root FOLDER")
+    config = options.own.get("config")
+    with network(options.download):
+        try:
+            if name:
+                cache = str(expanded(options.root)) if options.root is not None else None
+                found = datasets.load_dataset(name, config, cache_dir=cache)
+            else:
+                found = _local(datasets, expanded(options.root or Path()), config)
+        except CifnetError:
+            raise
+        except Exception as error:  # the package and its parsers have many kinds of errors
+            hint = "" if options.download or not name else "; allow the download with --data.download true"
+            raise DataError(f"cannot load {where}: {one_line(error)}{hint}") from error
+    return dict(found)
+
+
+def _local(datasets: Any, root: Path, config: Any) -> Any:
+    if not root.exists():
+        raise DataError(f"no data set at {printable(str(root))}: expected a folder or a Parquet file")
+    if root.is_file():
+        return datasets.load_dataset("parquet", data_files={"train": str(root)})
+    if (root / "dataset_dict.json").is_file() or (root / "state.json").is_file():
+        found = datasets.load_from_disk(str(root))
+        return found if isinstance(found, dict) else {"train": found}
+    return datasets.load_dataset(str(root), config)
+
+
+@contextmanager
+def network(allowed: bool) -> Iterator[None]:
+    """Keep the packages off the network in the block, unless it is allowed; and their progress bars off the screen."""
+    import datasets
+    import huggingface_hub.constants as hub
+
+    loud = datasets.is_progress_bar_enabled()
+    before = datasets.config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE
+    datasets.disable_progress_bars()
+    if not allowed:
+        datasets.config.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE = before
+        if loud:
+            datasets.enable_progress_bars()
+
+
+def _split(parts: dict[str, Any], kind: str, options: SourceOptions, where: str) -> str | None:
+    """Return the name of the split for training or testing, or None where there is none for testing."""
+    given = options.own.get(kind)
+    listed = ", ".join(printable(str(name)) for name in parts)
+    if given is not None:
+        if given not in parts:
+            raise DataError(f"{where} has no split '{printable(str(given))}', it has {listed}")
+        return str(given)
+    found = next((name for name in (TRAIN if kind == "train" else TEST) if name in parts), None)
+    if found is None and kind == "train":
+        raise DataError(f"{where} has no split train, it has {listed}: name one with --data.options.train")
+    return found
+
+
+def _column(part: Any, what: str, options: SourceOptions, where: str) -> str:
+    """Return the name of the column of images or labels."""
+    kinds = {name: type(kind).__name__ for name, kind in part.features.items()}
+    listed = ", ".join(f"{printable(name)} ({kind})" for name, kind in kinds.items())
+    given = options.own.get(what)
+    if given is not None and given not in kinds:
+        raise DataError(f"{where} has no column '{printable(str(given))}', it has {listed}")
+    found = [name for name, kind in kinds.items() if kind == KINDS[what]]
+    found += [name for name in USUAL[what] if name in kinds]
+    if given is None and not found:
+        raise DataError(f"{where} has no column of {what}s, it has {listed}: name it with --data.options.{what}")
+    return str(given or found[0])
+
+
+def _values(part: Any, column: str, where: str) -> list[Any]:
+    """Return a column without decoding any image."""
+    values = list(part.select_columns([column])[column])
+    if any(value is None for value in values):
+        raise DataError(f"{where}: column '{printable(column)}' is empty in row {values.index(None)} (counted from 0)")
+    return values
+
+
+class RowReader:
+    """Reads the image of one row as the bytes of its file; an object, so that spawned workers can receive it."""
+
+    def __init__(self, parts: list[Any], column: str, where: str):
+        from datasets import Image
+
+        self.column, self.where = column, where
+        self.parts = [part.select_columns([column]) for part in parts]
+        if type(parts[0].features[column]).__name__ == "Image":
+            self.parts = [part.cast_column(column, Image(decode=False)) for part in self.parts]
+
+    def __call__(self, row: int) -> bytes:
+        """Return the bytes of an image's file; DataError where there are none."""
+        position = row
+        for part in self.parts:
+            if position < len(part):
+                return self._bytes(part[position][self.column], row)
+            position -= len(part)
+        raise IndexError(row)
+
+    def _bytes(self, cell: Any, row: int) -> bytes:
+        if isinstance(cell, dict):
+            cell = cell.get("bytes") or cell.get("path")
+        if isinstance(cell, str) and Path(cell).is_file():
+            return Path(cell).read_bytes()
+        if not isinstance(cell, bytes):
+            kind = type(cell).__name__
+            raise DataError(f"{self.where}: row {row} of '{printable(self.column)}' is no image but {kind}")
+        return cell

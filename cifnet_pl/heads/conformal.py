@@ -1,0 +1,155 @@
+"""Choose thresholds and sets of classes with a promised error rate, from leave-one-out scores of stored samples.
+
+A new photo of a known class and the stored ones of all classes are alike but for chance: so its score has an even
+chance of each rank among theirs (conformal prediction; Vovk et al., 2005). What stands for the stored samples are their
+leave-one-out scores, as none of them may judge itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cifnet_pl.heads.base import Head
+from cifnet_pl.heads.calibration import near_copies
+from cifnet_pl.utilities.errors import UsageError
+
+PENALTY = 0.01
+"""What each class beyond the first ``FREE`` adds to its score: keeps sets small (RAPS)."""
+
+FREE = 1
+"""Number of classes without a penalty."""
+
+
+def check_share(name: str, share: float) -> float:
+    """Return ``share`` if it lies between 0 and 1; else UsageError, naming the option ``name``."""
+    if not 0 < share < 1:
+        raise UsageError(f"{name} is {share:g}, expected a share between 0 and 1, such as 0.05 for 5 %")
+    return share
+
+
+def photo_weights(y: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
+    """Return how many learned photos each stored sample stands for: (n,) float64.
+
+    A buffer keeps about as many samples of a rare class as of a frequent one; without weights the promise would be
+    about classes, not about photos.
+
+    Args:
+        y: (n,) labels of the stored samples.
+        labels: (C,) all labels.
+        counts: (C,) photos learned of each.
+    """
+    columns = (y[:, None] == labels).int().argmax(dim=1)
+    return (counts.double() / torch.bincount(columns, minlength=len(labels)))[columns]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Scores of stored samples, ascending, and what each stands for; larger scores are the stranger ones.
+
+    scores: (n,) float64; weights: (n,) float64.
+    """
+
+    scores: Tensor
+    weights: Tensor
+
+    @classmethod
+    def of(cls, scores: Tensor, weights: Tensor) -> Reference:
+        """Sort (n,) scores with their weights; those that are NaN are left out."""
+        known = ~scores.isnan()
+        order = torch.argsort(scores[known])
+        return cls(scores[known][order], weights[known][order])
+
+    @property
+    def own(self) -> Tensor:
+        """() weight of the new photo itself: that of a stored one, on average."""
+        return self.weights.mean()
+
+    def p_values(self, scores: Tensor) -> Tensor:
+        """Compute the share of known photos that are at least as novel as each of the (n,) scores: (n,) float64.
+
+        Of photos of known classes, a share of at most α has a value of at most α.
+        """
+        none = self.weights.new_zeros(1)
+        below = torch.cat([none, self.weights.cumsum(dim=0)])[torch.searchsorted(self.scores, scores.contiguous())]
+        total = self.weights.sum()
+        return (total - below + self.own) / (total + self.own)
+
+    def limit(self, share: float) -> float:
+        """Return the largest score whose p-value is above ``share``; infinite where no value can be as small."""
+        if float(self.p_values(self.scores.new_tensor([torch.inf]))) > share:
+            return float("inf")
+        return float(self.scores[self.p_values(self.scores) > share].max())
+
+    def threshold(self, share: float) -> float:
+        """Return the smallest score that at least ``share`` of the photos of known classes do not exceed.
+
+        Infinite where there are too few stored samples to tell.
+        """
+        reached = self.weights.cumsum(dim=0) >= share * (self.weights.sum() + self.own) * (1 - 1e-12)
+        first = int((~reached).sum())
+        return float(self.scores[first]) if first < len(self.scores) else float("inf")
+
+
+def novelty_reference(head: Head, z: Tensor, y: Tensor) -> Reference:
+    """Return the leave-one-out novelty of stored samples.
+
+    Arguments and errors are those of :meth:`Head.leave_one_out_novelty`.
+    """
+    return Reference.of(head.leave_one_out_novelty(z, y), _weights(head, y))
+
+
+def set_scores(probabilities: Tensor) -> Tensor:
+    """Return how much has to be let in before each class is: (n, C) float64 of probabilities (n, C).
+
+    The probability of all classes that are more probable, and a penalty for each beyond the first (RAPS;
+    Angelopoulos et al., 2021, without its random part). The most probable class has 0: no set is empty.
+    """
+    ordered, order = probabilities.double().sort(dim=1, descending=True)
+    before = ordered.cumsum(dim=1) - ordered
+    rank = torch.arange(ordered.shape[1], dtype=torch.float64, device=ordered.device)
+    before = before + PENALTY * (rank - (FREE - 1)).clamp_min(0)
+    return torch.empty_like(before).scatter_(1, order, before)
+
+
+@dataclass(frozen=True)
+class AnswerSets:
+    """Sets of classes that hold the right one with a promised chance.
+
+    limits: (C,) float64: a class is in the set of a photo where its score (:func:`set_scores`) is at most its limit.
+    """
+
+    limits: Tensor
+
+    @classmethod
+    def of(cls, head: Head, z: Tensor, y: Tensor, coverage: float, per_class: bool = False) -> AnswerSets:
+        """Choose the limits from the leave-one-out probabilities of stored samples, near-copies left out together.
+
+        Args:
+            head: calibrated or not; see :meth:`Head.leave_one_out` for which can.
+            z: (n, d) embeddings and y: (n,) labels of stored samples.
+            coverage: the chance, over all photos of known classes.
+            per_class: whether every class is to have it by itself. A class of which too few samples are stored to tell
+                (fewer than ``coverage/(1 − coverage)``) is then in every set.
+        """
+        scores = head.leave_one_out(z, y, near_copies(z, y))
+        columns = (y[:, None] == head.labels).int().argmax(dim=1)
+        found = set_scores(torch.softmax(scores / head.temperature, dim=1))
+        found = found.masked_fill(~scores.isfinite().all(dim=1, keepdim=True), torch.nan)
+        own, weights = found.gather(1, columns[:, None]).flatten(), _weights(head, y)
+        if not per_class:
+            limit = Reference.of(own, weights).threshold(coverage)
+            return cls(own.new_full((len(head.labels),), limit))
+        limits = [Reference.of(own[columns == c], weights[columns == c]) for c in range(len(head.labels))]
+        return cls(own.new_tensor([r.threshold(coverage) if len(r.scores) else torch.inf for r in limits]))
+
+    def of_probabilities(self, probabilities: Tensor) -> Tensor:
+        """Return (n, C) bool: which classes are in the set of each photo, from probabilities (n, C)."""
+        return set_scores(probabilities) <= self.limits
+
+
+def _weights(head: Head, y: Tensor) -> Tensor:
+    counts = torch.tensor(list(head.class_counts().values()), device=y.device)
+    return photo_weights(y, head.labels, counts)

@@ -1,0 +1,56 @@
+"""Write the notes for users about the ridges that generalised cross-validation chose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cifnet_pl.statistics import Choice
+
+JUMP = 100.0
+"""Factor between the ridges before and after a lesson from which a note is written."""
+
+REMARKS = {
+    "cap": "note: the ridge is at its cap, {}: half as many degrees of freedom as photos. A smaller one has the better "
+    "score, which means little where photos are few and easy, or resemble each other as those of a burst do",
+    "smallest": "note: the ridge is at the lower edge of its grid, {}: the fit leaves no error. If that is a surprise, "
+    "look for copies among the photos",
+    "largest": "note: the ridge is at the upper edge of its grid, {}: the embeddings say nothing about the classes. If "
+    "that is a surprise, look at the labels",
+}
+
+
+def about_choices(choices: Sequence[Choice]) -> dict[str, str]:
+    """Return a sentence for each place, other than inside the grid, in which ``choices`` lie, by that place."""
+    found: dict[str, list[float]] = {}
+    for choice in choices:
+        if choice.place in REMARKS:
+            found.setdefault(choice.place, []).append(choice.ridge)
+    return {place: REMARKS[place].format(_shown(ridges)) for place, ridges in found.items()}
+
+
+def about_lesson(before: Sequence[Choice], after: Sequence[Choice]) -> list[str]:
+    """Return sentences about the ridges after a lesson, and about what it changed.
+
+    Args:
+        before: the choices before the lesson.
+        after: the choices after it, in the same order.
+    """
+    jump = about_jump(before, after)
+    return [*about_choices(after).values(), *([jump] if jump else [])]
+
+
+def about_jump(before: Sequence[Choice], after: Sequence[Choice]) -> str | None:
+    """Return a sentence if one of the ridges is more than ``JUMP`` times as large as before, or as small; else None."""
+    pairs = [(old.ridge, new.ridge) for old, new in zip(before, after, strict=False) if old.ridge > 0 < new.ridge]
+    old, new = max(pairs, key=lambda pair: max(pair[1] / pair[0], pair[0] / pair[1]), default=(1.0, 1.0))
+    if max(new / old, old / new) <= JUMP:
+        return None
+    return (
+        f"note: the ridge went from {old:.3g} to {new:.3g} with these photos: look whether they are unlike those "
+        "before, or copies of each other"
+    )
+
+
+def _shown(ridges: list[float]) -> str:
+    low, high = min(ridges), max(ridges)
+    return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"

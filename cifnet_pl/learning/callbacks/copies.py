@@ -1,0 +1,43 @@
+"""Report photos that occur more than once, before the run learns."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+
+from cifnet_pl.data.copies import NAMED
+from cifnet_pl.learning.callbacks.folder import run_folder
+from cifnet_pl.learning.cifnet_module import CIFNetModule
+from cifnet_pl.learning.run_record import to_csv
+from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.utilities.files import write_text
+
+FILE = "copies.csv"
+"""All pairs of photos with the same content, in the run's folder."""
+
+
+WITHOUT_HASHES = (
+    "note: no content hashes are kept (--model.hashes false): a later extend or merge will not notice photos that were "
+    "learned already, and forget needs exactly the photos that were learned"
+)
+
+
+class CopiesReport(Callback):
+    """Name photos that occur twice, in two classes, or in both training and test set; write all of them to a file."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say it once a run can begin, so that a failed start leaves no folder."""
+        data, folder = cast(TaskModule, pl_module).data, run_folder(trainer)
+        if isinstance(pl_module, CIFNetModule) and pl_module.photos is None:
+            rank_zero_info(WITHOUT_HASHES)
+        if not (trainer.is_global_zero and data.duplicates and data.copies):
+            return
+        for sentence in data.copies.sentences(data.source, data.duplicates):
+            rank_zero_info(sentence)
+        table = data.copies.table(data.source)
+        if folder is not None:
+            write_text(folder / FILE, to_csv(["what", "photo", "other"], table))
+            if len(table) > NAMED:
+                rank_zero_info(f"all of them are in {folder / FILE}")

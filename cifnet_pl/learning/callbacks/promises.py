@@ -1,0 +1,159 @@
+"""Check after every task how often sets of answers hold the right class, and how well unknown photos are found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from cifnet_pl.data.photos import find_photos, squares
+from cifnet_pl.learning.cifnet_module import CIFNetModule
+from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.model.class_photos import embed_batch, unreadable_of
+from cifnet_pl.model.verdicts import Judge, able
+from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.processes import of_all_processes
+from cifnet_pl.utilities.text import printable
+
+COVERAGE = 0.95
+"""Chance that the right class is among the answers."""
+
+UNKNOWN = 0.05
+"""Share of photos of known classes that may be called unknown."""
+
+
+@dataclass(frozen=True)
+class Promises:
+    """The measurements after one task, on the test images of all classes seen; None where not measured.
+
+    Attributes:
+        set_size: classes among the answers, on average, where these are to hold the right one with 95 %.
+        set_coverage: percent of images whose class is among them.
+        called_unknown: percent of images that are called unknown where 5 % was asked for.
+        unknown_auroc, unknown_fpr95: of the photos of ``--data.unknown`` against these images, in percent.
+    """
+
+    set_size: float | None = None
+    set_coverage: float | None = None
+    called_unknown: float | None = None
+    unknown_auroc: float | None = None
+    unknown_fpr95: float | None = None
+
+
+class PromiseCheck(Callback):
+    """Measures :class:`Promises`; must come before :class:`TaskMetrics`, which writes them into the run's folder.
+
+    Sets of answers are measured where the model is calibrated, the rest where ``--data.unknown`` gives foreign photos.
+
+    Attributes:
+        found: after the last task.
+    """
+
+    def __init__(self) -> None:
+        self.found = Promises()
+        self._judge: Judge | None = None
+        self._foreign: Tensor | None = None
+        self._novelty: list[Tensor] = []
+        self._counts = torch.zeros(4, dtype=torch.int64)  # images, covered, classes among answers, called unknown
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Find the foreign photos and embed them, before hours of learning.
+
+        Raises:
+            UsageError: a method that is not closed-form, or a model of embeddings.
+            UnsupportedError: a head that cannot tell unknown things.
+            DataError: no photos there, or one that cannot be read (``on_corrupt: skip`` leaves it out).
+        """
+        folder = cast(TaskModule, pl_module).data.unknown
+        if folder is None:
+            return
+        if not isinstance(pl_module, CIFNetModule):
+            raise UsageError("--data.unknown needs a closed-form head: trained methods cannot tell unknown things")
+        pl_module.head.require("tells_novelty")
+        if not pl_module.backbone.takes_images:
+            raise UsageError("--data.unknown takes photos, but this run learns embeddings: leave it out")
+        self._foreign = self._embedded(pl_module, folder)
+
+    def _embedded(self, module: CIFNetModule, folder: str) -> Tensor:
+        model, parts, shape = module.model, [], module.data.image_shape(module.backbone.preprocessing)
+        for batch in squares(find_photos(folder), *shape):
+            bad = unreadable_of(batch)
+            if bad and module.data.on_corrupt == "error":
+                raise DataError(
+                    f"--data.unknown: {printable(str(bad[0].file))} cannot be read ({bad[0].reason}): repair or remove "
+                    "it, or --data.on_corrupt skip"
+                )
+            with torch.inference_mode():
+                parts.append(embed_batch(model, batch))
+        found = torch.cat(parts)
+        if not len(found):
+            raise DataError(f"--data.unknown: none of the photos of {printable(folder)} can be read")
+        return found
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Calibrate what will be measured."""
+        self._judge, self._novelty, self._counts = None, [], torch.zeros_like(self._counts)
+        if trainer.state.fn != "fit" or not isinstance(pl_module, CIFNetModule):
+            return
+        model = pl_module.model
+        unknown, coverage = able(model, UNKNOWN, COVERAGE)
+        asked = (unknown if self._foreign is not None else None, coverage if model.calibrated else None)
+        if asked != (None, None):
+            self._judge = model.judge(*asked)
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Count a batch of test images."""
+        if outputs is None or not isinstance(pl_module, CIFNetModule) or trainer.state.fn != "fit":
+            return
+        judge, found = self._judge, torch.zeros_like(self._counts)
+        found[0] = len(batch.label)
+        if judge is not None and judge.sets is not None:
+            members = judge.sets.of_probabilities(outputs)
+            found[1] = members.gather(1, batch.label[:, None]).sum()
+            found[2] = members.sum()
+        if self._foreign is not None:
+            novelty = pl_module.head.novelty(pl_module.evaluated)
+            self._novelty.append(novelty.cpu())
+            if judge is not None and judge.reference is not None:
+                found[3] = (judge.reference.p_values(novelty) <= UNKNOWN).sum()
+        self._counts += found
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the counts of all processes together."""
+        if trainer.state.fn != "fit" or not isinstance(pl_module, CIFNetModule):
+            return
+        self.found = Promises()
+        if self._judge is None and self._foreign is None:
+            return
+        known = torch.cat(list(of_all_processes(torch.cat([torch.zeros(0), *self._novelty]))))
+        images, covered, classes, called = torch.stack(of_all_processes(self._counts)).sum(dim=0).tolist()
+        if not images:
+            return
+        sets = self._judge is not None and self._judge.sets is not None
+        judged = self._judge is not None and self._judge.reference is not None
+        auroc, fpr95 = self._detection(pl_module, known)
+        self.found = Promises(
+            set_size=classes / images if sets else None,
+            set_coverage=100 * covered / images if sets else None,
+            called_unknown=100 * called / images if judged else None,
+            unknown_auroc=auroc,
+            unknown_fpr95=fpr95,
+        )
+
+    def _detection(self, module: CIFNetModule, known: Tensor) -> tuple[float | None, float | None]:
+        if self._foreign is None:
+            return None, None
+        from cifnet_pl.model.detection import detection
+
+        return detection(known, module.head.novelty(self._foreign.to(module.head.labels.device)).cpu())

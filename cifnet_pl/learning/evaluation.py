@@ -1,0 +1,112 @@
+"""Evaluate over all classes seen: count batch by batch, then compute A_k, accuracies by task, ECE and NLL."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchmetrics import CatMetric
+from torchmetrics.classification import MulticlassCalibrationError
+
+from cifnet_pl.model.answer_counts import FIRST, AnswerCounts
+from cifnet_pl.model.class_accuracy import ClassAccuracy
+from cifnet_pl.model.metrics import percent
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Result of one evaluation over all classes seen: percentages, NLL in nats, None where nothing was tested.
+
+    Attributes:
+        top5: share of images whose class is among the five most probable; None up to five classes, where it is always.
+        confusion: (C, C) int64 numbers of images, rows the true classes, columns the answers.
+    """
+
+    accuracy: float | None
+    task_accuracy: list[float | None]
+    ece: float | None
+    nll: float | None
+    seconds: float
+    top5: float | None = None
+    confusion: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64), compare=False)
+
+    def metrics(self) -> dict[str, float]:
+        """Return what was measured: ``A_k``, ``ece``, ``nll``, ``top5``, and ``A_k1``, ``A_k2``, … of each task."""
+        named: dict[str, float | None] = {"A_k": self.accuracy, "ece": self.ece, "nll": self.nll, "top5": self.top5}
+        named |= {f"A_k{j}": accuracy for j, accuracy in enumerate(self.task_accuracy, 1)}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+class EvaluationCounts:
+    """Counts of one evaluation, over all processes.
+
+    Args:
+        classes: number of classes seen.
+        domains: number of domains, where accuracies are by domain; None for accuracies by task.
+        device: where predictions are.
+    """
+
+    def __init__(self, classes: int, domains: int | None, device: torch.device):
+        self._start = time.perf_counter()
+        self._answers = AnswerCounts(classes).to(device)
+        # Class counts below two are fine for the top-1 error it computes, but not for its argument check.
+        self._calibration = MulticlassCalibrationError(max(2, classes), n_bins=15, validate_args=False).to(device)
+        self._domains = None if domains is None else ClassAccuracy(domains).to(device)
+        # All of them, as for the ECE: a running sum would round differently with other batches.
+        self._nll = CatMetric().to(device)
+
+    def update(self, probabilities: Tensor, label: Tensor, domain: Tensor | None) -> None:
+        """Count a batch: correct predictions, and the confidence that they were made with.
+
+        Args:
+            probabilities: (n, C) float64, n at least 1.
+            label: (n,) int64 true columns.
+            domain: (n,) int64 domain of each image, where accuracies are by domain.
+        """
+        predicted = probabilities.argmax(dim=1)
+        self._answers.update(probabilities, label)
+        if self._domains is not None and domain is not None:
+            self._domains.update(torch.where(predicted == label, domain, -1), domain)
+        self._calibration.update(probabilities, label)
+        own = probabilities.gather(1, label[:, None]).flatten()
+        # One dimension and float32: what torchmetrics has for a process without images.
+        self._nll.update(-own.clamp_min(torch.finfo(own.dtype).tiny).log().float())
+
+    def compute(self, task_sizes: Sequence[int]) -> Evaluation:
+        """Turn the counts of all processes into A_k, per-task accuracies, ECE and NLL.
+
+        Args:
+            task_sizes: number of classes of each task learned.
+        """
+        found, among_first = self._answers.compute()
+        confusion = found.reshape(self._answers.classes, -1).cpu().numpy()
+        correct, total = confusion.diagonal().tolist(), confusion.sum(axis=1).tolist()
+        tested = sum(total)
+        ece = 100 * float(self._calibration.compute()) if tested else None
+        nll = float(torch.as_tensor(self._nll.compute()).double().mean()) if tested else None
+        tasks = self._task_accuracies(correct, total, task_sizes)
+        top5 = percent(int(among_first), tested) if len(confusion) > FIRST else None
+        seconds = time.perf_counter() - self._start
+        return Evaluation(percent(sum(correct), tested), tasks, ece, nll, seconds, top5, confusion)
+
+    def _task_accuracies(self, correct: list[int], total: list[int], sizes: Sequence[int]) -> list[float | None]:
+        """Return the accuracy on the classes, or the domain, of each task learned."""
+        if self._domains is not None:
+            correct, total = _counts(self._domains)
+            return [percent(correct[k], total[k]) for k in range(len(sizes))]
+        ends = np.cumsum(sizes).tolist()
+        parts = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        return [percent(sum(correct[part]), sum(total[part])) for part in parts]
+
+
+def _counts(accuracy: ClassAccuracy) -> tuple[list[int], list[int]]:
+    """Return the numbers correct and in total.
+
+    Torchmetrics makes a scalar of the single count of a task with one class.
+    """
+    correct, total = (counts.reshape(-1).tolist() for counts in accuracy.compute())
+    return correct, total

@@ -1,0 +1,67 @@
+"""Count a model's answers for the test images of each class: confusions, and top-5 hits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+FIRST = 5
+"""Most probable classes that are kept of an image."""
+
+
+class AnswerCounts(Metric):
+    """Confusion matrix and top-5 hits, summed over processes.
+
+    Args:
+        classes: number of classes C; predictions and targets are columns 0 … C−1.
+    """
+
+    full_state_update = False
+    confusion: Tensor
+    among_first: Tensor
+
+    def __init__(self, classes: int):
+        super().__init__()
+        self.classes = classes
+        self.add_state("confusion", torch.zeros(classes, classes, dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("among_first", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, probabilities: Tensor, target: Tensor) -> None:
+        """Count a batch; of equal probabilities the lower column comes first.
+
+        Args:
+            probabilities: (n, C) float.
+            target: (n,) int64 true columns.
+        """
+        raised, best = with_answer_first(probabilities)
+        cells = torch.bincount(target * self.classes + best, minlength=self.classes**2)
+        self.confusion += cells.reshape(self.classes, self.classes)
+        own = raised.gather(1, target[:, None])
+        before = torch.arange(self.classes, device=target.device) < target[:, None]
+        rank = ((raised > own) | ((raised == own) & before)).sum(dim=1)
+        self.among_first += (rank < FIRST).sum()
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """Return (C, C) numbers of images, rows the true classes, columns the answers; and the number of top-5 hits."""
+        return self.confusion, self.among_first
+
+
+def with_answer_first(probabilities: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (n, C) probabilities with infinity at the answer, that of ``argmax``, and the (n,) answers."""
+    best = probabilities.argmax(dim=1)
+    return probabilities.scatter(1, best[:, None], float("inf")), best
+
+
+def first_classes(probabilities: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the up to five most probable classes of each image, the first one being that of ``argmax``.
+
+    Args:
+        probabilities: (n, C) float.
+
+    Returns:
+        (n, min(5, C)) int64 columns and their (n, min(5, C)) probabilities, in falling order.
+    """
+    raised, _ = with_answer_first(probabilities)
+    columns = raised.argsort(dim=1, descending=True, stable=True)[:, :FIRST]
+    return columns, probabilities.gather(1, columns)

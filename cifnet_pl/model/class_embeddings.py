@@ -1,0 +1,81 @@
+"""Read labelled embeddings from a file, for models that learn embeddings, in the place of class folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from torch import Tensor
+
+from cifnet_pl.data.embeddings import EmbeddingSet, labelled
+from cifnet_pl.data.image_sets import held_back
+from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
+from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
+from cifnet_pl.model.incremental import IncrementalClassifier
+from cifnet_pl.utilities.errors import DataError
+
+
+class NamedEmbeddings(EmbeddingSet):
+    """Embeddings whose ``root`` is their file, as that of photos is a folder."""
+
+    @property
+    def root(self) -> Path:
+        """The file."""
+        return self.file
+
+    def subset(self, rows: np.ndarray) -> NamedEmbeddings:
+        """Return the samples at positions ``rows``."""
+        return NamedEmbeddings(self.embeddings, self.labels[rows], self.rows[rows], self.ids, self.file)
+
+
+@dataclass(frozen=True)
+class ClassEmbeddings(ClassPhotos):
+    """:class:`ClassPhotos` of which ``files`` are embeddings."""
+
+    @classmethod
+    def find(cls, folder: Path | str, option: str) -> ClassEmbeddings:
+        """Open the file that ``option`` named: embeddings with labels.
+
+        Raises:
+            UsageError: another kind of file.
+            DataError: the file is missing or damaged; columns that are missing or do not fit.
+        """
+        names, found = labelled(Path(folder).expanduser())
+        samples = NamedEmbeddings(found.embeddings, found.labels, found.rows, found.ids, found.file)
+        return cls(names, cast(Any, samples))
+
+    def select(self, kept: np.ndarray) -> ClassEmbeddings:
+        """Select the samples of a mask (n,), and the classes that still have one."""
+        part = self.files.subset(np.flatnonzero(kept))
+        positions = np.unique(part.labels)
+        part.labels = np.searchsorted(positions, part.labels)
+        names = [self.class_names[i] for i in positions]
+        return ClassEmbeddings(names, part, None if self.hashes is None else self.hashes[kept])
+
+    def held_back(self, share: float) -> np.ndarray:
+        """Return (n,) bool: which samples of each class are scored first, by a hash of their names."""
+        held = np.zeros(len(self.files), dtype=bool)
+        for rows in self.files.rows_of.values():
+            if len(rows) > 1:
+                held[rows] = held_back([self.files.names[i] for i in rows], share, 0)
+        return held
+
+    def embedded(
+        self, model: IncrementalClassifier, what: str, unreadable: list[Unreadable], progress: bool = False
+    ) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """Yield rows (m,) and their embeddings (m, d); arguments as of photos, of which nothing is unreadable here."""
+        samples = cast(EmbeddingSet, cast(Any, self.files))
+        if samples.features != model.head.in_features:
+            raise DataError(
+                f"{samples.file}: the embeddings have {samples.features} numbers, the model's {model.head.in_features}"
+            )
+        for rows in pieces(np.arange(len(samples)), EMBEDDED_BATCH):
+            yield rows, samples.get(rows).to(model.device)
+
+
+def samples_of(model: IncrementalClassifier) -> type[ClassPhotos]:
+    """Return what a model learns from: photos in class folders, or a file of embeddings."""
+    return ClassPhotos if model.backbone.takes_images else ClassEmbeddings

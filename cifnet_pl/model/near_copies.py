@@ -1,0 +1,138 @@
+"""Find test photos that are near-copies of learned ones, and score the other test photos apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cifnet_pl.model.metrics import percent
+from cifnet_pl.statistics import comparable, near_groups, near_limit, resembles
+
+LIMIT = 256 * 10**6
+"""Bytes of learned embeddings that are kept to compare others with; those past it are not compared."""
+
+
+class LearnedPhotos:
+    """The embeddings of photos that were learned, in half precision, up to ``LIMIT`` bytes.
+
+    Args:
+        reference: embeddings (m, d) of other photos by the same network and their labels (m,), which help to tell what
+            is alike; needed where all photos are of one class, else nothing is compared.
+
+    Attributes:
+        limit: from :func:`cifnet_pl.statistics.near_limit`; None until there are photos of two classes.
+    """
+
+    def __init__(self, reference: tuple[Tensor, Tensor] | None = None) -> None:
+        self.limit: float | None = None
+        self._reference = reference
+        self._parts: list[tuple[Tensor, Tensor]] = []
+        self._bytes = 0
+
+    def add(self, z: Tensor, y: Tensor) -> None:
+        """Take in embeddings (n, d) and labels (n,)."""
+        kept = comparable(z).half().cpu()
+        if self._bytes + kept.nbytes <= LIMIT:
+            self._parts.append((kept, y.cpu()))
+            self._bytes += kept.nbytes
+
+    def arrays(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return what was taken in, to hand to another process."""
+        return [(u.numpy(), y.numpy()) for u, y in self._parts]
+
+    def take(self, arrays: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Hold what all processes took in, instead of this one's share."""
+        self._parts = [(torch.from_numpy(u), torch.from_numpy(y)) for u, y in arrays]
+
+    def labels(self) -> list[int]:
+        """Return the labels of which there are photos."""
+        return sorted({label for _, y in self._parts for label in y.tolist()})
+
+    def _joined(self) -> tuple[Tensor, Tensor]:
+        u, y = (torch.cat(part) for part in zip(*self._parts, strict=True))
+        return u, y
+
+    def measure(self) -> bool:
+        """Find the limit, unless it is known; whether it is."""
+        if self.limit is None and self._parts:
+            u, y = self._joined()
+            if self._reference is not None:
+                z, labels = self._reference
+                u, y = torch.cat([u, comparable(z).half().cpu()]), torch.cat([y, labels.cpu()])
+            self.limit = near_limit(u, y)
+        return self.limit is not None
+
+    def near_copies(self) -> tuple[int, int]:
+        """Count the photos that have a near-copy in their class, and all that were compared."""
+        if not self._parts or not self.measure():
+            return 0, 0
+        assert self.limit is not None
+        u, y = self._joined()
+        sizes = near_groups(u, y, self.limit).bincount()
+        return int(sizes[sizes > 1].sum()), len(u)
+
+    def resemble(self, z: Tensor, y: Tensor) -> np.ndarray:
+        """Find photos that have a near-copy of their class among those taken in.
+
+        Args:
+            z: (n, d) embeddings.
+            y: (n,) int64 labels.
+
+        Returns:
+            (n,) bool.
+        """
+        if not self._parts or not len(z) or not self.measure():
+            return np.zeros(len(z), dtype=bool)
+        assert self.limit is not None
+        return resembles(comparable(z).cpu(), y.cpu(), *self._joined(), self.limit).numpy()
+
+
+FEW = 5
+"""Other photos from which their score is told."""
+
+
+@dataclass(frozen=True)
+class NearCopyScore:
+    """The number of tested photos that resemble learned ones, and the score of the others.
+
+    Attributes:
+        near: tested photos with a near-copy of their class among the learned ones.
+        others, right: the other tested photos, and those of them that are named right.
+    """
+
+    near: int = 0
+    others: int = 0
+    right: int = 0
+
+    @classmethod
+    def of(cls, near: np.ndarray, right: np.ndarray) -> NearCopyScore:
+        """Count; ``near`` and ``right`` are (n,) bool."""
+        return cls(int(near.sum()), int((~near).sum()), int((right & ~near).sum()))
+
+    def __add__(self, other: NearCopyScore) -> NearCopyScore:
+        return NearCopyScore(self.near + other.near, self.others + other.others, self.right + other.right)
+
+    def sentence(self) -> str | None:
+        """Say it beside the score; None where no tested photo resembles a learned one."""
+        if not self.near:
+            return None
+        total, share = self.near + self.others, percent(self.right, self.others)
+        start = f"{self.near} of these {total} photos are near-copies of learned ones and flatter the score"
+        if self.others < FEW or share is None:
+            return f"{start}: with {self.others} others it says little of photos of another day"
+        return f"{start}: of the {self.others} others {share:.1f} % are right"
+
+
+def about_near_copies(near: int, total: int) -> str | None:
+    """Say how many learned photos have near-copies; None where none has.
+
+    Args:
+        near: learned photos that have near-copies.
+        total: all that were compared.
+    """
+    if not near:
+        return None
+    return f"{near} of {total} learned photos are near-copies of others (bursts, edited versions) and add little"

@@ -1,0 +1,242 @@
+"""Store sums over parts of a training set, one file each, and add them up to a model of the whole set.
+
+A file is safetensors: the statistics of a head that is not solved yet, the content hashes of the samples that they were
+made from, and a description that is checked as a bundle's is. Parts of one set say exactly which positions they cover;
+parts of different sets are compared by the hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field, Strict
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from cifnet_pl.data.content_hashes import hashes_of
+from cifnet_pl.data.image_sets import SampleSet
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.description import Event, Table, now, parse
+from cifnet_pl.model.merge import absorb, check_same_embeddings
+from cifnet_pl.model.validation import assemble
+from cifnet_pl.utilities.errors import CheckpointError, UsageError
+from cifnet_pl.utilities.files import write_atomic
+from cifnet_pl.utilities.text import first_line, printable
+
+ENDING = ".sums"
+"""Of the names of files of sums."""
+
+KEY = "cifnet_sums"
+"""The entry of a file's metadata."""
+
+PROBES = 64
+"""Samples whose contents tell sets with the same names apart."""
+
+Position = Annotated[int, Strict(), Field(ge=0)]
+
+
+class Part(Table):
+    """Positions ``start`` to ``stop`` (exclusive) of a set of ``total`` samples; ``listing`` is the set's hash."""
+
+    listing: str
+    start: Position
+    stop: Position
+    total: Position
+
+    def __str__(self) -> str:
+        return f"samples {self.start} to {self.stop - 1} of {self.total}"
+
+
+class SumsTable(Table):
+    """The header of a file of sums, besides the description of its model."""
+
+    parts: list[Part]
+    sha256: str
+
+
+@dataclass
+class PartialSums:
+    """The sums of one or more parts of a training set.
+
+    Attributes:
+        model: its head is not solved; ``photos`` are the content hashes of the samples.
+        parts: positions that are in, by set, ascending, without overlap.
+        name: what errors call it.
+    """
+
+    model: Classifier
+    parts: list[Part]
+    name: str = "sums"
+    missing: list[Part] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.parts = _joined(self.parts)
+        self.missing = _gaps(self.parts)
+
+    def add(self, other: PartialSums) -> None:
+        """Add what ``other`` saw, which is used up.
+
+        Raises:
+            UsageError: a sample that both saw, or other backbones, photo sizes, precisions, heads or settings.
+        """
+        for ours in self.parts:
+            for theirs in other.parts:
+                both = max(ours.start, theirs.start), min(ours.stop, theirs.stop)
+                if ours.listing == theirs.listing and both[0] < both[1]:
+                    raise UsageError(
+                        f"{other.name} and {self.name} both have samples {both[0]} to {both[1] - 1} of {ours.total}, "
+                        "which would count twice: give each shard once"
+                    )
+        known = {part.listing for part in self.parts}
+        if any(part.listing not in known for part in other.parts):
+            common = np.intersect1d(_hashes(self.model), _hashes(other.model))
+            if len(common):
+                raise UsageError(
+                    f"{other.name} and {self.name} have {len(common)} samples with the same content in common, which "
+                    "would count twice: sums of different sets must not share samples"
+                )
+        try:
+            check_same_embeddings(self.model, other.model)
+            absorb(self.model, other.model)
+        except UsageError as error:
+            raise UsageError(f"cannot add {other.name} to {self.name}: {error}") from error
+        self.parts = _joined([*self.parts, *other.parts])
+        self.missing = _gaps(self.parts)
+
+    def solved(self) -> Classifier:
+        """Return the model of all samples; the sums are used up.
+
+        Raises:
+            UsageError: a part of a set is missing.
+        """
+        if self.missing:
+            listed = "; ".join(map(str, self.missing[:5])) + ("; …" if len(self.missing) > 5 else "")
+            raise UsageError(f"not all sums are there: {listed} are missing; make those shards first")
+        empty = [name for name, count in self.model.counts.items() if not count]
+        if empty:
+            raise UsageError(f"class '{printable(empty[0])}' has no samples in these sums")
+        self.model.head.solved.fill_(False)
+        self.model.solve()
+        count = sum(self.model.counts.values())
+        self.model.history = [Event("task", len(self.model.class_names), count, date=now())]
+        return self.model
+
+
+def listing_of(samples: SampleSet, class_names: Sequence[str]) -> str:
+    """Hash of which samples a set has, in which order: 32 hexadecimal digits.
+
+    Of names, labels and the contents of a few samples: names alone say little where they are positions.
+    """
+    digest = hashlib.blake2b(repr((list(class_names), len(samples))).encode("utf-8", "surrogateescape"), digest_size=16)
+    digest.update(np.ascontiguousarray(samples.labels).tobytes())
+    for name in samples.names:
+        digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
+    probes = np.linspace(0, len(samples) - 1, min(PROBES, len(samples))).astype(int)
+    digest.update(hashes_of(samples.content, probes.tolist()).tobytes())
+    return digest.hexdigest()
+
+
+def write_sums(sums: PartialSums, path: Path) -> None:
+    """Write a file of sums, atomically.
+
+    Args:
+        sums: what to write.
+        path: the file, which is replaced.
+
+    Raises:
+        CifnetError: the disk is full or not writable.
+    """
+    tensors = sums.model.tensors()
+    digest = _digest(tensors)
+    about = {**sums.model.describe(), "history": []}
+    header = {"parts": [part.model_dump() for part in sums.parts], "sha256": digest, "model": about}
+    content = save(tensors, {KEY: json.dumps(header)})
+    write_atomic(path, lambda file: file.write(content))
+
+
+def read_sums(path: Path, trust: bool = False, engine: str = "auto", device: str = "cpu") -> PartialSums:
+    """Read a file of sums; executes nothing from it unless ``trust``.
+
+    Raises:
+        CheckpointError: there is no such file, or it is damaged, hostile, or of another version.
+    """
+    parts = parts_of(path)
+    try:
+        with safe_open(path, framework="pt") as stored:
+            header = json.loads((stored.metadata() or {})[KEY])
+            shapes = {key: tuple(stored.get_slice(key).get_shape()) for key in stored.keys()}  # noqa: SIM118
+            table = parse(SumsTable, header, str(path))
+
+            def read() -> dict[str, torch.Tensor]:
+                tensors = {key: stored.get_tensor(key) for key in shapes}
+                if _digest(tensors) != table.sha256:
+                    raise CheckpointError(f"{path} is damaged: its checksum is wrong; make it again")
+                return tensors
+
+            model = assemble(header.get("model"), shapes, read, str(path), engine=engine, trust=trust, solved=False)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
+    return PartialSums(model.to(device), parts, path.name)
+
+
+def parts_of(path: Path) -> list[Part]:
+    """Read which parts of which sets a file has; errors as :func:`read_sums`."""
+    if not path.is_file():
+        raise CheckpointError(f"no file of sums at {path}: make it with cifnet sums")
+    try:
+        with safe_open(path, framework="pt") as stored:
+            header = json.loads((stored.metadata() or {}).get(KEY, "null"))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
+    parts = parse(SumsTable, header, str(path)).parts
+    if not parts or any(part.start >= part.stop or part.stop > part.total for part in parts):
+        raise CheckpointError(f"{path} is damaged: its parts are not parts of a set")
+    return parts
+
+
+def is_sums(path: Path) -> bool:
+    """Return whether a path names a file of sums."""
+    return path.suffix == ENDING
+
+
+def _digest(tensors: dict[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _hashes(model: Classifier) -> np.ndarray:
+    assert model.photos is not None
+    return model.photos.content.cpu().numpy()
+
+
+def _joined(parts: Sequence[Part]) -> list[Part]:
+    """Put neighbouring parts together, so that a list of many shards stays short."""
+    found: list[Part] = []
+    for part in sorted(parts, key=lambda part: (part.listing, part.start)):
+        last = found[-1] if found else None
+        if last is not None and last.listing == part.listing and last.stop == part.start:
+            found[-1] = last.model_copy(update={"stop": part.stop})
+        else:
+            found.append(part)
+    return found
+
+
+def _gaps(parts: Sequence[Part]) -> list[Part]:
+    """Find what is missing of the sets that ``parts`` are of."""
+    found: list[Part] = []
+    for listing in dict.fromkeys(part.listing for part in parts):
+        own = [part for part in parts if part.listing == listing]
+        edges = [0, *(edge for part in own for edge in (part.start, part.stop)), own[0].total]
+        gaps = zip(edges[::2], edges[1::2], strict=True)
+        found += [own[0].model_copy(update={"start": a, "stop": b}) for a, b in gaps if a < b]
+    return found

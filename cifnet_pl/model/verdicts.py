@@ -1,0 +1,139 @@
+"""Decide whether a photo shows a known class, and which classes it may be, with a promised error rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cifnet_pl.heads.conformal import AnswerSets, check_share, novelty_reference
+from cifnet_pl.model.incremental import IncrementalClassifier
+from cifnet_pl.utilities.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result for one photo; None where it was not asked for.
+
+    Attributes:
+        known: whether it shows something that the model knows.
+        novelty: unlikeness to everything learned, larger for less known photos (:meth:`cifnet_pl.heads.Head.novelty`).
+        p_value: share of photos of known classes that are at least as foreign, 0–1.
+        answers: classes among which the right one is with the promised chance, the most probable first.
+    """
+
+    known: bool | None = None
+    novelty: float | None = None
+    p_value: float | None = None
+    answers: tuple[str, ...] | None = None
+
+
+class Judge:
+    """Verdicts on embeddings by a learned model, which must not change meanwhile.
+
+    Args:
+        model: with calibration samples in its buffer.
+        unknown: share of photos of known classes that may be called unknown, such as 0.05; None not to ask.
+        coverage: chance that the right class of a photo is among the answers, such as 0.95; None not to ask.
+        per_class: whether every class is to have that chance by itself.
+
+    Raises:
+        UsageError: a share outside (0, 1), or a model without calibration samples.
+        UnsupportedError: a head that cannot tell unknown things, or has no leave-one-out scores.
+    """
+
+    def __init__(
+        self,
+        model: IncrementalClassifier,
+        unknown: float | None = None,
+        coverage: float | None = None,
+        per_class: bool = False,
+    ):
+        if unknown is not None:
+            check_share("unknown", unknown)
+            model.head.require("tells_novelty")
+        if coverage is not None:
+            check_share("coverage", coverage)
+            model.head.require("leaves_one_out")
+        z, y = stored_samples(model)
+        self.head, self.class_names, self.unknown = model.head, tuple(model.class_names), unknown
+        self.reference = novelty_reference(model.head, z, y) if unknown is not None else None
+        self.sets = AnswerSets.of(model.head, z, y, coverage, per_class) if coverage is not None else None
+
+    @property
+    def limit(self) -> float | None:
+        """Largest novelty of what is called known; None where that is not asked for, or nothing is called unknown."""
+        if self.reference is None or self.unknown is None:
+            return None
+        found = self.reference.limit(self.unknown)
+        return found if found < float("inf") else None
+
+    @property
+    def warning(self) -> str | None:
+        """A note where there are too few calibration samples for any photo to be called unknown."""
+        if self.reference is None or self.unknown is None:
+            return None
+        most = float(self.reference.p_values(self.reference.scores.new_tensor([torch.inf])))
+        if most <= self.unknown:
+            return None
+        return (
+            f"note: with {len(self.reference.scores)} calibration samples no photo can be called unknown at a share of "
+            f"{self.unknown:g}; from {most:.2g} on"
+        )
+
+    def verdicts(self, z: Tensor, probabilities: Tensor) -> list[Verdict]:
+        """Return one for each of the embeddings z (n, d) with their probabilities (n, C)."""
+        novelty, values = self._novelty(z)
+        answers = self._answers(probabilities)
+        limit = self.unknown or 0.0
+        return [
+            Verdict(None if p is None else p > limit, distance, p, own)
+            for distance, p, own in zip(novelty, values, answers, strict=True)
+        ]
+
+    def _novelty(self, z: Tensor) -> tuple[list[float | None], list[float | None]]:
+        if self.reference is None:
+            return [None] * len(z), [None] * len(z)
+        novelty = self.head.novelty(z)
+        return novelty.tolist(), self.reference.p_values(novelty).tolist()
+
+    def _answers(self, probabilities: Tensor) -> list[tuple[str, ...] | None]:
+        if self.sets is None:
+            return [None] * len(probabilities)
+        members = self.sets.of_probabilities(probabilities)
+        order = torch.argsort(probabilities, dim=1, descending=True)
+        inside = members.gather(1, order)
+        return [
+            tuple(self.class_names[c] for c in columns[kept].tolist())
+            for columns, kept in zip(order, inside, strict=True)
+        ]
+
+
+def able(
+    model: IncrementalClassifier, unknown: float | None = None, coverage: float | None = None
+) -> tuple[float | None, float | None]:
+    """Return those of two shares that this model can keep; None in place of the others.
+
+    Args:
+        model: a learned model.
+        unknown: as for :class:`Judge`.
+        coverage: as for :class:`Judge`.
+    """
+    if model.buffer is None or not len(model.buffer.y):
+        return None, None
+    return unknown if model.head.tells_novelty else None, coverage if model.head.leaves_one_out else None
+
+
+def stored_samples(model: IncrementalClassifier) -> tuple[Tensor, Tensor]:
+    """Return the embeddings (n, d) and labels (n,) of the model's calibration samples.
+
+    Raises:
+        UsageError: it has none.
+    """
+    if model.buffer is None or not len(model.buffer.y):
+        raise UsageError(
+            "this model has no calibration samples, without which nothing can be promised: learn it with "
+            "cifnet fit … --model.buffer CalibrationBuffer --model.calibrate true"
+        )
+    return model.buffer.items()

@@ -1,0 +1,194 @@
+"""Compare two methods: differences over the same seeds and test images, with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cifnet_pl.report.answers import paired
+from cifnet_pl.report.markup import Cell, Column, Table
+from cifnet_pl.report.outcomes import Group, Outcome, fixed
+from cifnet_pl.report.settings import Setting
+from cifnet_pl.report.significance import Interval, bootstrap, common_differences, mcnemar, paired_test, seed_interval
+from cifnet_pl.report.study import Study
+from cifnet_pl.report.style import Picture, figure, wrapped
+from cifnet_pl.utilities.errors import UsageError, unknown_name
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of a comparison; accuracies and differences in percentage points, None where not known.
+
+    Attributes:
+        what: the quantity, and what it is compared over.
+        a, b: mean of each method over what they have in common.
+        interval: difference a − b with its 95 % interval.
+        seeds, images: number of common seeds, and of common test images (of each seed).
+        only_a, only_b: images that only one of both has right.
+        p: of a paired t-test over seeds, or of McNemar's exact test.
+    """
+
+    what: str
+    a: float
+    b: float
+    interval: Interval | None
+    seeds: int
+    images: int | None = None
+    only_a: int | None = None
+    only_b: int | None = None
+    p: float | None = None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two groups of one setting, and the lines of their comparison."""
+
+    setting: Setting
+    a: Group
+    b: Group
+    lines: list[Line]
+
+
+def compare(study: Study, names: Sequence[str]) -> list[Pair]:
+    """Compare two methods in every setting that has both.
+
+    Args:
+        study: all results.
+        names: labels of two methods as the tables have them, or names that one label of a setting has.
+
+    Raises:
+        UsageError: not two names, an unknown one, or no setting with both and a common seed.
+    """
+    if len(names) != 2:
+        raise UsageError(f"--compare takes two methods, but got {len(names)}: {', '.join(names)}")
+    for name in names:
+        known = dict.fromkeys(label for g in study.groups for label in (g.label, g.name))
+        if name not in known:
+            raise unknown_name("method for --compare", name, known)
+    pairs = []
+    for setting in study.settings:
+        a, b = (_named(study.of(setting), name) for name in names)
+        if a is not None and b is not None:
+            lines = lines_of(a, b)
+            if lines:
+                pairs.append(Pair(setting, a, b, lines))
+    if not pairs:
+        raise UsageError(f"no setting has runs of both {names[0]} and {names[1]} with a common seed and class order")
+    return pairs
+
+
+def _named(groups: Sequence[Group], name: str) -> Group | None:
+    exact = [group for group in groups if group.label == name]
+    main = [group for group in groups if group.name == name and (group.is_reference or group.kind == "external")]
+    return next(iter([*exact, *main]), None)
+
+
+def lines_of(a: Group, b: Group) -> list[Line]:
+    """Compute differences of Ā and A_K over seeds, of A_K over seeds and images, and of each seed over its images."""
+    lines = []
+    for key, title in (("A_K", "final accuracy A_K"), ("A_bar", "average accuracy Ā")):
+        ours, theirs = a.stat(key), b.stat(key)
+        if ours is None or theirs is None:
+            continue
+        common = [seed for seed in ours.by_seed if seed in theirs.by_seed]
+        if common:
+            differences = common_differences(ours, theirs)
+            first, second = (float(np.mean([stat.by_seed[seed] for seed in common])) for stat in (ours, theirs))
+            interval, p = seed_interval(differences), paired_test(differences)
+            lines.append(Line(f"{title}, over seeds", first, second, interval, len(common), p=p))
+    return lines + _over_images(a, b)
+
+
+def _over_images(a: Group, b: Group) -> list[Line]:
+    # A seed that ran on two machines, or with and without the cache, counts once.
+    ours, theirs = ({o.key: o for o in group.outcomes if o.answers is not None} for group in (a, b))
+    found: list[tuple[Outcome, np.ndarray, np.ndarray]] = []
+    for outcome, rival in ((ours[key], theirs[key]) for key in ours if key in theirs):
+        assert outcome.answers is not None
+        assert rival.answers is not None
+        right = paired(outcome.answers, rival.answers)
+        if len(right[0]):
+            found.append((outcome, *right))
+    lines = []
+    if len(found) > 1:
+        pairs = [(x, y) for _, x, y in found]
+        first, second = (100 * float(np.mean([pair[side].mean() for pair in pairs])) for side in (0, 1))
+        images = min(len(x) for x, _ in pairs)
+        what = "final accuracy A_K, over seeds and images"
+        lines.append(Line(what, first, second, bootstrap(pairs), len(found), images))
+    for outcome, x, y in found:
+        only_a, only_b, p = mcnemar(x, y)
+        what = f"final accuracy A_K, over images, seed {outcome.seed}"
+        first, second = 100 * float(x.mean()), 100 * float(y.mean())
+        lines.append(Line(what, first, second, bootstrap([(x, y)]), 1, len(x), only_a, only_b, p))
+    return lines
+
+
+# ---------------------------------------------------------------------- in words, as a table and as a figure
+
+
+def in_words(pair: Pair, line: Line) -> str:
+    """Return a line for the screen: the effect, its interval, and what it rests on."""
+    between = line.interval
+    said = f" (95 %: {between.low:+.2f} to {between.high:+.2f})" if between is not None else ""
+    seeds = f"{line.seeds} common seed{'s' if line.seeds > 1 else ''}"
+    images = f", {line.images} images" if line.images else ""
+    p = "" if line.p is None else f", p {'< 0.001' if line.p < 0.001 else f'= {line.p:.3f}'}"
+    first = f"{pair.a.label} minus {pair.b.label}, {line.what}"
+    return f"{first}: {line.a - line.b:+.2f} points{said}; {seeds}{images}{p}"
+
+
+def comparison_table(study: Study, pair: Pair) -> Table:
+    """Tabulate the effect first: the difference with its interval, then what it rests on, then p."""
+    first, second = pair.a.label, pair.b.label
+    columns = [
+        Column("quantity"), Column(first, 2), Column(second, 2), Column("difference (points)", 2),
+        Column("95 % from", 2), Column("95 % to", 2), Column("seeds", 0), Column("images", 0),
+        Column(f"only {first} right", 0), Column(f"only {second} right", 0), Column("p"),
+    ]  # fmt: skip
+    rows: list[list[Cell]] = []
+    for line in pair.lines:
+        between = line.interval
+        ends = [fixed(between.low), fixed(between.high)] if between is not None else [None, None]
+        counts = [fixed(value) for value in (line.seeds, line.images, line.only_a, line.only_b)]
+        p = None if line.p is None else "< 0.001" if line.p < 0.001 else f"{line.p:.3f}"
+        rows.append([line.what, fixed(line.a), fixed(line.b), fixed(line.a - line.b), *ends, *counts, p])
+    notes = [
+        f"{study.names[pair.setting]}. Difference: {first} minus {second}, over the seeds and class orders, and the "
+        "test images, that both have. Interval: over seeds of a t distribution; over images by bootstrap (10,000 "
+        "resamples, of seeds and of each seed's images). p: over seeds of a paired t-test, over images of McNemar's "
+        "exact test. An interval that leaves zero out is a difference beyond chance; how large it is says the column "
+        "before it.",
+        *([] if any(line.images for line in pair.lines) else [NO_IMAGES]),
+    ]
+    title = f"{first} against {second}: {study.names[pair.setting]}"
+    return Table(f"comparison_{study.slug(pair.setting)}", title, columns, rows, notes)
+
+
+NO_IMAGES = "No test images are compared: run with --predictions.every_task true to keep the predictions."
+
+
+def comparison_picture(study: Study, pair: Pair) -> Picture | None:
+    """Draw the differences with their intervals, and zero; None where there is no interval."""
+    shown = [(line, line.interval) for line in pair.lines if line.interval is not None]
+    if not shown:
+        return None
+    chart = figure(6.4, 1.5 + 0.5 * len(shown))
+    axes = chart.subplots()
+    for row, (line, interval) in enumerate(shown):
+        at, difference = len(shown) - 1 - row, line.a - line.b
+        spread = [[difference - interval.low], [interval.high - difference]]
+        axes.errorbar(difference, at, xerr=spread, fmt="o", color="black", capsize=3, markersize=5)
+        axes.annotate(f"{difference:+.2f}", (1.02, at), xycoords=("axes fraction", "data"), va="center", fontsize=8.5)
+    axes.axvline(0, color="#777777", linewidth=0.8, linestyle="--")
+    labels = [wrapped(line.what.replace("A_K", "$A_K$").replace("Ā", r"$\bar{A}$"), 34) for line, _ in shown]
+    axes.set_yticks(range(len(shown) - 1, -1, -1), labels)
+    axes.set_ylim(-0.6, len(shown) - 0.4)
+    axes.set_xlabel(wrapped(f"{pair.a.label} minus {pair.b.label} (percentage points)", 56))
+    axes.set_title(wrapped(study.names[pair.setting], 60))
+    caption = (
+        f"{pair.a.label} minus {pair.b.label} with 95 % intervals, {study.names[pair.setting]}; right: the difference."
+    )
+    return Picture(f"comparison_{study.slug(pair.setting)}", caption, chart)

@@ -1,0 +1,89 @@
+"""Keep the embeddings of kept photos, so that an answer can show the most similar one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+
+import torch
+from torch import Tensor
+
+from cifnet_pl.serving.batches import Scored
+
+PER_CLASS = 100
+"""Photos of a class that are compared, the newest."""
+
+AT_ONCE = 8
+"""Photos that are embedded at a time: answers that come meanwhile wait for no more than these."""
+
+Submit = Callable[[str], Future[Scored]]
+"""Name of a kept photo → its embedding; raises OSError where the file is gone."""
+
+
+class Gallery:
+    """The kept photos of the served version, embedded in the background after every change.
+
+    Args:
+        kept: () → class name → names of its kept photos.
+        submit: embeds one of them.
+    """
+
+    def __init__(self, kept: Callable[[], Mapping[str, Sequence[str]]], submit: Submit):
+        self._kept, self._submit = kept, submit
+        self._known: dict[str, Tensor] = {}  # by the hash of the content: right for every version
+        self._classes: dict[str, tuple[list[str], Tensor]] = {}
+        self._changed, self._ended = threading.Event(), False
+        self._thread = threading.Thread(target=self._run, name="gallery", daemon=True)
+        self._thread.start()
+
+    def update(self) -> None:
+        """Embed what is new; returns at once."""
+        self._changed.set()
+
+    def close(self) -> None:
+        """Stop."""
+        self._ended = True
+        self._changed.set()
+        self._thread.join()
+
+    def nearest(self, name: str, z: Tensor) -> str | None:
+        """Name of the photo of class ``name`` with the largest cosine to the embedding (d,); None if none is kept."""
+        files, unit = self._classes.get(name, ([], z.new_zeros(0, len(z))))
+        return files[int((unit @ z.cpu().float()).argmax())] if files else None
+
+    def embeddings(self, names: Sequence[str]) -> tuple[list[str], Tensor]:
+        """Return the photos among ``names`` that can be read, and their embeddings (n, d); waits for them."""
+        self._embed([name for name in names if name not in self._known])
+        found = [name for name in names if name in self._known]
+        return found, torch.stack([self._known[name] for name in found]) if found else torch.zeros(0, 0)
+
+    def _run(self) -> None:
+        while True:
+            self._changed.wait()
+            self._changed.clear()
+            if self._ended:
+                return
+            newest = {name: list(files)[-PER_CLASS:] for name, files in self._kept().items()}
+            self._embed([file for files in newest.values() for file in files if file not in self._known])
+            classes = {}
+            for name, files in newest.items():
+                here = [file for file in files if file in self._known]
+                if here:
+                    stacked = torch.stack([self._known[file] for file in here])
+                    classes[name] = here, torch.nn.functional.normalize(stacked, dim=1)
+            self._classes = classes
+
+    def _embed(self, names: Sequence[str]) -> None:
+        for start in range(0, len(names), AT_ONCE):
+            if self._ended:
+                return
+            waiting = []
+            for name in names[start : start + AT_ONCE]:
+                try:
+                    waiting.append((name, self._submit(name)))
+                except Exception:  # gone, or too much to do: it is tried again after the next change
+                    continue
+            for name, future in waiting:
+                if future.exception() is None:
+                    self._known[name] = future.result().z.cpu().float()

@@ -1,0 +1,203 @@
+"""Compute Mahalanobis distances of rows to class means from sums, also as if a row had not been learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from cifnet_pl.statistics.left_out import ROUNDING
+from cifnet_pl.statistics.solve import factorise
+
+
+@dataclass(frozen=True)
+class ClassMoments:
+    """First and second moments of weighted rows x of p features, without a bias feature; float64.
+
+    Attributes:
+        gram: (p, p) ``Σ ω x xᵀ`` over all rows.
+        sums: (G, p) ``Σ ω x`` of each group of rows; the first C groups are the classes.
+        weights: (G,) ``Σ ω`` of each group.
+        classes: C; a further group holds the rows of classes that were removed.
+        mass: () ``Σ ω`` over the rows that the scatter within groups is made of.
+        rounding: relative, of the sums.
+    """
+
+    gram: Tensor
+    sums: Tensor
+    weights: Tensor
+    classes: int
+    mass: Tensor
+    rounding: float
+
+    @classmethod
+    def of(cls, gram: Tensor, sums: Tensor, weights: Tensor, total: Tensor | None, mass: Tensor) -> ClassMoments:
+        """Put the rows that belong to none of the classes into a group of their own.
+
+        Args:
+            gram: as above, any floating dtype.
+            sums: (C, p) of the classes.
+            weights: (C,) of the classes.
+            total: (p+1,) ``Σ ω [1; x]`` over all rows of the Gram matrix; None where that is not known, and the removed
+                rows are taken to have mean zero.
+            mass: () total weight.
+        """
+        rounding = torch.finfo(gram.dtype).eps
+        gram, sums, weights, mass = gram.double(), sums.double(), weights.double(), mass.double()
+        if total is None:
+            rest_weight = mass - weights.sum()
+            rest = torch.zeros_like(sums[0])
+        else:
+            rest_weight, rest = total[0].double() - weights.sum(), total[1:].double() - sums.sum(dim=0)
+        # What is left of sums that were subtracted again is rounding, and no group.
+        if rest_weight > max(rounding, ROUNDING) * 10 * mass:
+            groups, group_weights = torch.cat([sums, rest[None]]), torch.cat([weights, rest_weight[None]])
+        else:
+            groups, group_weights = sums, weights
+        return cls(gram, groups, group_weights, len(weights), mass, rounding)
+
+    @property
+    def group_means(self) -> Tensor:
+        """(G, p) mean of each group."""
+        return self.sums / self.weights[:, None]
+
+    @property
+    def mean(self) -> Tensor:
+        """(p,) mean of all rows."""
+        return self.sums.sum(dim=0) / self.weights.sum()
+
+    @property
+    def square(self) -> Tensor:
+        """() ``Σ ω ‖x‖²``."""
+        return self.gram.trace()
+
+    def within(self) -> Tensor:
+        """Return (p, p) scatter of the rows around the means of their groups."""
+        return self.gram - self.sums.T @ self.group_means
+
+    def total(self) -> Tensor:
+        """Return (p, p) scatter of the rows around the mean of all."""
+        return self.gram - self.weights.sum() * torch.outer(self.mean, self.mean)
+
+
+class ClassDistances:
+    """Squared Mahalanobis distances to the nearest class mean, and to the mean of all rows.
+
+    With the scatters ``S_w`` within classes and ``S_t`` around the mean μ of all N rows, and λ a share of the mean
+    eigenvalue of ``S_w``,
+
+        near(x) = min_c N·(q − μ_c)ᵀ(S_w + λI)⁻¹(q − μ_c)      overall(x) = N·(q − μ)ᵀ(S_t + λI)⁻¹(q − μ),
+
+    where q is x stretched to the root mean square length of the rows: the length of an embedding says more about a
+    photo's contrast than about what is on it (Mahalanobis++, Mueller and Hein, 2025, normalise rows, too). The
+    difference of the two is the relative distance of Ren et al. (2021).
+
+    Args:
+        moments: of the rows that were learned.
+        share: λ as a share of the mean eigenvalue of ``S_w``.
+    """
+
+    def __init__(self, moments: ClassMoments, share: float):
+        self.moments = moments
+        within, total = moments.within(), moments.total()
+        scale = within.diagonal().mean()
+        smallest = (10 * moments.rounding * moments.square).clamp_min(torch.finfo(torch.float64).tiny)
+        if share * scale <= smallest:  # every class is a single point
+            scale = total.diagonal().mean()
+        self.ridge = torch.maximum(share * scale, smallest)
+        self.length = (moments.square / moments.mass).sqrt()
+        self.centre = moments.mean
+        self.means = moments.group_means[: moments.classes] - self.centre
+        self.within_inverse = torch.cholesky_inverse(factorise(within, self.ridge))
+        self.total_inverse = torch.cholesky_inverse(factorise(total, self.ridge))
+
+    def stretched(self, x: Tensor, length: Tensor | None = None) -> Tensor:
+        """Return the rows (n, p) at the root mean square length of those learned, or at ``length`` (n,); float64."""
+        unit = torch.nn.functional.normalize(x.double(), dim=1)
+        return unit * (self.length if length is None else length[:, None])
+
+    def near(self, x: Tensor) -> Tensor:
+        """Return (n,) squared distances of rows (n, p) to the nearest class mean."""
+        return self._nearest(self.stretched(x) - self.centre, self.within_inverse)
+
+    def overall(self, x: Tensor) -> Tensor:
+        """Return (n,) squared distances of rows (n, p) to the mean of all."""
+        q = self.stretched(x) - self.centre
+        return self.moments.mass * _quadratic(q, self.total_inverse)
+
+    def relative(self, share: float) -> Callable[[Tensor], Tensor]:
+        """Return a function: rows (n, p) → (n,) ``near(x) − share·overall(x)``, by one product with a (p, p) matrix."""
+        inverse, _ = self.within_inverse - share * self.total_inverse, self._from_means
+        return lambda x: self._nearest(self.stretched(x) - self.centre, inverse)
+
+    def _nearest(self, q: Tensor, inverse: Tensor) -> Tensor:
+        """Return (n,) ``qᵀ·inverse·q`` and what depends on the class at its smallest, times the mass."""
+        towards, offset = self._from_means
+        return self.moments.mass * (_quadratic(q, inverse) + (offset - 2 * q @ towards).min(dim=1).values)
+
+    @cached_property
+    def _from_means(self) -> tuple[Tensor, Tensor]:
+        """(p, C) ``(S_w + λI)⁻¹μ_c`` and (C,) ``μ_cᵀ(S_w + λI)⁻¹μ_c`` of the centred means."""
+        towards = self.within_inverse @ self.means.T
+        return towards, (self.means.T * towards).sum(dim=0)
+
+    # ------------------------------------------------------------------ leave one out
+
+    def left_out(self, x: Tensor, columns: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return :meth:`near` and :meth:`overall` of rows that were learned, each as if that one had not been learned.
+
+        λ stays the same.
+
+        Taking a row of weight ω out of its class c changes every scatter by a matrix of rank one,
+        ``S_w − ω n_c/(n_c − ω)·(x − μ_c)(x − μ_c)ᵀ``, whose inverse is that of Sherman and Morrison.
+
+        Args:
+            x: (n, p).
+            columns: (n,) class of each.
+            weight: (n,) ω of each in the sums.
+
+        Returns:
+            (n,) twice, float64. The only row of a class leaves no class behind, and is as far away as from the other
+            classes; NaN where there is no other.
+        """
+        x, moments, weight = x.double(), self.moments, weight.double()
+        left = moments.mass - weight
+        q = self.stretched(x, ((moments.square - weight * x.square().sum(dim=1)).clamp_min(0) / left).sqrt())
+        q, x = q - self.centre, x - self.centre
+        near = left * self._near_left_out(q, x, columns, weight)
+        overall = left * self._overall_left_out(q, x, weight)
+        return near.masked_fill(near.isinf(), torch.nan), overall
+
+    def _near_left_out(self, q: Tensor, x: Tensor, columns: Tensor, weight: Tensor) -> Tensor:
+        mass = self.moments.weights[columns]
+        alone = mass - weight <= ROUNDING * mass
+        others = torch.where(alone, torch.ones_like(mass), mass - weight)
+        own = self.means[columns]
+        away = x - own
+        factor = torch.where(alone, torch.zeros_like(mass), weight * mass / others)
+        pull = away @ self.within_inverse
+        spread = factor / (1 - factor * (pull * away).sum(dim=1)).clamp_min(ROUNDING)
+        towards, offset = self._from_means
+        inner = _quadratic(q, self.within_inverse)[:, None] + offset - 2 * q @ towards
+        cross = (q * pull).sum(dim=1)[:, None] - pull @ self.means.T
+        distance = inner + spread[:, None] * cross.square()
+        rest = q - (own - (weight / others)[:, None] * away)  # the mean of the others is μ_c − ω/(n_c − ω)·(x − μ_c)
+        own_distance = _quadratic(rest, self.within_inverse) + spread * (rest * pull).sum(dim=1).square()
+        own_distance = own_distance.masked_fill(alone, torch.inf)
+        return distance.scatter(1, columns[:, None], own_distance[:, None]).min(dim=1).values
+
+    def _overall_left_out(self, q: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        mass = self.moments.weights.sum()
+        factor = weight * mass / (mass - weight)
+        pull = x @ self.total_inverse
+        spread = factor / (1 - factor * (pull * x).sum(dim=1)).clamp_min(ROUNDING)
+        rest = q + (weight / (mass - weight))[:, None] * x
+        return _quadratic(rest, self.total_inverse) + spread * (rest * pull).sum(dim=1).square()
+
+
+def _quadratic(x: Tensor, matrix: Tensor) -> Tensor:
+    """Return (n,) ``xᵀ·matrix·x`` of rows (n, p)."""
+    return (x * (x @ matrix)).sum(dim=1)

@@ -1,0 +1,81 @@
+"""Score learned samples as if their whole group (a burst, copies, near-copies) had never been learned.
+
+Without the rows X of a group, with weights Ω and targets Y, ridge regression gives these very samples the scores
+``(I − HΩ)⁻¹(S − HΩY)`` with S their scores and ``H = X(A + D)⁻¹Xᵀ`` (Woodbury). For one row that is
+``(s − h·y)/(1 − h)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from cifnet_pl.statistics.solve import factorise
+
+ROUNDING = 1e-9
+"""A share of 1 less than this is 1: the difference is lost in the rounding of float64 sums."""
+
+
+def half_products(gram: Tensor, penalty: Tensor, x: Tensor) -> Tensor:
+    """Return the rows B (n, p) with ``B Bᵀ = X(gram + diag(penalty))⁻¹Xᵀ``, float64.
+
+    Arguments and error are those of :func:`solve_ridge`.
+    """
+    factor = factorise(gram.double(), penalty.double())  # a ridge that eigh solves with may be small for float32
+    half: Tensor = torch.linalg.solve_triangular(factor, x.T.double(), upper=False)
+    return half.T
+
+
+def left_out(scores: Tensor, share: Tensor, targets: Tensor) -> Tensor:
+    """Return the scores (n, C) of samples whose own targets (n, C) no longer share in them: ``(score − h·y)/(1 − h)``.
+
+    Args:
+        scores: (n, C) of samples that were learned.
+        share: h, (n,) or (n, C): the sample's weight times its leverage; 0 where it was never seen.
+        targets: (n, C) targets that the solve used.
+
+    Returns:
+        (n, C) float64; NaN where h is 1 but for rounding: without the sample nothing is known of its score.
+    """
+    share = (share if share.ndim == 2 else share[:, None]).double()
+    found = (scores.double() - share * targets) / (1 - share)
+    return found.masked_fill(1 - share < ROUNDING, torch.nan)
+
+
+def shared_groups(groups: Tensor) -> Iterator[Tensor]:
+    """Yield the rows of every group (n,) int64 that has more than one."""
+    order = torch.argsort(groups, stable=True)
+    sizes = torch.unique_consecutive(groups[order], return_counts=True)[1]
+    for rows in torch.split(order, sizes.tolist()):
+        if len(rows) > 1:
+            yield rows
+
+
+def left_out_together(scores: Tensor, half: Tensor, weight: Tensor, targets: Tensor, groups: Tensor | None) -> Tensor:
+    """Return the scores (n, C) of samples without all samples of their group, at the same ridge.
+
+    Args:
+        scores: (n, C) of samples that were learned.
+        half: (n, p) from :func:`half_products`.
+        weight: (n,) of each sample in the sums; 0 where it was never seen.
+        targets: (n, C) targets that the solve used.
+        groups: (n,) int64 number of each sample's group; None where each stands alone.
+
+    Returns:
+        (n, C) float64; NaN where without the group nothing is known of a sample's score.
+    """
+    weight, targets, scores = weight.double(), targets.double(), scores.double()
+    found = left_out(scores, weight * half.square().sum(dim=1), targets)
+    for rows in shared_groups(groups) if groups is not None else ():
+        products, own = half[rows] @ half[rows].T, weight[rows]
+        eye = torch.eye(len(rows), dtype=products.dtype, device=products.device)
+        root = own.sqrt()
+        rest = torch.linalg.eigvalsh(eye - root[:, None] * products * root)[0]
+        share = products * own
+        system = eye - share if rest > ROUNDING else eye
+        found[rows] = torch.linalg.solve(system, scores[rows] - share @ targets[rows])
+        if rest <= ROUNDING:
+            found[rows] = torch.nan
+    return found

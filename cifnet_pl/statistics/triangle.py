@@ -1,0 +1,41 @@
+"""Pack symmetric matrices so that each number is held once: LAPACK's rectangular full packed format, lower, normal.
+
+A (p, p) matrix becomes (p + 1, p/2) for even p and (p, (p + 1)/2) for odd p (Gustavson, Waśniewski, Dongarra and
+Langou, 2010): the lower trapezium of its left half, and in the corner that it leaves free the lower triangle of the
+right half, transposed. All of it is a few block copies, on any device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cifnet_pl.statistics.symmetric import mirror_
+
+
+def packed_shape(width: int) -> tuple[int, int]:
+    """Return the shape of a packed (``width``, ``width``) matrix."""
+    return width + 1 - width % 2, (width + 1) // 2
+
+
+def pack(matrix: Tensor) -> Tensor:
+    """Pack matrices (…, p, p), of which the lower triangles are read, into (…, rows, columns)."""
+    width = matrix.shape[-1]
+    rows, columns = packed_shape(width)
+    shift, rest = rows - width, width - columns
+    packed = matrix.new_empty(*matrix.shape[:-2], rows, columns)
+    packed[..., shift:, :] = matrix[..., :columns]
+    corner = packed[..., :rest, columns - rest :]
+    upper = torch.ones(rest, rest, dtype=torch.bool, device=matrix.device).triu()
+    corner.copy_(torch.where(upper, matrix[..., columns:, columns:].mT, corner))
+    return packed
+
+
+def unpack(packed: Tensor, width: int) -> Tensor:
+    """Return the symmetric matrix (``width``, ``width``) that was packed into (rows, columns)."""
+    rows, columns = packed_shape(width)
+    shift, rest = rows - width, width - columns
+    matrix = packed.new_empty(width, width)
+    matrix[:, :columns] = packed[shift:]
+    matrix[columns:, columns:] = packed[:rest, columns - rest :].T
+    return mirror_(matrix)

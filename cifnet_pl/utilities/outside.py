@@ -1,0 +1,76 @@
+"""Import parts from outside the package by name: heads, sources, backbones and trained methods.
+
+A part is named ``module.name``, where the module is installed, on ``PYTHONPATH`` or a file in the current folder, or by
+the name of an entry point of an installed package. What a user names is imported; what a file names is imported only
+where the user says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.text import one_line, printable
+
+OWN = "cifnet_pl"
+GROUPS = ("heads", "backbones", "sources", "methods")
+"""Kinds of parts; an installed package offers them as entry points of the group ``cifnet_pl.<kind>``."""
+
+
+def import_name(part: Callable[..., Any]) -> str:
+    """Return the name that files have for a class or function: its own, or that of its import if it is from outside."""
+    inside = part.__module__.split(".")[0] == OWN
+    return part.__qualname__ if inside else f"{part.__module__}.{part.__qualname__}"
+
+
+def names_import(name: str) -> bool:
+    """Return whether ``name`` could be that of an import, ``module.name``."""
+    return re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", name) is not None
+
+
+def entry_point(kind: str, name: str) -> str | None:
+    """Return the import of what an installed package offers as ``name``, or None; nothing is imported."""
+    found = entry_points(group=f"{OWN}.{kind}", name=name)
+    return next((point.value.replace(":", ".").split()[0] for point in found), None)
+
+
+def offered(kind: str) -> list[str]:
+    """Return the names of all entry points of a kind."""
+    return sorted({point.name for point in entry_points(group=f"{OWN}.{kind}")})
+
+
+def find_in_current_folder() -> None:
+    """Let files of the current folder be imported where nothing that is installed has their name."""
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+
+
+def import_part(name: str) -> Any:
+    """Import ``module.name``; this executes the module.
+
+    Raises:
+        UsageError: there is no such module, it has no such name, or it fails.
+    """
+    if not names_import(name):
+        raise UsageError(f"'{printable(name)}' names no import, expected module.name, e.g. my_parts.MyHead")
+    find_in_current_folder()
+    module, _, last = name.rpartition(".")
+    try:
+        return getattr(import_module(module), last)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise UsageError(f"cannot import {name}: {one_line(error)}") from error
+        raise UsageError(
+            f"cannot import {name}: there is no module {error.name}; install it, put its folder on PYTHONPATH, "
+            "or run the command in the folder that holds it"
+        ) from error
+    except AttributeError as error:
+        raise UsageError(f"cannot import {name}: {one_line(error)}") from error
+    except Exception as error:  # the code of others may fail in any way
+        raise UsageError(f"cannot import {name}: {type(error).__name__}: {one_line(error)}") from error

@@ -1,0 +1,284 @@
+"""Sums of shards: the same bits whoever makes them and in whatever order they come, and each sample once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+
+import cifnet_pl
+from cifnet_pl.__main__ import main
+from cifnet_pl.cli.drivers import processes
+from cifnet_pl.cli.merge_sums import reduce_sums
+from cifnet_pl.cli.shard_maker import make
+from cifnet_pl.model.partial_sums import KEY, Part, parts_of, read_sums
+from cifnet_pl.model.shards import Shard
+from cifnet_pl.utilities.errors import CheckpointError, UsageError
+from tests.command_line import make_photos
+from tests.models import tensors_equal
+
+SHARDS = 5
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Embeddings of 7 classes, 30 to 60 samples each, in no order."""
+    draw = np.random.default_rng(0)
+    labels = draw.permutation(np.repeat(np.arange(7), draw.integers(30, 60, 7)))
+    z = (draw.normal(size=(7, 12))[labels] + draw.normal(size=(len(labels), 12))).astype(np.float32)
+    path = tmp_path_factory.mktemp("vectors") / "vectors.npz"
+    np.savez(path, embeddings=z, labels=labels)
+    return path
+
+
+def options(vectors: Path, *more: str) -> list[str]:
+    return ["--data.source", "embeddings", "--data.root", str(vectors), *more]
+
+
+@pytest.fixture(scope="module")
+def shards(vectors: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("shards")
+    make(folder, [Shard(i, SHARDS) for i in range(1, SHARDS + 1)], options(vectors))
+    return sorted(folder.glob("*.sums"))
+
+
+def merged(folder: Path, *files: Path | str) -> cifnet_pl.Classifier:
+    assert main(["merge", *map(str, files), "--output", str(folder)]) == 0
+    return cifnet_pl.load(folder)
+
+
+def test_all_shards_are_one_run(vectors: Path, shards: list[Path], tmp_path: Path):
+    """The model of all shards, against one fit over everything."""
+    model = merged(tmp_path / "m", *shards)
+    fast = ["--energy.enabled", "false", "--logs", str(tmp_path), "--data.classes_per_task", "7"]
+    assert main(["fit", *options(vectors), "--model.head", "RidgeHead", *fast]) == 0
+    other = cifnet_pl.load(tmp_path / "default")
+    assert model.counts == other.counts
+    assert model.knows_photos
+    z = torch.randn(50, 12, generator=torch.Generator().manual_seed(0))
+    columns = [other.class_names.index(name) for name in model.class_names]
+    torch.testing.assert_close(model.head(z), other.head(z)[:, columns], rtol=1e-9, atol=1e-9)
+    assert float(model.head.ridge_used) == pytest.approx(float(other.head.ridge_used), rel=1e-9)
+
+
+def test_the_same_bits_in_whatever_order_they_come(shards: list[Path], tmp_path: Path):
+    one = merged(tmp_path / "a", *shards)
+    other = merged(tmp_path / "b", *reversed(shards))
+    assert tensors_equal(one.tensors(), other.tensors())
+    assert tensors_equal(one.tensors(), merged(tmp_path / "c", shards[0].parent).tensors())
+
+
+def test_any_order_of_additions_to_rounding(shards: list[Path]):
+    order = np.random.default_rng(1).permutation(SHARDS)
+    one = reduce_sums(shards).solved()
+    other = reduce_sums([shards[i] for i in order], ordered=False).solved()
+    z = torch.randn(50, 12, generator=torch.Generator().manual_seed(0))
+    assert not tensors_equal(one.tensors(), other.tensors())
+    torch.testing.assert_close(one.head(z), other.head(z), rtol=1e-9, atol=1e-9)
+
+
+def test_a_tree_of_sums(shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    left, right = tmp_path / "left.sums", tmp_path / "right.sums"
+    assert main(["merge", *map(str, shards[:2]), "--output", str(left)]) == 0
+    assert "1 parts are missing" in capsys.readouterr().out
+    assert main(["merge", *map(str, shards[2:]), "--output", str(right)]) == 0
+    assert len(parts_of(left)) == len(parts_of(right)) == 1
+    z = torch.randn(50, 12, generator=torch.Generator().manual_seed(0))
+    tree, line = merged(tmp_path / "tree", left, right), merged(tmp_path / "line", *shards)
+    assert tree.counts == line.counts
+    torch.testing.assert_close(tree.head(z), line.head(z), rtol=1e-9, atol=1e-9)
+
+
+def test_photos_are_embedded(tmp_path: Path):
+    photos = make_photos(tmp_path / "photos", ["ant", "bee", "cat"], 9)
+    given = ["--data.root", str(photos), "--model.backbone", "pixels:8", "--data.num_workers", "0"]
+    for i in (1, 2):
+        assert main(["sums", "--shard", f"{i}/2", "--output", str(tmp_path / "s"), *given]) == 0
+    model = merged(tmp_path / "m", tmp_path / "s")
+    assert model.class_names == ["ant", "bee", "cat"]
+    found = [prediction.classes[0] for prediction in model.classify(str(photos))]
+    assert found == sorted(found)
+    result = model.extend(make_photos(tmp_path / "more", ["dog"], 9))
+    assert result.model.class_names == ["ant", "bee", "cat", "dog"]
+
+
+# ---------------------------------------------------------------------- each sample once
+
+
+def test_the_same_shard_twice_is_refused(shards: list[Path]):
+    with pytest.raises(UsageError, match=r"both have samples \d+ to \d+ of \d+, which would count twice"):
+        reduce_sums([*shards, shards[2]])
+
+
+def test_overlapping_shards_are_refused(vectors: Path, shards: list[Path], tmp_path: Path):
+    make(tmp_path, [Shard(1, 2)], options(vectors))
+    with pytest.raises(UsageError, match="which would count twice: give each shard once"):
+        reduce_sums([tmp_path / "shard-1-of-2.sums", shards[1]])
+    reduce_sums([tmp_path / "shard-1-of-2.sums", shards[4]])  # 2 and 5 of different cuts do not overlap
+
+
+def test_another_set_with_the_same_samples_is_refused(vectors: Path, shards: list[Path], tmp_path: Path):
+    """A part of the same vectors in another file, so that positions say nothing."""
+    stored = np.load(vectors)
+    np.savez(tmp_path / "part.npz", embeddings=stored["embeddings"][:80], labels=stored["labels"][:80])
+    make(tmp_path, [Shard(1, 1)], options(tmp_path / "part.npz"))
+    with pytest.raises(UsageError, match=r"have \d+ samples with the same content in common"):
+        reduce_sums([*shards, tmp_path / "shard-1-of-1.sums"])
+    np.savez(tmp_path / "other.npz", embeddings=stored["embeddings"] + 1, labels=stored["labels"])
+    make(tmp_path / "o", [Shard(1, 1)], options(tmp_path / "other.npz"))
+    both = reduce_sums([*shards, tmp_path / "o" / "shard-1-of-1.sums"])
+    assert sum(both.model.counts.values()) == 2 * sum(reduce_sums(shards).model.counts.values())
+
+
+def test_missing_shards_are_named(shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["merge", *map(str, shards[1:4]), "--output", str(tmp_path / "m")]) == 2
+    total = parts_of(shards[0])[0].total
+    first, last = parts_of(shards[0])[0], parts_of(shards[4])[0]
+    said = capsys.readouterr().err
+    assert (
+        f"samples 0 to {first.stop - 1} of {total}; samples {last.start} to {total - 1} of {total} are missing" in said
+    )
+    assert not (tmp_path / "m").exists()
+
+
+def test_finished_shards_are_skipped_and_damaged_ones_made_again(vectors: Path, tmp_path: Path):
+    one = [Shard(1, 3)]
+    assert "samples" in make(tmp_path, one, options(vectors))[0]
+    path = tmp_path / "shard-1-of-3.sums"
+    content = path.read_bytes()
+    assert make(tmp_path, one, options(vectors)) == ["shard-1-of-3 is finished already"]
+    path.write_bytes(content[: len(content) // 2])
+    assert "samples" in make(tmp_path, one, options(vectors))[0]
+    assert path.read_bytes() == content
+
+
+# ---------------------------------------------------------------------- drivers
+
+
+def of_shards(folder: Path, by: str, *more: str) -> list[str]:
+    return ["sums", "--output", str(folder), "--shards", str(SHARDS), "--by", by, *more]
+
+
+class Here:
+    """Stands for a process: the command runs in this one, and the second one fails."""
+
+    commands: ClassVar[list[list[str]]] = []
+
+    def __init__(self, command: list[str], env: dict[str, str]):
+        assert command[1:3] == ["-m", "cifnet_pl"]
+        assert env["OMP_NUM_THREADS"] == "1"
+        self.commands.append(command[3:])
+        if len(self.commands) != 2:
+            assert main(command[3:]) == 0
+
+    def wait(self) -> int:
+        return 0
+
+    terminate = wait
+
+
+def test_processes_share_the_shards_out_and_what_failed_again(
+    vectors: Path, shards: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(processes.subprocess, "Popen", Here)
+    monkeypatch.setattr(Here, "commands", [])
+    assert main(of_shards(tmp_path, "processes", *options(vectors))) == 0
+    assert [sum(word == "--shard" for word in command) for command in Here.commands] == [3, 2, 1, 1]
+    for path in shards:
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+
+
+def test_what_fails_every_time_is_an_error(
+    vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(processes.subprocess, "Popen", lambda command, env: SimpleNamespace(wait=int, terminate=int))
+    assert main(of_shards(tmp_path, "processes", *options(vectors))) == 1
+    assert "5 of 5 shards failed, the first is 1" in capsys.readouterr().err
+
+
+def test_a_slurm_array_has_the_missing_shards(vectors: Path, shards: list[Path], tmp_path: Path):
+    for path in (shards[0], shards[3]):
+        os.link(path, tmp_path / path.name)
+    assert main(of_shards(tmp_path, "slurm", *options(vectors))) == 0
+    script = (tmp_path / "sums.sbatch").read_text()
+    assert "#SBATCH --array=2-3,5%2" in script
+    command = script.splitlines()[-1].replace("$SLURM_ARRAY_TASK_ID", "2")
+    assert main(shlex.split(command)[4:]) == 0
+    assert (tmp_path / shards[1].name).read_bytes() == shards[1].read_bytes()
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--shard", "6/5"], "--shard is '6/5', expected one of n parts"),
+        (["--shard", "0/5"], "--shard is '0/5'"),
+        (["--shard", "a"], "--shard is 'a'"),
+        ([], "give either --shard"),
+        (["--shard", "1/9999"], "cannot be cut into 9999 shards"),
+        (["--shard", "1/2", "--model.head", "CIFNetHead"], "CIFNetHead"),
+        (["--shard", "1/2", "--model.head", "NoHead"], "unknown head 'NoHead'"),
+        (["--shard", "1/2", "--data.sorce", "x"], "unknown option"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(
+    words: list[str], sentence: str, vectors: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    unsupported = "CIFNetHead" in words
+    assert main(["sums", "--output", str(tmp_path), *words, *options(vectors)]) == (1 if unsupported else 2)
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+def test_a_model_is_not_merged_with_sums(shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    merged(tmp_path / "m", *shards)
+    assert main(["merge", str(shards[0]), str(tmp_path / "m"), "--output", str(tmp_path / "o")]) == 2
+    assert "is no file of sums" in capsys.readouterr().err
+
+
+def test_sums_of_other_heads_are_refused(vectors: Path, shards: list[Path], tmp_path: Path):
+    make(tmp_path, [Shard(5, SHARDS)], options(vectors, "--model.head", "NCMHead"))
+    with pytest.raises(UsageError, match="their heads differ"):
+        reduce_sums([*shards[:4], tmp_path / shards[4].name])
+
+
+@pytest.mark.parametrize("change", ["cut", "flipped", "parts", "model", "nothing"])
+def test_a_damaged_file_is_refused(change: str, shards: list[Path], tmp_path: Path):
+    path = tmp_path / "d.sums"
+    content = bytearray(shards[0].read_bytes())
+    if change == "cut":
+        path.write_bytes(content[:-100])
+    elif change == "flipped":
+        content[-10] ^= 1
+        path.write_bytes(content)
+    elif change == "nothing":
+        path.write_bytes(save({"x": torch.zeros(1)}))
+    else:
+        with safe_open(shards[0], framework="pt") as file:
+            header = json.loads(file.metadata()[KEY])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        if change == "parts":
+            header["parts"][0]["stop"] = 10**6
+        else:
+            header["model"]["head"]["class"] = "os.system"
+        path.write_bytes(save(tensors, {KEY: json.dumps(header)}))
+    with pytest.raises(CheckpointError):
+        read_sums(path)
+
+
+def test_parts_are_compared_by_their_set():
+    part = Part(listing="a", start=0, stop=5, total=10)
+    assert str(part) == "samples 0 to 4 of 10"
+    assert [Shard(i, 3).bounds(10) for i in (1, 2, 3)] == [(0, 3), (3, 6), (6, 10)]

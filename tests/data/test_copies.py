@@ -1,0 +1,181 @@
+"""A run learns a photo once, whatever its names and the batches, and says what stands twice."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import cifnet_pl
+from cifnet_pl.data.cache import EmbeddingCache
+from cifnet_pl.data.content_hashes import ContentHashes
+from cifnet_pl.data.copies import find_copies
+from cifnet_pl.data.image_sets import FileSet, SourceOptions
+from cifnet_pl.data.sources import build_source
+from cifnet_pl.heads import RidgeHead
+from cifnet_pl.learning.callbacks import task_metrics
+from tests.command_line import BUFFER, assert_same_model, checkpoint, learned, make_photos
+
+FOLDER = ["--data.source", "folder", "--data.classes_per_task", "2"]
+NAMES = ["ant", "bee", "cow", "dog"]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Class folders in two parts without a copy."""
+    whole = make_photos(tmp_path / "made", NAMES, 12)
+    for name in NAMES:
+        for i in range(12):
+            target = tmp_path / "photos" / ("train" if i < 9 else "val") / name
+            target.mkdir(parents=True, exist_ok=True)
+            shutil.copy(whole / name / f"{i}.png", target / f"{i}.png")
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def repeated(photos: Path, tmp_path: Path) -> Path:
+    """The same with three copies of a bee, an ant among the cows, and a tested ant that was learned."""
+    folder = Path(shutil.copytree(photos, tmp_path / "repeated"))
+    for i in range(3):
+        shutil.copy(folder / "train" / "bee" / "4.png", folder / "train" / "bee" / f"x {i}.png")
+    shutil.copy(folder / "train" / "ant" / "1.png", folder / "train" / "cow" / "wrong.png")
+    shutil.copy(folder / "train" / "ant" / "2.png", folder / "val" / "ant" / "again.png")
+    return folder
+
+
+def run(logs: Path, root: Path, *options: str, version: int = 0) -> Path:
+    return learned(logs, *FOLDER, "--data.root", str(root), *options, version=version)
+
+
+def test_copies_are_named_and_left_out(
+    photos: Path, repeated: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (repeated / "train" / "cow" / "wrong.png").unlink()
+    folder = run(tmp_path / "a", repeated, "--model.head", "RidgeHead")
+    assert "bee/x 0.png, bee/x 1.png, bee/x 2.png learned already or twice in the folder: left out" in caplog.text
+    assert "ant/again.png (learned as ant/2.png) is learned and tested with" in caplog.text
+    assert "one label is probably wrong" not in caplog.text
+    clean = run(tmp_path / "b", photos, "--model.head", "RidgeHead")
+    ours, theirs = checkpoint(folder), checkpoint(clean)
+    for key, tensor in theirs["state_dict"].items():
+        assert torch.equal(tensor, ours["state_dict"][key]), key
+    assert not (clean / "copies.csv").exists()
+    with (folder / "copies.csv").open(newline="", encoding="utf-8") as file:
+        rows = [tuple(row.values()) for row in csv.DictReader(file)]
+    assert ("copy", "bee/x 2.png", "bee/4.png") in rows
+    assert ("learned and tested", "ant/again.png", "ant/2.png") in rows
+    assert cifnet_pl.load(folder).counts["bee"] == 9
+
+
+def test_a_photo_in_two_classes_is_a_doubtful_label(
+    repeated: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = run(tmp_path / "a", repeated, "--model.head", "RidgeHead")
+    assert "cow/wrong.png (also in ant) in two classes: one label is probably wrong" in caplog.text
+    assert cifnet_pl.load(folder).counts == {"ant": 9, "bee": 9, "cow": 10, "dog": 9}
+
+
+def test_copies_can_be_kept(repeated: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = run(tmp_path / "a", repeated, "--model.head", "RidgeHead", "--data.duplicates", "keep")
+    assert "learned again, as asked for" in caplog.text
+    assert caplog.text.count("the ridge is at its cap") == 1  # both tasks are
+    model = cifnet_pl.load(folder)
+    assert model.counts["bee"] == 12
+    assert isinstance(model.head, RidgeHead)
+    assert int(model.head.sums.seen) == sum(model.counts.values()) - 4 == 36
+
+
+@pytest.mark.parametrize("options", [["--data.batch_size", "3"], ["--model.hashes", "false"]])
+def test_which_copy_is_learned_does_not_depend_on_batches(
+    photos: Path, repeated: Path, tmp_path: Path, options: list[str]
+) -> None:
+    """With a buffer, whose choice depends on the names of the photos."""
+    whole = run(tmp_path / "a", repeated, *BUFFER)
+    other = run(tmp_path / "b", repeated, *BUFFER, *options)
+    for key in ("buffer.key", "buffer.y"):
+        assert torch.equal(checkpoint(whole)["state_dict"][key], checkpoint(other)["state_dict"][key])
+
+
+def test_a_run_that_goes_on_leaves_the_same_copies_out(repeated: Path, tmp_path: Path) -> None:
+    whole = run(tmp_path / "a", repeated, *BUFFER)
+    run(tmp_path / "b", repeated, *BUFFER, "--data.max_tasks", "1")
+    on = run(tmp_path / "b", repeated, *BUFFER, "--ckpt_path", "last")
+    assert_same_model(whole, on)
+
+
+def test_a_class_with_copies_is_cached(repeated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its photos are not read again to compare them."""
+    cache = ["--data.cache", "true", "--data.cache_folder", str(tmp_path / "cache"), *BUFFER]
+    first = run(tmp_path / "a", repeated, *cache)
+    read: list[str] = []
+    content = FileSet.content
+    monkeypatch.setattr(FileSet, "content", lambda self, i: read.append(self.names[i]) or content(self, i))
+    # The fingerprint in the summary reads a sample of the files, once the run has ended.
+    monkeypatch.setattr(task_metrics, "fingerprint", lambda source: "")
+    assert_same_model(first, run(tmp_path / "b", repeated, *cache))
+    assert read == []
+
+
+def test_photos_of_unlike_sizes_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = FileSet(tmp_path, ["a", "b", "c", "d"], [0, 0, 0, 1])
+    for name, text in zip(files.names, ["xx", "yyy", "zz", "w"], strict=True):
+        (tmp_path / name).write_text(text)
+    hashes, rows = ContentHashes(files), np.arange(4)
+    found = [row for row, _ in hashes.where_alike(rows, np.array([9]))]
+    assert found == [0, 2]
+    assert hashes._known.tolist() == [True, False, True, False]
+    assert [row for row, _ in ContentHashes(files).where_alike(rows, np.array([1]))] == [0, 2, 3]
+
+
+def test_empty_files_are_no_copies(tmp_path: Path) -> None:
+    """They are named as unreadable instead."""
+    root = make_photos(tmp_path / "photos", ["ant"], 4)
+    for i in (0, 1):
+        (root / "ant" / f"{i}.png").write_bytes(b"")
+    source = build_source("folder", SourceOptions(root))
+    hashes = ContentHashes(source.train), ContentHashes(source.val)
+    assert not find_copies(source, [np.arange(len(source.train))], *hashes)
+
+
+def test_samples_that_return_are_learned_once(tmp_path: Path) -> None:
+    """A copy in a later task is the one that is left out."""
+    root = make_photos(tmp_path / "photos", ["ant"], 6)
+    shutil.copy(root / "ant" / "5.png", root / "ant" / "0 copy.png")
+    source = build_source("folder", SourceOptions(root, val_fraction=0.2))
+    names = list(source.train.names)
+    copy, first = names.index("ant/0 copy.png"), names.index("ant/5.png")
+    for tasks in ([[first], [copy]], [[copy], [first]]):
+        hashes = ContentHashes(source.train), ContentHashes(source.val)
+        found = find_copies(source, [np.array(task) for task in tasks], *hashes)
+        assert found.twice == [(tasks[1][0], tasks[0][0])]
+
+
+def test_a_damaged_list_of_hashes_is_not_used(tmp_path: Path) -> None:
+    """The cache stores hashes beside the embeddings, with a checksum of their own."""
+    from safetensors.torch import load_file, save_file
+
+    root = make_photos(tmp_path / "photos", ["ant"], 3)
+    images = build_source("folder", SourceOptions(root)).train
+
+    def fresh() -> EmbeddingCache:
+        return EmbeddingCache(images, ["ant"], tmp_path / "cache")
+
+    cache = fresh()
+    cache.known(np.arange(len(images)))
+    cache.collect(torch.arange(len(images)), torch.randn(len(images), 2))
+    stored = fresh().hashes(0)
+    assert stored is not None
+    assert stored.tolist() == ContentHashes(images).of(np.arange(len(images))).tolist()
+    path = next((tmp_path / "cache").glob("*.safetensors"))
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        about = file.metadata()
+    tensors = load_file(path)
+    tensors["hashes"] = tensors["hashes"] + 1
+    save_file(tensors, path, metadata=about)
+    assert fresh().hashes(0) is None

@@ -1,0 +1,207 @@
+"""Tar shards: the same photos as in folders, each once, and one sentence for what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from itertools import pairwise
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cifnet_pl
+from cifnet_pl.__main__ import main
+from cifnet_pl.data.encoded_sets import classes_of
+from cifnet_pl.data.image_sets import Source, SourceOptions
+from cifnet_pl.data.sources import build_source
+from cifnet_pl.data.tar_shards import find_shards, part_of
+from cifnet_pl.utilities.errors import DataError
+from tests.command_line import FAST, make_photos
+from tests.data.layouts import add_sample, encoded
+
+CLASSES = ["ant", "bee", "cat"]
+
+
+def build(root: Path | str, **own: str) -> Source:
+    return build_source("webdataset", SourceOptions(Path(root), own=own))
+
+
+def write(path: Path, samples: list[tuple[str, dict[str, bytes]]]) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    with tarfile.open(path, "w") as shard:
+        for key, members in samples:
+            add_sample(shard, key, members)
+    return path
+
+
+def good(count: int = 6) -> list[tuple[str, dict[str, bytes]]]:
+    return [(f"s{i}", {"png": encoded((40 * i, 9, 9), i), "cls": str(i % 2).encode()}) for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photos of three classes in folders, in a table and in uneven shards, in no order of classes."""
+    root = tmp_path_factory.mktemp("photos")
+    make_photos(root / "folder" / "train", CLASSES, 12)
+    make_photos(root / "folder" / "val", CLASSES, 15)
+    rows = ["path,label,split"]
+    for part, word in (("train", "train"), ("val", "test")):
+        for path in (root / "folder" / part).rglob("*.png"):
+            if part == "val" and int(path.stem) < 12:
+                path.unlink()  # the same noise as for training
+        files = sorted((root / "folder" / part).rglob("*.png"), key=lambda path: (path.stem, path.parent.name))
+        cuts = [0, 1, 20, len(files)] if part == "train" else [0, len(files)]
+        for number, (a, b) in enumerate(pairwise(cuts)):
+            samples = [
+                (f"{f.parent.name}-{f.stem}", {"png": f.read_bytes(), "txt": f.parent.name.encode()})
+                for f in files[a:b]
+            ]
+            write(root / "shards" / f"{word}-{number}.tar", samples)
+        rows += [f"{path.relative_to(root)},{path.parent.name},{word}" for path in files]
+    (root / "table.csv").write_text("\n".join(rows))
+    return root
+
+
+OPTIONS = [*FAST[:2], "--model.head", "RidgeHead", "--model.engine", "torch", "--data.image_size", "8"]
+OPTIONS += ["--data.classes_per_task", "1", "--energy.enabled", "false"]
+
+
+def test_folder_table_and_shards_are_the_same_run(photos: Path, tmp_path: Path):
+    found = {}
+    for source, root in (("folder", "folder"), ("manifest", "table.csv"), ("webdataset", "shards")):
+        given = ["--data.source", source, "--data.root", str(photos / root), "--data.num_workers", "0"]
+        assert main(["fit", *OPTIONS, *given, "--logs", str(tmp_path), "--experiment", source]) == 0
+        run = tmp_path / source / "version_0"
+        found[source] = cifnet_pl.load(run), json.loads((run / "summary.json").read_text())
+    model, summary = found["folder"]
+    for other, about in found.values():
+        assert about["A_k"] == summary["A_k"]
+        assert other.counts == model.counts
+        assert other.photos.content.tolist() == model.photos.content.tolist()
+        np.testing.assert_allclose(other.head.weights, model.head.weights, rtol=1e-9, atol=1e-12)
+
+
+def test_a_task_is_read_in_the_order_of_the_shards(photos: Path):
+    assert build(photos / "shards").train.sequential
+    assert not build_source("folder", SourceOptions(photos / "folder")).train.sequential
+
+
+def _contents(source: Source, rows: list[int]) -> list[bytes]:
+    return [source.train.content(row) for row in rows]
+
+
+def test_processes_do_not_share_a_place_in_a_file(photos: Path):
+    source = build(photos / "shards")
+    expected = _contents(source, list(range(len(source.train))))  # opens the files in this process
+    with get_context("fork").Pool(2) as pool:
+        parts = [list(range(start, len(source.train), 4)) for start in range(4)]
+        for part, found in zip(parts, pool.starmap(_contents, [(source, part) for part in parts]), strict=True):
+            assert found == [expected[row] for row in part]
+
+
+def test_patterns_and_addresses(photos: Path):
+    whole = build(photos / "shards")
+    for pattern in ("*.tar", "{train,test}-*.tar", "{train-{0..2},test-0}.tar"):
+        assert list(build(photos / "shards" / pattern).train.names) == list(whole.train.names)
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    for path in (photos / "shards").iterdir():
+        memory.pipe(f"/bucket/{path.name}", path.read_bytes())
+    remote = build("memory://bucket/*.tar")
+    assert [remote.train.content(i) for i in range(5)] == [whole.train.content(i) for i in range(5)]
+    assert find_shards(SourceOptions(Path("memory://bucket/train-{0..1}.tar"))) == [
+        "memory://bucket/train-0.tar",
+        "memory://bucket/train-1.tar",
+    ]
+
+
+def test_parts_by_name():
+    assert [part_of(name) for name in ("a/train-00.tar", "val/0.tar", "x/part.tar", "trained/part-1.tar")] == [
+        "train",
+        "test",
+        None,
+        None,
+    ]
+
+
+def test_names_of_classes_from_a_list(tmp_path: Path):
+    write(tmp_path / "a.tar", good())
+    (tmp_path / "names.txt").write_text("moth\nwasp\nunused\n")
+    assert build(tmp_path, classes=str(tmp_path / "names.txt")).class_names == ["moth", "wasp"]
+
+
+# ---------------------------------------------------------------------- what is wrong
+
+
+def test_a_shard_that_is_cut_off(tmp_path: Path):
+    path = write(tmp_path / "a.tar", good())
+    content = path.read_bytes()
+    for size in (100, 700, len(content) // 2, len(content) // 2 + 512):
+        path.write_bytes(content[:size])
+        with pytest.raises(DataError, match=r"cut off|has no image|has no label"):
+            build(tmp_path)
+    path.write_bytes(b"x" * 2000)
+    with pytest.raises(DataError, match="no tar file"):
+        build(tmp_path)
+
+
+def test_a_shard_that_changes_while_it_is_read(tmp_path: Path):
+    path = write(tmp_path / "a.tar", good())
+    source = build(tmp_path)
+    assert source.train.content(0)
+    write(tmp_path / "new" / "b.tar", good(8))
+    os.replace(tmp_path / "new" / "b.tar", path)
+    with pytest.raises(DataError, match=r"a\.tar changed while it was read"):
+        source.train.content(0)
+    path.unlink()
+    with pytest.raises(DataError, match=r"cannot read shard .*a\.tar"):
+        source.train.content(1)
+
+
+@pytest.mark.parametrize(
+    ("samples", "sentence"),
+    [
+        ([("a", {"cls": b"1"})], "sample a has no image, it has cls"),
+        ([("a", {"png": b"x"})], "sample a has no label"),
+        ([("a", {"png": b"x", "json": b"{}"})], "sample a has no readable label 'label' in .json"),
+        ([("a", {"png": b"x", "cls": b"\xff"})], "no readable label"),
+        ([("a", {"png": b"x", "txt": b"a\nb"})], "cannot be the name of a class"),
+        ([("a", {"png": b"x", "json": b'{"label": 1.5}'})], "a label is 1.5 (float), expected integers or names"),
+        ([], "has no samples"),
+    ],
+)
+def test_wrong_samples(samples: list[tuple[str, dict[str, bytes]]], sentence: str, tmp_path: Path):
+    write(tmp_path / "a.tar", samples)
+    with pytest.raises(DataError) as caught:
+        build(tmp_path)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_same_sample_twice(tmp_path: Path):
+    write(tmp_path / "x" / "a.tar", good())
+    write(tmp_path / "y" / "a.tar", good())
+    with pytest.raises(DataError, match=r"sample a\.tar/s\d stands there twice"):
+        build(tmp_path)
+
+
+def test_a_class_without_training_images(tmp_path: Path):
+    write(tmp_path / "train-0.tar", good()[::2])
+    write(tmp_path / "test-0.tar", good()[1::2])
+    with pytest.raises(DataError, match="class '1' has no training image"):
+        build(tmp_path)
+
+
+def test_no_shards(tmp_path: Path):
+    with pytest.raises(DataError, match="no shards at"):
+        build(tmp_path)
+
+
+def test_labels_are_sorted_as_numbers():
+    assert classes_of([10, 9, 10, 2], "x")[0] == ["2", "9", "10"]
+    with pytest.raises(DataError, match="is that of two"):
+        classes_of([1, "1"], "x")

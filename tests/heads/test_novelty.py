@@ -1,0 +1,213 @@
+"""Novelty of every head against its equations, written down sample by sample."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from cifnet_pl.heads import ACILHead, Head, RidgeHead, SLDAHead
+from cifnet_pl.heads.novelty import OVERALL, RIDGE
+from cifnet_pl.utilities.errors import CifnetError, NonFiniteError, UnsupportedError
+from tests.heads.suite import (
+    HEADS,
+    WIDTH,
+    Case,
+    Task,
+    difference,
+    halves,
+    learn,
+    queries,
+    reloaded,
+    show_past,
+    shuffled,
+    stream,
+)
+
+TASKS = stream()
+QUERIES = queries(TASKS)
+TELLING = [case for case in HEADS if case.values[0].make(WIDTH).tells_novelty]
+telling = pytest.mark.parametrize("case", TELLING)
+
+
+class Literal:
+    """Samples (n, p) of known groups, and the novelty of a query by definition.
+
+    Group −1 is no class: it counts for both scatters, and nothing is near to it.
+    """
+
+    def __init__(self, rows: np.ndarray, groups: np.ndarray, weights: np.ndarray, ridge: float | None = None):
+        self.rows, self.groups, self.weights = rows, groups, weights
+        total = weights.sum()
+        means = {g: np.average(rows[groups == g], axis=0, weights=weights[groups == g]) for g in np.unique(groups)}
+        self.mean = np.average(rows, axis=0, weights=weights)
+        width = rows.shape[1]
+        within = np.zeros((width, width))
+        for g, mean in means.items():
+            away = (rows[groups == g] - mean) * np.sqrt(weights[groups == g])[:, None]
+            within += away.T @ away
+        away = (rows - self.mean) * np.sqrt(weights)[:, None]
+        scatter = away.T @ away
+        self.ridge = RIDGE * np.trace(within) / width if ridge is None else ridge
+        self.within = total * np.linalg.inv(within + self.ridge * np.eye(width))
+        self.scatter = total * np.linalg.inv(scatter + self.ridge * np.eye(width))
+        self.length = np.sqrt((weights * (rows**2).sum(axis=1)).sum() / total)
+        self.means = [mean for g, mean in means.items() if g >= 0]
+
+    def novelty(self, x: np.ndarray) -> float:
+        q = x / np.linalg.norm(x) * self.length
+        near = min((q - mean) @ self.within @ (q - mean) for mean in self.means)
+        return float(near - OVERALL * (q - self.mean) @ self.scatter @ (q - self.mean))
+
+    def of(self, x: np.ndarray) -> torch.Tensor:
+        return torch.tensor([self.novelty(row) for row in x], dtype=torch.float64)
+
+    def without(self, i: int) -> Literal:
+        kept = np.arange(len(self.rows)) != i
+        return Literal(self.rows[kept], self.groups[kept], self.weights[kept], self.ridge)
+
+
+def literal(head: Head, tasks: list[Task], removed: int | None = None) -> Literal:
+    """All samples of a stream as this head weighs them; ``removed`` is a class that it no longer knows."""
+    z, y = torch.cat([task.z for task in tasks]), torch.cat([task.y for task in tasks])
+    count = (y[:, None] == y).sum(dim=1).double()
+    weight = 1 / count if getattr(head, "balanced", False) else torch.ones_like(count)
+    groups = torch.unique(y, return_inverse=True)[1]
+    if removed is not None:
+        groups[y == removed] = -1
+    return Literal(rows(head, z), groups.numpy(), weight.numpy())
+
+
+def rows(head: Head, z: torch.Tensor) -> np.ndarray:
+    return head._rows(z).double().numpy()
+
+
+@telling
+def test_novelty_is_that_of_the_equations(case: Case) -> None:
+    head = case.make(WIDTH)
+    for k in range(len(TASKS)):  # along the stream: nothing of an earlier task is kept
+        learn(head, TASKS[k : k + 1], earlier=TASKS[:k])
+        found = head.novelty(QUERIES)
+        assert found.shape == (len(QUERIES),)
+        assert found.dtype == torch.float64
+        assert difference(found, literal(head, TASKS[: k + 1]).of(rows(head, QUERIES))) <= case.tolerance
+
+
+@telling
+def test_leaving_a_sample_out_is_learning_without_it(case: Case) -> None:
+    head = learn(case.make(WIDTH), TASKS)
+    full = literal(head, TASKS)
+    z, y = torch.cat([task.z for task in TASKS]), torch.cat([task.y for task in TASKS])
+    found = head.leave_one_out_novelty(z, y)
+    expected = torch.cat([full.without(i).of(full.rows[i : i + 1]) for i in range(len(z))])
+    assert difference(found, expected) <= max(case.tolerance, 1e-8)
+
+
+@telling
+def test_novelty_does_not_depend_on_length_or_on_what_comes_with_it(case: Case) -> None:
+    head = learn(case.make(WIDTH), shuffled(TASKS, seed=3), batch=3)
+    found = head.novelty(QUERIES)
+    assert difference(found, learn(case.make(WIDTH), TASKS).novelty(QUERIES)) <= case.tolerance
+    assert difference(torch.cat([head.novelty(z[None]) for z in QUERIES]), found) <= case.tolerance
+    assert difference(head.novelty(7 * QUERIES), found) <= case.tolerance
+    assert head.novelty(QUERIES[:0]).shape == (0,)
+    assert difference(head.measuring()(QUERIES), found) <= case.tolerance
+
+
+@telling
+def test_novelty_follows_every_change(case: Case) -> None:
+    """Merge, subtract, several processes, a file, removal: as if learned at once, and never what was before."""
+    head = learn(case.make(WIDTH), TASKS)
+    expected = literal(head, TASKS)
+    assert difference(reloaded(head, case).novelty(QUERIES), head.novelty(QUERIES)) <= case.tolerance
+    if case.merge == "pooled":
+        parts = [halves(task) for task in TASKS]
+        one, other = (learn(case.make(WIDTH), [part[i] for part in parts]) for i in (0, 1))
+        alone = one.novelty(QUERIES)
+        one.merge_(other)
+        one.solve()
+        assert difference(one.novelty(QUERIES), expected.of(rows(head, QUERIES))) <= case.tolerance
+        if case.subtract:
+            one.subtract_(other)
+            one.solve()
+            assert difference(one.novelty(QUERIES), alone) <= max(case.tolerance, 1e-8)
+    if case.reduce:
+        first = learn(case.make(WIDTH), TASKS[:2])
+        second, task = copy.deepcopy(first), TASKS[2]
+        parts = halves(task)
+        for shard, part in zip((first, second), parts, strict=True):
+            shard.begin_task(task.classes, task.counts)
+            shard.observe(part.z, part.y)
+        sent: list[torch.Tensor] = []
+        second.reduce_(lambda tensor: sent.append(tensor.clone()))
+        first.reduce_(lambda tensor: tensor.add_(sent.pop(0)))
+        show_past(first, TASKS[:2])
+        first.solve()
+        assert difference(first.novelty(QUERIES), expected.of(rows(head, QUERIES))) <= case.tolerance
+
+
+@telling
+def test_a_removed_class_is_unknown_again(case: Case) -> None:
+    head = learn(case.make(WIDTH), TASKS)
+    own = TASKS[2].z[TASKS[2].y == 0]
+    before = head.novelty(own)
+    head.remove_classes([0])
+    after = head.novelty(own)
+    assert after.mean() > before.mean()  # not of each sample: the overall mean and scatter change, too
+    if not isinstance(head, ACILHead | SLDAHead):  # which keep no sum of what was removed
+        assert difference(after, literal(head, TASKS, removed=0).of(rows(head, own))) <= case.tolerance
+
+
+@telling
+def test_foreign_samples_are_told_from_known_ones(case: Case) -> None:
+    head = learn(case.make(WIDTH), TASKS)
+    known = torch.cat([task.z for task in TASKS])
+    foreign = torch.cat([task.z for task in stream([[1], [2, 3]], seed=11)])
+    higher = head.novelty(foreign)[:, None] > head.leave_one_out_novelty(known, torch.cat([t.y for t in TASKS]))
+    assert higher.double().mean() > 0.9
+
+
+@telling
+def test_a_class_with_one_sample(case: Case) -> None:
+    """Left out, it leaves no class behind: it is as far away as from the other one, and unknown where there is none."""
+    z = QUERIES[:1]
+    head = case.make(WIDTH)
+    head.begin_task([4], [1])
+    head.observe(z, torch.tensor([4]))
+    head.solve()
+    assert head.novelty(QUERIES).isfinite().all()
+    assert head.leave_one_out_novelty(z, torch.tensor([4])).isnan().all()
+    task = Task([4, -3], torch.cat([z, TASKS[1].z[TASKS[1].y == -3]]), torch.tensor([4] + [-3] * TASKS[1].counts[0]))
+    head = learn(case.make(WIDTH), [task])
+    full = literal(head, [task])
+    expected = full.without(0).of(full.rows[:1])
+    found = head.leave_one_out_novelty(z, torch.tensor([4]))
+    assert difference(found, expected) <= max(case.tolerance, 1e-8)
+
+
+@telling
+def test_bad_input(case: Case) -> None:
+    head = learn(case.make(WIDTH), TASKS[:1])
+    with pytest.raises(NonFiniteError):
+        head.novelty(torch.full((1, WIDTH), torch.nan))
+    head.begin_task([5], [1])
+    head.observe(QUERIES[:1], torch.tensor([5]))
+    with pytest.raises(CifnetError, match="not solved"):
+        head.novelty(QUERIES)
+
+
+@pytest.mark.parametrize("case", [case for case in HEADS if case not in TELLING])
+def test_other_heads_say_that_they_cannot(case: Case) -> None:
+    with pytest.raises(UnsupportedError, match="cannot tell unknown things from known ones"):
+        learn(case.make(WIDTH), TASKS).novelty(QUERIES)
+
+
+def test_a_copy_does_not_carry_the_distances() -> None:
+    head = learn(RidgeHead(WIDTH), TASKS)
+    head.novelty(QUERIES)
+    twin = copy.deepcopy(head)
+    assert twin.stage.distances is None
+    assert head.stage.distances is not None
+    assert torch.equal(twin.novelty(QUERIES), head.novelty(QUERIES))

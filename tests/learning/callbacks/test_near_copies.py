@@ -1,0 +1,77 @@
+"""Near-copies are counted from the embeddings of a run, and tested photos that resemble learned ones are told apart."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import cifnet_pl
+from cifnet_pl.__main__ import main
+from cifnet_pl.model.near_copies import NearCopyScore
+from tests.command_line import learned
+from tests.data.test_alike import scene
+
+OPTIONS = ["--data.source", "folder", "--data.classes_per_task", "2", "--model.head", "RidgeHead"]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four classes of 15 scenes each; of the 5 tested ones of the first, two are shots of a learned scene."""
+    root = tmp_path_factory.mktemp("photos")
+    for label, name in enumerate(("cup", "jug", "lid", "mug")):
+        for i in range(15):
+            path = root / ("val" if i >= 10 else "train") / name / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            scene(100 * label + i).save(path)
+    for i in range(2):
+        bright = np.asarray(scene(i)).astype(int) + 2
+        pixels = np.clip(bright, 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(root / "val" / "cup" / f"{13 + i}.png")
+        Image.fromarray(np.clip(bright + 2, 0, 255).astype(np.uint8)).save(root / "train" / "cup" / f"again {i}.png")
+    return root
+
+
+def test_a_run_says_what_flatters_its_score(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    learned(tmp_path, *OPTIONS, "--data.root", str(photos))
+    said = capsys.readouterr().out
+    assert "2 of these 20 photos are near-copies of learned ones and flatter the score: of the 18 others" in said
+    assert "4 of 42 learned photos are near-copies of others" in said
+
+
+def test_a_run_that_goes_on_says_the_same(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    cache = ["--data.cache", "true", "--data.cache_folder", str(tmp_path / "cache")]
+    learned(tmp_path, *OPTIONS, *cache, "--data.root", str(photos), "--data.max_tasks", "1")
+    capsys.readouterr()
+    learned(tmp_path, *OPTIONS, *cache, "--data.root", str(photos), "--ckpt_path", "last")
+    said = capsys.readouterr().out
+    assert "2 of these 20 photos are near-copies of learned ones" in said
+    assert "4 of 42 learned photos are near-copies of others" in said
+
+
+def test_extend_says_it_beside_its_score(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Two classes, one of turned shots of one scene, which thumbnails cannot join to one group."""
+    run = learned(tmp_path, *OPTIONS, "--data.root", str(photos), "--data.max_tasks", "1")
+    new = tmp_path / "new"
+    for i in range(10):
+        for name in ("pan", "pot"):
+            (new / name).mkdir(parents=True, exist_ok=True)
+        scene(400 + i).save(new / "pan" / f"{i}.png")
+        scene(300).rotate(3 * i).save(new / "pot" / f"{i}.png")
+    capsys.readouterr()
+    assert main(["extend", "--model", str(run), "--images", str(new), "--output", str(tmp_path / "wider")]) == 0
+    said = capsys.readouterr().out
+    assert "of these 4 photos are near-copies of learned ones and flatter the score" in said
+    assert "of 20 learned photos are near-copies of others" in said
+    assert cifnet_pl.load(tmp_path / "wider").counts["pot"] == 10
+
+
+def test_counts_add_up():
+    near, right = np.array([True, False, False]), np.array([True, True, False])
+    whole = NearCopyScore.of(near, right) + NearCopyScore.of(near[:1], right[:1])
+    assert whole == NearCopyScore(2, 2, 1)
+    assert "4 photos are near-copies of learned ones and flatter the score: with 2 others" in str(whole.sentence())
+    assert str(NearCopyScore(3, 8, 6).sentence()) == (
+        "3 of these 11 photos are near-copies of learned ones and flatter the score: of the 8 others 75.0 % are right"
+    )
+    assert NearCopyScore(0, 5, 3).sentence() is None

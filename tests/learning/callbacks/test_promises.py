@@ -1,0 +1,83 @@
+"""What a run measures of unknown things and of sets of answers, against the model that it leaves behind."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import cifnet_pl
+from cifnet_pl.data.images import read_square
+from cifnet_pl.model.detection import detection
+from tests.command_line import BUFFER, fit, learned
+
+COLUMNS = ["set_size", "set_coverage", "called_unknown", "unknown_auroc", "unknown_fpr95"]
+RIDGE = ["--model.head", "RidgeHead", "--data.max_tasks", "2"]
+
+
+def tasks(run: Path) -> list[dict[str, str]]:
+    with (run / "tasks.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("foreign")
+    draw = np.random.default_rng(0)
+    for i in range(20):
+        Image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    return folder
+
+
+def test_a_calibrated_run_with_foreign_photos(foreign: Path, tmp_path: Path) -> None:
+    run = learned(tmp_path, *RIDGE, *BUFFER, "--model.calibrate", "true", "--data.unknown", str(foreign))
+    rows, summary = tasks(run), json.loads((run / "summary.json").read_text())
+    assert list(rows[0])[-5:] == COLUMNS
+    for row in rows:
+        assert 1 <= float(row["set_size"]) <= int(row["classes_seen"])
+        assert float(row["set_coverage"]) > 88
+        assert float(row["called_unknown"]) < 12
+        assert float(row["unknown_auroc"]) > 95
+    assert {name: summary[name] for name in COLUMNS} == {name: float(rows[-1][name]) for name in COLUMNS}
+    events = EventAccumulator(str(run)).Reload()
+    for tag, name in {
+        "sets/size": "set_size",
+        "unknown/auroc": "unknown_auroc",
+        "unknown/fpr95": "unknown_fpr95",
+    }.items():
+        assert [e.value for e in events.Scalars(tag)] == pytest.approx([float(row[name]) for row in rows], abs=1e-3)
+    # The same from the model that the run left.
+    model = cifnet_pl.load(run, device="cpu")
+    z = model.embed(
+        torch.stack([torch.from_numpy(read_square(f, 8).copy()).permute(2, 0, 1) for f in foreign.iterdir()])
+    )
+    assert detection(model.head.novelty(model.buffer.z), model.head.novelty(z))[0] > 95
+
+
+def test_without_foreign_photos_or_calibration_there_is_nothing_to_say(tmp_path: Path) -> None:
+    row = tasks(learned(tmp_path, *RIDGE))[-1]
+    assert [row[name] for name in COLUMNS] == [""] * 5
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--data.unknown", "{tmp}/none"], "no file or folder {tmp}/none"),
+        (["--data.unknown", "{tmp}/bad"], "bad/1.png cannot be read"),
+        (["--data.unknown", "{tmp}/bad", "--data.on_corrupt", "skip"], "none of the photos of {tmp}/bad can be read"),
+        (["--data.unknown", "{tmp}/bad", "--model.head", "NCMHead"], "NCMHead cannot tell unknown things"),
+    ],
+)
+def test_refusals(options: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "1.png").write_bytes(b"no photo")
+    assert fit(tmp_path / "logs", *RIDGE, *(o.format(tmp=tmp_path) for o in options)) in (1, 2)
+    said = " ".join(capsys.readouterr().err.split())
+    assert " ".join(reason.format(tmp=tmp_path).split()) in said
+    assert "Traceback" not in said

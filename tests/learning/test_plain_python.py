@@ -1,0 +1,78 @@
+"""docs/plain_python.md: the page is one script, and its run is one that the command line could have made."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cifnet_pl import CIFNetDataModule
+from cifnet_pl.__main__ import main
+from cifnet_pl.data.streams import Blurry
+from cifnet_pl.learning.configuration import configuration
+from cifnet_pl.report.runs import read_run
+from cifnet_pl.report.settings import setting_of
+from tests.lightning_runs import module, trainer
+
+PAGE = Path(__file__).parents[2] / "docs" / "plain_python.md"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The folder where the page's script ran, and its variables."""
+    folder = tmp_path_factory.mktemp("page")
+    script = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S))
+    names: dict[str, Any] = {"__name__": "page"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.delenv("PL_GLOBAL_SEED", raising=False)
+        exec(compile(script, str(PAGE), "exec"), names)
+    return folder, names
+
+
+def test_the_page_runs(page: tuple[Path, dict[str, Any]]):
+    folder, names = page
+    assert names["module"].evaluation.accuracy > 85
+    assert names["model"].class_names == names["module"].class_names
+    assert names["scores"].shape == (100, 4)
+    assert "digits, 2 cls/task" in (folder / "report" / "report.md").read_text()
+
+
+def test_validate_returns_what_the_run_measured(page: tuple[Path, dict[str, Any]]):
+    folder, names = page
+    summary = json.loads((folder / "runs" / "version_0" / "summary.json").read_text())
+    with (folder / "runs" / "version_0" / "accuracy_matrix.csv").open() as file:
+        last = [float(cell) for cell in list(csv.reader(file))[-1][1:]]
+    metrics = names["metrics"]
+    assert metrics["A_k"] == pytest.approx(summary["A_K"])
+    assert metrics["ece"] == pytest.approx(summary["ece"])
+    assert metrics["nll"] == pytest.approx(summary["nll"])
+    assert [metrics[f"A_k{j}"] for j in range(1, 6)] == pytest.approx(last)
+
+
+def test_the_command_line_runs_its_configuration_again(page: tuple[Path, dict[str, Any]], tmp_path: Path):
+    folder, _ = page
+    run = folder / "runs" / "version_0"
+    more = ["--logs", str(tmp_path), "--energy.enabled", "false", "--model.engine", "torch"]
+    assert main(["fit", "--config", str(run / "config.yaml"), *more]) == 0
+    again = tmp_path / "default" / "version_0"
+    ours, theirs = read_run(run), read_run(again)
+    assert ours.summary["A_k"] == theirs.summary["A_k"]
+    assert setting_of(ours) == setting_of(theirs)
+
+
+def test_streams_and_buffers_are_in_the_configuration(tmp_path: Path):
+    data = CIFNetDataModule("digits", classes_per_task=5, image_size=8, num_workers=0, stream=Blurry(0, 50, 3))
+    learner = module()
+    run = trainer(tmp_path)
+    learner.trainer = run
+    run.datamodule = data
+    found = yaml.safe_load(yaml.safe_dump(configuration(learner)))
+    stream = {"class_path": "cifnet_pl.data.streams.Blurry", "init_args": {"disjoint": 0, "blurry": 50, "seed": 3}}
+    assert found["data"]["stream"] == stream
+    assert found["model"]["init_args"]["buffer"]["init_args"]["capacity"] == 300

@@ -1,0 +1,268 @@
+"""Heads, backbones, sources and trained methods from a file of the user's own, or an installed package."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import cifnet_pl
+from cifnet_pl.__main__ import main
+from cifnet_pl.backbones import build_backbone, imports
+from cifnet_pl.model import validation
+from cifnet_pl.utilities.errors import CheckpointError, UsageError
+from tests.command_line import FAST, fit, make_photos
+from tests.models import config_of, forge
+
+PAGE = Path(__file__).parents[2] / "docs" / "outside_parts.md"
+MORE = '''
+
+import pathlib
+
+pathlib.Path(__file__).with_suffix(".imported").touch()
+
+
+class Forgetful(MyHead):
+    """One whose argument is no attribute."""
+
+    def __init__(self, in_features: int, ratio: float = 0.01):
+        super().__init__(in_features, ratio)
+
+
+class Nameless(nn.Module):
+    """A network that does not say what it expects."""
+
+
+class Plain:
+    """Not a network, and not a head."""
+'''
+"""What no user would write, below the file of the page."""
+HEAD = ["--model.head", "my_parts.MyHead", "--model.head.share", "0.1"]
+NETWORK = ["--model.backbone", "import:my_parts.MyNet"]
+TORCH = ["--model.engine", "torch"]  # an export to ONNX takes seconds
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the user's file, which can be imported from there."""
+    folder = tmp_path_factory.mktemp("mine")
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    (folder / "my_parts.py").write_text(code + MORE)
+    sys.path.append(str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+    sys.modules.pop("my_parts", None)
+
+
+@pytest.fixture(scope="module")
+def run(parts: Path) -> Path:
+    """A run with a head and a network of the user's own."""
+    assert fit(parts / "logs", "--data.max_tasks", "2", *HEAD, *NETWORK, *TORCH) == 0
+    return parts / "logs" / "default" / "version_0"
+
+
+@pytest.fixture(scope="module")
+def bundle(run: Path, parts: Path) -> Path:
+    assert main(["export", "--model", str(run), "--output", str(parts / "bundle"), "--trust"]) == 0
+    return parts / "bundle"
+
+
+def test_the_run_and_the_bundle_name_the_imports(run: Path, bundle: Path):
+    assert json.loads((run / "summary.json").read_text())["head"] == "MyHead"
+    config = config_of(bundle)
+    assert config["head"] == {"class": "my_parts.MyHead", "in_features": 384, "share": 0.1}
+    assert config["backbone"]["name"] == "import:my_parts.MyNet"
+
+
+@pytest.mark.parametrize("command", ["export", "info", "classify", "extend", "forget", "merge", "evaluate", "audit"])
+def test_without_trust_nothing_is_imported_and_one_sentence_says_what_would_be(
+    command: str, bundle: Path, parts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    photos = make_photos(tmp_path / "photos", ["ant", "bee"], 3)
+    options = {
+        "info": ["--model", bundle],
+        "export": ["--model", bundle, "--output", tmp_path / "o"],
+        "forget": ["--model", bundle, "--output", tmp_path / "o", "--class", "0"],
+        "merge": [bundle, bundle.parent, "--output", tmp_path / "o"],
+        "audit": ["--model", bundle, "--images", photos, "--output", tmp_path / "o"],
+        "evaluate": ["--model", bundle, "--images", photos],
+    }
+    given = options.get(command, ["--model", bundle, "--images", photos, "--output", tmp_path / "o"])
+    loaded = sys.modules.pop("my_parts", None)
+    (parts / "my_parts.imported").unlink(missing_ok=True)
+    try:
+        assert main([command, *map(str, given)]) == 1
+        assert "my_parts" not in sys.modules
+        assert not (parts / "my_parts.imported").exists()
+    finally:
+        if loaded is not None:
+            sys.modules["my_parts"] = loaded
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "would import my_parts.MyHead and my_parts.MyNet: add --trust" in error
+
+
+def test_trusted_it_is_a_model_like_any_other(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    photos = str(make_photos(tmp_path / "photos", ["ant", "bee"]))
+    assert main(["info", "--model", str(bundle), "--trust"]) == 0
+    assert "head MyHead (in_features 384, share 0.1)" in capsys.readouterr().out
+    extended = str(tmp_path / "extended")
+    assert main(["extend", "--model", str(bundle), "--images", photos, "--output", extended, "--trust"]) == 0
+    table = tmp_path / "classes.csv"
+    assert main(["classify", "--model", extended, "--images", photos, "--output", str(table), "--trust"]) == 0
+    rows = [line.split(",")[:2] for line in table.read_text().splitlines()[1:]]
+    assert np.mean([Path(file).parent.name == name for file, name in rows]) > 0.8
+    assert main(["forget", "--model", extended, "--class", "ant", "--output", str(tmp_path / "less"), "--trust"]) == 0
+    model = cifnet_pl.load(tmp_path / "less", trust=True)
+    assert model.class_names == ["0", "1", "2", "3", "bee"]
+    assert type(model.head).__name__ == "MyHead"
+
+
+def test_a_run_goes_on_and_is_evaluated(run: Path, parts: Path):
+    last = ["--logs", str(parts / "logs"), "--ckpt_path", str(run / "checkpoints" / "last.ckpt")]
+    assert main(["fit", *FAST, "--data.max_tasks", "3", *HEAD, *NETWORK, *TORCH, *last]) == 0
+    assert main(["validate", *FAST, *HEAD, *NETWORK, *TORCH, *last]) == 0
+
+
+def test_a_sweep_runs_it_in_the_folder_that_holds_the_file(
+    parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(parts)
+    head = {"class_path": "my_parts.MyHead", "init_args": {"share": 0.5}}
+    data = {"source": "my_parts.shades", "classes_per_task": 1, "num_workers": 0}
+    options = {"backbone": "import:my_parts.MyNet", "head": head, "engine": "torch"}
+    model = {"class_path": "cifnet_pl.CIFNetModule", "init_args": options}
+    config = {"model": model, "data": data, "energy": {"enabled": False}}
+    (tmp_path / "base.yaml").write_text(json.dumps(config))
+    (tmp_path / "sweep.yaml").write_text(json.dumps({"base": "base.yaml", "seeds": [1]}))
+    files = [str(tmp_path / "sweep.yaml"), "--logs", str(tmp_path / "logs"), "--output", str(tmp_path / "report")]
+    assert main(["sweep", *files]) == 0
+    assert "A_K 100.0 %" in capsys.readouterr().out
+    assert "import:my_parts.MyNet" in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_a_source_has_options_of_its_own(parts: Path, tmp_path: Path):
+    options = ["--data.source", "my_parts.shades", "--data.options.count", "30", "--data.classes_per_task", "1"]
+    assert fit(tmp_path, *options, "--model.head", "RidgeHead") == 0
+    summary = json.loads((tmp_path / "default" / "version_0" / "summary.json").read_text())
+    assert summary["A_K"] == 100
+
+
+def test_a_trained_method(parts: Path, tmp_path: Path):
+    options = ["--model", "my_parts.MyMethod", "--model.epochs", "1", *NETWORK, *FAST[2:]]
+    assert main(["fit", *options, "--logs", str(tmp_path), "--data.max_tasks", "2"]) == 0
+    summary = json.loads((tmp_path / "default" / "version_0" / "summary.json").read_text())
+    assert summary["head"] == "MyMethod"
+
+
+# ---------------------------------------------------------------------- installed packages
+
+
+@pytest.fixture
+def installed(parts: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The parts as an installed package that offers them by short names."""
+    about = tmp_path / "my_parts-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: my_parts\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(
+        "[cifnet_pl.heads]\nMyHead = my_parts:MyHead\n[cifnet_pl.sources]\nshades = my_parts:shades\n"
+        "[cifnet_pl.backbones]\nmine = builders_of_mine:build\n[cifnet_pl.methods]\nMyMethod = my_parts:MyMethod\n"
+    )
+    (tmp_path / "builders_of_mine.py").write_text(
+        "from cifnet_pl.backbones import Preprocessing\nfrom my_parts import MyNet\n"
+        "def build(rest, architecture, download):\n    return MyNet(), 384, Preprocessing(int(rest))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_entry_points_have_short_names(installed: None, tmp_path: Path):
+    short = ["--model.head", "MyHead", "--model.backbone", "mine:8", "--data.source", "shades", *TORCH]
+    assert fit(tmp_path / "a", *short, "--data.classes_per_task", "1") == 0
+    run = tmp_path / "a" / "default" / "version_0"
+    with pytest.raises(CheckpointError, match=r"would import my_parts\.MyHead and builders_of_mine\.build:"):
+        cifnet_pl.load(run)
+    assert cifnet_pl.load(run, trust=True).backbone.name == "mine:8"
+    method = ["--model", "MyMethod", "--model.epochs", "1", *NETWORK]
+    assert main(["fit", *method, *FAST[2:], "--logs", str(tmp_path / "b"), "--data.max_tasks", "1"]) == 0
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("import:my_parts.Nameless", "does not say its features"),
+        ("import:my_parts.Plain", "gives a Plain, expected a torch.nn.Module"),
+        ("import:my_parts.MyHead", "cannot be called without arguments"),
+        ("import:my_parts.Absent", "has no attribute 'Absent'"),
+        ("import:no_such_module.Net", "there is no module no_such_module; install it"),
+        ("import:os.path/../x", "names no import"),
+        ("file:weights.pt", "needs an architecture"),
+    ],
+)
+def test_a_network_that_does_not_fit(parts: Path, name: str, sentence: str):
+    with pytest.raises(UsageError, match=sentence):
+        build_backbone(name)
+
+
+def test_a_head_whose_argument_is_no_attribute(parts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert fit(tmp_path, "--model.head", "my_parts.Forgetful") == 2
+    assert "each argument of Forgetful() must be an attribute" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("my_parts.Plain", "is no head"),
+        ("os.system", "is no head"),
+        ("no_such_module.Head", "there is no module no_such_module"),
+        ("my_parts.MyHead; import os", "unknown head"),
+        ("../my_parts.MyHead", "unknown head"),
+    ],
+)
+def test_a_forged_head_is_refused_even_if_trusted(bundle: Path, tmp_path: Path, name: str, sentence: str):
+    config = config_of(bundle)
+    forge(bundle_copy := _copy(bundle, tmp_path), {**config, "head": {**config["head"], "class": name}})
+    with pytest.raises(CheckpointError, match=sentence):
+        cifnet_pl.load(bundle_copy, trust=True)
+
+
+def test_what_a_backbone_would_import_is_known_before_it_is_built():
+    assert imports("torchvision:ResNet18_Weights.DEFAULT") == imports("pixels:8") == imports("none:3") == []
+    assert imports("import:a.B+mirror") == imports("random:import:a.B") == ["a.B"]
+    assert imports("file:w.pt", "import:a.B") == ["a.B"]
+    assert imports("file:w.pt", "timm:resnet18") == []
+
+
+def test_an_architecture_of_timm_is_filled_from_a_file(tmp_path: Path):
+    timm = pytest.importorskip("timm")
+    own = timm.create_model("resnet10t", pretrained=False)
+    torch.save({"state_dict": own.state_dict()}, tmp_path / "w.pt")
+    backbone = build_backbone(f"file:{tmp_path / 'w.pt'}", "timm:resnet10t", engine="torch")
+    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    own.reset_classifier(0)
+    own.eval()
+    x = torch.addcmul(backbone.shift, images.float(), backbone.scale)
+    with torch.inference_mode():
+        torch.testing.assert_close(backbone(images), own(x), rtol=1e-4, atol=1e-5)
+    with pytest.raises(UsageError, match="unknown timm model 'resnet10'"):
+        build_backbone("file:w.pt", "timm:resnet10")
+
+
+def test_every_head_of_the_package_is_known_without_trust():
+    assert all("." not in name for name in validation.HEADS)
+
+
+def _copy(bundle: Path, to: Path) -> Path:
+    copy = to / "copy"
+    copy.mkdir()
+    for file in bundle.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    return copy

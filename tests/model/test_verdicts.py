@@ -1,0 +1,109 @@
+"""Verdicts of a learned model: what they say, when they change, and what they need."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.verdicts import Judge
+from cifnet_pl.utilities.errors import UnsupportedError, UsageError
+from tests.models import MAKERS, SIDE, empty, learned, samples, teach
+
+NAMES = ["ant", "bee", "cat"]
+
+
+def judged(head: str = "ridge", count: int = 30) -> Classifier:
+    """A model of three classes with calibration samples."""
+    model = empty(head)
+    model.buffer = CalibrationBuffer(60)
+    model.calibrated = True
+    return teach(model, NAMES, count)
+
+
+def verdicts(model: Classifier, names: list[str], unknown: float = 0.1, coverage: float | None = 0.9) -> list:
+    z, _, _ = samples(names, 30)
+    return model.judge(unknown, coverage).verdicts(z, model.head.probabilities(z))
+
+
+def test_known_and_unknown_things() -> None:
+    model = judged()
+    known, foreign = verdicts(model, NAMES), verdicts(model, ["yak", "zebu"])
+    assert sum(bool(v.known) for v in known) >= 0.85 * len(known)
+    assert not any(v.known for v in foreign)
+    assert all(v.known == (v.p_value > 0.1) for v in [*known, *foreign])
+    assert max(v.p_value for v in foreign) < min(v.p_value for v in known if v.known)
+    right = [name for name in NAMES for _ in range(30)]
+    assert sum(name in v.answers for name, v in zip(right, known, strict=True)) >= 0.85 * len(known)
+    novelty = model.head.novelty(samples(NAMES, 30)[0])
+    assert [v.novelty for v in known] == novelty.tolist()
+
+
+def test_answers_come_most_probable_first() -> None:
+    model = judged()
+    z, _, _ = samples(["yak"], 5)
+    probabilities = model.head.probabilities(z)
+    for verdict, shares in zip(model.judge(coverage=0.999).verdicts(z, probabilities), probabilities, strict=True):
+        own = [shares[NAMES.index(name)].item() for name in verdict.answers or ()]
+        assert own == sorted(own, reverse=True)
+        assert len(own) == 3  # 60 samples cannot promise that much: all classes are answers
+        assert (verdict.known, verdict.novelty, verdict.p_value) == (None, None, None)
+
+
+def test_what_is_not_asked_for_is_not_said() -> None:
+    for verdict in verdicts(judged(), NAMES, coverage=None):
+        assert verdict.answers is None
+        assert verdict.known is not None
+
+
+def test_verdicts_follow_every_change() -> None:
+    model = judged()
+    before = model.judge(0.1, 0.9)
+    assert model.judge(0.1, 0.9) is before
+    assert model.judge(0.2, 0.9) is not before
+    teach(model, ["yak"], 30)
+    assert model.judge(0.1, 0.9) is not before
+    assert sum(bool(v.known) for v in verdicts(model, ["yak"])) >= 25
+    model.remove_classes(["yak"])
+    assert not any(v.known for v in verdicts(model, ["yak"]))
+    model.rename("ant", "wasp")
+    assert any("wasp" in (v.answers or ()) for v in verdicts(model, ["ant"]))
+    again = model.judge(0.1, 0.9)
+    model.head.temperature.mul_(2)
+    assert model.judge(0.1, 0.9) is not again
+    assert model.clone()._judges is None
+
+
+def test_the_same_from_photos() -> None:
+    from PIL import Image
+
+    model = judged()
+    image = Image.new("RGB", (SIDE, SIDE), (250, 10, 10))
+    (found,) = model.classify([image], unknown=0.1, coverage=0.9)
+    (plain,) = model.classify([image])
+    assert found.classes == plain.classes
+    assert (plain.known, plain.novelty, plain.p_value, plain.answers) == (None, None, None, None)
+    z = model.embed(torch.tensor([250, 10, 10], dtype=torch.uint8)[None, :, None, None].expand(1, 3, SIDE, SIDE))
+    assert found.novelty == pytest.approx(float(model.head.novelty(z)))
+    assert found.known is False
+    assert found.answers
+
+
+def test_what_it_needs() -> None:
+    for model in (empty("ridge"), learned("ridge")):
+        with pytest.raises(UsageError, match=r"no calibration samples.*--model.buffer CalibrationBuffer"):
+            Judge(model, 0.05)
+    with pytest.raises(UsageError, match="unknown is 5, expected a share between 0 and 1"):
+        judged().classify([], unknown=5)
+    with pytest.raises(UsageError, match="coverage is 1, expected a share"):
+        judged().classify([], coverage=1)
+    with pytest.raises(UnsupportedError, match="NCMHead cannot tell unknown things from known ones"):
+        judged("ncm").classify([], unknown=0.05)
+    with pytest.raises(UnsupportedError, match="SLDAHead cannot leave samples out"):
+        judged("slda").classify([], coverage=0.95)
+
+
+@pytest.mark.parametrize("head", [name for name, make in MAKERS.items() if make().tells_novelty])
+def test_every_head_that_tells_novelty(head: str) -> None:
+    assert not any(v.known for v in verdicts(judged(head), ["yak", "zebu"], coverage=None))

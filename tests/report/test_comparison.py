@@ -1,0 +1,131 @@
+"""Two methods over the same seeds and test images, recomputed by hand from the files."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from scipy import stats
+
+from cifnet_pl.__main__ import main
+from cifnet_pl.report import read_study
+from cifnet_pl.report.answers import paired, right_answers
+from cifnet_pl.report.comparison import compare
+from cifnet_pl.utilities.errors import DataError
+from tests.report.synthetic import write_run
+
+IMAGES = 400
+
+
+def keep(run: Path, right: np.ndarray, order: np.ndarray | None = None) -> None:
+    """Write predictions of two tasks; in the last, image i is named right where ``right[i]``."""
+    order = np.arange(len(right)) if order is None else order
+    with pq.ParquetWriter(run / "predictions.parquet", pa.schema(
+        [("task", pa.int32()), ("image", pa.string()), ("label", pa.string()), ("top_1", pa.string())]
+    )) as writer:  # fmt: skip
+        for task, hits in ((1, np.zeros(len(right), dtype=bool)), (2, right)):
+            label = [str(i % 10) for i in order]
+            first = [a if hit else "x" for a, hit in zip(label, hits[order], strict=True)]
+            image = [str(i) for i in order]
+            writer.write_table(pa.table({"task": pa.array([task] * len(order), pa.int32()), "image": image,
+                                         "label": label, "top_1": first}))  # fmt: skip
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, dict[tuple[str, int], np.ndarray]]:
+    draw, right = np.random.default_rng(0), {}
+    for head, share in (("CIFNetHead", 0.60), ("RidgeHead", 0.72)):
+        for seed in (1, 2, 3):
+            folder = tmp_path / f"{head}{seed}" / "version_0"
+            answers = draw.random(IMAGES) < share
+            right[head, seed] = answers
+            write_run(folder, head=head, seed=seed, tasks=2, final=100 * answers.mean())
+            keep(folder, answers, draw.permutation(IMAGES))
+    return tmp_path, right
+
+
+def test_differences_are_of_the_same_seeds_and_images(
+    runs: tuple[Path, dict[tuple[str, int], np.ndarray]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, right = runs
+    output = tmp_path / "out"
+    words = ["report", str(folder), "--output", str(output), "--compare", "Exact ridge", "CIFNet"]
+    assert main(words) == 0
+    (path,) = (output / "tables").glob("comparison_*.csv")
+    with path.open(newline="") as file:
+        rows = {row["quantity"]: row for row in csv.DictReader(file)}
+    pairs = [(right["RidgeHead", seed], right["CIFNetHead", seed]) for seed in (1, 2, 3)]
+    differences = np.array([100 * (a.mean() - b.mean()) for a, b in pairs])
+    over_seeds = rows["final accuracy A_K, over seeds"]
+    assert float(over_seeds["difference (points)"]) == pytest.approx(differences.mean())
+    wanted = stats.ttest_1samp(differences, 0).confidence_interval()
+    assert (float(over_seeds["95 % from"]), float(over_seeds["95 % to"])) == pytest.approx((wanted.low, wanted.high))
+    both = rows["final accuracy A_K, over seeds and images"]
+    assert float(both["difference (points)"]) == pytest.approx(differences.mean())
+    assert float(both["95 % from"]) < differences.mean() < float(both["95 % to"])
+    for seed, (a, b) in zip((1, 2, 3), pairs, strict=True):
+        row = rows[f"final accuracy A_K, over images, seed {seed}"]
+        assert float(row["only Exact ridge right"]) == np.sum(a & ~b)
+        assert float(row["only CIFNet right"]) == np.sum(b & ~a)
+        half = 1.96 * np.std(100.0 * (a.astype(float) - b)) / np.sqrt(IMAGES)
+        assert float(row["95 % to"]) - float(row["95 % from"]) == pytest.approx(2 * half, rel=0.06)
+        p = stats.binomtest(int(np.sum(a & ~b)), int(np.sum(a ^ b))).pvalue
+        assert row["p"] == ("< 0.001" if p < 0.001 else f"{p:.3f}")
+    assert "Exact ridge minus CIFNet, final accuracy A_K, over seeds: +" in capsys.readouterr().out
+    assert (output / "figures" / f"{path.stem}.png").is_file()
+    assert "Comparison" in (output / "report.html").read_text()
+
+
+def test_a_single_run_is_marked_by_its_images(runs: tuple[Path, dict[tuple[str, int], np.ndarray]]) -> None:
+    folder, _ = runs
+    study = read_study([folder / "CIFNetHead1", folder / "RidgeHead1"])
+    from cifnet_pl.report.tables import accuracy_table
+
+    table = accuracy_table(study)
+    final = next(j for j, column in enumerate(table.columns) if column.header.endswith("A_K"))
+    ridge = next(i for i, row in enumerate(table.rows) if row[0] == "Exact ridge" and row[1] == "measured")
+    assert {cell for cell in table.best if cell[1] == final} == {(ridge, final)}
+
+
+def test_images_are_matched_by_name(tmp_path: Path) -> None:
+    a, b = np.array([True, False, True, True]), np.array([True, True, False, True])
+    for name, answers, order in (("a", a, [3, 1, 0, 2]), ("b", b, [0, 2, 1])):
+        (tmp_path / name).mkdir()
+        keep(tmp_path / name, answers, np.array(order))
+    ours, theirs = paired(*(tmp_path / name / "predictions.parquet" for name in "ab"))
+    assert (ours.tolist(), theirs.tolist()) == ([True, False, True], [True, True, False])
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["CIFNet"], "takes two methods, but got 1"),
+        (["CIFNet", "Exact rige"], "did you mean Exact ridge?"),
+        (["CIFNet", "Nearest"], "unknown method for --compare"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(
+    runs: tuple[Path, dict[tuple[str, int], np.ndarray]],
+    names: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    assert main(["report", str(runs[0]), "--output", str(tmp_path / "o"), "--compare", *names]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_without_a_common_seed_or_with_a_damaged_file(runs: tuple[Path, dict[tuple[str, int], np.ndarray]]) -> None:
+    folder, _ = runs
+    study = read_study([folder / "CIFNetHead1", folder / "RidgeHead2"])
+    with pytest.raises(Exception, match="with a common seed and class order"):
+        compare(study, ["CIFNet", "Exact ridge"])
+    path = folder / "CIFNetHead1" / "version_0" / "predictions.parquet"
+    path.write_bytes(path.read_bytes()[:200])
+    right_answers.cache_clear()
+    with pytest.raises(DataError, match="is damaged"):
+        right_answers(path)

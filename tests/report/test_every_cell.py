@@ -1,0 +1,278 @@
+"""Every number of a report, recomputed from the rows of the run folders by code that shares nothing with the report.
+
+A sweep of digits with a killed seed, a seed that read its embeddings from the cache, two widths, two machines, a method
+whose energy was not measured, and methods that were run elsewhere.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from cifnet_pl.report import read_study
+from cifnet_pl.report.markup import to_csv_table, to_markdown
+from cifnet_pl.report.tables import all_tables
+from cifnet_pl.utilities.errors import DataError
+from tests.report.synthetic import write_run
+
+HERE, THERE = {"machine": "some CPU, 2 cores"}, {"machine": "a server, 32 cores"}
+SETTING = "digits, 2 cls/task"
+Row = dict[str, str]
+Raw = dict[str, Any]
+
+
+def make(root: Path) -> None:
+    """Run folders as a sweep leaves them."""
+    digits = {"source": "digits", "root": None, "image_size": 8}
+    common: dict[str, Any] = {"data": digits, "backbone": "pixels:8", "tasks": 5, "classes": 2, "features": 192}
+    plan: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
+        *[("CIFNetHead", seed, {"final": 88.0 + seed, "minutes": 1.0 + seed / 7, "kwh": 0.05 + seed / 90}, HERE)
+          for seed in (1, 2)],
+        ("CIFNetHead", 3, {"final": 91.0, "minutes": 0.1, "kwh": 0.004}, {**HERE, "cached_images": 900}),
+        *[("RidgeHead", seed, {"final": 92.0 + seed / 3, "minutes": 1.1, "kwh": 0.04 + seed / 99}, machine)
+          for seed, machine in ((1, HERE), (2, HERE), (3, THERE))],
+        *[("ACILHead", seed, {"final": 95.0 + seed / 5, "head_options": {"width": 256}, "buffer": None}, HERE)
+          for seed in (1,)],
+        *[("ACILHead", seed, {"final": 85.0 + seed, "head_options": {"width": 64}, "buffer": None}, HERE)
+          for seed in (1, 2)],
+        *[("NCMHead", seed, {"final": 70.0 + seed, "kwh": None, "buffer": None}, HERE) for seed in (1, 2, 3)],
+    ]  # fmt: skip
+    for number, (head, seed, options, about) in enumerate(plan):
+        run = write_run(root / f"{head}-{number}" / "version_0", head=head, seed=seed, **{**common, **options})
+        path = run / "summary.json"
+        summary = json.loads(path.read_text())
+        sizes = {name: 4 if name == "buffer" else 8 for name in summary["state_components"]}
+        more = {"cached_images": 0, "top5": 98.0 + seed / 10, "epochs": 1, "state_bytes_per_element": sizes, **about}
+        path.write_text(json.dumps({**summary, "co2_kg": number / 1000, **more}))
+    killed = root / "acil256-s2-0123456789"
+    (killed / "version_0" / "checkpoints").mkdir(parents=True)
+    (killed / "point.yaml").write_text("data: {}\n")
+    (killed / "failure.txt").write_text("killed by SIGKILL\n")
+    lines = ["method,seed,task,A_k,seconds,kWh"]
+    lines += [f'"Other, tuned",{seed},{k + 1},{95 - 4 * k - seed},300,0.001' for seed in (1, 2) for k in range(5)]
+    lines += ["Energy alone,1,,,,0.02"]
+    (root / "external.csv").write_text("\n".join(lines))
+
+
+def raw(folder: Path) -> Raw:
+    """What one run measured, from its rows."""
+    summary = json.loads((folder / "summary.json").read_text())
+    rows = list(csv.DictReader((folder / "tasks.csv").open(newline="")))
+    matrix = [[float(cell) for cell in row[1:] if cell]
+              for row in list(csv.reader((folder / "accuracy_matrix.csv").open(newline="")))[1:]]  # fmt: skip
+    accuracies, last = [float(row["A_k"]) for row in rows], len(rows) - 1
+    kwh = sum(float(row["energy_kwh"]) for row in rows) if rows[0]["energy_kwh"] else None
+    parts = {name: count for name, count in summary["state_components"].items() if count}
+    return {
+        "folder": folder, "head": summary["head"], "seed": summary["seed"], "summary": summary,
+        "width": summary["head_settings"].get("width"),
+        "conditions": (summary["machine"], summary["cached_images"] > 0, bool(kwh)),
+        "A_K": accuracies[-1], "A_bar": statistics.fmean(accuracies),
+        "drop": max(a - b for a, b in itertools.pairwise(accuracies)),
+        "forgetting": statistics.fmean(max(row[j] for row in matrix[j:]) - matrix[last][j] for j in range(last)),
+        "bwt": statistics.fmean(matrix[last][j] - matrix[j][j] for j in range(last)),
+        "minutes": sum(float(row["train_seconds"]) for row in rows) / 60, "kwh": kwh,
+        "per_kwh": accuracies[-1] / kwh if kwh else None, "ece": float(rows[-1]["ece"]), "nll": float(rows[-1]["nll"]),
+        "parts": parts, "elements": sum(parts.values()),
+        "bytes": sum(count * (4 if name == "buffer" else 8) for name, count in parts.items()),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("study")
+    make(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(root: Path) -> list[Raw]:
+    return [raw(path.parent) for path in sorted(root.rglob("summary.json"))]
+
+
+@pytest.fixture(scope="module")
+def tables(root: Path) -> dict[str, tuple[list[Row], str]]:
+    """Name of a table → its rows as in the CSV file, and its Markdown."""
+    found = [table for section in all_tables(read_study([root], root / "external.csv")).values() for table in section]
+    return {t.name: (list(csv.DictReader(io.StringIO(to_csv_table(t)))), to_markdown(t)) for t in found}
+
+
+METHODS: dict[str, Callable[[Raw], bool]] = {
+    "CIFNet": lambda run: run["head"] == "CIFNetHead",
+    "Exact ridge": lambda run: run["head"] == "RidgeHead",
+    "ACIL": lambda run: run["width"] == 64,
+    "ACIL, width 256": lambda run: run["width"] == 256,
+    "NCM": lambda run: run["head"] == "NCMHead",
+}
+CONDITIONS: dict[str, Callable[[Raw], bool]] = {
+    "embeddings computed": lambda run: not run["conditions"][1],
+    "embeddings from the cache": lambda run: bool(run["conditions"][1]),
+    HERE["machine"]: lambda run: run["conditions"][0] == HERE["machine"],
+    THERE["machine"]: lambda run: run["conditions"][0] == THERE["machine"],
+}
+
+
+def chosen(runs: list[Raw], label: str) -> list[Raw]:
+    """The runs that a row's name stands for."""
+    method = max((name for name in METHODS if label.startswith(name)), key=len)
+    kept = [run for run in runs if METHODS[method](run)]
+    rest = label[len(method) :].removeprefix(", ")
+    return [run for run in kept if not rest or CONDITIONS[rest](run)]
+
+
+def check(row: Row, header: str, values: list[float | None]) -> None:
+    """Compare mean, deviation and number of seeds of one cell."""
+    known = [value for value in values if value is not None]
+    cell = [row[header], row[f"{header} sd"], row[f"{header} n"]]
+    if not known:
+        assert cell == ["", "", ""], (header, row)
+        return
+    assert float(cell[0]) == pytest.approx(statistics.fmean(known), rel=1e-9), (header, row)
+    assert int(cell[2]) == len(known), (header, row)
+    if len(known) > 1 and cell[1]:
+        assert float(cell[1]) == pytest.approx(statistics.stdev(known), rel=1e-6, abs=1e-12), (header, row)
+
+
+def numeric(rows: list[Row]) -> set[str]:
+    """Headers of columns of numbers."""
+    return {name.removesuffix(" n") for name in rows[0] if name.endswith(" n")}
+
+
+def test_the_accuracy_table(tables: dict[str, tuple[list[Row], str]], runs: list[Raw]) -> None:
+    rows, said = tables["accuracy"]
+    assert [row["method"] for row in rows if row["numbers"] == "measured"] == ["CIFNet", "Exact ridge", "ACIL", "NCM"]
+    for row in rows:
+        for header, key in ((f"{SETTING}: Ā", "A_bar"), (f"{SETTING}: A_K", "A_K")):
+            if row["numbers"] == "measured":
+                check(row, header, [run[key] for run in chosen(runs, row["method"])])
+    (other,) = (row for row in rows if row["method"] == "Other, tuned")
+    check(other, f"{SETTING}: A_K", [78.0, 77.0])
+    check(other, f"{SETTING}: Ā", [86.0, 85.0])
+    # Bold where no other row is better by scipy's paired test over the seeds that both have.
+    final = {
+        name: {run["seed"]: run["A_K"] for run in chosen(runs, name)}
+        for name in ("CIFNet", "Exact ridge", "ACIL", "NCM")
+    }
+    for name, own in final.items():
+        beaten = False
+        for rival in (values for other, values in final.items() if other != name):
+            common = sorted(own.keys() & rival.keys())
+            p = stats.ttest_rel([own[s] for s in common], [rival[s] for s in common]).pvalue
+            beaten |= bool(p < 0.05 and sum(own[s] - rival[s] for s in common) < 0)
+        (line,) = (line for line in said.splitlines() if line.startswith(f"| {name} | measured"))
+        assert ("**" in line.rsplit("|", 2)[1]) == (not beaten), line
+        assert f"(n = {len(own)})" in line
+
+
+def test_the_tables_of_costs(tables: dict[str, tuple[list[Row], str]], runs: list[Raw]) -> None:
+    rows, said = tables["efficiency_digits_2_cls_task"]
+    measured = [row for row in rows if row["numbers"] == "measured"]
+    assert [row["method"] for row in measured] == [
+        "CIFNet, embeddings computed", "CIFNet, embeddings from the cache", f"Exact ridge, {THERE['machine']}",
+        f"Exact ridge, {HERE['machine']}", "ACIL", "NCM",
+    ]  # fmt: skip
+    headers = {"training (min)": "minutes", "energy (kWh)": "kwh", "A_K (%)": "A_K", "A_K per kWh": "per_kwh"}
+    reference = {(run["seed"], run["conditions"]): run["kwh"] for run in chosen(runs, "CIFNet")}
+    for row in measured:
+        own = chosen(runs, row["method"])
+        assert len({run["conditions"] for run in own}) == 1  # never averaged over machines, or with the cache
+        for header, key in headers.items():
+            check(row, header, [run[key] for run in own])
+        check(row, "network (M)", [run["summary"]["backbone_params"] / 1e6 for run in own])
+        check(row, "epochs", [1.0 for _ in own])
+        check(row, "CO₂ (kg)", [run["summary"]["co2_kg"] for run in own])
+        ratios = [run["kwh"] / reference[run["seed"], run["conditions"]] for run in own
+                  if (run["seed"], run["conditions"]) in reference and run["kwh"]]  # fmt: skip
+        if row["method"].startswith("CIFNet"):
+            ratios = [1.0] * len(own)
+        check(row, "energy ÷ CIFNet", list(ratios))
+    assert numeric(rows) == {*headers, "network (M)", "epochs", "energy ÷ CIFNet", "CO₂ (kg)"}
+    external = {row["method"]: row for row in rows if row["numbers"] == "external"}
+    check(external["Other, tuned"], "energy (kWh)", [0.005, 0.005])
+    check(external["Other, tuned"], "A_K per kWh", [78 / 0.005, 77 / 0.005])
+    check(external["Energy alone"], "energy (kWh)", [0.02])
+    assert "Embeddings were read from the cache: CIFNet, embeddings from the cache." in said
+
+
+def test_the_table_of_all_results(tables: dict[str, tuple[list[Row], str]], runs: list[Raw]) -> None:
+    rows, _ = tables["results_digits_2_cls_task"]
+    quality: dict[str, Callable[[Raw], float | None]] = {
+        "Ā (%)": lambda r: r["A_bar"], "A_K (%)": lambda r: r["A_K"], "top-5 (%)": lambda r: r["summary"]["top5"],
+        "forgetting (%)": lambda r: r["forgetting"], "backward transfer (%)": lambda r: r["bwt"],
+        "largest drop (%)": lambda r: r["drop"], "ECE (%)": lambda r: r["ece"], "NLL": lambda r: r["nll"],
+    }  # fmt: skip
+    costs: dict[str, Callable[[Raw], float | None]] = {
+        "training (min)": lambda r: r["minutes"], "energy (kWh)": lambda r: r["kwh"],
+        "CO₂ (kg)": lambda r: r["summary"]["co2_kg"],
+    }  # fmt: skip
+    measured = {row["method"]: row for row in rows if row["numbers"] == "measured"}
+    assert set(measured) == set(METHODS)
+    for label, row in measured.items():
+        own = chosen(runs, label)
+        assert int(row["seeds"]) == len(own)
+        for header, value in quality.items():
+            check(row, header, [value(run) for run in own])
+        mixed = len({run["conditions"] for run in own}) > 1
+        for header, value in costs.items():
+            check(row, header, [] if mixed else [value(run) for run in own])
+    assert numeric(rows) == {*quality, *costs}
+
+
+def test_the_tables_of_memory_widths_and_runs(
+    tables: dict[str, tuple[list[Row], str]], runs: list[Raw], root: Path
+) -> None:
+    rows, _ = tables["memory_digits_2_cls_task"]
+    parts = {name for run in runs for name in run["parts"]}
+    for row in rows:
+        own = chosen(runs, row["method"])
+        for part in parts:
+            check(row, f"{part} (M)", [run["parts"][part] / 1e6 for run in own if part in run["parts"]])
+        check(row, "total (M)", [run["elements"] / 1e6 for run in own])
+        check(row, "stored (MB)", [run["bytes"] / 1e6 for run in own])
+        check(row, "backbone (M)", [11.17] * len(own))
+    assert numeric(rows) == {*(f"{part} (M)" for part in parts), "total (M)", "stored (MB)", "backbone (M)"}
+    rows, _ = tables["head_width"]
+    for row in rows:
+        own = [run for run in runs if run["width"] == int(row["width of the random projection"])]
+        check(row, f"{SETTING}: ACIL", [run["A_K"] for run in own])
+    assert [row["width of the random projection"] for row in rows] == ["64", "256"]
+    rows, _ = tables["runs"]
+    by_folder = {str(run["folder"]): run for run in runs}
+    assert {row["folder"] for row in rows} == {*by_folder, "external file"}
+    for row in (row for row in rows if row["folder"] in by_folder):
+        run = by_folder[row["folder"]]
+        assert (row["seed"], row["machine"]) == (str(run["seed"]), run["summary"]["machine"])
+        check(row, "A_K (%)", [run["A_K"]])
+        check(row, "Ā (%)", [run["A_bar"]])
+    rows, _ = tables["buffer_bytes"]
+    (row,) = (row for row in rows if row["method"] == "CIFNet" and row["setting"] == SETTING)
+    capacity = chosen(runs, "CIFNet")[0]["summary"]["buffer_elements"] // 192
+    for header, value in (
+        ("samples", capacity),
+        ("width", 192),
+        ("pixels", 8),
+        ("embeddings (MB)", capacity * 192 * 4e-6),
+        ("images, uint8 (MB)", capacity * 192 * 1e-6),
+        ("images, float32 (MB)", capacity * 192 * 4e-6),
+    ):
+        assert float(row[header]) == pytest.approx(value)
+
+
+def test_what_is_missing_and_what_is_wrong_is_said(root: Path, tmp_path: Path) -> None:
+    study = read_study([root])
+    assert study.missing == ["acil256-s2-0123456789: killed by SIGKILL"]
+    assert any("acil256-s2-0123456789" in sentence for sentence in study.left_out)
+    header = "method,seed,task,A_k,seconds,kWh"
+    for line, said in (("Other, tuned,1,1,50,300,0.1", "7 cells"), ("Other,1,1,0.86,300,0.1", "not fractions")):
+        (tmp_path / "external.csv").write_text(f"{header}\n{line}\n")
+        with pytest.raises(DataError, match=said):
+            read_study([root], tmp_path / "external.csv")

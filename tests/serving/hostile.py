@@ -1,0 +1,137 @@
+"""Requests that nobody should send: mutated photos, zip files, names, headers, paths, forms and JSON."""
+
+import io
+import json
+import zipfile
+from typing import Any
+
+import httpx
+from hypothesis import strategies as st
+
+from tests.serving.services import photo, zipped
+
+PATHS = ("/classify", "/group", "/extend", "/extend?dry_run=true", "/extend?wait=false")
+GETS = ("/classes", "/look", "/versions", "/metrics", "/photos/{}", "/jobs/{}", "/versions/{}/bundle", "/v2/models/{}",
+        "/versions/{}/compare/{}", "/page/{}", "/{}")  # fmt: skip
+POSTS = ("/forget", "/rename", "/undo", "/redo", "/versions/{}/serve", "/v2/models/model/infer", "/classify", "/extend")
+NAMES = st.one_of(
+    st.sampled_from(
+        ["../../outside.png", "..\\..\\outside.png", "/etc/passwd", "C:\\outside.png", "CON", "nul.png", "a/aux/b.png",
+         "a\0b.png", "\u202egnp.exe", "<script>alert(1)</script>.png", "a" * 5000 + ".png", "x.zip", "..", ".", "",
+         "file:///etc/passwd", "http://localhost/a.png", "%2e%2e%2foutside.png", "red/1.png"]
+    ),
+    st.text(max_size=30),
+)  # fmt: skip
+PHOTOS = [photo("red", 0, 12, kind) for kind in ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF")]
+
+
+@st.composite
+def mutated(draw: st.DrawFn, source: st.SearchStrategy[bytes]) -> bytes:
+    """A file with some bytes changed, cut off or put in between."""
+    content = bytearray(draw(source))
+    for _ in range(draw(st.integers(0, 4))):
+        place = draw(st.integers(0, max(0, len(content) - 1)))
+        change = draw(st.sampled_from(["set", "cut", "insert", "drop"]))
+        if change == "set" and content:
+            content[place] = draw(st.integers(0, 255))
+        elif change == "cut":
+            del content[place:]
+        elif change == "drop":
+            del content[place : place + draw(st.integers(1, 20))]
+        else:
+            content[place:place] = draw(st.binary(max_size=20))
+    return bytes(content)
+
+
+def packed(names: list[str], contents: list[bytes], mode: int, link: bool) -> bytes:
+    """A zip file with such entries; names that cannot be written are left out."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", mode) as archive:
+        for name, content in dict(zip(names, contents, strict=False)).items():
+            entry = zipfile.ZipInfo(name or "x")
+            entry.external_attr = (0o120777 if link else 0o100644) << 16
+            try:
+                archive.writestr(entry, content)
+            except (ValueError, UnicodeEncodeError):
+                continue
+    return out.getvalue()
+
+
+FILES = mutated(st.sampled_from(PHOTOS)) | st.binary(max_size=200)
+MODES = st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+ZIPS = mutated(
+    st.builds(packed, st.lists(NAMES, max_size=4), st.lists(FILES, min_size=4, max_size=4), MODES, st.booleans())
+    | st.just(zipped({"a/bomb.png": bytes(100_000)}))
+)
+UPLOADS = st.lists(
+    st.tuples(st.just("files"), st.tuples(NAMES, FILES) | st.tuples(st.sampled_from(["a.zip", "B.ZIP"]), ZIPS)),
+    max_size=4,
+)
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(["red", "green"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+FIELDS = ("name", "old", "new", "inputs", "id", "outputs")
+TENSORS = st.fixed_dictionaries(
+    {"name": st.just("images"), "datatype": st.sampled_from(["UINT8", "BYTES", "FP32"]),
+     "shape": st.lists(st.integers(-2, 2**33), max_size=5)},
+    optional={"data": VALUES, "parameters": VALUES},
+)  # fmt: skip
+BODIES = (
+    st.binary(max_size=300)
+    | VALUES.map(lambda value: json.dumps(value).encode())
+    | st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4).map(lambda value: json.dumps(value).encode())
+    | TENSORS.map(lambda tensor: json.dumps({"inputs": [tensor]}).encode())
+)
+PLAIN = st.text(st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=40)
+HEADERS = st.dictionaries(
+    st.sampled_from(
+        ["content-type", "inference-header-content-length", "content-encoding", "origin", "cookie", "range", "accept",
+         "authorization", "x-forwarded-for", "sec-fetch-site", "expect", "transfer-encoding", "host"]
+    ),
+    PLAIN | st.sampled_from(["multipart/form-data", "multipart/form-data; boundary=x", "application/json", "gzip"]),
+    max_size=3,
+)  # fmt: skip
+PARTS = st.text(max_size=12) | st.integers(-1, 10**20).map(str) | st.sampled_from(["%2e%2e%2f", "..%00", "1", "model"])
+
+
+def encoded(values: dict[str, str]) -> dict[str, bytes]:
+    """Headers as they go over the wire."""
+    return {key: value.encode("latin-1") for key, value in values.items()}
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> dict[str, Any]:
+    """Arguments of a client's ``request``."""
+    kind = draw(st.sampled_from(["upload", "get", "post"]))
+    if kind == "upload":
+        found: dict[str, Any] = {"method": "POST", "url": draw(st.sampled_from(PATHS)), "files": draw(UPLOADS)}
+        name = draw(st.none() | NAMES | st.sampled_from(["red", "new"]))
+        return found if name is None else {**found, "data": {"class_name": name}}
+    path = draw(st.sampled_from(GETS if kind == "get" else POSTS))
+    while "{}" in path:
+        path = path.replace("{}", draw(PARTS).replace("{}", ""), 1)
+    path = "".join(c if 32 < ord(c) < 127 and c not in "?#" else "".join(f"%{b:02x}" for b in c.encode()) for c in path)
+    found = {"method": "GET" if kind == "get" else draw(st.sampled_from(["POST", "PUT", "DELETE", "OPTIONS"]))}
+    content = {"content": draw(BODIES)} if kind == "post" else {}
+    return {**found, "url": path, **content, "headers": encoded(draw(HEADERS))}
+
+
+NOT_HTTP = "Invalid HTTP request received."
+"""What uvicorn says itself."""
+
+
+def assert_refused_well(http: httpx.Client, request: dict[str, Any]) -> int:
+    """An answer, or one sentence with its status; never a fault of the service. Gives the status."""
+    answer = http.request(**request)
+    assert answer.status_code < 500 or answer.status_code in (503, 507), (request, answer.text)
+    if answer.status_code >= 400 and answer.text != NOT_HTTP:
+        content = answer.json()
+        assert set(content) == {"error"}, (request, content)
+        sentence = content["error"]
+        assert isinstance(sentence, str), (request, content)
+        assert 0 < len(sentence) < 1000, (request, content)
+        assert all(c.isprintable() for c in sentence), (request, content)
+        assert "Traceback" not in sentence, (request, content)
+    return answer.status_code

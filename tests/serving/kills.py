@@ -1,0 +1,79 @@
+"""Changes of a served model, one after another, in a process that may be killed at any moment."""
+
+import json
+import os
+import random
+from collections.abc import Callable
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+
+from cifnet_pl.serving.history import History
+from cifnet_pl.serving.learner import Job
+from cifnet_pl.serving.refusals import RequestError
+from cifnet_pl.serving.service import Service
+from cifnet_pl.serving.workspace import Workspace
+from tests.serving.services import model, photo
+
+NAMES = ["red", "green", "blue", "yellow", "pink"]
+KEPT = 4
+"""Versions that are kept: few, so that kills hit their removal, too."""
+
+
+def extended(service: Service, name: str, first: int) -> Job:
+    files = [(f"{i}.png", BytesIO(photo(name, first + i))) for i in range(3)]
+    return service.extend(service.stage(files, name), dry_run=False)
+
+
+def random_change(service: Service, draw: random.Random) -> Job:
+    """Teach, forget, rename, undo or redo."""
+    name = draw.choice(NAMES)
+    what: list[Callable[[], Job]] = [
+        partial(extended, service, name, draw.randrange(10**6)),
+        partial(service.forget, name),
+        partial(service.rename, name, draw.choice(NAMES)),
+        service.undo,
+        service.redo,
+    ]
+    return draw.choices(what, weights=[4, 2, 1, 2, 1])[0]()
+
+
+def change_for_ever(folder: Path, seed: int, acknowledged: Path) -> int:
+    """Change the workspace's model again and again; a line of ``acknowledged`` for each change that was reported."""
+    begun = model()
+    workspace = Workspace(folder, begun, keep_versions=KEPT)
+    service = Service(workspace, workspace.load(workspace.current))
+    draw, log = random.Random(seed), os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    while True:
+        try:
+            random_change(service, draw).result.result(60)
+        except RequestError:
+            continue
+        state = {"records": len(workspace._journal.records), "classes": service.model.counts}
+        os.write(log, json.dumps(state).encode() + b"\n")
+
+
+def assert_nothing_lost(folder: Path, acknowledged: Path) -> int:
+    """What was acknowledged is in the journal, every version is whole, and nothing else is left; number of records."""
+    workspace = Workspace(folder, model(), keep_versions=KEPT)
+    try:
+        records = workspace._journal.records
+        lines = acknowledged.read_bytes().splitlines() if acknowledged.exists() else []
+        for line in lines:
+            state, told = json.loads(line), History()
+            for record in records[: state["records"]]:
+                told.apply(record)
+            assert told.versions[told.current].counts == state["classes"]
+        last = json.loads(lines[-1])["records"] if lines else 1
+        assert last <= len(records) <= last + 2  # one change that was stored but not acknowledged, and what it dropped
+        stored = {f"{number:06d}" for number, version in workspace.versions.items() if version.here}
+        assert {path.name for path in (folder / "versions").iterdir()} == stored
+        for number, version in workspace.versions.items():
+            if version.here:
+                assert workspace.load(number).counts == version.counts
+        kept = {name for files in workspace.kept(workspace.current).values() for name in files}
+        assert all((folder / "photos" / name).is_file() for name in kept)
+        assert not (folder / "incoming").exists()
+        return len(records)
+    finally:
+        workspace.close()

@@ -1,0 +1,58 @@
+"""Kills at random moments and hostile requests: a few of what ``make soak`` does for longer."""
+
+import random
+import signal
+import time
+from functools import partial
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from cifnet_pl.serving.app import Access
+from cifnet_pl.serving.service import Options
+from cifnet_pl.serving.uploads import Limits
+from tests.killing import ended, start
+from tests.serving.hostile import assert_refused_well, requests
+from tests.serving.kills import assert_nothing_lost, change_for_ever
+from tests.serving.services import client, tree
+
+LIMITS = Limits(body_bytes=200_000, photo_bytes=50_000, pixels=100_000, photos=5, zip_bytes=60_000)
+
+
+def test_killed_while_it_changes(tmp_path):
+    """What was acknowledged is there, and no half version is: two processes, and two more that go on."""
+    draw, output, places = random.Random(0), tmp_path / "output", [tmp_path / str(i) for i in range(2)]
+    for place in places:
+        place.mkdir()
+    for turn in range(2):
+        processes = [
+            start(partial(change_for_ever, place / "w", turn, place / f"told-{turn}"), output) for place in places
+        ]
+        until = time.monotonic() + 120
+        for told in [place / f"told-{turn}" for place in places]:
+            while not (told.exists() and told.stat().st_size) and time.monotonic() < until:
+                time.sleep(0.01)
+        for place, process in zip(places, processes, strict=True):
+            time.sleep(draw.uniform(0, 0.3))
+            process.kill()
+            assert ended(process) == -signal.SIGKILL, output.read_text()
+            assert assert_nothing_lost(place / "w", place / f"told-{turn}") > 1 + turn
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory):
+    """A service with small limits; whatever it is sent, it writes nothing outside its workspace and keeps no upload."""
+    place = tmp_path_factory.mktemp("attacked")
+    (place / "outside").mkdir()
+    with client(place / "w", Access(rate=0), Options(limits=LIMITS)) as http:
+        yield http
+        assert {path.name for path in place.iterdir()} == {"outside", "w"}
+        assert tree(place / "outside") == tree(place / "w" / "incoming") == set()
+        assert http.get("/v2/health/ready").json() == {"ready": True}
+        assert http.get("/look").status_code == 200
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(request=requests())
+def test_hostile_requests_get_one_sentence(request, attacked):
+    assert_refused_well(attacked, request)
