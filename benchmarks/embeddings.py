@@ -55,7 +55,8 @@ def study_parser(description: str | None) -> argparse.ArgumentParser:
 def read_photos(root: Path, image_size: int, cache: Path, network: str = BACKBONE, precision: str = FLOAT32) -> Photos:
     """Embeddings of ``ROOT/train`` and ``ROOT/val``; what the cache lacks is embedded and added to it."""
     keep_freed_memory()  # as the command line does: the network is several times slower without
-    source, backbone = build_source("folder", SourceOptions(root)), build_backbone(network, engine="torch")
+    engine = "auto" if precision == FLOAT32 else "torch"
+    source, backbone = build_source("folder", SourceOptions(root)), build_backbone(network, engine=engine)
     folder = cache.expanduser() / pipeline_key(backbone, image_size, 1.0, precision)
     parts: list[Tensor] = []
     for name, images in (("train", source.train), ("val", source.val)):
