@@ -20,7 +20,7 @@ def main(args: Sequence[str] | None = None) -> int:
     return exit_code(lambda: _main(list(sys.argv[1:] if args is None else args)))
 
 
-def _main(words: list[str]) -> int:
+def _main(arguments: list[str]) -> int:
     from cifnet_pl.cli.process_settings import keep_freed_memory, show_news, wait_briefly
     from cifnet_pl.cli.terminal import accept_all_characters
 
@@ -33,19 +33,19 @@ def _main(words: list[str]) -> int:
     from cifnet_pl.utilities.errors import CifnetError
 
     try:
-        if not words or words[0] in overview.HELP:
+        if not arguments or arguments[0] in overview.HELP:
             print(overview.overview())
-        elif words[0] in overview.VERSION:
+        elif arguments[0] in overview.VERSION:
             print(overview.own_version())
-        elif words[0] in COMMANDS:
-            run_command(words[0], words[1:])
+        elif arguments[0] in COMMANDS:
+            run_command(arguments[0], arguments[1:])
         else:
             from cifnet_pl.cli.early_check import check_options
 
-            check_options(words)
+            check_options(arguments)
             from cifnet_pl.cli.lightning_cli import run  # Lightning takes seconds to import
 
-            run(words)
+            run(arguments)
     except CifnetError as error:
         print(f"cifnet: error: {error}", file=sys.stderr)
         return error.exit_code

@@ -152,8 +152,8 @@ class CalibrationBuffer(GrowingModule):
         self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
         self._prune_at = 4 * capacity
 
-    def _before_load(self, own: Mapping[str, Any]) -> None:
-        z = own.get("z")
+    def _before_load(self, state: Mapping[str, Any]) -> None:
+        z = state.get("z")
         if isinstance(z, Tensor) and z.is_floating_point():  # embeddings keep the dtype that they came in
             self.z = self.z.to(z.dtype)
 
@@ -192,7 +192,7 @@ class CalibrationBuffer(GrowingModule):
             raise UsageError(f"buffer got {len(z)} embeddings, {len(y)} labels and {len(key)} keys")
         if len(z):
             self._pending.append((z.detach().clone(), y.clone(), key.clone()))
-            if self.strategy in STREAMING and sum(len(part) for part, *_ in self._pending) > self._prune_at:
+            if self.strategy in STREAMING and sum(len(z_batch) for z_batch, *_ in self._pending) > self._prune_at:
                 self._prune_pending()
 
     @torch.no_grad()
@@ -288,8 +288,8 @@ class CalibrationBuffer(GrowingModule):
         if not offered.any():  # already in order of preference
             rows = stored.nonzero().flatten()[:quota]
             return self.z[rows], self.y[rows], self.key[rows]
-        own = (self.z[stored].to(z), self.y[stored], self.key[stored]) if len(self.y) else (z[:0], y[:0], key[:0])
-        parts = [torch.cat(pair) for pair in zip(own, (z[offered], y[offered], key[offered]), strict=True)]
+        before = (self.z[stored].to(z), self.y[stored], self.key[stored]) if len(self.y) else (z[:0], y[:0], key[:0])
+        parts = [torch.cat(pair) for pair in zip(before, (z[offered], y[offered], key[offered]), strict=True)]
         return self._choose(parts[0], parts[1], parts[2], quota)
 
     def _choose(self, z: Tensor, y: Tensor, key: Tensor, quota: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -75,16 +75,16 @@ def build_backbone(
 def _builder(family: str) -> Builder:
     if family in BACKBONES:
         return BACKBONES[family]
-    found = outside.entry_point("backbones", family)
-    if found is None:
+    factory = outside.entry_point("backbones", family)
+    if factory is None:
         raise unknown_name("backbone", family, [*BACKBONES, *outside.offered("backbones")])
-    return outside.import_part(found)  # type: ignore[no-any-return]
+    return outside.import_part(factory)  # type: ignore[no-any-return]
 
 
 def imports(name: str, architecture: str | None = None) -> list[str]:
     """Return what building a backbone would import from outside the package; nothing is imported."""
     family, _, rest = split_views(name)[0].partition(":")
-    found = [] if family in BACKBONES else [outside.entry_point("backbones", family)]
+    modules = [] if family in BACKBONES else [outside.entry_point("backbones", family)]
     named = [f"{family}:{rest}", rest if family in ("file", "random") else "", architecture or ""]
-    found += [text.removeprefix("import:") for text in named if text.startswith("import:")]
-    return [part for part in found if part]
+    modules += [text.removeprefix("import:") for text in named if text.startswith("import:")]
+    return [module for module in modules if module]

@@ -265,8 +265,8 @@ def imported(rest: str, architecture: str | None, download: bool) -> tuple[nn.Mo
         raise UsageError(f"import:{rest} cannot be called without arguments: {one_line(error)}") from error
     if not isinstance(network, nn.Module):
         raise UsageError(f"import:{rest} gives a {type(network).__name__}, expected a torch.nn.Module")
-    own: Any = network
-    missing = [name for name in ("features", "image_size", "mean", "std") if not hasattr(own, name)]
+    module: Any = network
+    missing = [name for name in ("features", "image_size", "mean", "std") if not hasattr(module, name)]
     if missing:
         raise UsageError(
             f"import:{rest} does not say its {missing[0]}: give the module the attributes features (width of its "
@@ -274,9 +274,9 @@ def imported(rest: str, architecture: str | None, download: bool) -> tuple[nn.Mo
         )
     try:
         shape = Preprocessing(
-            int(own.image_size), float(getattr(own, "crop_ratio", 1.0)), _three(own.mean), _three(own.std)
+            int(module.image_size), float(getattr(module, "crop_ratio", 1.0)), _three(module.mean), _three(module.std)
         )
-        return network, int(own.features), shape
+        return network, int(module.features), shape
     except (TypeError, ValueError) as error:
         raise UsageError(f"the attributes of import:{rest} do not fit: {one_line(error)}") from error
 

@@ -198,18 +198,18 @@ def exported(embedder: Embedder) -> bytes:
 def _layer_of(error: BaseException, program: Any, embedder: Embedder) -> str | None:
     """Return the layer in which an export failed: whose code ran, or whose operation could not be written."""
     names = {id(module): name for name, module in embedder.network.named_modules() if name}
-    found: str | None = None
+    layer: str | None = None
     cause: BaseException | None = error
     while cause is not None:
         trace = cause.__traceback__
         while trace is not None:
-            found = names.get(id(trace.tb_frame.f_locals.get("self"))) or found
+            layer = names.get(id(trace.tb_frame.f_locals.get("self"))) or layer
             trace = trace.tb_next
         cause = cause.__cause__ or cause.__context__
     for node in program.graph.nodes if program is not None else ():
         if f"%{node.name} " in str(error) and node.meta.get("nn_module_stack"):
-            found = [path for path, _ in node.meta["nn_module_stack"].values()][-1].removeprefix("network.")
-    return found
+            layer = [path for path, _ in node.meta["nn_module_stack"].values()][-1].removeprefix("network.")
+    return layer
 
 
 # ---------------------------------------------------------------------- checked
@@ -238,10 +238,10 @@ def check_graph(content: bytes, embedder: Embedder) -> float:
     for batch in _photographs(embedder):
         with torch.inference_mode():
             expected = embedder(torch.from_numpy(batch)).numpy()
-        found = session.run(None, {"images": batch})[0]
-        if found.shape != expected.shape:
-            raise NoGraph(f"the graph of {embedder.name} gives {found.shape}, torch {expected.shape}", lasting=True)
-        off = float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-30))
+        output = session.run(None, {"images": batch})[0]
+        if output.shape != expected.shape:
+            raise NoGraph(f"the graph of {embedder.name} gives {output.shape}, torch {expected.shape}", lasting=True)
+        off = float(np.abs(output - expected).max() / max(np.abs(expected).max(), 1e-30))
         if not off <= TOLERANCE:
             raise NoGraph(
                 f"ONNX Runtime differs from torch by {off:.1g} in embeddings of {embedder.name}", lasting=True

@@ -53,8 +53,8 @@ def why_slow(precision: str, cpuinfo: str) -> str | None:
 @cache
 def warn_if_slow(precision: str) -> None:
     """Say once that a precision is slow on this machine's CPU."""
-    place = Path("/proc/cpuinfo")
-    reason = why_slow(precision, place.read_text(encoding="utf-8", errors="replace")) if place.is_file() else None
+    cpu_info = Path("/proc/cpuinfo")
+    reason = why_slow(precision, cpu_info.read_text(encoding="utf-8", errors="replace")) if cpu_info.is_file() else None
     if reason is not None:
         log.warning("%s", reason)
 

@@ -46,9 +46,9 @@ class ResNet32(nn.Module):
         self.layer1 = _stage(16, 16, 1)
         self.layer2 = _stage(16, 32, 2)
         self.layer3 = _stage(32, FEATURES, 2)
-        for part in self.modules():
-            if isinstance(part, nn.Conv2d):
-                nn.init.kaiming_normal_(part.weight)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Embed normalised images."""

@@ -32,7 +32,7 @@ class Layers(nn.Module):
         for name in names:
             network.get_submodule(name).register_forward_hook(self._keep)
 
-    def _keep(self, layer: nn.Module, given: Any, output: Tensor) -> None:
+    def _keep(self, layer: nn.Module, inputs: Any, output: Tensor) -> None:
         self._kept.append(output.mean(dim=(2, 3)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,8 +67,8 @@ def layers(network: nn.Module, features: int) -> tuple[nn.Module, int]:
     Raises:
         UsageError: the late stages of this network are not known.
     """
-    for part in (network, *network.children()):
-        names = LAYERS.get(f"{type(part).__module__}.{type(part).__name__}")
+    for module in (network, *network.children()):
+        names = LAYERS.get(f"{type(module).__module__}.{type(module).__name__}")
         if names is not None:
             richer = Layers(network, names).eval()
             with torch.inference_mode():  # asked once
@@ -90,10 +90,10 @@ VIEWS: dict[str, Callable[[nn.Module, int], tuple[nn.Module, int]]] = {"layers":
 
 def split_views(name: str) -> tuple[str, list[str]]:
     """Split a name: ``"file:a+b.pth+mirror+layers"`` → ``("file:a+b.pth", ["layers", "mirror"])``, always so."""
-    found: list[str] = []
+    views: list[str] = []
     base, plus, last = name.rpartition("+")
-    while plus and last in VIEWS and last not in found:
-        found.append(last)
+    while plus and last in VIEWS and last not in views:
+        views.append(last)
         name = base
         base, plus, last = name.rpartition("+")
-    return name, sorted(found, key=list(VIEWS).index)
+    return name, sorted(views, key=list(VIEWS).index)

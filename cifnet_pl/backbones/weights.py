@@ -21,8 +21,8 @@ Of frameworks that train two copies of a network, only those of the copy that is
 """
 
 
-def match_names(stored: Mapping[str, Tensor], own: Collection[str]) -> dict[str, Tensor]:
-    """Return the stored tensors under the network's ``own`` names, with as few ``PREFIXES`` stripped as it takes.
+def match_names(stored: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
+    """Return the stored tensors under the ``names`` of the network, with as few ``PREFIXES`` stripped as it takes.
 
     E.g. ``module.encoder_q.conv1.weight`` → ``conv1.weight``. Names that fit nothing are left out; a name of the
     network may itself begin with a prefix (``encoder.`` in a vision transformer).
@@ -30,20 +30,20 @@ def match_names(stored: Mapping[str, Tensor], own: Collection[str]) -> dict[str,
     Raises:
         CheckpointError: two tensors fit the same name, so that it is open which network is meant.
     """
-    found: dict[str, str] = {}
+    keys: dict[str, str] = {}
     for key in stored:
         name: str | None = key
-        while name is not None and name not in own:
+        while name is not None and name not in names:
             prefix = next((p for p in PREFIXES if name.startswith(p)), None)
             name = name[len(prefix) :] if prefix else None
         if name is None:
             continue
-        if name in found:
+        if name in keys:
             raise CheckpointError(
-                f"the checkpoint holds two networks, {found[name]} and {key} both fit {name}: save one of them alone"
+                f"the checkpoint holds two networks, {keys[name]} and {key} both fit {name}: save one of them alone"
             )
-        found[name] = key
-    return {name: stored[key] for name, key in found.items()}
+        keys[name] = key
+    return {name: stored[key] for name, key in keys.items()}
 
 
 def fill(network: nn.Module, stored: Mapping[str, Tensor], source: str) -> None:
@@ -57,18 +57,18 @@ def fill(network: nn.Module, stored: Mapping[str, Tensor], source: str) -> None:
     Raises:
         CheckpointError: tensors are missing or of another shape.
     """
-    own = network.state_dict()
-    matched = match_names(stored, own)
-    counters = {k for k in own if k.endswith("num_batches_tracked")}  # unused in evaluation mode
-    missing = sorted(own.keys() - counters - matched.keys())
-    unlike = sorted(k for k in matched if matched[k].shape != own[k].shape)
+    parameters = network.state_dict()
+    matched = match_names(stored, parameters)
+    counters = {k for k in parameters if k.endswith("num_batches_tracked")}  # unused in evaluation mode
+    missing = sorted(parameters.keys() - counters - matched.keys())
+    unlike = sorted(k for k in matched if matched[k].shape != parameters[k].shape)
     if missing or unlike:
         listed = ", ".join((missing + unlike)[:10]) + (", …" if len(missing + unlike) > 10 else "")
         raise CheckpointError(
             f"{source} does not fill the network: {len(missing)} tensors missing and {len(unlike)} of another shape, "
-            f"of {len(own)} ({listed})"
+            f"of {len(parameters)} ({listed})"
         )
-    network.load_state_dict(own | matched)
+    network.load_state_dict(parameters | matched)
 
 
 NESTED = ("state_dict", "model", "model_state_dict", "teacher", "student", "network", "net", "backbone", "encoder")
@@ -93,8 +93,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # any parser may fail in its own way on a damaged or hostile file
         # torch's own advice is to execute the file, with escape codes for a terminal in it.
         objects = "Weights only load failed" in str(error)
-        said = "it holds more than tensors: save the module's state_dict()" if objects else first_line(error)
-        raise CheckpointError(f"cannot read {path}: {type(error).__name__}: {said}") from error
+        reason = "it holds more than tensors: save the module's state_dict()" if objects else first_line(error)
+        raise CheckpointError(f"cannot read {path}: {type(error).__name__}: {reason}") from error
     while isinstance(content, dict):
         inner = next((content[key] for key in NESTED if isinstance(content.get(key), dict)), None)
         if inner is None:

@@ -64,13 +64,13 @@ def audit(
     target = expanded(Path(output))
     with exclusive(target):
         refuse_files(target, overwrite)
-        found = load(model, trust=trust)
+        audited_model = load(model, trust=trust)
         root = expanded(Path(images if images is not None else photos_of_run(Path(model).expanduser())))
-        fraction, seed = found.held_back or (0.2, 0)
+        fraction, seed = audited_model.held_back or (0.2, 0)
         source = class_folders(SourceOptions(root, fraction, seed))
         unreadable: list[Unreadable] = []
         cache = Path(cache_folder).expanduser()
-        with embeddings_of(found, source, cache, unreadable, progress=True) as (z, labels, files):
+        with embeddings_of(audited_model, source, cache, unreadable, progress=True) as (z, labels, files):
             present = np.unique(labels)
             names = [source.class_names[label] for label in present]
             if len(names) < 2:
@@ -78,7 +78,7 @@ def audit(
             labels = np.searchsorted(present, labels)
             result, curve = audited(z, labels, names), learning_curve(z, labels, len(names))
         warn([], unreadable)
-        note = write_audit(target, result, curve, files, found)
+        note = write_audit(target, result, curve, files, audited_model)
     if note:
         print(note)
     low, high = result.evaluation.interval
@@ -99,7 +99,7 @@ def photos_of_run(model: Path) -> str:
     """
     versions = sorted(model.glob("version_*"), key=lambda path: path.stat().st_mtime, reverse=True)
     places = [model, *versions, *model.parents[:2]]
-    config = next((place / "config.yaml" for place in places if (place / "config.yaml").is_file()), None)
+    config = next((folder / "config.yaml" for folder in places if (folder / "config.yaml").is_file()), None)
     data = (yaml.safe_load(config.read_text(encoding="utf-8")) or {}).get("data", {}) if config is not None else {}
     if data.get("source") != "folder" or not data.get("root"):
         raise UsageError(f"{model} does not say where its photos are: give them with --images")
@@ -130,16 +130,16 @@ def more_photos(curve: LearningCurve) -> str:
 
 def write_audit(target: Path, result: Audit, curve: LearningCurve, files: list[Path], model: Classifier) -> str | None:
     """Write the page, its pictures and tables; gives a sentence about characters that could not be drawn."""
-    found = result.evaluation
-    letters = lettering(found.class_names)
-    title = f"{found.accuracy:.1f} % of {len(files)} photos right, each left out"
-    confusion = draw_confusion(found.confusion(), found.class_names, letters, title)
+    evaluation = result.evaluation
+    letters = lettering(evaluation.class_names)
+    title = f"{evaluation.accuracy:.1f} % of {len(files)} photos right, each left out"
+    confusion = draw_confusion(evaluation.confusion(), evaluation.class_names, letters, title)
     drawn = draw_learning_curve(curve)
     small = small_photos(files, model.image_size)
     write_bytes(target / "confusion.png", png(confusion))
     write_bytes(target / "learning_curve.png", png(drawn))
-    write_text(target / "classes.csv", classes_csv(found))
-    write_text(target / "confusion.csv", confusion_csv(found))
+    write_text(target / "classes.csv", classes_csv(evaluation))
+    write_text(target / "confusion.csv", confusion_csv(evaluation))
     write_text(target / "photos.csv", photos_csv(result, files, small))
     sections = [
         _doubtful(result, files),
@@ -150,10 +150,10 @@ def write_audit(target: Path, result: Audit, curve: LearningCurve, files: list[P
         _small(small, files, model.image_size),
         Section("Have I got enough photos?", [f"{more_photos(curve)}."], embedded(drawn)),
     ]
-    low, high = found.interval
+    low, high = evaluation.interval
     lead = [
-        f"{len(files)} photos of {len(found.class_names)} classes. Each is judged by a classifier that learned all the "
-        f"others: {found.accuracy:.1f} % are named right (with 95 % certainty {low:.1f} to {high:.1f} %).",
+        f"{len(files)} photos of {len(evaluation.class_names)} classes. Each is judged by a classifier that learned "
+        f"all the others: {evaluation.accuracy:.1f} % are named right (with 95 % certainty {low:.1f} to {high:.1f} %).",
         *([f"{copies}. Photos of another day will do no better."] if (copies := about_copies(result)) else []),
         "photos.csv has every photo with what is said of it here, classes.csv and confusion.csv the numbers.",
     ]
@@ -168,9 +168,10 @@ _READING = (
 
 
 def _caption(result: Audit, row: int, file: Path) -> str:
-    found = result.evaluation
-    own, answer = found.class_names[found.target[row]], found.class_names[found.predicted[row]]
-    folder, other = f"in {own} ({100 * result.own[row]:.0f} %)", f"{answer} ({100 * found.confidence[row]:.0f} %)"
+    evaluation = result.evaluation
+    label, answer = evaluation.class_names[evaluation.target[row]], evaluation.class_names[evaluation.predicted[row]]
+    folder = f"in {label} ({100 * result.own[row]:.0f} %)"
+    other = f"{answer} ({100 * evaluation.confidence[row]:.0f} %)"
     return f"{file.name}: {folder}, looks like {other}"
 
 
@@ -186,13 +187,13 @@ def _doubtful(result: Audit, files: list[Path]) -> Section:
 
 
 def _pairs(result: Audit, files: list[Path]) -> Section:
-    found, pairs = result.evaluation, []
-    column = {name: i for i, name in enumerate(found.class_names)}
-    for true, answer, count, total in found.confused_pairs()[:PAIRS]:
-        wrong = np.flatnonzero((found.target == column[true]) & (found.predicted == column[answer]))
-        usual = np.flatnonzero((found.target == column[answer]) & found.right)
+    evaluation, pairs = result.evaluation, []
+    column = {name: i for i, name in enumerate(evaluation.class_names)}
+    for true, answer, count, total in evaluation.confused_pairs()[:PAIRS]:
+        wrong = np.flatnonzero((evaluation.target == column[true]) & (evaluation.predicted == column[answer]))
+        usual = np.flatnonzero((evaluation.target == column[answer]) & evaluation.right)
         usual = usual[np.argsort(-result.own[usual], kind="stable")]
-        left = [_named(files[row]) for row in wrong[np.argsort(-found.confidence[wrong])][:PER_SIDE]]
+        left = [_named(files[row]) for row in wrong[np.argsort(-evaluation.confidence[wrong])][:PER_SIDE]]
         right = [_named(files[row]) for row in usual[:PER_SIDE]]
         first = f"{count} of {total} photos of {printable(true)} are taken for {printable(answer)}"
         pairs.append((Side(first, left), Side(f"usual photos of {printable(answer)}", right)))
@@ -230,7 +231,7 @@ def _far(result: Audit, files: list[Path]) -> Section:
 
 def small_photos(files: list[Path], size: int) -> dict[int, int]:
     """Map position → short side in pixels of photos that have fewer than ``size``, the smallest first."""
-    found = {}
+    sizes = {}
     for row, file in enumerate(files):
         try:
             with open_image(file) as image:
@@ -238,8 +239,8 @@ def small_photos(files: list[Path], size: int) -> dict[int, int]:
         except UnreadableImage:
             continue
         if side < size:
-            found[row] = side
-    return dict(sorted(found.items(), key=lambda item: (item[1], item[0])))
+            sizes[row] = side
+    return dict(sorted(sizes.items(), key=lambda item: (item[1], item[0])))
 
 
 def _small(small: dict[int, int], files: list[Path], size: int) -> Section:
@@ -250,12 +251,12 @@ def _small(small: dict[int, int], files: list[Path], size: int) -> Section:
 
 def photos_csv(result: Audit, files: list[Path], small: dict[int, int]) -> str:
     """Return every photo with what the audit says of it, the most doubtful label first."""
-    found, doubtful = result.evaluation, set(result.doubtful().tolist())
-    names = found.class_names
+    evaluation, doubtful = result.evaluation, set(result.doubtful().tolist())
+    names = evaluation.class_names
     rows = []
     for row in np.argsort(result.own, kind="stable").tolist():
-        label = (names[found.target[row]], f"{result.own[row]:.6f}")
-        answer = (names[found.predicted[row]], f"{found.confidence[row]:.6f}")
+        label = (names[evaluation.target[row]], f"{result.own[row]:.6f}")
+        answer = (names[evaluation.predicted[row]], f"{evaluation.confidence[row]:.6f}")
         flags = (str(flag).lower() for flag in (row in doubtful, bool(result.copied[row])))
         rows.append([str(files[row]), *label, *answer, *flags, f"{result.distance[row]:.4f}", small.get(row)])
     header = ["file", "class", "probability_of_class", "looks_like", "probability"]

@@ -90,11 +90,11 @@ def classify(
                 raise UsageError(f"{path} is a folder, expected a file")
             if path is not None and path.exists() and not overwrite:
                 raise UsageError(f"{path} exists already: choose another name, or add --overwrite true")
-        found = load(model, engine=engine, trust=trust)
-        if picture is not None and not found.backbone.takes_images:
+        classifier = load(model, engine=engine, trust=trust)
+        if picture is not None and not classifier.backbone.takes_images:
             raise UsageError("--gallery needs photos, but this model classifies embeddings: leave it out")
-        found.precision = precision or found.precision
-        table = Table(found, images, top, strict, show, Asked(unknown, coverage, per_class))
+        classifier.precision = precision or classifier.precision
+        table = Table(classifier, images, top, strict, show, Asked(unknown, coverage, per_class))
         write_atomic(target, table.write)
         note = write_gallery(table.sample, picture) if picture is not None and table.sample else None
     print(f"{table.classified} photos classified in {target}, {table.unreadable} unreadable left out")
@@ -121,12 +121,12 @@ class Asked:
 
     def cells(self, prediction: Prediction) -> list[str]:
         """Return their cells in the row of one photo."""
-        found = []
+        cells = []
         if prediction.known is not None:
-            found += [str(prediction.known).lower(), f"{prediction.novelty:.6g}", f"{prediction.p_value:.6f}"]
+            cells += [str(prediction.known).lower(), f"{prediction.novelty:.6g}", f"{prediction.p_value:.6f}"]
         if prediction.answers is not None:
-            found.append("; ".join(prediction.answers))
-        return found
+            cells.append("; ".join(prediction.answers))
+        return cells
 
 
 class Table:
@@ -192,11 +192,11 @@ class Table:
         wanted = max(self.top, SHOWN)  # the gallery's, too
         if self.model.backbone.takes_images:
             total = sum(1 for _ in self._photos()) if on_terminal() else None
-            found = self.model.classify(self._photos(), wanted, **asked)
+            predictions = self.model.classify(self._photos(), wanted, **asked)
         else:
             total = None
-            found = chain.from_iterable(self.model.classify_embeddings(f, wanted, **asked) for f in self.images)
-        for prediction in counted(found, "classifying", total):
+            predictions = chain.from_iterable(self.model.classify_embeddings(f, wanted, **asked) for f in self.images)
+        for prediction in counted(predictions, "classifying", total):
             if prediction.unreadable is None:
                 self.classified += 1
                 self.unknown += prediction.known is False
@@ -204,15 +204,15 @@ class Table:
                 self._consider(prediction)
                 yield prediction
                 continue
-            place = f"{printable(str(prediction.file))}: {prediction.unreadable}"
+            message = f"{printable(str(prediction.file))}: {prediction.unreadable}"
             if self.strict:
-                raise DataError(f"cannot read photo {place}; repair or remove it, or leave out --strict")
+                raise DataError(f"cannot read photo {message}; repair or remove it, or leave out --strict")
             self.unreadable += 1
-            print(f"skipped {place}", file=sys.stderr)
+            print(f"skipped {message}", file=sys.stderr)
 
     def _photos(self) -> Iterator[Path]:
         """Find all photos; every place is looked at first, so that a wrong one is named before the work begins."""
-        return chain.from_iterable([find_photos(place) for place in self.images])
+        return chain.from_iterable([find_photos(source) for source in self.images])
 
     @property
     def sample(self) -> list[Prediction]:
@@ -234,5 +234,5 @@ class Table:
         if self.show == "random":
             return self._chance.random()
         assert prediction.file is not None
-        own = prediction.file.parent.name
-        return prediction.probabilities[0] if own in self._names and own != prediction.classes[0] else None
+        label = prediction.file.parent.name
+        return prediction.probabilities[0] if label in self._names and label != prediction.classes[0] else None

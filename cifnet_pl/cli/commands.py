@@ -72,14 +72,14 @@ def run_command(name: str, args: Sequence[str]) -> None:
     skipped: set[str | int] = {parameter for parameter in (command.positional, command.overrides) if parameter}
     if command.positional:
         parser.add_argument(command.positional, nargs="+")
-    own, given = with_values(outlined, with_lists(outlined, args)), {}
+    arguments, overrides = with_values(outlined, with_lists(outlined, args)), {}
     parser.add_function_arguments(outlined, skip=skipped, as_group=False, sub_configs=False)
     keywords = _without_underscores(parser)
     if command.overrides:
-        own, given[command.overrides] = split_overrides(own)
-    found = {keywords.get(key, key): value for key, value in vars(parser.parse_args(own)).items()}
+        arguments, overrides[command.overrides] = split_overrides(arguments)
+    options = {keywords.get(key, key): value for key, value in vars(parser.parse_args(arguments)).items()}
     function: Callable[..., object] = getattr(import_module(command.module), name)
-    function(**found, **given)
+    function(**options, **overrides)
 
 
 def outline(name: str) -> Callable[..., object]:
@@ -104,7 +104,7 @@ def outline(name: str) -> Callable[..., object]:
 
 def _choices(imports: Sequence[ast.ImportFrom], root: Path) -> list[ast.stmt]:
     """Find the definitions ``Name = Literal[…]`` of the names that a module imports from the package, in ``root``."""
-    found: list[ast.stmt] = []
+    assignments: list[ast.stmt] = []
     for node in imports:
         path = root.joinpath(*(node.module or "").split(".")).with_suffix(".py")
         if not (node.module or "").startswith("cifnet_pl.") or not path.is_file():
@@ -114,8 +114,8 @@ def _choices(imports: Sequence[ast.ImportFrom], root: Path) -> list[ast.stmt]:
             if isinstance(line, ast.Assign) and isinstance(line.value, ast.Subscript):
                 target, kind = line.targets[0], line.value.value
                 if isinstance(target, ast.Name) and target.id in names and isinstance(kind, ast.Name):
-                    found += [line] * (kind.id == "Literal")
-    return found
+                    assignments += [line] * (kind.id == "Literal")
+    return assignments
 
 
 def _without_underscores(parser: Any) -> dict[str, str]:
@@ -146,7 +146,7 @@ def with_lists(function: Callable[..., object], args: Sequence[str]) -> list[str
     parameters = inspect.signature(function, eval_str=True).parameters
     lists = {f"--{key.rstrip('_')}" for key, p in parameters.items() if p.annotation in (list[str], list[str] | None)}
     result: list[str] = []
-    found: dict[str, list[str]] = {}
+    options: dict[str, list[str]] = {}
     current: str | None = None
     for word in args:
         name, equals, value = word.partition("=")
@@ -155,11 +155,11 @@ def with_lists(function: Callable[..., object], args: Sequence[str]) -> list[str
         if current is None:
             result.append(word)
         elif word.startswith("--"):
-            found.setdefault(current, []).extend(_items(value) if equals else [])
+            options.setdefault(current, []).extend(_items(value) if equals else [])
         else:
-            found[current].extend(_items(word))
+            options[current].extend(_items(word))
     # An option without a value stays as it is, for the parser to complain about.
-    return result + [f"{name}={json.dumps(values)}" if values else name for name, values in found.items()]
+    return result + [f"{name}={json.dumps(values)}" if values else name for name, values in options.items()]
 
 
 def _items(value: str) -> list[str]:
@@ -177,15 +177,15 @@ def split_overrides(args: Sequence[str]) -> tuple[list[str], list[tuple[str, str
     Raises:
         UsageError: such an option without a value.
     """
-    own, overrides = [], []
-    words = iter(args)
-    for word in words:
+    arguments, overrides = [], []
+    remaining = iter(args)
+    for word in remaining:
         name, equals, value = word.partition("=")
         if not (name.startswith("--") and "." in name):
-            own.append(word)
+            arguments.append(word)
             continue
-        given = value if equals else next(words, None)
-        if given is None:
+        text = value if equals else next(remaining, None)
+        if text is None:
             raise UsageError(f"{name} has no value")
-        overrides.append((name.removeprefix("--"), given))
-    return own, overrides
+        overrides.append((name.removeprefix("--"), text))
+    return arguments, overrides

@@ -33,8 +33,10 @@ def configs() -> None:
 
 def config_files() -> dict[str, Path]:
     """Name, such as ``heads/ridge``, → file; those of the top folder first."""
-    own = Path(cifnet_pl.__file__).parent
-    folder = own / "configs" if (own / "configs").is_dir() else own.parent / "configs"  # installed, or a checkout
+    package = Path(cifnet_pl.__file__).parent
+    folder = package / "configs"
+    if not folder.is_dir():  # a checkout, not an installation
+        folder = package.parent / "configs"
     names = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.yaml")}
     return {name: names[name] for name in sorted(names, key=lambda name: (name.count("/"), name))}
 
@@ -104,9 +106,9 @@ def _per_task(args: Sequence[str]) -> int:
 
 def _summary(path: Path) -> str:
     """Return the first sentence of the comment that a configuration begins with."""
-    words: list[str] = []
+    text: list[str] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
-        words += line.removeprefix("#").split()
-    return " ".join(words).partition(". ")[0].rstrip(".")
+        text += line.removeprefix("#").split()
+    return " ".join(text).partition(". ")[0].rstrip(".")

@@ -27,13 +27,13 @@ ANSWERED = {"--print_config", "--help", "-h"}
 """Options that are answered even if others are wrong."""
 
 
-def check_options(words: Sequence[str]) -> None:
-    """Raise UsageError for the first option of the command line ``words`` whose class has no such argument."""
-    given = {word.split("=")[0] for word in words}
-    if given & ANSWERED:
+def check_options(args: Sequence[str]) -> None:
+    """Raise UsageError for the first option of the command line ``args`` whose class has no such argument."""
+    given_options = {word.split("=")[0] for word in args}
+    if given_options & ANSWERED:
         return
-    groups = SOURCES.keys() - ({"model"} if given & OTHER_CLASS else set())
-    for word in words:
+    groups = SOURCES.keys() - ({"model"} if given_options & OTHER_CLASS else set())
+    for word in args:
         group, _, rest = word.removeprefix("--").partition(".")
         name = rest.split("=")[0].split(".")[0].rstrip("+")
         if word.startswith("--") and group in groups and name:
@@ -52,7 +52,7 @@ def arguments(package: str, file: str, name: str) -> list[str]:
     if not path.is_file():
         return []
     classes = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
-    methods = [node for found in classes if found.name == name for node in found.body]
+    methods = [node for class_node in classes if class_node.name == name for node in class_node.body]
     for method in methods:
         if isinstance(method, ast.FunctionDef) and method.name == "__init__":
             return [argument.arg for argument in (*method.args.args[1:], *method.args.kwonlyargs)]

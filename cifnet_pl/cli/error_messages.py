@@ -32,10 +32,10 @@ def explained() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        said = next((sentence for sign, sentence in SIGNS.items() if sign in str(error)), None)
-        if said is None:
+        explanation = next((sentence for sign, sentence in SIGNS.items() if sign in str(error)), None)
+        if explanation is None:
             raise
-        raise CifnetError(said) from error
+        raise CifnetError(explanation) from error
     except OSError as error:
         if error.errno not in WRITING:
             raise

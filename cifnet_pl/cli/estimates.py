@@ -46,7 +46,7 @@ def cost_of(folder: Path, run: Path) -> Cost:
     summary = read_run(run).summary
     measured = summary["train_seconds"] + (summary.get("eval_seconds") or 0.0)
     parts = [summary.get("energy_kwh"), summary.get("eval_energy_kwh")]
-    kwh = sum(part for part in parts if part is not None) if parts[0] is not None else None
+    kwh = sum(component for component in parts if component is not None) if parts[0] is not None else None
     return Cost(max(elapsed(folder) or 0.0, measured), kwh, summary["n_tasks"])
 
 

@@ -65,20 +65,20 @@ def evaluate(
         photos, unreadable = labelled(images), list[Unreadable]()
         evaluated_model = load(model, trust=trust)
         rival = load(against, trust=trust) if against is not None else None  # a wrong name is refused before the work
-        found = _evaluate(evaluated_model, photos, unreadable, model)
+        evaluation = _evaluate(evaluated_model, photos, unreadable, model)
         other = _evaluate(rival, photos, [], str(against)) if rival is not None else None
-        comparison = compare(found, other) if other is not None else None
+        comparison = compare(evaluation, other) if other is not None else None
         warn([], unreadable)
-        print(*summary_lines(found), sep="\n")
-        if sentence := found.near_copy_score.sentence():
+        print(*summary_lines(evaluation), sep="\n")
+        if sentence := evaluation.near_copy_score.sentence():
             print(sentence)
-        Console().print(class_table(found))
-        for line in confusion_lines(found):
+        Console().print(class_table(evaluation))
+        for line in confusion_lines(evaluation):
             print(line)
         if comparison is not None:
             print(comparison_line(comparison, model, str(against)))
         if target is not None:
-            for name, content in files_of(found, photos, comparison).items():
+            for name, content in files_of(evaluation, photos, comparison).items():
                 write_bytes(target / name, content)
             print(f"tables and pictures in {target}")
 
@@ -110,34 +110,34 @@ def _evaluate(model: Classifier, photos: ClassPhotos, unreadable: list[Unreadabl
         listed = ", ".join(strange[:5]) + (", …" if len(strange) > 5 else "")
         left = len(photos.files) - len(known.files)
         print(f"{left} photos of classes that {name} does not know are left out: {listed}")
-    part = evaluated(model, known, unreadable, progress=True)
-    return on_all(part, known, photos)
+    evaluation = evaluated(model, known, unreadable, progress=True)
+    return on_all(evaluation, known, photos)
 
 
-def on_all(part: Evaluation, known: ClassPhotos, photos: ClassPhotos) -> Evaluation:
+def on_all(evaluation: Evaluation, known: ClassPhotos, photos: ClassPhotos) -> Evaluation:
     """Return the evaluation with rows of ``photos`` instead of those of ``known``, a part of them."""
     position = {name: row for row, name in enumerate(photos.files.names)}
-    rows = np.array([position[known.files.names[row]] for row in part.rows], dtype=np.int64)
-    return replace(part, rows=rows)
+    rows = np.array([position[known.files.names[row]] for row in evaluation.rows], dtype=np.int64)
+    return replace(evaluation, rows=rows)
 
 
-def summary_lines(found: Evaluation) -> list[str]:
+def summary_lines(evaluation: Evaluation) -> list[str]:
     """Return what matters most, in two sentences."""
-    classes, (low, high) = found.class_scores(), found.interval
+    classes, (low, high) = evaluation.class_scores(), evaluation.interval
     return [
-        f"{found.accuracy:.1f} % of {len(found.rows)} photos of {len(classes)} classes are named right "
+        f"{evaluation.accuracy:.1f} % of {len(evaluation.rows)} photos of {len(classes)} classes are named right "
         f"(with 95 % certainty {low:.1f} to {high:.1f} %)",
-        f"the model is {100 * found.confidence.mean():.1f} % sure on average; ECE {found.ece:.1f} % "
+        f"the model is {100 * evaluation.confidence.mean():.1f} % sure on average; ECE {evaluation.ece:.1f} % "
         "(how far its confidences are from the share that is right)",
     ]
 
 
-def class_table(found: Evaluation) -> Table:
+def class_table(evaluation: Evaluation) -> Table:
     """Return the classes, the worst first."""
     table = Table("class", "photos", "right %", "95 % interval", "most often taken for")
     for column in table.columns[1:4]:
         column.justify = "right"
-    scores = found.class_scores()
+    scores = evaluation.class_scores()
     for score in scores[:ON_SCREEN]:
         right = f"{score.percent:.0f}" if score.tested else "untested"
         low, high = interval(score.right, score.photos)
@@ -150,11 +150,11 @@ def class_table(found: Evaluation) -> Table:
     return table
 
 
-def confusion_lines(found: Evaluation) -> list[str]:
+def confusion_lines(evaluation: Evaluation) -> list[str]:
     """Return the most frequent confusions, one line each."""
     return [
         f"{count} of {total} photos of {printable(true)} are taken for {printable(answer)}"
-        for true, answer, count, total in found.confused_pairs()[:PAIRS_ON_SCREEN]
+        for true, answer, count, total in evaluation.confused_pairs()[:PAIRS_ON_SCREEN]
     ]
 
 
@@ -168,58 +168,65 @@ def comparison_line(comparison: Comparison, model: str, against: str) -> str:
     )
 
 
-def files_of(found: Evaluation, photos: ClassPhotos, comparison: Comparison | None) -> dict[str, bytes]:
+def files_of(evaluation: Evaluation, photos: ClassPhotos, comparison: Comparison | None) -> dict[str, bytes]:
     """Name of each result file → its content."""
-    letters, title = lettering(found.class_names), f"{found.accuracy:.1f} % of {len(found.rows)} photos right"
+    letters = lettering(evaluation.class_names)
+    title = f"{evaluation.accuracy:.1f} % of {len(evaluation.rows)} photos right"
     if letters.note:
         print(letters.note)
     return {
-        "evaluation.json": (json.dumps(_summary(found, comparison), indent=2) + "\n").encode(),
-        "classes.csv": classes_csv(found).encode("utf-8", "surrogateescape"),
-        "confusion.csv": confusion_csv(found).encode("utf-8", "surrogateescape"),
-        "photos.csv": _photos_csv(found, photos).encode("utf-8", "surrogateescape"),
-        "confusion.png": png(draw_confusion(found.confusion(), found.class_names, letters, title)),
-        "calibration.png": png(draw_calibration(found.confidence, found.right, title, letters)),
+        "evaluation.json": (json.dumps(_summary(evaluation, comparison), indent=2) + "\n").encode(),
+        "classes.csv": classes_csv(evaluation).encode("utf-8", "surrogateescape"),
+        "confusion.csv": confusion_csv(evaluation).encode("utf-8", "surrogateescape"),
+        "photos.csv": _photos_csv(evaluation, photos).encode("utf-8", "surrogateescape"),
+        "confusion.png": png(draw_confusion(evaluation.confusion(), evaluation.class_names, letters, title)),
+        "calibration.png": png(draw_calibration(evaluation.confidence, evaluation.right, title, letters)),
     }
 
 
-def _summary(found: Evaluation, comparison: Comparison | None) -> Mapping[str, Any]:
-    low, high = found.interval
-    own = {"photos": len(found.rows), "classes": len(found.class_scores()), "accuracy": found.accuracy}
-    own |= {"accuracy_low": low, "accuracy_high": high}
-    if found.near is not None:
-        own |= {"near_learned": found.near_copy_score.near, "others_right": found.near_copy_score.right}
-    own |= {"mean_confidence": 100 * float(found.confidence.mean()), "ece": found.ece}
+def _summary(evaluation: Evaluation, comparison: Comparison | None) -> Mapping[str, Any]:
+    low, high = evaluation.interval
+    figures = {
+        "photos": len(evaluation.rows),
+        "classes": len(evaluation.class_scores()),
+        "accuracy": evaluation.accuracy,
+    }
+    figures |= {"accuracy_low": low, "accuracy_high": high}
+    if evaluation.near is not None:
+        figures |= {"near_learned": evaluation.near_copy_score.near, "others_right": evaluation.near_copy_score.right}
+    figures |= {"mean_confidence": 100 * float(evaluation.confidence.mean()), "ece": evaluation.ece}
     if comparison is None:
-        return own
+        return figures
     ours, theirs = comparison.accuracies
     other = {**asdict(comparison), "accuracy": ours, "accuracy_against": theirs, "p_value": comparison.p_value}
-    return {**own, "against": other}
+    return {**figures, "against": other}
 
 
-def classes_csv(found: Evaluation) -> str:
+def classes_csv(evaluation: Evaluation) -> str:
     """Return the classes, one per row."""
     header = ["class", "photos", "right", "accuracy", "low", "high", "tested", "taken_for", "times"]
     rows = []
-    for s in found.class_scores():
+    for s in evaluation.class_scores():
         low, high = interval(s.right, s.photos)
         bounds = [f"{value:.2f}" for value in (s.percent or 0.0, low, high)]
         rows.append([s.name, s.photos, s.right, *bounds, str(s.tested).lower(), *(s.taken_for or ("", ""))])
     return to_csv(header, rows)
 
 
-def confusion_csv(found: Evaluation) -> str:
+def confusion_csv(evaluation: Evaluation) -> str:
     """Return the numbers of photos, rows the true classes, columns the answers."""
-    matrix = found.confusion()
-    return to_csv(["class", *found.class_names], [[n, *row] for n, row in zip(found.class_names, matrix, strict=True)])
+    matrix = evaluation.confusion()
+    return to_csv(
+        ["class", *evaluation.class_names], [[n, *row] for n, row in zip(evaluation.class_names, matrix, strict=True)]
+    )
 
 
-def _photos_csv(found: Evaluation, photos: ClassPhotos) -> str:
+def _photos_csv(evaluation: Evaluation, photos: ClassPhotos) -> str:
     rows = []
     for row, target, predicted, confidence in zip(
-        found.rows, found.target, found.predicted, found.confidence, strict=True
+        evaluation.rows, evaluation.target, evaluation.predicted, evaluation.confidence, strict=True
     ):
-        true, answer = found.class_names[target], found.class_names[predicted]
-        place = str(photos.files.root / photos.files.names[row])
-        rows.append([place, true, answer, f"{confidence:.6f}", str(bool(target == predicted)).lower()])
+        true, answer = evaluation.class_names[target], evaluation.class_names[predicted]
+        path = str(photos.files.root / photos.files.names[row])
+        rows.append([path, true, answer, f"{confidence:.6f}", str(bool(target == predicted)).lower()])
     return to_csv(["file", "class", "answer", "probability", "right"], rows)

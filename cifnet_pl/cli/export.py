@@ -50,9 +50,9 @@ def export(
             _export_triton(load(model, device="cpu", trust=trust), target, overwrite)
         else:
             refuse_existing(target, overwrite)
-            found = load(model, device="cpu", trust=trust)
-            found.save(target, overwrite)
-            print(f"{len(found.class_names)} classes in bundle {target}: cifnet_pl.load({str(target)!r})")
+            loaded = load(model, device="cpu", trust=trust)
+            loaded.save(target, overwrite)
+            print(f"{len(loaded.class_names)} classes in bundle {target}: cifnet_pl.load({str(target)!r})")
             print(f"next: cifnet classify --model {shlex.quote(str(target))} --images PHOTOS --output out.csv")
 
 
@@ -96,8 +96,8 @@ def _export_triton(model: Classifier, target: Path, overwrite: bool) -> None:
 def _say(model: Classifier, target: Path, check: Check) -> None:
     outputs = "probabilities" if check.novelty is None else "probabilities and novelty"
     photos = "images (n, height, width, 3) uint8 RGB"
-    what = photos if check.pillow is not None else f"embeddings (n, {model.head.in_features}) float32"
-    print(f"{len(model.class_names)} classes in {target}: {what} → {outputs}")
+    checked_on = photos if check.pillow is not None else f"embeddings (n, {model.head.in_features}) float32"
+    print(f"{len(model.class_names)} classes in {target}: {checked_on} → {outputs}")
     if model.precision != FLOAT32:
         print(f"the graph computes in float32; the model learned from embeddings in {model.precision}")
     if check.pillow is None:

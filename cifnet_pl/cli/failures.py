@@ -15,27 +15,27 @@ COUNTERS = ("memory.events", "memory.oom_control", "memory/memory.oom_control")
 """Files of the processes' control group, below its root, that count what the system killed for memory."""
 
 
-def reason(code: int, said: str, killed_for_memory: bool = False) -> str:
+def reason(code: int, log: str, killed_for_memory: bool = False) -> str:
     """Return what happened to a process.
 
     Args:
         code: its exit code as :mod:`subprocess` gives it, negative for a signal.
-        said: what it wrote on its streams.
+        log: what it wrote on its streams.
         killed_for_memory: whether the system has killed a process for memory meanwhile.
     """
     number = -code if code < 0 else code - 128
-    lines = [line.strip() for line in said.splitlines()]
+    lines = [line.strip() for line in log.splitlines()]
     if code < 0 or (128 < code < 160 and number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)):
         name = signal.Signals(number).name if number in {int(s) for s in signal.Signals} else f"signal {number}"
         if number == signal.SIGKILL and killed_for_memory:
             return f"out of memory: the system killed it ({name})"
         return f"killed by {name}"
-    sentences = [found[1] for line in lines if (found := OWN_ERROR.match(line) or LAST_OF_TRACEBACK.match(line))]
-    what = sentences[-1] if sentences else None
+    sentences = [match[1] for line in lines if (match := OWN_ERROR.match(line) or LAST_OF_TRACEBACK.match(line))]
+    sentence = sentences[-1] if sentences else None
     memory = next((line for line in reversed(lines) if NO_MEMORY.search(line)), None)
     if memory is not None:
-        return f"out of memory (exit code {code}): {printable(what or memory)}"
-    return f"exit code {code}: {printable(what)}" if what else f"exit code {code}, without saying why"
+        return f"out of memory (exit code {code}): {printable(sentence or memory)}"
+    return f"exit code {code}: {printable(sentence)}" if sentence else f"exit code {code}, without saying why"
 
 
 def memory_kills(root: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -45,7 +45,7 @@ def memory_kills(root: Path = Path("/sys/fs/cgroup")) -> int | None:
             text = (root / name).read_text(encoding="utf-8")
         except OSError:
             continue
-        found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
-        if found:
-            return int(found[1])
+        match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+        if match:
+            return int(match[1])
     return None

@@ -67,8 +67,8 @@ def exactly(result: Forgetting[Classifier], name: str) -> list[str]:
     """Say what was forgotten with its photos."""
     how = "exactly" if result.rounding is None else f"to about 1e-5 of its share, not to 1e-8 ({result.rounding})"
     whose = "what its" if name in result.recalled else "its"
-    what = "photos had left, which the model remembered, was" if name in result.recalled else "photos were"
-    first = f"class '{printable(name)}' is forgotten {how}: {whose} {result.photos[name]} {what} taken out of the "
+    subject = "photos had left, which the model remembered, was" if name in result.recalled else "photos were"
+    first = f"class '{printable(name)}' is forgotten {how}: {whose} {result.photos[name]} {subject} taken out of the "
     if not result.earlier_removals:
         return [first + "statistics,", "and the model is what it would be had it never seen them"]
     return [

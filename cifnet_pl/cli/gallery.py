@@ -60,8 +60,8 @@ def _figure(predictions: Sequence[Prediction], rows: int, columns: int, letters:
     cells = figure.subplots(2 * rows, columns, squeeze=False, height_ratios=[3, 1.15] * rows)
     for cell in cells.flat:
         cell.axis("off")
-    for place, prediction in enumerate(predictions):
-        row, column = divmod(place, columns)
+    for index, prediction in enumerate(predictions):
+        row, column = divmod(index, columns)
         _draw_photo(cells[2 * row, column], prediction, letters)
         _draw_bars(cells[2 * row + 1, column], prediction, letters)
     return figure

@@ -95,11 +95,11 @@ def read_points(
     common = _axes(sweep.get("axes"), path)
     other_data = any(name in ("data.source", "data.root") for name, _ in overrides)
     points: dict[str, Point] = {}
-    for part in (_mapping(part, path, PART_KEYS) for part in (parts[:1] if other_data else parts)):
+    for settings in (_mapping(settings, path, PART_KEYS) for settings in (parts[:1] if other_data else parts)):
         over_seeds = _seed_axis(sweep.get("seeds") if seeds is None else list(seeds), path)
-        axes = {**_axes(part.get("axes"), path), **common, **over_seeds}
-        fixed = {**_options(sweep.get("fixed"), path), **_options(part.get("fixed"), path)}
-        label = [str(part["label"])] if "label" in part and not other_data else []
+        axes = {**_axes(settings.get("axes"), path), **common, **over_seeds}
+        fixed = {**_options(sweep.get("fixed"), path), **_options(settings.get("fixed"), path)}
+        label = [str(settings["label"])] if "label" in settings and not other_data else []
         for point in _product(path, base, fixed, axes, overrides, label):
             points.setdefault(point.identity, point)
     return list(points.values())
@@ -114,7 +114,7 @@ def _product(
     label: list[str],
 ) -> list[Point]:
     """Return all combinations of one option of each axis."""
-    found = []
+    points = []
     for options in itertools.product(*axes.values()):
         config = copy.deepcopy(dict(base))
         for option in options:
@@ -128,14 +128,14 @@ def _product(
                 put(config, name, _value(name, value), "command line")
             else:
                 unfit.append(name)
-        found.append(([str(option["label"]) for option in options], identity(config), config, tuple(unfit)))
-    kept = [i for i in range(len(axes)) if _matters(i, [(labels, own) for labels, own, *_ in found])]
+        points.append(([str(option["label"]) for option in options], identity(config), config, tuple(unfit)))
+    kept = [i for i in range(len(axes)) if _matters(i, [(labels, content) for labels, content, *_ in points])]
     return [
         Point(
-            "-".join([*map(_slug, label + [labels[i] for i in kept]), own]) or own, own, config,
+            "-".join([*map(_slug, label + [labels[i] for i in kept]), content]) or content, content, config,
             {**({"part": label[0]} if label else {}), **dict(zip(axes, labels, strict=True))}, unfit,
         )
-        for labels, own, config, unfit in found
+        for labels, content, config, unfit in points
     ]  # fmt: skip
 
 
@@ -151,10 +151,10 @@ def _start_from(config: dict[str, Any], other: Mapping[str, Any] | None) -> None
 def _matters(axis: int, points: Sequence[tuple[list[str], str]]) -> bool:
     """Return whether points that differ in one axis only are different configurations."""
     others: dict[tuple[str, ...], set[str]] = {}
-    for labels, own in points:
-        others.setdefault((*labels[:axis], *labels[axis + 1 :]), set()).add(own)
+    for labels, content in points:
+        others.setdefault((*labels[:axis], *labels[axis + 1 :]), set()).add(content)
     options = {labels[axis] for labels, _ in points}
-    return len(options) < 2 or any(len(own) > 1 for own in others.values())
+    return len(options) < 2 or any(len(content) > 1 for content in others.values())
 
 
 def identity(config: Mapping[str, Any]) -> str:
@@ -178,11 +178,11 @@ def put(config: dict[str, Any], name: str, value: Any, where: str) -> None:
     """
     *path, last = name.split(".")
     node: Any = config
-    for part in path:
-        node = _arguments(node, part)
-        node = node.setdefault(part, {}) if isinstance(node, dict) else None
+    for step in path:
+        node = _arguments(node, step)
+        node = node.setdefault(step, {}) if isinstance(node, dict) else None
         if not isinstance(node, dict):
-            raise UsageError(f"{where}: {name} cannot be set, there is no {part} that has settings")
+            raise UsageError(f"{where}: {name} cannot be set, there is no {step} that has settings")
     node = _arguments(node, last)
     old = node.get(last)
     if isinstance(old, dict) and isinstance(value, dict) and "class_path" not in value:
@@ -192,8 +192,8 @@ def put(config: dict[str, Any], name: str, value: Any, where: str) -> None:
         node[last] = value
 
 
-def _arguments(node: Any, part: str) -> Any:
-    if isinstance(node, dict) and "class_path" in node and part not in ("class_path", "init_args", "dict_kwargs"):
+def _arguments(node: Any, name: str) -> Any:
+    if isinstance(node, dict) and "class_path" in node and name not in ("class_path", "init_args", "dict_kwargs"):
         if not isinstance(node.get("init_args"), dict):
             node["init_args"] = {}
         return node["init_args"]
@@ -225,7 +225,7 @@ def _axes(content: Any, path: Path) -> dict[str, list[dict[str, Any]]]:
     for name, options in _options(content, path).items():
         if not isinstance(options, list) or not options:
             raise UsageError(f"{path}: axis {name} has no options, expected a list")
-        axes[name] = [own for option in options for own in _with_configs(_options(option, path), path)]
+        axes[name] = [variant for option in options for variant in _with_configs(_options(option, path), path)]
         labels = [str(option.get("label", "")) for option in axes[name]]
         if "" in labels:
             raise UsageError(f"{path}: an option of axis {name} has no label")
@@ -247,15 +247,15 @@ def _with_configs(option: dict[str, Any], path: Path) -> list[dict[str, Any]]:
     pattern = str(option["config"])
     folder, _, name = pattern.rpartition("/")
     files = sorted((path.parent / folder).glob(name)) if "*" in name else [path.parent / pattern]
-    found = []
+    variants = []
     for file in files:
         content = read_yaml(file)
         if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
             raise UsageError(f"{path}: {file} is not a configuration with a model")
-        found.append({"label": file.stem, **option, "config": content})
-    if not found:
+        variants.append({"label": file.stem, **option, "config": content})
+    if not variants:
         raise UsageError(f"{path}: no file is called {pattern}")
-    return found
+    return variants
 
 
 def _seed_axis(seeds: Any, path: Path) -> dict[str, list[dict[str, Any]]]:

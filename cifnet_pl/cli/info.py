@@ -24,14 +24,14 @@ def info(model: str, trust: bool = False) -> None:
     Raises:
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
-    found = load(model, device="cpu", trust=trust)
-    place = Path(model).expanduser()
-    versions = read_versions(place) if is_bundle(place) else {}
+    loaded = load(model, device="cpu", trust=trust)
+    path = Path(model).expanduser()
+    versions = read_versions(path) if is_bundle(path) else {}
     console = Console()
-    console.print(class_table(found))
-    if found.history:
-        console.print(history_table(found.history))
-    for line in lines(found, versions):
+    console.print(class_table(loaded))
+    if loaded.history:
+        console.print(history_table(loaded.history))
+    for line in lines(loaded, versions):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

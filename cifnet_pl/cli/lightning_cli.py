@@ -135,8 +135,8 @@ class CIFNetCLI(LightningCLI):
         config = self._own
         seed = config.get("seed_everything")
         if isinstance(seed, int) and not isinstance(seed, bool):
-            for part in ("", ".head.init_args", ".buffer.init_args"):
-                options = config.get(f"model.init_args{part}")
+            for prefix in ("", ".head.init_args", ".buffer.init_args"):
+                options = config.get(f"model.init_args{prefix}")
                 if options is not None and "seed" in options:
                     options["seed"] = seed
         choose_backbone(config)
@@ -195,25 +195,27 @@ class CIFNetCLI(LightningCLI):
         if options.get("default_root_dir") is None:
             kwargs["default_root_dir"] = str(folder.parent)  # where Lightning puts checkpoints that SLURM asks for
         kwargs["plugins"] = [*_as_list(options.get("plugins")), AtomicCheckpointIO()]
-        given = [*_as_list(options.get("callbacks"))]
+        callbacks = [*_as_list(options.get("callbacks"))]
         try:
             trainer = super().instantiate_trainer(**kwargs)
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise UsageError(f"the options of trainer do not fit: {first_line(error)}") from error
         check_number(trainer)
         # The user's callbacks see a task's measurements, and what they save has them; checkpoints stay last.
-        cast(Any, trainer).callbacks.sort(key=lambda callback: (isinstance(callback, Checkpoint), callback in given))
+        cast(Any, trainer).callbacks.sort(
+            key=lambda callback: (isinstance(callback, Checkpoint), callback in callbacks)
+        )
         return trainer
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         # Linked values live in the instantiated configuration, the checkpoint was placed in the parsed one.
-        found = super()._prepare_subcommand_kwargs(subcommand)
-        found["ckpt_path"] = self._own.get("ckpt_path")
-        found["weights_only"] = True
+        kwargs = super()._prepare_subcommand_kwargs(subcommand)
+        kwargs["ckpt_path"] = self._own.get("ckpt_path")
+        kwargs["weights_only"] = True
         for name in ("return_predictions", "verbose"):  # RunTable shows what was measured
-            if name in found:
-                found[name] = False
-        return found
+            if name in kwargs:
+                kwargs[name] = False
+        return kwargs
 
 
 def _as_list(value: Any) -> list[Any]:

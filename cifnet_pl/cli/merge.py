@@ -58,11 +58,11 @@ def merge(
     with exclusive(target):
         refuse_existing(target, overwrite)
         first = load(models[0], trust=trust)
-        others = [load(place, device=first.device, trust=trust) for place in models[1:]]
-        for place, loaded in zip(models, [first, *others], strict=True):
+        others = [load(path, device=first.device, trust=trust) for path in models[1:]]
+        for path, loaded in zip(models, [first, *others], strict=True):
             if engine != "auto" and set(loaded.engines) - {engine}:
                 used = " and ".join(loaded.engines)
-                raise UsageError(f"{place} learned with engine {used}, not with {engine} alone: use --engine auto")
+                raise UsageError(f"{path} learned with engine {used}, not with {engine} alone: use --engine auto")
         ancestor = load(base, device=first.device, trust=trust) if base is not None else None
         result = merging.merge([first, *others], models, ancestor)
         result.model.save(target, overwrite)

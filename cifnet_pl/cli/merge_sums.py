@@ -17,13 +17,13 @@ def sums_files(places: Sequence[str]) -> list[Path]:
     Raises:
         UsageError: files of sums and models.
     """
-    found: list[list[Path]] = []
-    for path in (Path(place).expanduser() for place in places):
-        found.append(sorted(path.glob(f"*{ENDING}")) if path.is_dir() else [path] if is_sums(path) else [])
-    if any(found) and not all(found):
-        other = places[found.index([])]
+    groups: list[list[Path]] = []
+    for path in (Path(text).expanduser() for text in places):
+        groups.append(sorted(path.glob(f"*{ENDING}")) if path.is_dir() else [path] if is_sums(path) else [])
+    if any(groups) and not all(groups):
+        other = places[groups.index([])]
         raise UsageError(f"{other} is no file of sums, and the others are: merge models with models, sums with sums")
-    return [path for files in found for path in files]
+    return [path for files in groups for path in files]
 
 
 def reduce_sums(files: Sequence[Path], trust: bool = False, engine: str = "auto", ordered: bool = True) -> PartialSums:

@@ -26,19 +26,19 @@ def fits(config: Mapping[str, Any], name: str) -> bool:
     node = config.get(section)
     if section == "data":
         return path[0] in (_parameters("cifnet_pl.data.CIFNetDataModule") or ())
-    for place, part in enumerate(path):
-        if part in ("class_path", "init_args", "dict_kwargs"):
-            node = node.get(part) if isinstance(node, Mapping) else None
+    for depth, key in enumerate(path):
+        if key in ("class_path", "init_args", "dict_kwargs"):
+            node = node.get(key) if isinstance(node, Mapping) else None
             continue
         if isinstance(node, Mapping) and "class_path" in node:
             known = _parameters(str(node["class_path"]))
-            if known is not None and part not in known:
+            if known is not None and key not in known:
                 return False
             node = node.get("init_args") or {}
-        last = place == len(path) - 1
-        if not last and isinstance(node, Mapping) and part in node and not isinstance(node[part], Mapping):
+        last = depth == len(path) - 1
+        if not last and isinstance(node, Mapping) and key in node and not isinstance(node[key], Mapping):
             return False  # it leads into something without settings, such as a buffer that is null
-        node = node.get(part, {}) if isinstance(node, Mapping) else {}
+        node = node.get(key, {}) if isinstance(node, Mapping) else {}
     return True
 
 
@@ -49,9 +49,9 @@ def _parameters(class_path: str) -> frozenset[str] | None:
     The result is None where it cannot be found.
     """
     module, _, name = class_path.rpartition(".")
-    for place in [module] if module else SHORT_NAMES:
+    for module_name in [module] if module else SHORT_NAMES:
         try:
-            kind = getattr(import_module(place), name, None)
+            kind = getattr(import_module(module_name), name, None)
         except ImportError:
             continue
         if isinstance(kind, type):
@@ -62,8 +62,10 @@ def _parameters(class_path: str) -> frozenset[str] | None:
 def _named(kind: type) -> set[str]:
     names: set[str] = set()
     for owner in kind.__mro__:
-        own = vars(owner).get("__init__")
-        parameters = inspect.signature(own).parameters if own is not None and owner is not object else {}
+        constructor = vars(owner).get("__init__")
+        parameters = (
+            inspect.signature(constructor).parameters if constructor is not None and owner is not object else {}
+        )
         names |= {key for key, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         if parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             break

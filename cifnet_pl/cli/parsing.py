@@ -50,24 +50,24 @@ def sentence(message: str, options: Collection[str] = ()) -> str:
         return unknown_option("--" + ".".join([*keys, refused[1]]), options)
     lines = [line.strip().removeprefix("- ") for line in message.splitlines()]
     kind = re.compile(r"Expected an? (?!path)(.+?)(?:\. Got value.*|: .*)?$")
-    expected = [found[1] for line in lines if (found := kind.search(line))]
-    given = re.search(r"(?:Got|Given) value: (.*?)(?:\. Got value.*)?$", message, re.MULTILINE)
+    expected = [match[1] for line in lines if (match := kind.search(line))]
+    value = re.search(r"(?:Got|Given) value: (.*?)(?:\. Got value.*)?$", message, re.MULTILINE)
     absent = re.search(r"No module named '[^']*'|module '\S+' has no attribute '[^']*'", message)
-    if not keys or not expected or not given or absent:
+    if not keys or not expected or not value or absent:
         last = next(line for line in reversed(lines) if line)
         reason = absent[0].replace("No", "no") if absent else re.sub(r"\. Got value.*", "", last)
         return ": ".join(["--" + ".".join(keys), reason] if keys else [reason])
     kinds = dict.fromkeys(_plain_type(name) for name in expected if "NoneType" not in name)
-    return f"--{'.'.join(keys)} is '{given[1]}', expected {' or '.join(kinds)}"
+    return f"--{'.'.join(keys)} is '{value[1]}', expected {' or '.join(kinds)}"
 
 
 def unknown_option(name: str, options: Collection[str]) -> str:
     """Return a sentence about an option ``name`` that is not among ``options``, with the nearest of those."""
-    given = name.split("=")[0]
+    option = name.split("=")[0]
     known = [
-        o for o in options if o.startswith("--") and not o.endswith(("+", ".help")) and not given.startswith(f"{o}.")
+        o for o in options if o.startswith("--") and not o.endswith(("+", ".help")) and not option.startswith(f"{o}.")
     ]
-    near = difflib.get_close_matches(given, known, n=2, cutoff=0.8)
+    near = difflib.get_close_matches(option, known, n=2, cutoff=0.8)
     everything = "--print_config shows all, --help explains them" if "--print_config" in options else "see --help"
     hint = f"did you mean {' or '.join(near)}?" if near else everything
     return f"unknown option {name}: {hint}"
@@ -108,7 +108,7 @@ def with_clean_heads(args: Sequence[str]) -> list[str]:
         if key in ("--config", "-c") and value:
             config = _read_yaml(Path(value))
             new, run = _class_name(_head_of(config)), len(args) + 1
-            place = len(result)
+            index = len(result)
             _import_method(config.get("model") if config else None)
         elif key in ("--model", "--model.class_path"):
             _import_method(value)
@@ -116,12 +116,12 @@ def with_clean_heads(args: Sequence[str]) -> list[str]:
         elif re.match(r"--model\.(init_args\.)?head(\.|$)", key):
             run = min(run, len(result))
             new = _class_name(value) if key.endswith(("head", "head.class_path")) else None
-            place = run
+            index = run
         else:
             new = None
         if new is not None and new != current:
             chosen = [] if key in ("--config", "-c") else ["--model.head", value]
-            result[place:place] = ["--model.head", "null", *chosen]
+            result[index:index] = ["--model.head", "null", *chosen]
             current = new
         result.append(arg)
     return result
@@ -180,10 +180,10 @@ def _import_method(model: Any) -> None:
 
 def import_offered(kind: str, name: str) -> bool:
     """Import what an installed package offers as ``name``, so that jsonargparse finds the class; False without one."""
-    found = entry_point(kind, name)
-    if found is not None:
-        import_part(found)
-    return found is not None
+    factory = entry_point(kind, name)
+    if factory is not None:
+        import_part(factory)
+    return factory is not None
 
 
 # ---------------------------------------------------------------------- data without images

@@ -51,4 +51,4 @@ def quieten() -> None:
 
 def _is_news(record: logging.LogRecord) -> bool:
     text = record.getMessage()
-    return not any(part in text for part in QUIET_NEWS)
+    return not any(pattern in text for pattern in QUIET_NEWS)

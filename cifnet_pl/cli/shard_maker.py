@@ -24,16 +24,16 @@ HEAD = "RidgeHead"
 def make(folder: Path, shards: Sequence[Shard], options: Sequence[str], threads: int = 1) -> list[str]:
     """Make the files of ``shards`` that are not there yet, and say of each what was done."""
     missing = [shard for shard in shards if not is_finished(folder, shard)]
-    said = [f"{shard.name} is finished already" for shard in shards if shard not in missing]
+    messages = [f"{shard.name} is finished already" for shard in shards if shard not in missing]
     learner = learner_of(tuple(options)) if missing else None
     for shard in missing:
         assert learner is not None
         path = file_of(folder, shard)
         with exclusive(path), _threads(threads):
-            found = learner.sums(shard)
-            write_sums(found, path)
-        said.append(f"{shard.name}: {sum(found.model.counts.values())} samples")
-    return said
+            shard_sums = learner.sums(shard)
+            write_sums(shard_sums, path)
+        messages.append(f"{shard.name}: {sum(shard_sums.model.counts.values())} samples")
+    return messages
 
 
 def file_of(folder: Path, shard: Shard) -> Path:

@@ -46,8 +46,8 @@ def sums(
     folder = Path(output).expanduser()
     options = [word for name, value in overrides for word in (f"--{name}", value)]
     if shard is not None:
-        for found in make(folder, [Shard.parse(text) for text in shard], options, threads):
-            print(found, flush=True)
+        for line in make(folder, [Shard.parse(text) for text in shard], options, threads):
+            print(line, flush=True)
         return
     assert shards is not None
     everything = [Shard(i, shards) for i in range(1, shards + 1)]

@@ -95,7 +95,7 @@ def _seeds(text: str | None) -> list[int] | None:
     if text is None:
         return None
     try:
-        return [int(part) for part in text.split(",")]
+        return [int(seed) for seed in text.split(",")]
     except ValueError:
         raise UsageError(f"seeds is '{text}', expected integers and commas, such as 1,2,3") from None
 
@@ -135,11 +135,11 @@ def _print_plan(
         if point.identity in expected:
             cost = expected[point.identity]
             state = "begun" if versions(folder) else "not run yet"
-            said = f"{state}, {total([cost])}" if cost else state
+            status = f"{state}, {total([cost])}" if cost else state
         else:
             run = complete_run(folder)
-            said = f"complete already, {_result(run)}" if run else "complete already"
-        console.print(f"{folder.name}: {said}", markup=False)
+            status = f"complete already, {_result(run)}" if run else "complete already"
+        console.print(f"{folder.name}: {status}", markup=False)
     if left:
         console.print(f"{len(left)} to run: {total(list(expected.values()))}", markup=False)
     else:
@@ -166,13 +166,13 @@ def _run_all(
         bar = progress.add_task("points", total=len(placed))
         for number, (point, folder) in enumerate(placed, 1):
             progress.update(bar, description=folder.name)
-            place = f"[{number}/{len(placed)}] {folder.name}"
+            heading = f"[{number}/{len(placed)}] {folder.name}"
             if end is not None and complete_run(folder) is None:
                 expected = estimate(point, folder, _costs(placed))
                 if time.monotonic() + (expected.seconds if expected else 0.0) >= end:
                     skipped += 1
                     why = f"expected to take {duration(expected.seconds)}, " if expected else ""
-                    console.print(f"{place}: {why}more than is left of the budget", markup=False)
+                    console.print(f"{heading}: {why}more than is left of the budget", markup=False)
                     continue
             try:
                 run, sentence = _ensure(folder, point, end)
@@ -180,7 +180,7 @@ def _run_all(
             except TimeoutError:
                 skipped += 1
                 sentence = "stopped, as the budget is over; it goes on the next time"
-            console.print(f"{place}: {sentence}", markup=False)
+            console.print(f"{heading}: {sentence}", markup=False)
             progress.advance(bar)
     return done, failed, skipped
 
@@ -221,8 +221,8 @@ def _ensure(folder: Path, point: Point, end: float | None = None) -> tuple[Path 
             add_elapsed(folder, seconds)
         run = complete_run(folder)
         if run is None:
-            said = log.read_bytes()[before:].decode("utf-8", errors="replace")
-            why = reason(code, said, kills is not None and memory_kills() != kills)
+            log_text = log.read_bytes()[before:].decode("utf-8", errors="replace")
+            why = reason(code, log_text, kills is not None and memory_kills() != kills)
             write_text(folder / FAILURE, why + "\n")
             return None, f"failed ({why})"
         return run, f"done in {duration(seconds)}, {_result(run)}"

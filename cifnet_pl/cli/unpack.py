@@ -43,17 +43,17 @@ def unpack(
         raise UsageError("source folder is class folders already: expected digits, cifar100 or torchvision:<data set>")
     if size < 1:
         raise UsageError(f"--size is {size}, expected at least 1 pixel")
-    found = build_source(source, SourceOptions(Path(root) if root else None, download=download))
-    names = class_names(found.class_names, source)
+    data_source = build_source(source, SourceOptions(Path(root) if root else None, download=download))
+    names = class_names(data_source.class_names, source)
     for name in classes or []:
         if name not in names:
             raise unknown_name("class", name, names)
     wanted = set(classes or names)
-    if not (isinstance(found.train, ImageSet) and isinstance(found.val, ImageSet)):
+    if not (isinstance(data_source.train, ImageSet) and isinstance(data_source.val, ImageSet)):
         raise UsageError(f"source {source} has no images: expected digits, cifar100 or torchvision:<data set>")
     with new_folder(target) as folder:
-        count = _write(found.train, names, wanted, folder / "train", size)
-        count += _write(found.val, names, wanted, folder / "val", size)
+        count = _write(data_source.train, names, wanted, folder / "train", size)
+        count += _write(data_source.val, names, wanted, folder / "val", size)
     print(f"{count} images of {len(wanted)} classes in {target}/train and {target}/val")
 
 

@@ -84,12 +84,12 @@ def _joined(seen: list[tuple[np.ndarray | None, datetime | None]]) -> np.ndarray
 
 
 def _similar(thumbnails: np.ndarray, block: int = 1024) -> list[tuple[int, int]]:
-    found = []
+    pairs = []
     for start in range(0, len(thumbnails), block):
         for other in range(0, start + 1, block):
             near = thumbnails[start : start + block] @ thumbnails[other : other + block].T > ALIKE
-            found += [(start + a, other + b) for a, b in np.argwhere(near).tolist() if start + a > other + b]
-    return found
+            pairs += [(start + a, other + b) for a, b in np.argwhere(near).tolist() if start + a > other + b]
+    return pairs
 
 
 def held_back_together(names: Sequence[str], files: Sequence[Path], fraction: float, seed: int) -> np.ndarray:

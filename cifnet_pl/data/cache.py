@@ -122,21 +122,25 @@ class EmbeddingCache:
         z = z.float().cpu()
         for row, embedding in zip(rows.tolist(), z, strict=True):
             label = int(self.images.labels[row])
-            own = self._collected.setdefault(label, {})
-            own.update(dict.fromkeys([row, *self.copies.get(row, ())], embedding))
+            embeddings = self._collected.setdefault(label, {})
+            embeddings.update(dict.fromkeys([row, *self.copies.get(row, ())], embedding))
         for label in {int(c) for c in self.images.labels[rows.cpu().numpy()]}:
             if len(self._collected[label]) == len(self.images.rows_of[label]):
                 self._write(label)
 
     def collected(self) -> list[tuple[list[int], Tensor]]:
         """Return the embeddings of classes that this process has only a part of, taken out: rows and (n, d) tensors."""
-        parts = [(list(own), torch.stack(list(own.values()))) for own in self._collected.values() if own]
+        parts = [
+            (list(embeddings), torch.stack(list(embeddings.values())))
+            for embeddings in self._collected.values()
+            if embeddings
+        ]
         self._collected = {}
         return parts
 
     def _write(self, label: int) -> None:
-        own = self._collected.pop(label)
-        z = torch.stack([own[row] for row in self.images.rows_of[label].tolist()])
+        embeddings = self._collected.pop(label)
+        z = torch.stack([embeddings[row] for row in self.images.rows_of[label].tolist()])
         marks = self._marks(label)
         stat = _stat(marks)
         if self._before.pop(label, stat) != stat:
@@ -192,8 +196,8 @@ class EmbeddingStores:
     def __init__(self, source: Source, memory_mb: float, folder: Path | None):
         self.memory = EvaluationMemory(len(source.val), memory_mb)
         self.train, self.val = (
-            EmbeddingCache(images, source.class_names, folder / part) if folder is not None else None
-            for images, part in ((source.train, "train"), (source.val, "val"))
+            EmbeddingCache(images, source.class_names, folder / split) if folder is not None else None
+            for images, split in ((source.train, "train"), (source.val, "val"))
         )
 
     def plan_training(self, batches: list[np.ndarray]) -> list[tuple[np.ndarray, Store | None]]:

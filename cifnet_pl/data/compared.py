@@ -41,12 +41,12 @@ class ComparedData(TaskData):
         if self.duplicates is None:
             return NONE
         tasks = self.plan.all_rows(self.learner.learned_tasks)
-        found = find_copies(self.source, tasks, self.train_hashes, self._hashes_of(self.source.val))
+        copies = find_copies(self.source, tasks, self.train_hashes, self._hashes_of(self.source.val))
         if self.duplicates == "leave_out":
-            self.plan.left_out = found.left_out(len(self.source.train))
+            self.plan.left_out = copies.left_out(len(self.source.train))
             if isinstance(self.source.train, ImageSet) and self._stores.train is not None:
-                self._stores.train.copies = found.of_first()
-        return found
+                self._stores.train.copies = copies.of_first()
+        return copies
 
     @cached_property
     def train_hashes(self) -> ContentHashes:
@@ -64,16 +64,16 @@ class ComparedData(TaskData):
         images = self.source.val
         if isinstance(images, EmbeddingSet):
             return rows, images.get(rows)
-        found, parts = [rows[:0]], []
+        known_rows, parts = [rows[:0]], []
         for store in (store for store in (self._stores.memory, self._stores.val) if store is not None):
             known = store.known(rows)
             if known.any():
-                found.append(rows[known])
+                known_rows.append(rows[known])
                 parts.append(store.get(rows[known]))
             rows = rows[~known]
-        return np.concatenate(found), torch.cat(parts) if parts else torch.zeros(0, 1)
+        return np.concatenate(known_rows), torch.cat(parts) if parts else torch.zeros(0, 1)
 
     def learner_labels(self, rows: np.ndarray) -> np.ndarray:
         """Return the learner's labels (n,) of test samples ``rows``."""
-        found: np.ndarray = self._global_labels().numpy()[self.source.val.labels[rows]]
-        return found
+        labels: np.ndarray = self._global_labels().numpy()[self.source.val.labels[rows]]
+        return labels

@@ -67,8 +67,8 @@ class ContentHashes:
         missing = rows[~self._known[rows]]
         if len(missing):
             self._set(missing, hashes_of(self.samples.content, missing.tolist()))
-        found: np.ndarray = self._hashes[rows]
-        return found
+        hashes: np.ndarray = self._hashes[rows]
+        return hashes
 
     def sizes(self, rows: np.ndarray) -> np.ndarray:
         """Return the number of bytes (n,) of each sample's content; -1 where that is not known without reading."""
@@ -85,8 +85,8 @@ class ContentHashes:
         alike = np.isin(sizes, values[(counts > 1) | (values < 0)])
         candidates = rows[alike]
         rank, world = rank_and_world()
-        part = candidates[rank::world]
-        for known, hashes in of_all_processes((part, self.of(part))):
+        share = candidates[rank::world]
+        for known, hashes in of_all_processes((share, self.of(share))):
             self._set(known, hashes)
         pairs = zip(candidates.tolist(), self._hashes[candidates].tolist(), strict=True)
         return (pair for pair in pairs if pair[1] != NOTHING)

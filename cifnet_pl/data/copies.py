@@ -49,20 +49,20 @@ class Copies:
 
     def of_first(self) -> dict[int, list[int]]:
         """Return the copies of each training sample that is learned and has some."""
-        found: dict[int, list[int]] = {}
+        copies: dict[int, list[int]] = {}
         for row, first in self.twice:
-            found.setdefault(first, []).append(row)
-        return found
+            copies.setdefault(first, []).append(row)
+        return copies
 
     def sentences(self, source: Source, duplicates: Duplicates) -> list[str]:
         """Return one sentence for the user about each kind of copy."""
         train, val, names = source.train, source.val, source.class_names
-        found = [about_copies([_shown(train, row) for row, _ in self.twice], duplicates)]
-        found += [about_labels([f"{_shown(train, a)} (also in {_class(train, names, b)})" for a, b in self.across])]
+        sentences = [about_copies([_shown(train, row) for row, _ in self.twice], duplicates)]
+        sentences += [about_labels([f"{_shown(train, a)} (also in {_class(train, names, b)})" for a, b in self.across])]
         other = [f"{_shown(val, a)} (learned as {_shown(train, b)})" for a, b in self.tested]
         if other:
-            found += [f"note: {listed(other)} {_is(other)} learned and tested with: the score flatters"]
-        return [sentence for sentence in found if sentence]
+            sentences += [f"note: {listed(other)} {_is(other)} learned and tested with: the score flatters"]
+        return [sentence for sentence in sentences if sentence]
 
     def table(self, source: Source) -> list[tuple[str, str, str]]:
         """Return (what, photo, the other one) of every pair, for a file."""
@@ -99,8 +99,8 @@ def find_copies(source: Source, tasks: Iterable[np.ndarray], train: ContentHashe
         same[label] = row
     for row, value in theirs:
         if value in first:
-            own = first[value]
-            both.append((row, own.get(int(source.val.labels[row]), next(iter(own.values())))))
+            rows_of_class = first[value]
+            both.append((row, rows_of_class.get(int(source.val.labels[row]), next(iter(rows_of_class.values())))))
     return Copies(twice, across, both)
 
 
@@ -111,8 +111,8 @@ def about_copies(names: Sequence[str], duplicates: Duplicates) -> str | None:
     """Describe copies in one sentence; None if there are none."""
     if not names:
         return None
-    what = "left out" if duplicates == "leave_out" else "learned again, as asked for"
-    return f"note: {listed(names)} learned already or twice in the folder: {what}"
+    treatment = "left out" if duplicates == "leave_out" else "learned again, as asked for"
+    return f"note: {listed(names)} learned already or twice in the folder: {treatment}"
 
 
 def about_labels(names: Sequence[str]) -> str | None:

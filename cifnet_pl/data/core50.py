@@ -45,19 +45,19 @@ def core50(options: SourceOptions) -> Source:
         frames = _frames(root)
     sessions = {session for session, *_ in frames}
     if not set(test) <= sessions or not sessions - set(test):
-        found = ", ".join(f"s{session}" for session in sorted(sessions)) or "no frame"
+        present = ", ".join(f"s{session}" for session in sorted(sessions)) or "no frame"
         raise DataError(
-            f"{place(root)} holds {found}, expected the test sessions {', '.join(map(str, test))} and others for "
+            f"{place(root)} holds {present}, expected the test sessions {', '.join(map(str, test))} and others for "
             f"training: set --data.root to {WHAT}"
         )
     objects = sorted({number for _, number, *_ in frames})
     frames = every(frames, stride)
     parts, groups, numbers = [], [], sorted(sessions)
     for held_out in (False, True):
-        own = [frame for frame in frames if (frame[0] in test) is held_out]
-        names = [name for *_, name in own]
-        parts.append(FileSet(root, names, [objects.index(number) for _, number, *_ in own]))
-        groups.append(np.array([numbers.index(session) for session, *_ in own], dtype=np.int64))
+        split = [frame for frame in frames if (frame[0] in test) is held_out]
+        names = [name for *_, name in split]
+        parts.append(FileSet(root, names, [objects.index(number) for _, number, *_ in split]))
+        groups.append(np.array([numbers.index(session) for session, *_ in split], dtype=np.int64))
     empty = [number for i, number in enumerate(objects) if i not in parts[0].rows_of]
     if empty:
         raise DataError(f"object o{empty[0]} of {place(root)} has no training frame left: use a smaller stride")
@@ -76,11 +76,11 @@ def every(items: Sequence[Item], stride: int) -> list[Item]:
 
 def _frames(root: Path) -> list[tuple[int, int, int, str]]:
     """Return (session, object, frame, path below ``root``) of all frames, in that order."""
-    found = []
+    frames = []
     for session in root.glob("s[0-9]*"):
         for folder in session.glob("o[0-9]*"):
             matches = [FRAME.fullmatch(path.name) for path in folder.iterdir()]
             for match in (match for match in matches if match is not None):
                 name = f"{session.name}/{folder.name}/{match[0]}"
-                found.append((int(match[1]), int(match[2]), int(match[3]), name))
-    return sorted(found)
+                frames.append((int(match[1]), int(match[2]), int(match[3]), name))
+    return sorted(frames)

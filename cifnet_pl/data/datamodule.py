@@ -106,14 +106,16 @@ class CIFNetDataModule(ComparedData):
         if on_corrupt not in ("error", "skip"):
             raise UsageError(f"on_corrupt is '{on_corrupt}', expected error or skip")
         limits = {"batch_size": (batch_size, 1), "max_tasks": (max_tasks, 1), "num_workers": (num_workers, 0)}
-        for name, (given, least) in {**limits, "memory_mb": (memory_mb, 0)}.items():
-            if given is not None and not given >= least:
-                raise UsageError(f"{name} is {given:g}, expected at least {least}")
+        for name, (limit, least) in {**limits, "memory_mb": (memory_mb, 0)}.items():
+            if limit is not None and not limit >= least:
+                raise UsageError(f"{name} is {limit:g}, expected at least {least}")
         if image_size is not None and not 1 <= image_size <= LARGEST_IMAGE:
             raise UsageError(f"image_size is {image_size}, expected 1 to {LARGEST_IMAGE} pixels, or null")
-        own = SourceOptions(Path(root) if root else None, val_fraction, split_seed, download, options or {}, group)
+        source_options = SourceOptions(
+            Path(root) if root else None, val_fraction, split_seed, download, options or {}, group
+        )
         self.source_name = source
-        self.source = build_source(source, own)
+        self.source = build_source(source, source_options)
         if tune is not None:
             if group is not None:
                 raise UsageError("--data.tune splits photo by photo, --data.group by groups: leave one of them out")
@@ -157,7 +159,7 @@ class CIFNetDataModule(ComparedData):
         left = np.concatenate([none, *(rows[rank::world] for rows in self.plan.test_rows(learned, len(tasks)))])
         # At least one batch, empty if need be: Lightning skips a loop without any, and its hooks with it.
         if isinstance(images, EmbeddingSet):
-            parts = [(part, images) for part in pieces(left, EMBEDDED_BATCH) or [left]]
+            parts = [(batch, images) for batch in pieces(left, EMBEDDED_BATCH) or [left]]
             return StoredLoader(images, names, parts, None)
         plan = self._stores.plan_evaluation(left, self.batch_size)
         return StoredLoader(images, names, plan or [(left, None)], self._val_images)

@@ -21,20 +21,20 @@ def domains(options: SourceOptions) -> Source:
     """
     with listing():
         root = existing(options, WHAT)
-        found = {home.name: [path.name for path in class_folders(home)] for home in class_folders(root)}
-        require_classes(list(found), root)
-        for name, classes in found.items():
+        domain_classes = {home.name: [path.name for path in class_folders(home)] for home in class_folders(root)}
+        require_classes(list(domain_classes), root)
+        for name, classes in domain_classes.items():
             require_classes(classes, root / name)
-        class_names = sorted({name for classes in found.values() for name in classes})
+        class_names = sorted({name for classes in domain_classes.values() for name in classes})
         names: list[str] = []
         labels: list[int] = []
         groups: list[int] = []
-        for i, (domain, classes) in enumerate(found.items()):
-            part = file_set(root / domain, classes)
-            names += [f"{domain}/{name}" for name in part.names]
-            labels += [class_names.index(classes[label]) for label in part.labels]
-            groups += [i] * len(part)
-    source = split_by_seed(class_names, FileSet(root, names, labels), options, (list(found), np.array(groups)))
+        for i, (domain, classes) in enumerate(domain_classes.items()):
+            domain_set = file_set(root / domain, classes)
+            names += [f"{domain}/{name}" for name in domain_set.names]
+            labels += [class_names.index(classes[label]) for label in domain_set.labels]
+            groups += [i] * len(domain_set)
+    source = split_by_seed(class_names, FileSet(root, names, labels), options, (list(domain_classes), np.array(groups)))
     for label, name in enumerate(class_names):
         if label not in source.train.rows_of:
             raise DataError(f"class '{name}' of {place(root)} has no training image: add some")

@@ -37,12 +37,12 @@ class Table:
 
     def array(self, name: str) -> np.ndarray:
         """Return the array ``name``; raise DataError, naming those that exist, where there is none."""
-        found = name if name in self.columns else ALIASES.get(name, name)
-        if found not in self.columns:
+        column_name = name if name in self.columns else ALIASES.get(name, name)
+        if column_name not in self.columns:
             known = ", ".join(printable(column) for column in self.columns) or "nothing"
             raise DataError(f"{place(self.path)} has no '{printable(name)}', it has {known}")
         with _readable(self.path):
-            return self.read(found)
+            return self.read(column_name)
 
     def matrix(self, name: str) -> np.ndarray:
         """Return the (n, d) floats ``name``; raise DataError where they are anything else."""
@@ -65,12 +65,12 @@ class Table:
         """Return the identities of the rows, or None where there are none; raise DataError for one that repeats."""
         if name is None and not {"ids", "id"} & set(self.columns):
             return None
-        found = self.vector(name or "ids", length)
-        values, counts = np.unique(found, return_counts=True)
+        ids = self.vector(name or "ids", length)
+        values, counts = np.unique(ids, return_counts=True)
         if len(values) < length:
             again = printable(str(values[int(counts.argmax())]))
             raise DataError(f"{place(self.path)}: id '{again}' stands there twice, expected one per sample")
-        return found
+        return ids
 
     def classes(self, vectors: Sequence[np.ndarray]) -> tuple[list[str], list[np.ndarray]]:
         """Return the sorted names of all classes, and each vector of labels as positions in them.
@@ -95,7 +95,7 @@ class Table:
         if strange:
             raise DataError(f"{place(self.path)}: '{printable(strange[0])}' cannot be the name of a class: rename it")
         ends = np.cumsum([len(vector) for vector in vectors])[:-1]
-        return names, [part.astype(np.int64) for part in np.split(positions.reshape(-1), ends)]
+        return names, [members.astype(np.int64) for members in np.split(positions.reshape(-1), ends)]
 
 
 def read_table(path: Path) -> Table:

@@ -68,10 +68,10 @@ class EmbeddingSet(SampleSet):
         where = self.rows[rows]
         steps = np.diff(where)
         # A view of consecutive rows is read from the file in one piece.
-        part = (
+        split = (
             self.embeddings[where[0] : where[-1] + 1] if len(where) and (steps == 1).all() else self.embeddings[where]
         )
-        z = torch.from_numpy(np.array(part, dtype=np.float32, order="C"))
+        z = torch.from_numpy(np.array(split, dtype=np.float32, order="C"))
         broken = where[~torch.isfinite(z).all(dim=1).numpy()]
         if len(broken):
             listed = ", ".join(map(str, broken[:5])) + (", …" if len(broken) > 5 else "")
@@ -110,14 +110,14 @@ def embeddings(options: SourceOptions) -> Source:
         DataError: a file that is missing, damaged or of another kind; columns that are missing or do not fit.
     """
     table = read_table(embeddings_file(options))
-    given = {key: str(value) for key, value in options.own.items()}
-    if "embeddings" not in given and "train_embeddings" in table.columns:
+    names = {key: str(value) for key, value in options.own.items()}
+    if "embeddings" not in names and "train_embeddings" in table.columns:
         return _two_parts(table, options)
-    z = table.matrix(given.get("embeddings", "embeddings"))
-    class_names, labels = table.classes([table.vector(given.get("labels", "labels"), len(z))])
-    ids = table.ids(given.get("ids"), len(z))
+    z = table.matrix(names.get("embeddings", "embeddings"))
+    class_names, labels = table.classes([table.vector(names.get("labels", "labels"), len(z))])
+    ids = table.ids(names.get("ids"), len(z))
     whole = EmbeddingSet(z, labels[0], np.arange(len(z)), ids, table.path)
-    split = given.get("split", "split" if "split" in table.columns else None)
+    split = names.get("split", "split" if "split" in table.columns else None)
     if split is None:
         return split_by_seed(class_names, whole, options)
     held = np.array([str(word).lower() in TEST_WORDS for word in table.vector(split, len(z))], dtype=bool)
@@ -126,11 +126,11 @@ def embeddings(options: SourceOptions) -> Source:
 
 def _two_parts(table: Table, options: SourceOptions) -> Source:
     """Build the source from separate arrays for training and testing."""
-    parts = [part for part in ("train", "test") if f"{part}_embeddings" in table.columns]
-    arrays = [table.matrix(f"{part}_embeddings") for part in parts]
+    parts = [split for split in ("train", "test") if f"{split}_embeddings" in table.columns]
+    arrays = [table.matrix(f"{split}_embeddings") for split in parts]
     if len({z.shape[1] for z in arrays}) > 1:
         raise DataError(f"{place(table.path)}: train_embeddings and test_embeddings have different widths")
-    vectors = [table.vector(f"{part}_labels", len(z)) for part, z in zip(parts, arrays, strict=True)]
+    vectors = [table.vector(f"{split}_labels", len(z)) for split, z in zip(parts, arrays, strict=True)]
     class_names, labels = table.classes(vectors)
     sets = [
         EmbeddingSet(z, label, np.arange(len(z)), None, table.path) for z, label in zip(arrays, labels, strict=True)
@@ -179,8 +179,10 @@ def embeddings_file(options: SourceOptions) -> Path:
     return path
 
 
-def embeddings_width(root: Any, own: dict[str, Any] | None = None) -> int:
+def embeddings_width(root: Any, options: dict[str, Any] | None = None) -> int:
     """Return the width d of the embeddings in a file, without reading them."""
     table = read_table(embeddings_file(SourceOptions(Path(root) if root else None)))
-    name = str((own or {}).get("embeddings") or ("embeddings" if "embeddings" in table.columns else "train_embeddings"))
+    name = str(
+        (options or {}).get("embeddings") or ("embeddings" if "embeddings" in table.columns else "train_embeddings")
+    )
     return int(table.matrix(name if name in table.columns else "embeddings").shape[1])

@@ -75,14 +75,16 @@ def classes_of(labels: Sequence[Any], where: str, names: Sequence[str] | None = 
     if wrong is not None:
         kind = type(wrong).__name__
         raise DataError(f"{where}: a label is {printable(str(wrong)[:60])} ({kind}), expected integers or names")
-    found = sorted(set(labels), key=lambda label: (isinstance(label, str), label))
-    words = {label: names[label] if names is not None and isinstance(label, int) else str(label) for label in found}
-    strange = [word for word in words.values() if not word or has_controls(word)]
-    if strange or len(set(words.values())) < len(found):
-        shown = strange[0] if strange else next(iter(words.values()))
+    distinct = sorted(set(labels), key=lambda label: (isinstance(label, str), label))
+    class_names = {
+        label: names[label] if names is not None and isinstance(label, int) else str(label) for label in distinct
+    }
+    strange = [word for word in class_names.values() if not word or has_controls(word)]
+    if strange or len(set(class_names.values())) < len(distinct):
+        shown = strange[0] if strange else next(iter(class_names.values()))
         raise DataError(f"{where}: '{printable(shown)}' cannot be the name of a class, or is that of two: rename it")
-    position = {label: i for i, label in enumerate(found)}
-    return [words[label] for label in found], np.array([position[label] for label in labels], dtype=np.int64)
+    position = {label: i for i, label in enumerate(distinct)}
+    return [class_names[label] for label in distinct], np.array([position[label] for label in labels], dtype=np.int64)
 
 
 def in_parts(

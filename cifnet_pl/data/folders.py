@@ -137,11 +137,11 @@ def require_classes(names: Sequence[str], root: Path) -> None:
             raise DataError(f"class folder '{printable(name)}' in {place(root)} has control characters: rename it")
 
 
-def existing(options: SourceOptions, what: str) -> Path:
+def existing(options: SourceOptions, noun: str) -> Path:
     """Return the root folder, or an error that says what was looked for, where, and the remedy."""
     if options.root is None:
-        raise UsageError(f"no data folder was given: set --data.root to {what}")
+        raise UsageError(f"no data folder was given: set --data.root to {noun}")
     root = expanded(options.root)
     if not is_folder(root):
-        raise DataError(f"no folder {place(root)}: set --data.root to {what}")
+        raise DataError(f"no folder {place(root)}: set --data.root to {noun}")
     return root

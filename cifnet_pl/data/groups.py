@@ -70,11 +70,11 @@ def grouping(kind: str) -> Callable[[FileSet, np.ndarray], list[str]]:
         raise UsageError(f"--data.group {kind} is no regular expression: {error}") from error
 
     def by_name(files: FileSet, rows: np.ndarray) -> list[str]:
-        found = []
+        groups = []
         for row in rows:
             match = pattern.search(PurePosixPath(files.names[row]).name)
-            found.append(files.names[row] if match is None else "\0".join(match.groups("") or (match[0],)))
-        return found
+            groups.append(files.names[row] if match is None else "\0".join(match.groups("") or (match[0],)))
+        return groups
 
     return by_name
 

@@ -36,13 +36,13 @@ def hugging_face(name: str, options: SourceOptions) -> Source:
     """
     where = f"hf:{printable(name)}" if name else printable(str(options.root))
     parts = _load(name, options, where)
-    words = [(word, _split(parts, word, options, where)) for word in ("train", "test")]
-    chosen = [split for _, split in words if split is not None]
+    splits = [(word, _split(parts, word, options, where)) for word in ("train", "test")]
+    chosen = [split for _, split in splits if split is not None]
     sets = [parts[split] for split in chosen]
-    image, label = (_column(sets[0], what, options, where) for what in ("image", "label"))
-    labels = [value for part in sets for value in _values(part, label, where)]
+    image, label = (_column(sets[0], kind, options, where) for kind in ("image", "label"))
+    labels = [value for dataset in sets for value in _values(dataset, label, where)]
     class_names, positions = classes_of(labels, where, getattr(sets[0].features[label], "names", None))
-    names = [f"{split}/{i}" for split, part in zip(chosen, sets, strict=True) for i in range(len(part))]
+    names = [f"{split}/{i}" for split, dataset in zip(chosen, sets, strict=True) for i in range(len(dataset))]
     whole = EncodedSet(RowReader(sets, image, where), positions, names, where=f"{where}#")
     held = np.arange(len(names)) >= len(sets[0]) if len(sets) > 1 else None
     return in_parts(class_names, whole, held, options, where)
@@ -61,15 +61,15 @@ def _load(name: str, options: SourceOptions, where: str) -> dict[str, Any]:
         try:
             if name:
                 cache = str(expanded(options.root)) if options.root is not None else None
-                found = datasets.load_dataset(name, config, cache_dir=cache)
+                dataset = datasets.load_dataset(name, config, cache_dir=cache)
             else:
-                found = _local(datasets, expanded(options.root or Path()), config)
+                dataset = _local(datasets, expanded(options.root or Path()), config)
         except CifnetError:
             raise
         except Exception as error:  # the package and its parsers have many kinds of errors
             hint = "" if options.download or not name else "; allow the download with --data.download true"
             raise DataError(f"cannot load {where}: {one_line(error)}{hint}") from error
-    return dict(found)
+    return dict(dataset)
 
 
 def _local(datasets: Any, root: Path, config: Any) -> Any:
@@ -78,8 +78,8 @@ def _local(datasets: Any, root: Path, config: Any) -> Any:
     if root.is_file():
         return datasets.load_dataset("parquet", data_files={"train": str(root)})
     if (root / "dataset_dict.json").is_file() or (root / "state.json").is_file():
-        found = datasets.load_from_disk(str(root))
-        return found if isinstance(found, dict) else {"train": found}
+        dataset = datasets.load_from_disk(str(root))
+        return dataset if isinstance(dataset, dict) else {"train": dataset}
     return datasets.load_dataset(str(root), config)
 
 
@@ -104,35 +104,37 @@ def network(allowed: bool) -> Iterator[None]:
 
 def _split(parts: dict[str, Any], kind: str, options: SourceOptions, where: str) -> str | None:
     """Return the name of the split for training or testing, or None where there is none for testing."""
-    given = options.own.get(kind)
+    chosen = options.own.get(kind)
     listed = ", ".join(printable(str(name)) for name in parts)
-    if given is not None:
-        if given not in parts:
-            raise DataError(f"{where} has no split '{printable(str(given))}', it has {listed}")
-        return str(given)
-    found = next((name for name in (TRAIN if kind == "train" else TEST) if name in parts), None)
-    if found is None and kind == "train":
+    if chosen is not None:
+        if chosen not in parts:
+            raise DataError(f"{where} has no split '{printable(str(chosen))}', it has {listed}")
+        return str(chosen)
+    split = next((name for name in (TRAIN if kind == "train" else TEST) if name in parts), None)
+    if split is None and kind == "train":
         raise DataError(f"{where} has no split train, it has {listed}: name one with --data.options.train")
-    return found
+    return split
 
 
-def _column(part: Any, what: str, options: SourceOptions, where: str) -> str:
+def _column(dataset: Any, column_kind: str, options: SourceOptions, where: str) -> str:
     """Return the name of the column of images or labels."""
-    kinds = {name: type(kind).__name__ for name, kind in part.features.items()}
+    kinds = {name: type(kind).__name__ for name, kind in dataset.features.items()}
     listed = ", ".join(f"{printable(name)} ({kind})" for name, kind in kinds.items())
-    given = options.own.get(what)
-    if given is not None and given not in kinds:
-        raise DataError(f"{where} has no column '{printable(str(given))}', it has {listed}")
-    found = [name for name, kind in kinds.items() if kind == KINDS[what]]
-    found += [name for name in USUAL[what] if name in kinds]
-    if given is None and not found:
-        raise DataError(f"{where} has no column of {what}s, it has {listed}: name it with --data.options.{what}")
-    return str(given or found[0])
+    column = options.own.get(column_kind)
+    if column is not None and column not in kinds:
+        raise DataError(f"{where} has no column '{printable(str(column))}', it has {listed}")
+    candidates = [name for name, kind in kinds.items() if kind == KINDS[column_kind]]
+    candidates += [name for name in USUAL[column_kind] if name in kinds]
+    if column is None and not candidates:
+        raise DataError(
+            f"{where} has no column of {column_kind}s, it has {listed}: name it with --data.options.{column_kind}"
+        )
+    return str(column or candidates[0])
 
 
-def _values(part: Any, column: str, where: str) -> list[Any]:
+def _values(dataset: Any, column: str, where: str) -> list[Any]:
     """Return a column without decoding any image."""
-    values = list(part.select_columns([column])[column])
+    values = list(dataset.select_columns([column])[column])
     if any(value is None for value in values):
         raise DataError(f"{where}: column '{printable(column)}' is empty in row {values.index(None)} (counted from 0)")
     return values
@@ -145,17 +147,17 @@ class RowReader:
         from datasets import Image
 
         self.column, self.where = column, where
-        self.parts = [part.select_columns([column]) for part in parts]
+        self.parts = [dataset.select_columns([column]) for dataset in parts]
         if type(parts[0].features[column]).__name__ == "Image":
-            self.parts = [part.cast_column(column, Image(decode=False)) for part in self.parts]
+            self.parts = [dataset.cast_column(column, Image(decode=False)) for dataset in self.parts]
 
     def __call__(self, row: int) -> bytes:
         """Return the bytes of an image's file; DataError where there are none."""
         position = row
-        for part in self.parts:
-            if position < len(part):
-                return self._bytes(part[position][self.column], row)
-            position -= len(part)
+        for dataset in self.parts:
+            if position < len(dataset):
+                return self._bytes(dataset[position][self.column], row)
+            position -= len(dataset)
         raise IndexError(row)
 
     def _bytes(self, cell: Any, row: int) -> bytes:

@@ -227,8 +227,8 @@ def split_by_seed(
     names, group = domains if domains is not None else ([], np.zeros(len(whole), dtype=np.int64))
     val = np.zeros(len(whole), dtype=bool)
     for rows in whole.rows_of.values():
-        for part in (rows[group[rows] == g] for g in np.unique(group[rows])):
-            val[part] = held_back([whole.names[i] for i in part], options.val_fraction, options.split_seed)
+        for group_rows in (rows[group[rows] == g] for g in np.unique(group[rows])):
+            val[group_rows] = held_back([whole.names[i] for i in group_rows], options.val_fraction, options.split_seed)
     source = Source(class_names, whole.subset(np.flatnonzero(~val)), whole.subset(np.flatnonzero(val)))
     if domains is not None:
         source.domains = Grouping(names, group[~val], group[val])

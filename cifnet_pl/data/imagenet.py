@@ -43,7 +43,7 @@ def imagenet100(options: SourceOptions) -> Source:
             raise DataError(f"{place(root)} has no train and val: set --data.root to {IMAGENET}")
         present = [path.name for path in class_folders(root / "train")]
         names = _chosen(options.own.get("class_list"), present, root)
-        missing = [n for n in names for part in ("train", "val") if not (root / part / n).is_dir()]
+        missing = [n for n in names for split in ("train", "val") if not (root / split / n).is_dir()]
         if missing:
             raise DataError(
                 f"class '{missing[0]}' is not in train and val of {place(root)}: --data.root must be {IMAGENET}"
@@ -51,31 +51,31 @@ def imagenet100(options: SourceOptions) -> Source:
         return Source(names, file_set(root / "train", names), file_set(root / "val", names))
 
 
-def _chosen(given: Any, present: list[str], root: Path) -> list[str]:
+def _chosen(choice: Any, present: list[str], root: Path) -> list[str]:
     """Return the names of the classes to use, sorted."""
-    if given is None and len(present) == CLASSES:
+    if choice is None and len(present) == CLASSES:
         return present
-    if given is None and len(present) == IMAGENET_CLASSES:
-        given = USUAL_SEED
-    if type(given) is int:
+    if choice is None and len(present) == IMAGENET_CLASSES:
+        choice = USUAL_SEED
+    if type(choice) is int:
         if len(present) != IMAGENET_CLASSES:
             raise UsageError(
-                f"class_list is the seed {given}, which draws from {IMAGENET_CLASSES} classes, but {place(root)} has "
+                f"class_list is the seed {choice}, which draws from {IMAGENET_CLASSES} classes, but {place(root)} has "
                 f"{len(present)}: give a file with the class names"
             )
         # The generator that the published draws were made with.
-        rows = np.random.RandomState(given).permutation(IMAGENET_CLASSES)[:CLASSES]
+        rows = np.random.RandomState(choice).permutation(IMAGENET_CLASSES)[:CLASSES]
         return sorted(present[i] for i in rows)
-    if isinstance(given, str):
-        given = _read_list(expanded(Path(given)))
-    if not isinstance(given, list) or not given or not all(isinstance(name, str) for name in given):
+    if isinstance(choice, str):
+        choice = _read_list(expanded(Path(choice)))
+    if not isinstance(choice, list) or not choice or not all(isinstance(name, str) for name in choice):
         raise UsageError(
             f"{place(root)} has {len(present)} classes: set --data.options.class_list to a file with the names of "
-            f"{CLASSES} of them, one a line (given: {given})"
+            f"{CLASSES} of them, one a line (given: {choice})"
         )
-    if len(set(given)) < len(given):
+    if len(set(choice)) < len(choice):
         raise UsageError("class_list names a class twice")
-    return sorted(given)
+    return sorted(choice)
 
 
 def _read_list(path: Path) -> list[str]:
@@ -112,13 +112,13 @@ def _validation(annotations: Path, names: list[str]) -> FileSet:
     position = {name: i for i, name in enumerate(names)}
     with annotations.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.reader(file, delimiter="\t") if len(row) > 1]
-    own = [(row[0], position[row[1]]) for row in rows if row[1] in position]
-    missing = [name for name, _ in own if name not in there]
-    if missing or not own:
-        what = (
+    files = [(row[0], position[row[1]]) for row in rows if row[1] in position]
+    missing = [name for name, _ in files if name not in there]
+    if missing or not files:
+        problem = (
             f"lists {missing[0]}, which is not in {place(folder)}"
             if missing
             else "lists no image of the classes in train"
         )
-        raise DataError(f"{place(annotations)} {what}: unpack the data set again")
-    return FileSet(folder, [name for name, _ in own], [label for _, label in own])
+        raise DataError(f"{place(annotations)} {problem}: unpack the data set again")
+    return FileSet(folder, [name for name, _ in files], [label for _, label in files])

@@ -36,7 +36,7 @@ def litdata(options: SourceOptions) -> Source:
     if options.root is None:
         raise UsageError("no folder was given: set --data.root to what litdata.optimize wrote")
     root, where = expanded(options.root), printable(str(options.root))
-    parts = [root] if (root / "index.json").is_file() else [_part(root, words) for words in (TRAIN, TEST)]
+    parts = [root] if (root / "index.json").is_file() else [_part(root, split_names) for split_names in (TRAIN, TEST)]
     folders = [folder for folder in parts if folder is not None]
     if parts[0] is None:
         raise DataError(f"{where} has no index.json, and no train/index.json: litdata did not write it")
@@ -48,8 +48,8 @@ def litdata(options: SourceOptions) -> Source:
     return in_parts(class_names, EncodedSet(reader, positions, names, where=f"{where}#"), held, options, where)
 
 
-def _part(root: Path, words: tuple[str, ...]) -> Path | None:
-    return next((root / word for word in words if (root / word / "index.json").is_file()), None)
+def _part(root: Path, names: tuple[str, ...]) -> Path | None:
+    return next((root / word for word in names if (root / word / "index.json").is_file()), None)
 
 
 class ChunkReader:
@@ -64,27 +64,27 @@ class ChunkReader:
 
     def __call__(self, row: int) -> bytes:
         """Return an image as the bytes of a file."""
-        found = self._entry(row, "image")
-        return bytes(found) if isinstance(found, bytes | bytearray) else _encoded(found, self._where(row))
+        image = self._entry(row, "image")
+        return bytes(image) if isinstance(image, bytes | bytearray) else _encoded(image, self._where(row))
 
     def label(self, row: int) -> Any:
         """Return a sample's label."""
-        found = self._entry(row, "label")
-        return found.item() if hasattr(found, "item") else found
+        label = self._entry(row, "label")
+        return label.item() if hasattr(label, "item") else label
 
     def _where(self, row: int) -> str:
         return f"{printable(self.folders[0])}: sample {row}"
 
-    def _entry(self, row: int, what: str) -> Any:
+    def _entry(self, row: int, kind: str) -> Any:
         sample = self._sample(row)
         if isinstance(sample, list | tuple) and len(sample) == 2:
-            return sample[what == "label"]
+            return sample[kind == "label"]
         if not isinstance(sample, dict):
             raise DataError(f"{self._where(row)} is a {type(sample).__name__}, expected a dictionary or a pair")
-        key = self.keys[what] or next((name for name in USUAL[what] if name in sample), None)
+        key = self.keys[kind] or next((name for name in USUAL[kind] if name in sample), None)
         if key not in sample:
             listed = ", ".join(printable(str(name)) for name in sample)
-            raise DataError(f"{self._where(row)} has no {what}, it has {listed}: name it with --data.options.{what}")
+            raise DataError(f"{self._where(row)} has no {kind}, it has {listed}: name it with --data.options.{kind}")
         return sample[key]
 
     def _sample(self, row: int) -> Any:

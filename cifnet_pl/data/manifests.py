@@ -52,7 +52,7 @@ def manifest(options: SourceOptions) -> Source:
         held = np.array([_held_out(word, options) for word in cells["split"]], dtype=bool)
         source = Source(class_names, whole.subset(np.flatnonzero(~held)), whole.subset(np.flatnonzero(held)))
     row = {name: i for i, name in enumerate(whole.names)}
-    rows = [np.array([row[name] for name in part.names], dtype=np.int64) for part in (source.train, source.val)]
+    rows = [np.array([row[name] for name in images.names], dtype=np.int64) for images in (source.train, source.val)]
     for key, (names, group) in groups.items():
         setattr(source, f"{key}s", Grouping(names, group[rows[0]], group[rows[1]]))
     _check_parts(source, options)
@@ -114,8 +114,8 @@ def _check(cells: dict[str, list[str]], options: SourceOptions) -> None:
     for key, column in cells.items():
         for number, cell in enumerate(column, 1):
             if not cell or has_controls(cell):
-                what = "nothing" if not cell else f"control characters, '{printable(cell)}'"
-                raise DataError(f"{_shown(options)}: row {number} has {what} for {key}")
+                content = "nothing" if not cell else f"control characters, '{printable(cell)}'"
+                raise DataError(f"{_shown(options)}: row {number} has {content} for {key}")
     if len(set(cells["path"])) < len(cells["path"]):
         again = max(set(cells["path"]), key=cells["path"].count) if len(cells["path"]) < 10_000 else None
         named = f" ({printable(again)})" if again else ""

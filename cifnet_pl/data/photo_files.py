@@ -102,13 +102,13 @@ def _safe_name(path: Path, entry: zipfile.ZipInfo) -> str | None:
 
 def _seen(name: str) -> bool:
     """Return whether neither a file nor a folder above it is hidden, or what macOS adds."""
-    return not any(part.startswith((".", "__MACOSX")) for part in PurePosixPath(name).parts)
+    return not any(component.startswith((".", "__MACOSX")) for component in PurePosixPath(name).parts)
 
 
 def _only_folder(names: dict[str, zipfile.ZipInfo]) -> str:
     """Return ``photos/`` of an archive of the folder ``photos`` with its sub-folders, else nothing."""
     parts = [PurePosixPath(name).parts for name in names if is_image(Path(name))]
-    first = {part[0] for part in parts}
+    first = {path[0] for path in parts}
     return f"{first.pop()}/" if len(first) == 1 and min(map(len, parts)) > 2 else ""
 
 

@@ -37,7 +37,7 @@ class PhotoBatch(NamedTuple):
     unreadable: tuple[str | None, ...]
 
 
-def find_photos(place: str) -> Iterator[Path]:
+def find_photos(source: str) -> Iterator[Path]:
     """Yield photos of a file, a folder with all its sub-folders, of a Zip archive, or of a glob (``**`` for any depth).
 
     Hidden files, and in folders files whose name is not an image's, are passed over; no folder is entered twice.
@@ -45,22 +45,22 @@ def find_photos(place: str) -> Iterator[Path]:
     Raises:
         DataError: there is no such file or folder, it holds no photo, or a folder cannot be read.
     """
-    path = Path(os.path.expanduser(place))
-    found: Iterator[Path]
+    path = Path(os.path.expanduser(source))
+    photos: Iterator[Path]
     if within(path) is not None and is_folder(path):
-        found, what = filter(is_image, archived_files(path)), f"archive {printable(place)} holds no photo"
+        photos, nothing = filter(is_image, archived_files(path)), f"archive {printable(source)} holds no photo"
     elif path.is_dir():
-        found, what = _readable(path), f"folder {printable(place)} holds no photo"
+        photos, nothing = _readable(path), f"folder {printable(source)} holds no photo"
     elif path.exists() or _in_archive(path):
         return iter([path])
     elif glob.has_magic(str(path)):
-        found, what = _matching(path), f"no photo matches {printable(place)}"
+        photos, nothing = _matching(path), f"no photo matches {printable(source)}"
     else:
-        raise DataError(f"no file or folder {printable(place)}: give a photo, a folder, or a pattern in quotes")
-    first = next(found, None)
+        raise DataError(f"no file or folder {printable(source)}: give a photo, a folder, or a pattern in quotes")
+    first = next(photos, None)
     if first is None:
-        raise DataError(f"{what}: give a photo, a folder of photos, or a pattern in quotes")
-    return chain([first], found)
+        raise DataError(f"{nothing}: give a photo, a folder of photos, or a pattern in quotes")
+    return chain([first], photos)
 
 
 def _in_archive(path: Path) -> bool:
@@ -68,16 +68,16 @@ def _in_archive(path: Path) -> bool:
     return inside is not None and path in archived_files(inside[0])
 
 
-def photos_of(given: Photo | str | Iterable[Photo | str]) -> Iterator[Photo]:
+def photos_of(photos: Photo | str | Iterable[Photo | str]) -> Iterator[Photo]:
     """Yield one or many photos: paths, the content of files, or Pillow images; a single path may also be a folder.
 
     Raises:
         DataError: a single path where there is no photo.
         UsageError: something else than a photo.
     """
-    if isinstance(given, str | Path):
-        return iter(find_photos(str(given)))
-    return map(_as_photo, [given] if isinstance(given, bytes | bytearray | Image.Image) else given)
+    if isinstance(photos, str | Path):
+        return iter(find_photos(str(photos)))
+    return map(_as_photo, [photos] if isinstance(photos, bytes | bytearray | Image.Image) else photos)
 
 
 def _as_photo(item: object) -> Photo:
@@ -97,7 +97,7 @@ def place_of(photo: Photo) -> str:
 
 def _matching(pattern: Path) -> Iterator[Path]:
     """Photos whose path matches; as the shell does it, but no link leads in circles and no list is kept."""
-    plain = next(i for i, part in enumerate(pattern.parts) if glob.has_magic(part))
+    plain = next(i for i, component in enumerate(pattern.parts) if glob.has_magic(component))
     base, parts = Path(*pattern.parts[:plain]), pattern.parts[plain:]
     if base.is_dir():
         depth = None if "**" in parts else len(parts)
@@ -126,8 +126,8 @@ def squares(files: Iterable[Photo], size: int, crop_ratio: float) -> Iterator[Ph
     pool = ThreadPoolExecutor(cores(), "decode")
     try:
         while True:
-            while len(waiting) <= BATCHES_AHEAD and (part := tuple(islice(remaining, count))):
-                waiting.append((part, [pool.submit(_read, file, size, crop_ratio) for file in part]))
+            while len(waiting) <= BATCHES_AHEAD and (batch := tuple(islice(remaining, count))):
+                waiting.append((batch, [pool.submit(_read, file, size, crop_ratio) for file in batch]))
             if not waiting:
                 return
             yield _collect(*waiting.popleft(), size)

@@ -79,25 +79,25 @@ class Plan:
     def _divide(self, past: tuple[tuple[str, ...], ...]) -> tuple[TaskStream, list[np.ndarray]]:
         order, per_task, initial = self._options
         names = self.source.class_names
-        given = TaskStream.plan(names, order, per_task, initial, () if self.kind.samples_return else past)
-        sequence = tuple(tuple(self.position[name] for name in task) for task in given.tasks)
+        stream = TaskStream.plan(names, order, per_task, initial, () if self.kind.samples_return else past)
+        sequence = tuple(tuple(self.position[name] for name in task) for task in stream.tasks)
         rows = self.kind.divide(Classes(self.source, sequence))
-        found = given if not self.kind.samples_return else TaskStream(self._first_seen(rows, given.classes()))
-        if found.tasks[: len(past)] != past:
+        learned = stream if not self.kind.samples_return else TaskStream(self._first_seen(rows, stream.classes()))
+        if learned.tasks[: len(past)] != past:
             raise DataError(
                 "the tasks that were learned before are not those of this stream: use the same data and settings"
             )
         count = max(self.max_tasks or len(rows), len(past))
-        return found[:count], rows[:count]
+        return learned[:count], rows[:count]
 
     def _first_seen(self, rows: Sequence[np.ndarray], order: Sequence[str]) -> tuple[tuple[str, ...], ...]:
         """Return the names of the classes that each task is the first to bring, in the order of learning."""
         rank = {self.position[name]: i for i, name in enumerate(order)}
         seen: set[int] = set()
         tasks = []
-        for part in rows:
+        for task_rows in rows:
             new = sorted(
-                {int(label) for label in np.unique(self.source.train.labels[part])} - seen, key=rank.__getitem__
+                {int(label) for label in np.unique(self.source.train.labels[task_rows])} - seen, key=rank.__getitem__
             )
             seen |= set(new)
             tasks.append(tuple(self.source.class_names[label] for label in new))
@@ -123,7 +123,7 @@ class Plan:
             DataError: a class that the data does not have.
         """
         val, groups, none = self.source.val, self.evaluated, np.zeros(0, dtype=np.int64)
-        found = []
+        test_rows = []
         for name in names:
             if name not in self.position:
                 raise DataError(f"class '{name}' was learned, but the data does not have it")
@@ -131,5 +131,5 @@ class Plan:
             if groups is not None:
                 to_come = set(range(tasks, len(groups.names))) & set(groups.train.tolist())
                 rows = rows[~np.isin(groups.val[rows], sorted(to_come))]
-            found.append(rows)
-        return found
+            test_rows.append(rows)
+        return test_rows

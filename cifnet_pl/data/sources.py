@@ -92,10 +92,12 @@ def build_source(name: str, options: SourceOptions) -> Source:
         UsageError: unknown name, or an option that is missing.
         DataError: data that is missing or has no classes.
     """
-    own = name.startswith(("hf:", "torchvision:"))
-    found = None if own else name if names_import(name) else None if name in SOURCES else entry_point("sources", name)
-    if found is not None:
-        return _from_outside(found, options)
+    prefixed = name.startswith(("hf:", "torchvision:"))
+    factory = (
+        None if prefixed else name if names_import(name) else None if name in SOURCES else entry_point("sources", name)
+    )
+    if factory is not None:
+        return _from_outside(factory, options)
     if options.group is not None and name != "folder":
         raise UsageError(f"--data.group is for photos in class folders: leave it out for data source {name}")
     known_options = OWN_OPTIONS.get("hf" if name.startswith("hf:") else name, ())

@@ -92,9 +92,9 @@ class Returning(Stream):
                 rows = classes.random(self.seed, label).permutation(classes.rows([label]))
                 kept = max(1, len(rows) - round(self.share * len(rows))) if later else len(rows)
                 parts[k].append(np.sort(rows[:kept]))
-                for i, part in enumerate(np.array_split(rows[kept:], later) if later else []):
-                    parts[k + 1 + i].append(np.sort(part))
-        return [np.concatenate(part) for part in parts]
+                for i, chunk in enumerate(np.array_split(rows[kept:], later) if later else []):
+                    parts[k + 1 + i].append(np.sort(chunk))
+        return [np.concatenate(chunk) for chunk in parts]
 
 
 class Blurry(Stream):
@@ -128,7 +128,7 @@ class Blurry(Stream):
                 goes_to = random.choice(others, leaving) if leaving else np.zeros(0, dtype=np.int64)
                 for other in others:
                     parts[other].append(np.sort(rows[:leaving][goes_to == other]))
-        return [np.concatenate(part) for part in parts]
+        return [np.concatenate(chunks) for chunks in parts]
 
 
 class TaskFree(Stream):
@@ -229,23 +229,23 @@ class Listed(Stream):
         return _divided(classes, tasks, [name for i, name in enumerate(tasks.names) if (tasks.train == i).any()])
 
 
-def _grouping(found: Grouping | None, what: str) -> Grouping:
-    if found is None:
+def _grouping(grouping: Grouping | None, stream: str) -> Grouping:
+    if grouping is None:
         raise UsageError(
-            f"this data source knows no {what}: use a manifest with a column {what.removesuffix('s')}"
-            + (", core50, or a folder of domains (--data.source domains)" if what == "domains" else "")
+            f"this data source knows no {stream}: use a manifest with a column {stream.removesuffix('s')}"
+            + (", core50, or a folder of domains (--data.source domains)" if stream == "domains" else "")
         )
-    return found
+    return grouping
 
 
 def _divided(classes: Classes, groups: Grouping, order: Sequence[str]) -> list[np.ndarray]:
     """Return the rows of each group, class by class in the order of learning."""
     rows = classes.rows(classes.order)
-    found = [rows[groups.train[rows] == groups.names.index(name)] for name in order]
-    empty = [name for name, part in zip(order, found, strict=True) if not len(part)]
+    domains = [rows[groups.train[rows] == groups.names.index(name)] for name in order]
+    empty = [name for name, domain_rows in zip(order, domains, strict=True) if not len(domain_rows)]
     if empty:
         raise DataError(f"no training sample of the chosen classes is in '{empty[0]}': leave it out")
-    return found
+    return domains
 
 
 def _reordered(groups: Grouping, order: list[str]) -> Grouping:

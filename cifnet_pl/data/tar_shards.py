@@ -87,26 +87,26 @@ def find_shards(options: SourceOptions) -> list[str]:
     if options.root is None:
         raise UsageError("no shards were given: set --data.root to a folder of .tar files, a pattern or a URL")
     # A path has one slash where a URL has two.
-    given = re.sub(r"^([A-Za-z][\w+.-]+):/(?=[^/])", r"\1://", str(options.root))
-    if "://" not in given:
-        path = expanded(Path(given))
-        given = str(path / "**" / "*.tar") if path.is_dir() else str(path)
-    found = [file for pattern in _braces(given) for file in _listed(pattern)]
-    if not found:
-        raise DataError(f"no shards at {printable(given)}: expected .tar files")
-    return sorted(set(found))
+    root = re.sub(r"^([A-Za-z][\w+.-]+):/(?=[^/])", r"\1://", str(options.root))
+    if "://" not in root:
+        path = expanded(Path(root))
+        root = str(path / "**" / "*.tar") if path.is_dir() else str(path)
+    files = [file for pattern in _braces(root) for file in _listed(pattern)]
+    if not files:
+        raise DataError(f"no shards at {printable(root)}: expected .tar files")
+    return sorted(set(files))
 
 
 def _braces(pattern: str) -> list[str]:
     """Expand ``{000..012}`` and ``{a,b}``."""
-    found = re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", pattern)
-    if found is None:
+    match = re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", pattern)
+    if match is None:
         return [pattern]
-    if found[1] is not None:
-        words = [f"{number:0{len(found[1])}}" for number in range(int(found[1]), int(found[2]) + 1)]
+    if match[1] is not None:
+        alternatives = [f"{number:0{len(match[1])}}" for number in range(int(match[1]), int(match[2]) + 1)]
     else:
-        words = found[3].split(",")
-    return [rest for word in words for rest in _braces(pattern[: found.start()] + word + pattern[found.end() :])]
+        alternatives = match[3].split(",")
+    return [rest for word in alternatives for rest in _braces(pattern[: match.start()] + word + pattern[match.end() :])]
 
 
 def _listed(pattern: str) -> list[str]:
@@ -130,11 +130,11 @@ def part_of(shard: str) -> str | None:
 
 
 def _class_list(options: SourceOptions) -> list[str] | None:
-    place = options.own.get("classes")
-    if place is None:
+    path = options.own.get("classes")
+    if path is None:
         return None
     try:
-        return expanded(Path(str(place))).read_text(encoding="utf-8").split("\n")
+        return expanded(Path(str(path))).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read the names of the classes: {first_line(error)}") from error
 

@@ -81,10 +81,10 @@ def read_order(path: Path) -> list[int] | list[str]:
     lists = re.findall(r"\[([^\[\]]*)\]", text)
     longest = max(lists, key=lambda part: part.count(","), default="")
     items = longest.split(",") if lists else text.splitlines()
-    words = [item.strip().strip("'\"") for item in items if item.strip().strip("'\"")]
-    if not words:
+    names = [item.strip().strip("'\"") for item in items if item.strip().strip("'\"")]
+    if not names:
         raise UsageError(f"{printable(str(path))} holds no list of classes: expected [3, 0, …] or one class per line")
-    return [int(word) for word in words] if all(word.isdecimal() for word in words) else words
+    return [int(word) for word in names] if all(word.isdecimal() for word in names) else names
 
 
 def task_sizes(classes: int, per_task: int | list[int], initial: int | None = None) -> list[int]:
@@ -101,8 +101,8 @@ def task_sizes(classes: int, per_task: int | list[int], initial: int | None = No
     first = [] if initial is None else [initial]
     listed = per_task if isinstance(per_task, list) else [per_task]
     if not listed or min(first + listed) < 1:
-        given = "" if initial is None else f", initial_classes {initial}"
-        raise UsageError(f"classes_per_task is {per_task}{given}: every task needs at least one class")
+        option = "" if initial is None else f", initial_classes {initial}"
+        raise UsageError(f"classes_per_task is {per_task}{option}: every task needs at least one class")
     if isinstance(per_task, list):
         if sum(first + per_task) > classes:
             raise UsageError(f"the tasks ask for {sum(first + per_task)} classes, the data has {classes}")
@@ -165,8 +165,8 @@ class TaskStream:
     def __len__(self) -> int:
         return len(self.tasks)
 
-    def __getitem__(self, part: slice) -> TaskStream:
-        return TaskStream(self.tasks[part])
+    def __getitem__(self, tasks: slice) -> TaskStream:
+        return TaskStream(self.tasks[tasks])
 
     def classes(self) -> list[str]:
         """Return all class names of the stream, in the order learned."""

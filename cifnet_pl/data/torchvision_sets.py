@@ -33,8 +33,8 @@ def set_names() -> list[str]:
     """Return the names of torchvision's data sets."""
     from torchvision import datasets
 
-    found = [name for name in datasets.__all__ if inspect.isclass(getattr(datasets, name))]
-    return sorted(set(found) - NOT_FOR_CLASSIFICATION)
+    names = [name for name in datasets.__all__ if inspect.isclass(getattr(datasets, name))]
+    return sorted(set(names) - NOT_FOR_CLASSIFICATION)
 
 
 class _Item:
@@ -70,9 +70,9 @@ def torchvision_set(name: str, options: SourceOptions) -> Source:
         whole = _open(name, options, {})
         labels, class_names = _labels(whole), _class_names(whole)
         return split_by_seed(class_names, ArraySet(_Item(whole), labels), options)
-    train, val = (_open(name, options, part) for part in parts)
+    train, val = (_open(name, options, dataset) for dataset in parts)
     class_names = _class_names(train)
-    sets = [ArraySet(_Item(part), _labels(part)) for part in (train, val)]
+    sets = [ArraySet(_Item(dataset), _labels(dataset)) for dataset in (train, val)]
     same = getattr(train, "classes", None) == getattr(val, "classes", None)
     if not same or max(int(images.labels.max()) for images in sets) >= len(class_names):
         raise DataError(
@@ -82,21 +82,21 @@ def torchvision_set(name: str, options: SourceOptions) -> Source:
     return Source(class_names, sets[0], sets[1])
 
 
-def _open(name: str, options: SourceOptions, part: dict[str, Any]) -> Any:
+def _open(name: str, options: SourceOptions, arguments: dict[str, Any]) -> Any:
     from torchvision import datasets
 
     builder = getattr(datasets, name)
     parameters = inspect.signature(builder).parameters
     root = expanded(options.root or DEFAULT_ROOT).absolute()
-    given: dict[str, Any] = {"root": str(root), **part}
+    keywords: dict[str, Any] = {"root": str(root), **arguments}
     # EMNIST and QMNIST take the option of their parent without naming it.
     if "download" in parameters or issubclass(builder, datasets.MNIST):
-        given["download"] = options.download
+        keywords["download"] = options.download
     wanted = [p.name for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-    if set(wanted) - given.keys():
-        raise _unsuitable(name, f"needs {', '.join(sorted(set(wanted) - given.keys()))}")
+    if set(wanted) - keywords.keys():
+        raise _unsuitable(name, f"needs {', '.join(sorted(set(wanted) - keywords.keys()))}")
     try:
-        return builder(**given)
+        return builder(**keywords)
     except ImportError as error:
         raise UsageError(f"torchvision's {name} needs a package that is not installed: {error}") from error
     except ValueError as error:
@@ -117,8 +117,8 @@ def _unsuitable(name: str, reason: str) -> UsageError:
 
 def _labels(dataset: Any) -> list[int]:
     """Return the label of each image, read without decoding any."""
-    found = [getattr(dataset, attribute, None) for attribute in ("targets", "labels", "_labels", "y")]
-    values = next((v for v in found if v is not None), None)
+    candidates = [getattr(dataset, attribute, None) for attribute in ("targets", "labels", "_labels", "y")]
+    values = next((v for v in candidates if v is not None), None)
     if values is None and hasattr(dataset, "_samples"):
         values = [sample[1] for sample in dataset._samples]
     if values is None or not len(values):
@@ -131,8 +131,8 @@ def _labels(dataset: Any) -> list[int]:
 
 def _class_names(dataset: Any) -> list[str]:
     """Name each label once, told apart by the label where the data set uses one twice (ImageNet's two cranes)."""
-    given = getattr(dataset, "classes", None) or getattr(dataset, "categories", None)
-    if given is None:
+    declared = getattr(dataset, "classes", None) or getattr(dataset, "categories", None)
+    if declared is None:
         return [str(label) for label in range(max(_labels(dataset)) + 1)]
-    names = [", ".join(name) if isinstance(name, tuple) else str(name) for name in given]
+    names = [", ".join(name) if isinstance(name, tuple) else str(name) for name in declared]
     return [name if names.count(name) == 1 else f"{name} ({label})" for label, name in enumerate(names)]

@@ -30,10 +30,10 @@ def without_test_images(source: Source, fraction: float, seed: int) -> Source:
         if len(rows) < 2:
             name = source.class_names[label]
             raise UsageError(f"--data.tune needs two training images of each class, but '{name}' has one")
-        own = np.zeros(len(rows), dtype=np.int64) if domain is None else domain[rows]
-        for part in (rows[own == group] for group in np.unique(own)):
+        domains = np.zeros(len(rows), dtype=np.int64) if domain is None else domain[rows]
+        for domain_rows in (rows[domains == group] for group in np.unique(domains)):
             # A seed of its own: the same one would take the samples that a source holds back from what it left.
-            chosen[part] = held_back([train.names[i] for i in part], fraction, seed + 1)
+            chosen[domain_rows] = held_back([train.names[i] for i in domain_rows], fraction, seed + 1)
     kept, taken = np.flatnonzero(~chosen), np.flatnonzero(chosen)
     return Source(
         source.class_names,

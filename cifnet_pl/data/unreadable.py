@@ -26,9 +26,9 @@ def name_unreadable(known: Sequence[str], sets: Sequence[SampleSet], size: int, 
         size, crop_ratio: how the images are decoded.
     """
     others = chain.from_iterable(unreadable_images(s, size, crop_ratio) for s in sets if isinstance(s, ImageSet))
-    found = list(islice(dict.fromkeys(chain(known, others)), NAMED + 1))
-    shown = "; ".join(found[:NAMED]) + ("; and more" if len(found) > NAMED else "")
-    if len(found) == 1:
+    names = list(islice(dict.fromkeys(chain(known, others)), NAMED + 1))
+    shown = "; ".join(names[:NAMED]) + ("; and more" if len(names) > NAMED else "")
+    if len(names) == 1:
         return f"cannot read image {shown}: repair or remove it, or use --data.on_corrupt skip"
     return f"cannot read these images: {shown}: repair or remove them, or use --data.on_corrupt skip"
 
@@ -46,4 +46,4 @@ def unreadable_images(images: ImageSet, size: int, crop_ratio: float) -> Iterato
     with ThreadPoolExecutor(cores(), "check") as pool:
         for start in range(0, len(images), CHECKED_AT_ONCE):
             rows = range(start, min(start + CHECKED_AT_ONCE, len(images)))
-            yield from (found for found in pool.map(failure, rows) if found is not None)
+            yield from (image for image in pool.map(failure, rows) if image is not None)

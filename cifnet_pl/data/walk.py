@@ -36,8 +36,8 @@ def _walk(folder: Path, visited: set[str], depth: int | None) -> Iterator[Path]:
         return
     visited.add(real)
     with os.scandir(folder) as entries:
-        while part := sorted(islice(entries, SORTED_AT_ONCE), key=lambda entry: entry.name):
-            for entry in part:
+        while chunk := sorted(islice(entries, SORTED_AT_ONCE), key=lambda entry: entry.name):
+            for entry in chunk:
                 path = folder / entry.name
                 if entry.name.startswith("."):
                     continue

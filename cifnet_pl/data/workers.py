@@ -81,8 +81,8 @@ class WorkerPool:
         """
         size = self._at_a_time if self._alternate else max(1, len(batches))
         parts = [batches[start : start + size] for start in range(0, len(batches), size)]
-        first = [self._begin(part) for part in parts[:1]]
-        later = (self._begin(part) for part in parts[1:])  # each when the one before has been read
+        first = [self._begin(batch) for batch in parts[:1]]
+        later = (self._begin(batch) for batch in parts[1:])  # each when the one before has been read
         begun: Iterable[Iterable[_Filled]] = chain(first, later)
         filled = chain.from_iterable(map(list, begun) if self._alternate else begun)
         return ((self._slots[worker, turn], decoded) for worker, turn, decoded in filled)

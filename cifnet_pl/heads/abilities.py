@@ -60,5 +60,5 @@ class Abilities:
         if not getattr(self, ability):
             raise self._cannot(ACTIONS[ability], REASONS.get(ability, self.reason))
 
-    def _cannot(self, what: str, why: str) -> UnsupportedError:
-        return UnsupportedError(f"{type(self).__name__} cannot {what}: {why}")
+    def _cannot(self, action: str, why: str) -> UnsupportedError:
+        return UnsupportedError(f"{type(self).__name__} cannot {action}: {why}")

@@ -74,9 +74,9 @@ class ACILHead(LinearSumsHead):
 
     def settings(self) -> dict[str, Any]:
         """Return the constructor arguments that a stored state depends on."""
-        found = super().settings()
-        seed = found.pop("seed")
-        return found | {"projection": "given" if self.given else f"seed {seed}"}
+        settings = super().settings()
+        seed = settings.pop("seed")
+        return settings | {"projection": "given" if self.given else f"seed {seed}"}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> ACILHead:
@@ -130,15 +130,15 @@ class ACILHead(LinearSumsHead):
         """Count the numbers kept between tasks: B(B+1)/2 + 2CB, and Bd for a projection that was given."""
         return {"projection": self.projection.numel() if self.given else 0} | super().state_elements()
 
-    def _before_load(self, own: Mapping[str, Any]) -> None:
-        super()._before_load(own)
-        stored = own.get("fingerprint")
+    def _before_load(self, state: Mapping[str, Any]) -> None:
+        super()._before_load(state)
+        stored = state.get("fingerprint")
         if isinstance(stored, Tensor) and not self.given and int(stored) != int(self.fingerprint):
             raise CheckpointError(
                 f"the stored head used another projection than width {self.width} and seed {self.seed} give "
                 f"for embeddings of width {self.in_features}: use the arguments that it was made with"
             )
-        matrix = own.get("projection")
+        matrix = state.get("projection")
         if isinstance(matrix, Tensor) and matrix.shape != self.projection.shape:
             raise CheckpointError(
                 f"stored projection has shape {tuple(matrix.shape)}, expected {tuple(self.projection.shape)}"

@@ -24,10 +24,10 @@ def check_ridge(ridge: Ridge) -> Ridge:
     return ridge if ridge == "gcv" else _positive("ridge", ridge, "a positive number or gcv")
 
 
-def check_share(name: str, value: float | str, words: tuple[str, ...]) -> float | str:
-    """Return ``value`` as a float in (0, 1], or one of the ``words``; raise UsageError for anything else."""
-    expected = f"a number in (0, 1], {' or '.join(words)}"
-    if isinstance(value, str) and value in words:
+def check_share(name: str, value: float | str, choices: tuple[str, ...]) -> float | str:
+    """Return ``value`` as a float in (0, 1], or one of the ``choices``; raise UsageError for anything else."""
+    expected = f"a number in (0, 1], {' or '.join(choices)}"
+    if isinstance(value, str) and value in choices:
         return value
     number = _positive(name, value, expected)
     if number > 1:

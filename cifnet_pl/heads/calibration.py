@@ -116,5 +116,5 @@ def fit_temperature(scores: Tensor, columns: Tensor) -> float:
         ).item()
 
     middle = math.log(spread)
-    found = minimize_scalar(loss, bounds=(middle - RANGE, middle + RANGE), method="bounded", options={"xatol": 1e-6})
-    return math.exp(found.x)
+    optimum = minimize_scalar(loss, bounds=(middle - RANGE, middle + RANGE), method="bounded", options={"xatol": 1e-6})
+    return math.exp(optimum.x)

@@ -87,8 +87,8 @@ class CIFNetHead(Head):
     def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
         self.past_increment = self.past_increment or self._new_sums(0)
         self.past_increment.add(augment(z), torch.full_like(columns, -1), weight)
-        given = torch.ones(len(z), dtype=torch.float64, device=z.device) if weight is None else weight.double()
-        shown = common_weights(columns, given, len(self._latest.past_weight))
+        weights = torch.ones(len(z), dtype=torch.float64, device=z.device) if weight is None else weight.double()
+        shown = common_weights(columns, weights, len(self._latest.past_weight))
         self.past_shown = joined_weights(shown, self.past_shown) if len(self.past_shown) else shown
 
     @property
@@ -162,17 +162,17 @@ class CIFNetHead(Head):
         scores, x = self._scores(z), augment(z)
         parts, start = [], 0
         for cohort in self._parts:
-            own = slice(start, start + len(cohort.sums.counts))
-            targets = signed_targets(columns, len(self.labels), self.limit)[:, own]
-            weight = self._weights_in(cohort, columns, own)
-            parts.append(self.regression.left_out(cohort, x, scores[:, own], targets, weight, groups))
-            start = own.stop
+            cohort_columns = slice(start, start + len(cohort.sums.counts))
+            targets = signed_targets(columns, len(self.labels), self.limit)[:, cohort_columns]
+            weight = self._weights_in(cohort, columns, cohort_columns)
+            parts.append(self.regression.left_out(cohort, x, scores[:, cohort_columns], targets, weight, groups))
+            start = cohort_columns.stop
         return torch.cat(parts, dim=1)
 
-    def _weights_in(self, cohort: Cohort, columns: Tensor, own: slice) -> Tensor:
+    def _weights_in(self, cohort: Cohort, columns: Tensor, cohort_columns: slice) -> Tensor:
         """Return (n,) float64 weight that samples of the classes at ``columns`` have in the cohort's sums."""
         weight = torch.ones(len(columns), dtype=torch.float64, device=columns.device)
-        earlier, later = columns < own.start, columns >= own.stop
+        earlier, later = columns < cohort_columns.start, columns >= cohort_columns.stop
         weight[earlier] = cohort.past_weight[columns[earlier]]
         weight[later] = float(self.update_past)
         if (weight < 0).any():
@@ -252,13 +252,16 @@ class CIFNetHead(Head):
         start = 0
         for cohort in self._parts:
             size = len(cohort.sums.counts)
-            own = columns[(columns >= start) & (columns < start + size)] - start
+            cohort_columns = columns[(columns >= start) & (columns < start + size)] - start
             first, start = start, start + size
-            if len(own):
+            if len(cohort_columns):
                 if not cohort.stale:
-                    cohort.weights, cohort.ridge_used = cohort.weights[:, own], cohort.ridge_used[own]
+                    cohort.weights, cohort.ridge_used = (
+                        cohort.weights[:, cohort_columns],
+                        cohort.ridge_used[cohort_columns],
+                    )
                 cohort.past_weight = cohort.past_weight[columns[columns < first]]
-                cohort.sums.keep(own)
+                cohort.sums.keep(cohort_columns)
                 kept.append(cohort)
         self.cohorts = kept
 
@@ -273,15 +276,15 @@ class CIFNetHead(Head):
         first = "cohorts.0."
         shapes = {n: sizes for n, sizes in super().expected_shapes(task_sizes).items() if not n.startswith(first)}
         for task, classes in enumerate(task_sizes):
-            own = f"cohorts.{task}."
-            shapes |= renamed(super().expected_shapes([classes]), first, own)
-            shapes[own + "past_weight"] = (frozenset({sum(task_sizes[:task])}),)  # one for each earlier class
+            prefix = f"cohorts.{task}."
+            shapes |= renamed(super().expected_shapes([classes]), first, prefix)
+            shapes[prefix + "past_weight"] = (frozenset({sum(task_sizes[:task])}),)  # one for each earlier class
         return shapes
 
-    def _before_load(self, own: Mapping[str, Any]) -> None:
-        super()._before_load(own)
-        prefixes = {key.split(".")[1] for key in own if key.startswith("cohorts.")}
+    def _before_load(self, state: Mapping[str, Any]) -> None:
+        super()._before_load(state)
+        prefixes = {key.split(".")[1] for key in state if key.startswith("cohorts.")}
         self.cohorts = nn.ModuleList(Cohort(self._new_sums(0)) for _ in prefixes)
-        parts = {key.split(".")[0] for key in own}
+        parts = {key.split(".")[0] for key in state}
         self.increment = self._new_sums(0) if "increment" in parts else None
         self.past_increment = self._new_sums(0) if "past_increment" in parts else None

@@ -57,4 +57,4 @@ class Cohort(GrowingModule):
         ridges = self.ridge_used.tolist()
         unknown: list[Place] = ["given"] * len(ridges)  # after loading, or after a class was removed
         places = self.places if len(self.places) == len(ridges) else unknown
-        return [Choice(ridge, place) for ridge, place in zip(ridges, places, strict=True)]
+        return [Choice(ridge, remark) for ridge, remark in zip(ridges, places, strict=True)]

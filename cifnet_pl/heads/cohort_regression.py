@@ -38,7 +38,8 @@ class CohortRegression:
         square = self.limit**2 * (positive * sums.class_sums[:, 0] + negative * (total[0] - sums.class_sums[:, 0]))
         samples = int(sums.seen)
         solved = [
-            self._solve_system(gram, moment[:, own], square[own].sum(), samples) for own, gram in self.systems(cohort)
+            self._solve_system(gram, moment[:, columns], square[columns].sum(), samples)
+            for columns, gram in self.systems(cohort)
         ]
         cohort.weights = torch.cat([weights for weights, _ in solved], dim=1)
         cohort.ridge_used = torch.cat([cohort.ridge_used.new_full((w.shape[1],), choice.ridge) for w, choice in solved])
@@ -73,15 +74,17 @@ class CohortRegression:
             groups: (n,) int64 number of each sample's group; None where each stands alone.
         """
         positive, negative = self.slopes
-        found = scores.double().clone()
-        for own, gram in self.systems(cohort):
-            ridge = cohort.ridge_used[own][0].item()
+        result = scores.double().clone()
+        for columns, gram in self.systems(cohort):
+            ridge = cohort.ridge_used[columns][0].item()
             if self.ridge == "gcv":
                 centred = Centred.from_augmented(gram, gram[:, :0], gram.new_zeros(()), 0)
                 half = centred.half_products(x[:, 1:], ridge, gram[0, 0])
             else:
                 half = half_products(gram, gram.new_tensor(ridge), x)
             # Both slopes are equal unless each class has a system of its own, of one column.
-            slope = negative + (positive - negative) * (targets[:, own][:, 0] > 0).double()
-            found[:, own] = left_out_together(scores[:, own], half, slope * weight, targets[:, own], groups)
-        return found
+            slope = negative + (positive - negative) * (targets[:, columns][:, 0] > 0).double()
+            result[:, columns] = left_out_together(
+                scores[:, columns], half, slope * weight, targets[:, columns], groups
+            )
+        return result

@@ -136,14 +136,14 @@ class AnswerSets:
         """
         scores = head.leave_one_out(z, y, near_copies(z, y))
         columns = (y[:, None] == head.labels).int().argmax(dim=1)
-        found = set_scores(torch.softmax(scores / head.temperature, dim=1))
-        found = found.masked_fill(~scores.isfinite().all(dim=1, keepdim=True), torch.nan)
-        own, weights = found.gather(1, columns[:, None]).flatten(), _weights(head, y)
+        set_score = set_scores(torch.softmax(scores / head.temperature, dim=1))
+        set_score = set_score.masked_fill(~scores.isfinite().all(dim=1, keepdim=True), torch.nan)
+        true_scores, weights = set_score.gather(1, columns[:, None]).flatten(), _weights(head, y)
         if not per_class:
-            limit = Reference.of(own, weights).threshold(coverage)
-            return cls(own.new_full((len(head.labels),), limit))
-        limits = [Reference.of(own[columns == c], weights[columns == c]) for c in range(len(head.labels))]
-        return cls(own.new_tensor([r.threshold(coverage) if len(r.scores) else torch.inf for r in limits]))
+            limit = Reference.of(true_scores, weights).threshold(coverage)
+            return cls(true_scores.new_full((len(head.labels),), limit))
+        limits = [Reference.of(true_scores[columns == c], weights[columns == c]) for c in range(len(head.labels))]
+        return cls(true_scores.new_tensor([r.threshold(coverage) if len(r.scores) else torch.inf for r in limits]))
 
     def of_probabilities(self, probabilities: Tensor) -> Tensor:
         """Return (n, C) bool: which classes are in the set of each photo, from probabilities (n, C)."""

@@ -33,8 +33,8 @@ def rows_without(rows: Tensor, gone: Tensor) -> Tensor | None:
     """Return ``rows`` (n, p) without one copy of each of ``gone`` (m, p); None if one of them is not there."""
     kept = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
     for row in gone.to(rows.device):
-        found = ((rows == row).all(dim=1) & kept).nonzero()
-        if not len(found):
+        matches = ((rows == row).all(dim=1) & kept).nonzero()
+        if not len(matches):
             return None
-        kept[found[0]] = False
+        kept[matches[0]] = False
     return rows[kept]

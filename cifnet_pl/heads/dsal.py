@@ -149,8 +149,8 @@ class DSALHead(ACILHead):
         own_task = self.task_of[columns][:, None] == self.task_of
         phi = projected.tanh_()
         half = half_products(self.compensation.gram, self.compensation_ridge.to(phi), phi)
-        own, ones = phi @ self.compensation_weights, torch.ones_like(half[:, 0])
-        compensation = left_out_together(own, half, ones, residual * own_task, groups)
+        compensation_scores, ones = phi @ self.compensation_weights, torch.ones_like(half[:, 0])
+        compensation = left_out_together(compensation_scores, half, ones, residual * own_task, groups)
         return main + self.compensation_ratio * compensation
 
     def _scores(self, z: Tensor) -> Tensor:
@@ -166,9 +166,9 @@ class DSALHead(ACILHead):
     def _keep(self, columns: Tensor) -> None:
         # Nothing is folded: the residual targets of a task that is under way are still to be made.
         sums = [self.sums, self.compensation, self.increment, self.compensation_increment]
-        for part in sums:
-            if part is not None:
-                part.keep(columns)
+        for class_sums in sums:
+            if class_sums is not None:
+                class_sums.keep(columns)
         self.residual_energy = self.residual_energy[columns]
         self.weights = kept_weights(self.weights, columns)
         self.compensation_weights = kept_weights(self.compensation_weights, columns)
@@ -182,6 +182,6 @@ class DSALHead(ACILHead):
         }
         return {name: count + second.get(name, 0) for name, count in super().state_elements().items()}
 
-    def _before_load(self, own: Mapping[str, Any]) -> None:
+    def _before_load(self, state: Mapping[str, Any]) -> None:
         self.compensation_increment = None
-        super()._before_load(own)
+        super()._before_load(state)

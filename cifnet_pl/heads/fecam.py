@@ -110,6 +110,6 @@ class FeCAMHead(SharedSumsHead):
         self._inverses = None
         return super()._apply(fn, recurse)
 
-    def _before_load(self, own: Mapping[str, Any]) -> None:
-        super()._before_load(own)
+    def _before_load(self, state: Mapping[str, Any]) -> None:
+        super()._before_load(state)
         self._inverses = None

@@ -69,9 +69,9 @@ class KLDAHead(SLDAHead):
         unit = torch.nn.functional.normalize(z.to(self.dtype), dim=1)
         return augment((unit @ self.directions.T + self.phases).cos() * math.sqrt(2 / self.width))
 
-    def _before_load(self, own: Mapping[str, Any]) -> None:
-        super()._before_load(own)
-        stored = own.get("fingerprint")
+    def _before_load(self, state: Mapping[str, Any]) -> None:
+        super()._before_load(state)
+        stored = state.get("fingerprint")
         if isinstance(stored, Tensor) and int(stored) != int(self.fingerprint):
             raise CheckpointError(
                 f"the stored head used other random features than width {self.width}, gamma {self.gamma:g} and seed "

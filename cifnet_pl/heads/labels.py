@@ -38,10 +38,10 @@ class LabelSpace(GrowingModule):
     @property
     def tasks(self) -> list[list[int]]:
         """Labels of each task, in the order learned."""
-        found: dict[int, list[int]] = {}
+        tasks: dict[int, list[int]] = {}
         for task, label in zip(self.task_of.tolist(), self.labels.tolist(), strict=True):
-            found.setdefault(task, []).append(label)
-        return list(found.values())
+            tasks.setdefault(task, []).append(label)
+        return list(tasks.values())
 
     def _new_labels(self, classes: Sequence[int], counts: Sequence[int] | None) -> list[int]:
         """Check the labels of a task to come and return them, ``counts`` being their numbers of samples where known.
@@ -78,15 +78,15 @@ class LabelSpace(GrowingModule):
         if not len(self.labels):
             raise UsageError("no task has begun: call begin_task() first")
         order = torch.argsort(self.labels)
-        place = torch.searchsorted(self.labels[order], y.contiguous()).clamp_max(len(order) - 1)
-        columns = order[place]
+        position = torch.searchsorted(self.labels[order], y.contiguous()).clamp_max(len(order) - 1)
+        columns = order[position]
         wrong = self.labels[columns] != y
         if wrong.any():
             raise UsageError(f"label {y[wrong][0].item()} was not introduced by begin_task()")
         return columns
 
-    def _before_load(self, own: Mapping[str, Any]) -> None:
-        labels, task_of = own.get("labels"), own.get("task_of")
+    def _before_load(self, state: Mapping[str, Any]) -> None:
+        labels, task_of = state.get("labels"), state.get("task_of")
         if isinstance(labels, Tensor) and isinstance(task_of, Tensor) and labels.shape != task_of.shape:
             raise CheckpointError(
                 f"stored head has {labels.numel()} labels but {task_of.numel()} task numbers: the file is damaged"

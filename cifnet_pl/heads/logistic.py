@@ -64,8 +64,8 @@ class ReplayHead(Head):
         return (augment(z.to(self.dtype)) @ self.weights).double()
 
     def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
-        for part in (self.pending, self.past):
-            part.rename(new)
+        for samples in (self.pending, self.past):
+            samples.rename(new)
 
     def class_counts(self) -> dict[int, int]:
         """Return the number of distinct samples seen of each class in its task, by label."""
@@ -77,8 +77,8 @@ class ReplayHead(Head):
         self.past.clear()
 
     def _keep(self, columns: Tensor) -> None:
-        for part in (self.pending, self.past):
-            part.keep_labels(self.labels[columns])
+        for samples in (self.pending, self.past):
+            samples.keep_labels(self.labels[columns])
         self.counts = self.counts[columns]
         self.weights = kept_weights(self.weights, columns)
 
@@ -86,9 +86,9 @@ class ReplayHead(Head):
         """Count the numbers kept between tasks: C(d+1)."""
         return {"weights": self.weights.numel()}
 
-    def _before_load(self, own: Mapping[str, Any]) -> None:
-        super()._before_load(own)
-        stored = own.get("weights")
+    def _before_load(self, state: Mapping[str, Any]) -> None:
+        super()._before_load(state)
+        stored = state.get("weights")
         if isinstance(stored, Tensor) and len(stored) != len(self.weights):
             raise CheckpointError(
                 f"stored weights have shape {tuple(stored.shape)}, expected ({len(self.weights)}, classes): "
@@ -127,10 +127,10 @@ class LogisticHead(ReplayHead):
         if len(present) > 1:
             model = LogisticRegression(C=self.inverse_penalty, max_iter=self.max_iter)
             model.fit(samples.z.cpu().numpy(), columns.cpu().numpy(), samples.weight.cpu().numpy())
-            found = torch.cat([torch.from_numpy(model.intercept_)[None], torch.from_numpy(model.coef_).T])
+            solution = torch.cat([torch.from_numpy(model.intercept_)[None], torch.from_numpy(model.coef_).T])
             if len(present) == 2:  # scikit-learn gives the log odds of the second class
-                found = torch.cat([-found / 2, found / 2], dim=1)
-            weights[:, present] = found.to(weights)
+                solution = torch.cat([-solution / 2, solution / 2], dim=1)
+            weights[:, present] = solution.to(weights)
         return weights
 
 

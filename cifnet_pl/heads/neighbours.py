@@ -88,15 +88,15 @@ class KNNHead(Head):
 
     def _merge(self, other: KNNHead) -> None:
         self._begin_tasks_of(other)
-        for part in (other.samples, other.pending):
-            self.pending.take(part)
+        for samples in (other.samples, other.pending):
+            self.pending.take(samples)
         self._solve()
         self.solved.fill_(False)
         self.under_way.fill_(False)
 
     def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
-        for part in (self.samples, self.pending):
-            part.rename(new)
+        for samples in (self.samples, self.pending):
+            samples.rename(new)
 
     def class_counts(self) -> dict[int, int]:
         """Return the number of samples kept of each class, by label."""
@@ -107,8 +107,8 @@ class KNNHead(Head):
         self.pending.clear()
 
     def _keep(self, columns: Tensor) -> None:
-        for part in (self.samples, self.pending):
-            part.keep_labels(self.labels[columns])
+        for samples in (self.samples, self.pending):
+            samples.keep_labels(self.labels[columns])
 
     def state_elements(self) -> dict[str, int]:
         """Count the numbers kept between tasks: N·d, with N the number of all samples seen."""

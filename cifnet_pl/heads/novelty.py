@@ -130,6 +130,6 @@ class NoveltyHead(StoredHead):
         self._begin_stage()
         return super()._apply(fn, recurse)
 
-    def _before_load(self, own: Mapping[str, Any]) -> None:
-        super()._before_load(own)
+    def _before_load(self, state: Mapping[str, Any]) -> None:
+        super()._before_load(state)
         self._begin_stage()

@@ -100,9 +100,9 @@ class SLDAHead(LinearSumsHead):
         moment = self.sums.class_sums.T
         gram = self.sums.gram  # its corner is the weight of the classes that are still here
         centred = Centred.from_augmented(gram, moment, gram[0, 0], int(self.sums.seen))
-        found = spectrum(centred.gram, centred.samples - 1, moment.shape[1])
-        energy = found.rotate(centred.moment).square().sum(dim=1)
-        ridge = gcv_ridge(found.values, energy, centred.target_energy, centred.samples).ridge
+        eigen = spectrum(centred.gram, centred.samples - 1, moment.shape[1])
+        energy = eigen.rotate(centred.moment).square().sum(dim=1)
+        ridge = gcv_ridge(eigen.values, energy, centred.target_energy, centred.samples).ridge
         return ridge / (ridge + self.sums.mass.item() * scale)
 
     def _keep(self, columns: Tensor) -> None:

@@ -26,16 +26,16 @@ class Remembered:
         text: "", "all", or the classes as a JSON list: what a description can hold.
     """
 
-    def __init__(self, given: Remember):
-        classes = given
-        if isinstance(given, str) and given not in ("", ALL):
-            classes = json.loads(given) if given.startswith("[") else [name.strip() for name in given.split(",")]
-        elif not given:
+    def __init__(self, options: Remember):
+        classes = options
+        if isinstance(options, str) and options not in ("", ALL):
+            classes = json.loads(options) if options.startswith("[") else [name.strip() for name in options.split(",")]
+        elif not options:
             classes = []
         if classes != ALL and (
             not isinstance(classes, Sequence) or not all(isinstance(c, int | str) and c != "" for c in classes)
         ):
-            raise UsageError(f"remember is {given!r}, expected all, or classes by label or name")
+            raise UsageError(f"remember is {options!r}, expected all, or classes by label or name")
         self.all = classes == ALL
         self.text = ALL if self.all else json.dumps(list(classes or [])) if classes else ""
         self.names = set() if self.all else {c for c in classes or [] if isinstance(c, str)}

@@ -168,11 +168,11 @@ class RidgeHead(LinearSumsHead):
         share = self.sums.share(column) if isinstance(self.sums, RememberingSums) else None
         if share is None or self.increment is not None:
             return None
-        own = self.fresh()
-        own._remembered.labels.add(label)
-        own.begin_task([label])
-        own.sums = share
-        return own
+        head = self.fresh()
+        head._remembered.labels.add(label)
+        head.begin_task([label])
+        head.sums = share
+        return head
 
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
         if self.balanced:
@@ -220,10 +220,10 @@ class RidgeHead(LinearSumsHead):
 
     def _discriminant_left_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
         rows, weight, rule = self._features(z)[:, 1:], self._weight_of(columns), self._discriminant()
-        found = rule.left_out(rows, columns, weight)
+        scores = rule.left_out(rows, columns, weight)
         for group in shared_groups(groups) if groups is not None else ():
-            found[group] = rule.left_out_together(rows[group], columns[group], weight[group])
-        return found
+            scores[group] = rule.left_out_together(rows[group], columns[group], weight[group])
+        return scores
 
     def _ridge_left_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
         features, centred = self._features(z), self._centred()
@@ -293,7 +293,7 @@ class RidgeHead(LinearSumsHead):
 
         With a discriminant d+1 more for each class that was removed; a triangle more for each class remembered.
         """
-        found = super().state_elements()
+        elements = super().state_elements()
         if self.decision != "ridge":
-            found["moments"] += self.removed_sums.numel()
-        return found | ({"remembered": self.sums.own.numel()} if isinstance(self.sums, RememberingSums) else {})
+            elements["moments"] += self.removed_sums.numel()
+        return elements | ({"remembered": self.sums.own.numel()} if isinstance(self.sums, RememberingSums) else {})

@@ -21,11 +21,11 @@ REMARKS = {
 
 def about_choices(choices: Sequence[Choice]) -> dict[str, str]:
     """Return a sentence for each place, other than inside the grid, in which ``choices`` lie, by that place."""
-    found: dict[str, list[float]] = {}
+    ridges_of: dict[str, list[float]] = {}
     for choice in choices:
         if choice.place in REMARKS:
-            found.setdefault(choice.place, []).append(choice.ridge)
-    return {place: REMARKS[place].format(_shown(ridges)) for place, ridges in found.items()}
+            ridges_of.setdefault(choice.place, []).append(choice.ridge)
+    return {remark: REMARKS[remark].format(_shown(ridges)) for remark, ridges in ridges_of.items()}
 
 
 def about_lesson(before: Sequence[Choice], after: Sequence[Choice]) -> list[str]:

@@ -105,9 +105,9 @@ class Samples(GrowingModule):
         self.gather()
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
-    def _before_load(self, own: Mapping[str, Any]) -> None:
+    def _before_load(self, state: Mapping[str, Any]) -> None:
         self._chunks = []
-        stored = own.get("z")
+        stored = state.get("z")
         if isinstance(stored, Tensor) and stored.shape[1:] != (self.width,):
             raise CheckpointError(
                 f"stored embeddings have shape {tuple(stored.shape)}, expected (n, {self.width}): "

@@ -100,10 +100,10 @@ class SharedSumsHead(Head):
         """Count the numbers kept between tasks: C times the width, sums and weights of the classes."""
         return {"moments": self.sums.class_sums.numel()}
 
-    def _before_load(self, own: Mapping[str, Any]) -> None:
-        super()._before_load(own)
+    def _before_load(self, state: Mapping[str, Any]) -> None:
+        super()._before_load(state)
         self.increment = None
-        if any(key.startswith("increment.") for key in own):
+        if any(key.startswith("increment.") for key in state):
             self._open_increment()
 
 

@@ -25,10 +25,10 @@ class StoredHead(Hooks):
     def settings(self) -> dict[str, Any]:
         """Return the constructor arguments that a stored state depends on; plain numbers, strings and booleans."""
         try:
-            found = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+            settings = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
         except AttributeError as error:
             raise UsageError(f"each argument of {type(self).__name__}() must be an attribute, too: {error}") from error
-        return {name: str(v).removeprefix("torch.") if name == "dtype" else v for name, v in found.items()}
+        return {name: str(v).removeprefix("torch.") if name == "dtype" else v for name, v in settings.items()}
 
     @classmethod
     def from_settings(cls: type[H], settings: Mapping[str, Any]) -> H:

@@ -58,9 +58,9 @@ class BufferUpdate(Callback):
 
 def gather_pending(buffer: CalibrationBuffer) -> None:
     """Give every process the candidates of all, so that all select the same."""
-    pending = of_all_processes([part.cpu() for part in buffer.pending()])
+    pending = of_all_processes([tensors.cpu() for tensors in buffer.pending()])
     device = buffer.y.device
-    parts = [part for part in pending if len(part[1])]
+    parts = [tensors for tensors in pending if len(tensors[1])]
     if parts:
         z, y, key = (torch.cat(group).to(device) for group in zip(*parts, strict=True))
         buffer.replace_pending(z, y, key)

@@ -76,10 +76,12 @@ class CIFNetModule(TaskModule):
         calibration.check(self.head, buffer, calibrate)
         stores = self.head.uses_buffer or self.head.decides or calibrate
         self.buffer: CalibrationBuffer | None = buffer if stores else None
-        own = self.backbone.preprocessing
+        preprocessing = self.backbone.preprocessing
         parts = (self.backbone, self.head, self.buffer)
         self.photos = PhotoHashes() if hashes else None
-        self.model = Classifier(*parts, [], own.image_size, own.crop_ratio, calibrated=calibrate, photos=self.photos)
+        self.model = Classifier(
+            *parts, [], preprocessing.image_size, preprocessing.crop_ratio, calibrated=calibrate, photos=self.photos
+        )
         self._hashed: list[tuple[list[int], list[int]]] = []  # labels and content hashes of this task's photos
         self._embedded: list[tuple[Tensor, Tensor]] = []  # with their labels; not in the sums yet
         self._reduced = False
@@ -143,8 +145,8 @@ class CIFNetModule(TaskModule):
         z = self.embed(batch)
         self._embedded.append((z, batch.label))
         if self.photos is not None:
-            found = self.data.train_hashes.of(batch.row.cpu().numpy())
-            self._hashed.append((batch.label.tolist(), found.tolist()))
+            hashes = self.data.train_hashes.of(batch.row.cpu().numpy())
+            self._hashed.append((batch.label.tolist(), hashes.tolist()))
         if sum(len(labels) for _, labels in self._embedded) >= AT_ONCE:
             self._observe()
         return {"z": z, "label": batch.label, "key": batch.key}
@@ -215,10 +217,10 @@ class CIFNetModule(TaskModule):
 
     def _tell_ridges(self) -> None:
         """Say once in a run where a ridge is at the cap or at an edge of its grid."""
-        for place, sentence in about_choices(self.head.choices()).items():
-            if place not in self._told:
+        for remark, sentence in about_choices(self.head.choices()).items():
+            if remark not in self._told:
                 rank_zero_info(sentence)
-            self._told.add(place)
+            self._told.add(remark)
 
     # ------------------------------------------------------------------ prediction
 

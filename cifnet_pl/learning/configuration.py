@@ -33,8 +33,10 @@ def _model(module: TaskModule) -> dict[str, Any]:
     backbone = module.backbone
     options: dict[str, Any] = {"backbone": backbone.name, "architecture": backbone.architecture}
     if not isinstance(module, CIFNetModule):
-        own = {name: value for name, value in module.settings().items() if name not in ("module", "backbone")}
-        return {"class_path": _path(type(module)), "init_args": {**options, **own}}
+        model_settings = {
+            name: value for name, value in module.settings().items() if name not in ("module", "backbone")
+        }
+        return {"class_path": _path(type(module)), "init_args": {**options, **model_settings}}
     head, buffer = module.head, module.buffer
     settings = {name: value for name, value in head.settings().items() if name != "in_features"}
     options["head"] = {"class_path": _path(type(head)), "init_args": settings}

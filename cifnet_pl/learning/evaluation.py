@@ -72,9 +72,9 @@ class EvaluationCounts:
         if self._domains is not None and domain is not None:
             self._domains.update(torch.where(predicted == label, domain, -1), domain)
         self._calibration.update(probabilities, label)
-        own = probabilities.gather(1, label[:, None]).flatten()
+        label_probability = probabilities.gather(1, label[:, None]).flatten()
         # One dimension and float32: what torchmetrics has for a process without images.
-        self._nll.update(-own.clamp_min(torch.finfo(own.dtype).tiny).log().float())
+        self._nll.update(-label_probability.clamp_min(torch.finfo(label_probability.dtype).tiny).log().float())
 
     def compute(self, task_sizes: Sequence[int]) -> Evaluation:
         """Turn the counts of all processes into A_k, per-task accuracies, ECE and NLL.
@@ -82,8 +82,8 @@ class EvaluationCounts:
         Args:
             task_sizes: number of classes of each task learned.
         """
-        found, among_first = self._answers.compute()
-        confusion = found.reshape(self._answers.classes, -1).cpu().numpy()
+        right, among_first = self._answers.compute()
+        confusion = right.reshape(self._answers.classes, -1).cpu().numpy()
         correct, total = confusion.diagonal().tolist(), confusion.sum(axis=1).tolist()
         tested = sum(total)
         ece = 100 * float(self._calibration.compute()) if tested else None
@@ -100,7 +100,7 @@ class EvaluationCounts:
             return [percent(correct[k], total[k]) for k in range(len(sizes))]
         ends = np.cumsum(sizes).tolist()
         parts = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-        return [percent(sum(correct[part]), sum(total[part])) for part in parts]
+        return [percent(sum(correct[columns]), sum(total[columns])) for columns in parts]
 
 
 def _counts(accuracy: ClassAccuracy) -> tuple[list[int], list[int]]:

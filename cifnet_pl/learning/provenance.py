@@ -27,17 +27,17 @@ def machine(device: torch.device) -> dict[str, Any]:
     """
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     name, count = processor(), cores()
-    said = gpu or f"{name}, {count} core{'s' if count > 1 else ''}"
-    return {"machine": said, "processor": name, "gpu": gpu, "cores": count, "threads": torch.get_num_threads()}
+    description = gpu or f"{name}, {count} core{'s' if count > 1 else ''}"
+    return {"machine": description, "processor": name, "gpu": gpu, "cores": count, "threads": torch.get_num_threads()}
 
 
 def processor(info: Path = Path("/proc/cpuinfo")) -> str:
     """Return the model of the processor, as the system calls it."""
     try:
-        found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", info.read_text(encoding="utf-8"), re.MULTILINE)
+        match = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", info.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
-        found = None
-    return " ".join(found[1].split()) if found else platform.processor() or platform.machine()
+        match = None
+    return " ".join(match[1].split()) if match else platform.processor() or platform.machine()
 
 
 def cores() -> int:
@@ -64,9 +64,9 @@ def package_commit(folder: Path = Path(__file__).parents[1]) -> str | None:
     return f"{commit}+changes" if commit and changed else commit
 
 
-def _git(folder: Path, *words: str) -> str | None:
+def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
@@ -82,25 +82,27 @@ def fingerprint(source: Source) -> str:
         source: the two sets.
     """
     digest = hashlib.sha256()
-    for part in (source.train, source.val):
+    for images in (source.train, source.val):
         digest.update(b"\0\0")
-        for row in range(len(part)):
-            line = f"{source.class_names[part.labels[row]]}\0{part.names[row]}\0{_size(part, row)}\0"
+        for row in range(len(images)):
+            line = f"{source.class_names[images.labels[row]]}\0{images.names[row]}\0{_size(images, row)}\0"
             digest.update(line.encode("utf-8", "surrogateescape"))
-        for row in sorted({round(i * (len(part) - 1) / (SAMPLED - 1)) for i in range(SAMPLED)} if len(part) else ()):
-            digest.update(hashlib.sha256(_content(part, row)).digest())
+        for row in sorted(
+            {round(i * (len(images) - 1) / (SAMPLED - 1)) for i in range(SAMPLED)} if len(images) else ()
+        ):
+            digest.update(hashlib.sha256(_content(images, row)).digest())
     return digest.hexdigest()[:16]
 
 
-def _size(part: SampleSet, row: int) -> int:
+def _size(images: SampleSet, row: int) -> int:
     try:
-        return part.size(row)
+        return images.size(row)
     except OSError:
         return -1
 
 
-def _content(part: SampleSet, row: int) -> bytes:
+def _content(images: SampleSet, row: int) -> bytes:
     try:
-        return part.content(row)
+        return images.content(row)
     except Exception:  # an unreadable image: the run says what is wrong with it
         return b""

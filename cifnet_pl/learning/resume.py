@@ -55,21 +55,25 @@ def rewind_checkpoint(checkpoint: Mapping[str, Any], tasks: int) -> None:
         ) from error
 
 
-def require_same(own: Mapping[str, Any], stored: Any) -> None:
-    """Raise CheckpointError, naming the first difference, unless all of ``own`` is ``stored`` in a checkpoint too."""
-    ours, other = flat_settings(own), flat_settings(stored) if isinstance(stored, Mapping) else {}
+def require_same(settings: Mapping[str, Any], stored: Any) -> None:
+    """Compare settings with those in a checkpoint.
+
+    Raises:
+        CheckpointError: one of ``settings`` differs from ``stored``; names the first.
+    """
+    ours, other = flat_settings(settings), flat_settings(stored) if isinstance(stored, Mapping) else {}
     for key, value in ours.items():
-        found = other.get(key)
-        if type(found) is not type(value) or found != value:
+        stored_value = other.get(key)
+        if type(stored_value) is not type(value) or stored_value != value:
             raise CheckpointError(
-                f"the checkpoint was made with {key} = {found}, this run has {value}: "
+                f"the checkpoint was made with {key} = {stored_value}, this run has {value}: "
                 "use the same settings, or start a new experiment"
             )
 
 
-def require_same_images(own: Mapping[str, Any], stored: Any) -> None:
+def require_same_images(fingerprints: Mapping[str, Any], stored: Any) -> None:
     """Compare what ``CIFNetDataModule.describe_images`` says by :func:`require_same`: preparation, held-back photos."""
-    require_same(_named(own), _named(stored))
+    require_same(_named(fingerprints), _named(stored))
 
 
 def _named(images: Any) -> dict[str, Any]:

@@ -130,12 +130,12 @@ class TaskModule(TaskHooks):
     def on_validation_epoch_end(self) -> None:
         """Turn the counts of all processes into A_k, per-task accuracies, ECE and NLL."""
         assert self._evaluated is not None
-        found = self._evaluated.compute([len(names) for names in self.learned_tasks])
-        self.evaluation = found
+        result = self._evaluated.compute([len(names) for names in self.learned_tasks])
+        self.evaluation = result
         if self.trainer.state.fn != "fit":
-            self.log_dict(found.metrics(), sync_dist=True)  # what Trainer.validate returns
-        elif found.accuracy is not None:
-            self.log("A_k", found.accuracy, prog_bar=True, logger=False, sync_dist=True)  # the same on all processes
+            self.log_dict(result.metrics(), sync_dist=True)  # what Trainer.validate returns
+        elif result.accuracy is not None:
+            self.log("A_k", result.accuracy, prog_bar=True, logger=False, sync_dist=True)  # the same on all processes
 
     def _domain_of(self, rows: Tensor) -> Tensor | None:
         """Return the domain of test samples ``rows``, as a position in the order of learning; None without domains."""
@@ -193,9 +193,9 @@ class TaskModule(TaskHooks):
             require_same_images(images, stored.get("images"))
         goes_on = self._trainer is not None and self.trainer.state.fn == "fit"
         if stored["closing"] or (self._under_way and not goes_on):
-            what = "while it was being solved" if stored["closing"] else "in its middle: fit can go on from it, else"
+            moment = "while it was being solved" if stored["closing"] else "in its middle: fit can go on from it, else"
             raise CheckpointError(
-                f"the checkpoint does not hold task {len(self.learned_tasks)}, it was written {what}; "
+                f"the checkpoint does not hold task {len(self.learned_tasks)}, it was written {moment}; "
                 "use another one, such as last.ckpt of the run's folder"
             )
         if goes_on:

@@ -37,9 +37,9 @@ class AnswerCounts(Metric):
         raised, best = with_answer_first(probabilities)
         cells = torch.bincount(target * self.classes + best, minlength=self.classes**2)
         self.confusion += cells.reshape(self.classes, self.classes)
-        own = raised.gather(1, target[:, None])
+        target_scores = raised.gather(1, target[:, None])
         before = torch.arange(self.classes, device=target.device) < target[:, None]
-        rank = ((raised > own) | ((raised == own) & before)).sum(dim=1)
+        rank = ((raised > target_scores) | ((raised == target_scores) & before)).sum(dim=1)
         self.among_first += (rank < FIRST).sum()
 
     def compute(self) -> tuple[Tensor, Tensor]:

@@ -88,12 +88,12 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
         scores = head.leave_one_out(x, y)
         p = torch.softmax(torch.nan_to_num(scores) / temperature, dim=1)
         best = p.max(dim=1)
-        own = p.gather(1, y[:, None]).flatten()
-        parts.append(tuple(t.numpy() for t in (best.indices, best.values, own)))
-    predicted, confidence, own_share = (np.concatenate(part) for part in zip(*parts, strict=True))
+        label_share = p.gather(1, y[:, None]).flatten()
+        parts.append(tuple(t.numpy() for t in (best.indices, best.values, label_share)))
+    predicted, confidence, own_share = (np.concatenate(column) for column in zip(*parts, strict=True))
     ece = top_label_error(confidence, predicted == labels)
-    found = Evaluation(list(class_names), np.arange(len(labels)), labels, predicted, confidence, ece)
-    return Audit(found, own_share, _distances(z, labels, len(class_names)), near_copies(z, labels))
+    evaluation = Evaluation(list(class_names), np.arange(len(labels)), labels, predicted, confidence, ece)
+    return Audit(evaluation, own_share, _distances(z, labels, len(class_names)), near_copies(z, labels))
 
 
 def top_label_error(confidence: np.ndarray, right: np.ndarray) -> float:
@@ -101,14 +101,14 @@ def top_label_error(confidence: np.ndarray, right: np.ndarray) -> float:
 
     It is torchmetrics' ``binary_calibration_error``, over the (n,) bool ``right``.
     """
-    found = binary_calibration_error(torch.from_numpy(confidence), torch.from_numpy(right.astype(np.int64)), BINS)
-    return 100 * float(found)
+    error = binary_calibration_error(torch.from_numpy(confidence), torch.from_numpy(right.astype(np.int64)), BINS)
+    return 100 * float(error)
 
 
 def _batches(z: np.ndarray, labels: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
     for start in range(0, len(labels), AT_ONCE):
-        part = slice(start, start + AT_ONCE)
-        yield torch.from_numpy(np.array(z[part])), torch.from_numpy(labels[part])
+        batch = slice(start, start + AT_ONCE)
+        yield torch.from_numpy(np.array(z[batch])), torch.from_numpy(labels[batch])
 
 
 def _learned(z: np.ndarray, labels: np.ndarray, classes: int) -> RidgeHead:
@@ -148,25 +148,27 @@ def _distances(z: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
         white = torch.linalg.solve_triangular(factor, (x.double() - means[y]).T, upper=False)
         others = (counts[y] / (counts[y] - 1).clamp_min(1)) * (counts[y] > 1)  # the mean without the photo itself
         parts.append((white.norm(dim=0) * others).numpy())
-    found = np.concatenate(parts)
+    distances = np.concatenate(parts)
     for label in range(classes):
         rows = labels == label
-        found[rows] /= max(float(np.median(found[rows])), 1e-12)
-    return found
+        distances[rows] /= max(float(np.median(distances[rows])), 1e-12)
+    return distances
 
 
 def near_copies(z: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Find photos with another one of their class at a cosine of ``NEAR`` or more: (n,) bool."""
     mean = sum((x.double().sum(dim=0) for x, _ in _batches(z, labels)), start=torch.zeros(z.shape[1])) / len(labels)
-    found = np.zeros(len(labels), dtype=bool)
+    near = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
-        own = torch.nn.functional.normalize(torch.from_numpy(np.array(z[rows])) - mean.float(), dim=1)
+        unit = torch.nn.functional.normalize(torch.from_numpy(np.array(z[rows])) - mean.float(), dim=1)
         for start in range(0, len(rows), AT_ONCE):
-            part = own[start : start + AT_ONCE] @ own.T
-            part[torch.arange(len(part)), torch.arange(start, start + len(part))] = -1  # the photo itself
-            found[rows[start : start + AT_ONCE]] = (part.max(dim=1).values >= NEAR).numpy()
-    return found
+            similarity = unit[start : start + AT_ONCE] @ unit.T
+            similarity[
+                torch.arange(len(similarity)), torch.arange(start, start + len(similarity))
+            ] = -1  # the photo itself
+            near[rows[start : start + AT_ONCE]] = (similarity.max(dim=1).values >= NEAR).numpy()
+    return near
 
 
 # ---------------------------------------------------------------------- have I got enough?
@@ -202,10 +204,10 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int, seed: int = 
     sizes = [3 * 2**k for k in range(12) if 3 * 2**k < 0.8 * largest]
     points = []
     for size in [*sizes, largest]:
-        rows = np.sort(np.concatenate([own[:size] for own in by_class]))
-        part, own_labels = np.array(z[rows]), labels[rows]
-        head = _learned(part, own_labels, classes)
-        right = sum(int((head.leave_one_out(x, y).argmax(dim=1) == y).sum()) for x, y in _batches(part, own_labels))
+        rows = np.sort(np.concatenate([class_rows[:size] for class_rows in by_class]))
+        z_part, own_labels = np.array(z[rows]), labels[rows]
+        head = _learned(z_part, own_labels, classes)
+        right = sum(int((head.leave_one_out(x, y).argmax(dim=1) == y).sum()) for x, y in _batches(z_part, own_labels))
         points.append((size, 100 * right / len(rows)))
     return LearningCurve(points, _fit(points))
 
@@ -215,7 +217,7 @@ def _fit(points: Sequence[tuple[int, float]]) -> tuple[float, float, float] | No
         return None
     x, y = (np.array(values, dtype=float) for values in zip(*points, strict=True))
     try:
-        found, _ = curve_fit(
+        fitted, _ = curve_fit(
             lambda n, limit, factor, power: limit - factor * n**-power,
             *(x, y, (min(99.0, y.max() + 5), 50.0, 0.7)),
             sigma=1 / np.sqrt(x),  # as many times as many photos were judged there
@@ -223,4 +225,4 @@ def _fit(points: Sequence[tuple[int, float]]) -> tuple[float, float, float] | No
         )
     except RuntimeError:  # no curve of this kind
         return None
-    return float(found[0]), float(found[1]), float(found[2])
+    return float(fitted[0]), float(fitted[1]), float(fitted[2])

@@ -82,7 +82,7 @@ def _embedded(
     origin = np.flatnonzero(np.isin(files.labels, missing))
     cache = EmbeddingCache(files, names, folders[0])
     cache.known(origin)  # notes what the files are before they are decoded
-    for part, z in photos.embedded(model, "embedding", unreadable, progress):
-        rows = origin[part]
+    for batch, z in photos.embedded(model, "embedding", unreadable, progress):
+        rows = origin[batch]
         cache.collect(torch.from_numpy(rows), z)
         yield rows, z.cpu().numpy()

@@ -43,17 +43,17 @@ class ClassEmbeddings(ClassPhotos):
             UsageError: another kind of file.
             DataError: the file is missing or damaged; columns that are missing or do not fit.
         """
-        names, found = labelled(Path(folder).expanduser())
-        samples = NamedEmbeddings(found.embeddings, found.labels, found.rows, found.ids, found.file)
+        names, files = labelled(Path(folder).expanduser())
+        samples = NamedEmbeddings(files.embeddings, files.labels, files.rows, files.ids, files.file)
         return cls(names, cast(Any, samples))
 
     def select(self, kept: np.ndarray) -> ClassEmbeddings:
         """Select the samples of a mask (n,), and the classes that still have one."""
-        part = self.files.subset(np.flatnonzero(kept))
-        positions = np.unique(part.labels)
-        part.labels = np.searchsorted(positions, part.labels)
+        files = self.files.subset(np.flatnonzero(kept))
+        positions = np.unique(files.labels)
+        files.labels = np.searchsorted(positions, files.labels)
         names = [self.class_names[i] for i in positions]
-        return ClassEmbeddings(names, part, None if self.hashes is None else self.hashes[kept])
+        return ClassEmbeddings(names, files, None if self.hashes is None else self.hashes[kept])
 
     def held_back(self, share: float) -> np.ndarray:
         """Return (n,) bool: which samples of each class are scored first, by a hash of their names."""
@@ -64,7 +64,7 @@ class ClassEmbeddings(ClassPhotos):
         return held
 
     def embedded(
-        self, model: IncrementalClassifier, what: str, unreadable: list[Unreadable], progress: bool = False
+        self, model: IncrementalClassifier, title: str, unreadable: list[Unreadable], progress: bool = False
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Yield rows (m,) and their embeddings (m, d); arguments as of photos, of which nothing is unreadable here."""
         samples = cast(EmbeddingSet, cast(Any, self.files))

@@ -66,9 +66,9 @@ class ClassPhotos:
         """Select the photos of a mask (n,), and the classes that still have one."""
         labels = self.files.labels[kept]
         positions = np.unique(labels)
-        part = self.files.subset(np.flatnonzero(kept))
+        selected = self.files.subset(np.flatnonzero(kept))
         names = [self.class_names[i] for i in positions]
-        files = FileSet(part.root, part.names, np.searchsorted(positions, labels).tolist())
+        files = FileSet(selected.root, selected.names, np.searchsorted(positions, labels).tolist())
         return ClassPhotos(names, files, None if self.hashes is None else self.hashes[kept])
 
     def hashed(self) -> ClassPhotos:
@@ -85,13 +85,13 @@ class ClassPhotos:
         return held
 
     def embedded(
-        self, model: IncrementalClassifier, what: str, unreadable: list[Unreadable], progress: bool = False
+        self, model: IncrementalClassifier, title: str, unreadable: list[Unreadable], progress: bool = False
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Embed all photos that can be read, in batches.
 
         Args:
             model: whose backbone embeds.
-            what: what the progress bar says.
+            title: what the progress bar says.
             unreadable: photos that cannot be decoded are appended.
             progress: whether to draw a bar on a terminal.
 
@@ -102,7 +102,7 @@ class ClassPhotos:
         files = [self.files.root / name for name in self.files.names]
         batches = squares(files, model.image_size, model.crop_ratio)
         size = batch_size(model.image_size)
-        for batch in counted(batches, what, -(-len(files) // size)) if progress else batches:
+        for batch in counted(batches, title, -(-len(files) // size)) if progress else batches:
             readable = np.array([reason is None for reason in batch.unreadable])
             unreadable += unreadable_of(batch)
             yield start + np.flatnonzero(readable), embed_batch(model, batch)

@@ -128,10 +128,10 @@ class Classifier(IncrementalClassifier):
         asked = (unknown, coverage, per_class, float(self.head.temperature), tuple(self.class_names))
         if self._judges is None or any(a is not b for a, b in zip(self._judges[0], state, strict=True)):
             self._judges = (state, {})
-        found = self._judges[1]
-        if asked not in found:
-            found[asked] = Judge(self, unknown, coverage, per_class)
-        return found[asked]
+        judge = self._judges[1]
+        if asked not in judge:
+            judge[asked] = Judge(self, unknown, coverage, per_class)
+        return judge[asked]
 
     def judging(self, unknown: float | None, coverage: float | None, per_class: bool = False) -> Judged:
         """Return a function: embeddings (n, d) and probabilities (n, C) → verdicts.
@@ -175,8 +175,8 @@ class Classifier(IncrementalClassifier):
             z = samples.get(rows).to(self.device)
             probabilities = self.head.probabilities(z)
             best, verdicts = probabilities.topk(top, dim=1), judged(z, probabilities)
-            found = zip(rows.tolist(), best.indices.tolist(), best.values.tolist(), verdicts, strict=True)
-            for row, columns, shares, verdict in found:
+            answers = zip(rows.tolist(), best.indices.tolist(), best.values.tolist(), verdicts, strict=True)
+            for row, columns, shares, verdict in answers:
                 name = Path(f"{samples.file}#{samples.names[row]}")
                 yield Prediction(name, tuple(self.class_names[c] for c in columns), tuple(shares), verdict=verdict)
 

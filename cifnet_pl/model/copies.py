@@ -46,8 +46,11 @@ def without_copies(
             mislabelled.append(f"{_shown(photos, row)} (also in {printable(min(classes - {name}))})")
         classes.add(name)
     copies = [photos.files.root / photos.files.names[int(row)] for row in np.flatnonzero(copy)]
-    said = [about_labels(mislabelled), about_copies([_shown(photos, int(i)) for i in np.flatnonzero(copy)], duplicates)]
-    news = [sentence for sentence in said if sentence]
+    sentences = [
+        about_labels(mislabelled),
+        about_copies([_shown(photos, int(i)) for i in np.flatnonzero(copy)], duplicates),
+    ]
+    news = [sentence for sentence in sentences if sentence]
     if duplicates == "leave_out" and copies:
         if copy.all():
             raise DataError(f"every photo in {photos.files.root} is learned already: there is nothing to learn")

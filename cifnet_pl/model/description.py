@@ -187,7 +187,7 @@ def class_names(names: Sequence[Any], where: str) -> list[str]:
             )
         if has_controls(name):
             raise CheckpointError(f"{where} has control characters in class name {shown(name)}: rename the class")
-        if any(part in ("", ".", "..") for part in name.replace("\\", "/").split("/")):
+        if any(component in ("", ".", "..") for component in name.replace("\\", "/").split("/")):
             raise CheckpointError(f"{where} has a path for a class name, {shown(name)}: rename the class")
     if len(set(names)) < len(names):
         raise CheckpointError(f"{where} has class {shown(Counter(names).most_common(1)[0][0])} twice")

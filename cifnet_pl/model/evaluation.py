@@ -33,8 +33,8 @@ def interval(right: int, total: int) -> tuple[float, float]:
     """
     if not total:
         return 0.0, 100.0
-    found = binomtest(right, total).proportion_ci(0.95, "wilson")
-    return 100 * float(found.low), 100 * float(found.high)
+    bounds = binomtest(right, total).proportion_ci(0.95, "wilson")
+    return 100 * float(bounds.low), 100 * float(bounds.high)
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def evaluate(
         parts.append((rows, target, best.indices.cpu().numpy(), best.values.cpu().numpy(), known.seen(rows, z)))
     if not parts:
         raise DataError("none of the photos can be read: there is nothing to evaluate")
-    rows, target, predicted, confidence, near = (np.concatenate(part) for part in zip(*parts, strict=True))
+    rows, target, predicted, confidence, near = (np.concatenate(column) for column in zip(*parts, strict=True))
     ece = 100 * float(calibration.compute())
     return Evaluation(list(model.class_names), rows, target, predicted, confidence, ece, near)
 

@@ -63,8 +63,8 @@ class Score:
 
     def sentences(self) -> list[str]:
         """Return the sentences to print beside the score."""
-        found = [self.near_copy_score.sentence(), about_near_copies(self.near, self.learned)]
-        return [sentence for sentence in found if sentence]
+        sentences = [self.near_copy_score.sentence(), about_near_copies(self.near, self.learned)]
+        return [sentence for sentence in sentences if sentence]
 
     @property
     def percent(self) -> float | None:
@@ -256,7 +256,7 @@ def learn(
     held, labels, names = split(photos), photos.files.labels, photos.class_names
     final, trial = old.clone(), old.clone()
     whole = Lesson(final, photos, np.bincount(labels, minlength=len(names)).tolist())
-    part = Lesson(trial, photos, np.bincount(labels[~held], minlength=len(names)).tolist())
+    lesson = Lesson(trial, photos, np.bincount(labels[~held], minlength=len(names)).tolist())
     aside: list[tuple[np.ndarray, Tensor]] = []
     learned = np.zeros(len(names), dtype=bool)
     unreadable = [] if unreadable is None else unreadable
@@ -264,7 +264,7 @@ def learn(
         whole.observe(rows, z)
         kept = held[rows]
         mask = torch.from_numpy(kept).to(z.device)
-        part.observe(rows[~kept], z[~mask])
+        lesson.observe(rows[~kept], z[~mask])
         learned[labels[rows[~kept]]] = True
         aside.append((rows[kept], z[mask]))
     seen = learned.copy()
@@ -275,20 +275,20 @@ def learn(
             f"no photo of class '{printable(names[int(seen.argmin())])}' can be read: add some, or leave it out"
         )
     whole.finish()
-    score = _finish_trial(part, aside, learned)
+    score = _finish_trial(lesson, aside, learned)
     score.near, score.learned = whole.learned.near_copies()
     return final, score
 
 
-def _finish_trial(part: Lesson, aside: list[tuple[np.ndarray, Tensor]], learned: np.ndarray) -> Score:
+def _finish_trial(lesson: Lesson, aside: list[tuple[np.ndarray, Tensor]], learned: np.ndarray) -> Score:
     """Solve the trial and score what was set aside; a class of which nothing else could be read is learned instead."""
-    score, labels = Score(), part.photos.files.labels
+    score, labels = Score(), lesson.photos.files.labels
     for rows, z in aside:
         starved = ~learned[labels[rows]]
         if starved.any():
-            part.observe(rows[starved], z[torch.from_numpy(starved).to(z.device)])
-    part.finish()
+            lesson.observe(rows[starved], z[torch.from_numpy(starved).to(z.device)])
+    lesson.finish()
     for rows, z in aside:
         scored = learned[labels[rows]]
-        score.add(part.model, part.photos, rows[scored], z[torch.from_numpy(scored).to(z.device)], part.learned)
+        score.add(lesson.model, lesson.photos, rows[scored], z[torch.from_numpy(scored).to(z.device)], lesson.learned)
     return score

@@ -143,7 +143,7 @@ def subtract(
     except UnsupportedError as error:
         hint = "leave out --images to remove the class from what can be predicted"
         raise UnsupportedError(f"{error}: {hint}") from error
-    own = _learner_of(model, label, model.counts[name])
+    learner = _learner_of(model, label, model.counts[name])
     known = model.photos.of(label) if model.photos is not None else np.zeros(0, dtype=np.int64)
     ignored: set[Path] = set()
     if len(known) == model.counts[name]:
@@ -155,24 +155,24 @@ def subtract(
     for batch in squares(files, model.image_size, model.crop_ratio):
         unreadable += unreadable_of(batch)
         z = embed_batch(model, batch)
-        own.observe(z, torch.full((len(z),), label, dtype=torch.int64, device=z.device))
+        learner.observe(z, torch.full((len(z),), label, dtype=torch.int64, device=z.device))
         seen += len(z)
     if seen != model.counts[name]:
         raise DataError(_unlike(name, model.counts[name], folder, f"{seen} that can be read"))
-    check_same(model, own, name, folder)
+    check_same(model, learner, name, folder)
     if model.photos is not None:
         before = model.photos.copies
         model.photos.remove([label])
-        own.note_copies(before - model.photos.copies)
-    model.head.subtract_(own)
+        learner.note_copies(before - model.photos.copies)
+    model.head.subtract_(learner)
     return ignored
 
 
 def _learner_of(model: IncrementalClassifier, label: int, count: int) -> Head:
     """Return an empty head for the ``count`` photos of one class."""
-    own = model.head.fresh()
-    own.begin_task([label], [count])
-    return own
+    head = model.head.fresh()
+    head.begin_task([label], [count])
+    return head
 
 
 def _known_files(name: str, folder: Path, known: np.ndarray) -> tuple[list[Path], set[Path]]:
@@ -200,9 +200,9 @@ def _learned_files(model: IncrementalClassifier, name: str, folder: Path) -> lis
         names = [f"{name}/{file.relative_to(folder).as_posix()}" for file in files]
         for held in (held_back(names, *model.held_back), held_back_together(names, files, *model.held_back)):
             kept = [files[i] for i in np.flatnonzero(~held)]
-            for part in (kept, _distinct(kept)):
-                if len(part) == model.counts[name]:
-                    return part
+            for learned in (kept, _distinct(kept)):
+                if len(learned) == model.counts[name]:
+                    return learned
     distinct = _distinct(files)
     return distinct if len(distinct) == model.counts[name] else files
 
@@ -213,24 +213,24 @@ def _distinct(files: list[Path]) -> list[Path]:
     return [files[i] for i in np.sort(np.unique(hashes, return_index=True)[1])]
 
 
-def check_same(model: IncrementalClassifier, own: Head, name: str, folder: Path) -> None:
+def check_same(model: IncrementalClassifier, learner: Head, name: str, folder: Path) -> None:
     """Compare the class's share of the sums, where the head keeps it, with that of the photos given."""
-    sums, theirs = getattr(model.head, "sums", None), getattr(own, "sums", None)
+    sums, theirs = getattr(model.head, "sums", None), getattr(learner, "sums", None)
     if sums is None or theirs is None:
         return
-    own.merge_(own.fresh())  # moves what was observed into the sums
+    learner.merge_(learner.fresh())  # moves what was observed into the sums
     column = model.class_names.index(name)
-    kept, given = sums.class_sums[column], theirs.class_sums[0]
+    kept, given_sum = sums.class_sums[column], theirs.class_sums[0]
     tolerance = min(SAME, SHARE_OF_ONE / model.counts[name])
-    if float((kept - given).norm()) > tolerance * float(kept.norm()):
+    if float((kept - given_sum).norm()) > tolerance * float(kept.norm()):
         reason = _unlike(name, model.counts[name], folder, "others")
         if model.precision != FLOAT32:
             reason += f" (in {model.precision}, other kinds of processors give others too: forget where it was learned)"
         raise DataError(reason)
 
 
-def _unlike(name: str, count: int, folder: Path, given: str, needed: str = "exactly those") -> str:
+def _unlike(name: str, count: int, folder: Path, problem: str, needed: str = "exactly those") -> str:
     return (
-        f"class '{printable(name)}' was learned from {count} photos, {place(folder)} holds {given}: "
+        f"class '{printable(name)}' was learned from {count} photos, {place(folder)} holds {problem}: "
         f"give {needed}, or leave out --images to remove the class from what can be predicted"
     )

@@ -23,9 +23,9 @@ class KnownPhotos:
         self._labels = np.array(model.labels(photos.class_names), dtype=np.int64)[photos.files.labels]
         self._exact = np.zeros(len(self._labels), dtype=bool)
         if model.photos is not None and len(model.photos.content):
-            hashes, own = photos.hashed().hashes, model.photos.by_label()
+            hashes, hashes_of = photos.hashed().hashes, model.photos.by_label()
             assert hashes is not None
-            for label, known in own.items():
+            for label, known in hashes_of.items():
                 self._exact |= (self._labels == label) & np.isin(hashes, known)
         self._stored = LearnedPhotos()
         if model.buffer is not None and len(model.buffer.y):

@@ -46,11 +46,11 @@ def load(
         CheckpointError: there is no such model, or the file is damaged, hostile, or of another version.
         CifnetError: its backbone cannot be built on this machine.
     """
-    place = Path(path).expanduser()
-    if is_bundle(place):
-        model = read_bundle(place, download, engine, trust)
+    location = Path(path).expanduser()
+    if is_bundle(location):
+        model = read_bundle(location, download, engine, trust)
     else:
-        model = _from_checkpoint(checkpoint_of(place), download, engine, trust)
+        model = _from_checkpoint(checkpoint_of(location), download, engine, trust)
     return model.to(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -105,8 +105,8 @@ def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
     except Exception as error:  # the unpickler fails in many ways on damaged or hostile files
         # torch's own advice is to execute the file, with escape codes for a terminal in it.
         objects = "Weights only load failed" in str(error)
-        said = OBJECTS if objects else printable(first_line(error))[:200]
-        raise CheckpointError(f"cannot read checkpoint {path}, it is damaged or not a checkpoint: {said}") from error
+        reason = OBJECTS if objects else printable(first_line(error))[:200]
+        raise CheckpointError(f"cannot read checkpoint {path}, it is damaged or not a checkpoint: {reason}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, expected a checkpoint")
     missing = [key for key in ("cifnet", "state_dict", "pytorch-lightning_version") if key not in content]

@@ -55,13 +55,13 @@ def merge(models: Sequence[M], names: Sequence[str] | None = None, base: M | Non
     names = list(names) if names is not None else [f"model {i + 1}" for i in range(len(models))]
     seen = {_content(models[0]): names[0]}
     merged, warnings = models[0].clone(), []
-    for name, given in zip(names[1:], models[1:], strict=True):
-        first = seen.setdefault(_content(given), name)
-        for knowing, learned in ((merged, given), (given, merged)):
+    for name, other in zip(names[1:], models[1:], strict=True):
+        first = seen.setdefault(_content(other), name)
+        for knowing, learned in ((merged, other), (other, merged)):
             warnings += [warning for warning in [knowing.warning_of(learned.class_names)] if warning]
         try:
-            check_same_embeddings(merged, given)
-            merged, news = _joined(merged, given, name, base if first == name else None, first == name)
+            check_same_embeddings(merged, other)
+            merged, news = _joined(merged, other, name, base if first == name else None, first == name)
         except (UsageError, UnsupportedError) as error:
             raise type(error)(f"cannot merge {name} into {names[0]}: {error}") from error
         if first != name:
@@ -73,18 +73,18 @@ def merge(models: Sequence[M], names: Sequence[str] | None = None, base: M | Non
     return Merger(merged, sum(merged.counts.values()), warnings)
 
 
-def _joined(model: M, given: M, name: str, base: M | None, distinct: bool) -> tuple[M, list[str]]:
-    """Add ``given`` to ``model``, each photo once; return the result, and warnings for the user."""
-    other = given.clone()
-    ours, theirs = _photos(model), _photos(given)
+def _joined(model: M, added: M, name: str, base: M | None, distinct: bool) -> tuple[M, list[str]]:
+    """Add ``added`` to ``model``, each photo once; return the result, and warnings for the user."""
+    other = added.clone()
+    ours, theirs = _photos(model), _photos(added)
     common = ours & theirs if distinct else Counter()
     if not common:
         absorb(model, other)
-        unknown = sum(not m.knows_photos for m in (model, given))
+        unknown = sum(not m.knows_photos for m in (model, added))
         news = f"note: not all photos of {name} and the models before it have content hashes: copies are not noticed"
         return model, [news] if unknown else []
     count = sum(common.values())
-    if given.knows_photos and not theirs - ours:
+    if added.knows_photos and not theirs - ours:
         model.history.append(Event("merge", len(model.class_names), 0))
         return model, [f"note: {name} adds nothing: all its {count} photos are learned already"]
     if model.knows_photos and not ours - theirs:
@@ -95,7 +95,7 @@ def _joined(model: M, given: M, name: str, base: M | None, distinct: bool) -> tu
             f"{count} photos were learned by both and would count twice: give the model that both were extended from "
             "with --base, or merge models that learned different photos"
         )
-    if _photos(base) != common or not (base.knows_photos and given.knows_photos and model.knows_photos):
+    if _photos(base) != common or not (base.knows_photos and added.knows_photos and model.knows_photos):
         raise UsageError(
             f"they have {count} photos in common, which are not exactly the {sum(base.counts.values())} photos of the "
             "base: give the model that both were extended from"
@@ -114,13 +114,13 @@ def take_out(model: IncrementalClassifier, base: IncrementalClassifier) -> None:
     """
     model.head.require("subtracts")
     labels = dict(zip(base.head.classes, model.labels(base.class_names), strict=True))
-    part = base.clone()
-    part.head.relabel(labels)
-    model.head.subtract_(part.head)
-    if model.photos is not None and part.photos is not None:
-        before = model.photos.copies - part.photos.copies
-        part.photos.relabel(labels)
-        model.photos.subtract(part.photos)
+    shared = base.clone()
+    shared.head.relabel(labels)
+    model.head.subtract_(shared.head)
+    if model.photos is not None and shared.photos is not None:
+        before = model.photos.copies - shared.photos.copies
+        shared.photos.relabel(labels)
+        model.photos.subtract(shared.photos)
         model.count_copies(before)
 
 
@@ -168,8 +168,8 @@ def absorb(model: IncrementalClassifier, other: IncrementalClassifier) -> None:
     if model.photos is not None and other.photos is not None:
         before = model.photos.copies + other.photos.copies
         other.photos.relabel({label: renamed[label] for label in other.photos.labels.tolist()})
-        for own, hashes in other.photos.by_label().items():
-            model.photos.add(np.full(len(hashes), own), hashes)
+        for other_label, hashes in other.photos.by_label().items():
+            model.photos.add(np.full(len(hashes), other_label), hashes)
         model.count_copies(before)
     model.held_back = None  # which photos the one held back says nothing of the other's
     if other.remembers_removed and not model.remembers_removed:

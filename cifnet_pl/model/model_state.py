@@ -126,9 +126,9 @@ class ModelState:
 
     def to(self: S, device: torch.device | str) -> S:
         """Move everything to a device, in place."""
-        for part in (self.backbone, self.head, self.buffer, self.photos):
-            if part is not None:
-                part.to(device)
+        for module in (self.backbone, self.head, self.buffer, self.photos):
+            if module is not None:
+                module.to(device)
         return self
 
     def clone(self: S) -> S:

@@ -52,7 +52,7 @@ class LearnedPhotos:
         return sorted({label for _, y in self._parts for label in y.tolist()})
 
     def _joined(self) -> tuple[Tensor, Tensor]:
-        u, y = (torch.cat(part) for part in zip(*self._parts, strict=True))
+        u, y = (torch.cat(column) for column in zip(*self._parts, strict=True))
         return u, y
 
     def measure(self) -> bool:

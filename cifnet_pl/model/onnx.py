@@ -64,8 +64,8 @@ class Square(nn.Module):
         """Return (size, pixels) float32 weights of one pass; ``length`` is ``pixels`` as a tensor."""
         step = side / self.size
         centre = (length - side) / 2 + (torch.arange(self.size, dtype=torch.float64) + 0.5) * step
-        place = torch.arange(pixels, dtype=torch.float64) + 0.5
-        weights = cubic_kernel((place[None] - centre[:, None]) / torch.clamp_min(step, 1.0))
+        position = torch.arange(pixels, dtype=torch.float64) + 0.5
+        weights = cubic_kernel((position[None] - centre[:, None]) / torch.clamp_min(step, 1.0))
         return (weights / weights.sum(dim=1, keepdim=True)).float()
 
 
@@ -198,9 +198,9 @@ def _exported(graph: HeadGraph) -> Any:
 
 def _strip(graph: Any) -> None:
     """Take out what the exporter notes about its own source code, paths of this machine included."""
-    for part in (graph, *graph.node, *graph.value_info, *graph.initializer, *graph.input, *graph.output):
-        del part.metadata_props[:]
-        part.doc_string = ""
+    for element in (graph, *graph.node, *graph.value_info, *graph.initializer, *graph.input, *graph.output):
+        del element.metadata_props[:]
+        element.doc_string = ""
 
 
 def check_onnx(content: bytes, graph: HeadGraph, model: Classifier) -> Check:
@@ -219,17 +219,17 @@ def check_onnx(content: bytes, graph: HeadGraph, model: Classifier) -> Check:
     off, far = 0.0, 0.0 if isinstance(graph, Graph) else None
     strange = 0.0 if "novelty" in graph.outputs else None
     for batch in _photographs() if isinstance(graph, Graph) else _embeddings(model.head.in_features):
-        found, *novelty = session.run(None, {graph.input_name: batch})
+        scores, *novelty = session.run(None, {graph.input_name: batch})
         with torch.no_grad():
             expected, *measured = (output.numpy() for output in graph(torch.from_numpy(batch)))
         if strange is not None:
             strange = max(strange, _distance(novelty[0], measured[0]) / max(1.0, float(np.abs(measured[0]).max())))
-        off = max(off, _distance(found, expected))
+        off = max(off, _distance(scores, expected))
         if far is None:
             continue
         squares = [square(Image.fromarray(image), model.image_size, model.crop_ratio) for image in batch]
         pillow = model.probabilities(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)).cpu().numpy()
-        far = max(far, _distance(found, pillow))
+        far = max(far, _distance(scores, pillow))
     if names != model.class_names:
         raise CifnetError("the class names do not come back from the ONNX file as they were")
     if not off <= TOLERANCE:

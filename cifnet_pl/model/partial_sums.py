@@ -221,22 +221,22 @@ def _hashes(model: Classifier) -> np.ndarray:
 
 def _joined(parts: Sequence[Part]) -> list[Part]:
     """Put neighbouring parts together, so that a list of many shards stays short."""
-    found: list[Part] = []
+    joined: list[Part] = []
     for part in sorted(parts, key=lambda part: (part.listing, part.start)):
-        last = found[-1] if found else None
+        last = joined[-1] if joined else None
         if last is not None and last.listing == part.listing and last.stop == part.start:
-            found[-1] = last.model_copy(update={"stop": part.stop})
+            joined[-1] = last.model_copy(update={"stop": part.stop})
         else:
-            found.append(part)
-    return found
+            joined.append(part)
+    return joined
 
 
 def _gaps(parts: Sequence[Part]) -> list[Part]:
     """Find what is missing of the sets that ``parts`` are of."""
-    found: list[Part] = []
+    missing: list[Part] = []
     for listing in dict.fromkeys(part.listing for part in parts):
-        own = [part for part in parts if part.listing == listing]
-        edges = [0, *(edge for part in own for edge in (part.start, part.stop)), own[0].total]
+        listed = [part for part in parts if part.listing == listing]
+        edges = [0, *(edge for part in listed for edge in (part.start, part.stop)), listed[0].total]
         gaps = zip(edges[::2], edges[1::2], strict=True)
-        found += [own[0].model_copy(update={"start": a, "stop": b}) for a, b in gaps if a < b]
-    return found
+        missing += [listed[0].model_copy(update={"start": a, "stop": b}) for a, b in gaps if a < b]
+    return missing

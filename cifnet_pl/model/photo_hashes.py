@@ -84,7 +84,7 @@ class PhotoHashes(GrowingModule):
         kept = {label: np.sort(groups[label]) for label in sorted(groups) if len(groups[label])}
         device = self.content.device
         self.labels = torch.tensor(list(kept), dtype=torch.int64, device=device)
-        self.counts = torch.tensor([len(part) for part in kept.values()], dtype=torch.int64, device=device)
+        self.counts = torch.tensor([len(hashes) for hashes in kept.values()], dtype=torch.int64, device=device)
         joined = np.concatenate([np.zeros(0, dtype=np.int64), *kept.values()])
         self.content = torch.from_numpy(joined).to(device)
 

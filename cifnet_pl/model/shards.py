@@ -36,8 +36,8 @@ class Shard:
     @classmethod
     def parse(cls, text: str) -> Shard:
         """Read "3/64"; UsageError for anything else."""
-        found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
-        shard = cls(int(found[1]), int(found[2])) if found else cls(0, 0)
+        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
+        shard = cls(int(match[1]), int(match[2])) if match else cls(0, 0)
         if not 1 <= shard.index <= shard.count:
             raise UsageError(f"--shard is '{text}', expected one of n parts, such as 3/64")
         return shard
@@ -99,7 +99,7 @@ class ShardLearner:
             DataError: an image that cannot be read.
             NonFiniteError: an embedding that holds NaN or Inf.
         """
-        part, names = self.part(shard), self.source.class_names
+        rows_of_shard, names = self.part(shard), self.source.class_names
         head = self.make_head(self.backbone.features)
         model = Classifier(self.backbone, head, None, [], self.image_size, self.crop_ratio)
         if self.backbone.takes_images:
@@ -107,26 +107,26 @@ class ShardLearner:
         model.begin_task(names)
         assert model.photos is not None
         waiting: list[tuple[Tensor, Tensor]] = []
-        rows = np.arange(part.start, part.stop)
-        for z, found in chain(self._embedded(model, rows), [(torch.zeros(0, head.in_features), rows[:0])]):
-            labels = self.source.train.labels[found]
-            if len(found):
-                model.photos.add(labels, hashes_of(self.source.train.content, found.tolist()))
+        rows = np.arange(rows_of_shard.start, rows_of_shard.stop)
+        for z, embedded_rows in chain(self._embedded(model, rows), [(torch.zeros(0, head.in_features), rows[:0])]):
+            labels = self.source.train.labels[embedded_rows]
+            if len(embedded_rows):
+                model.photos.add(labels, hashes_of(self.source.train.content, embedded_rows.tolist()))
                 waiting.append((z, torch.from_numpy(labels)))
-            if sum(len(y) for _, y in waiting) >= AT_ONCE or (waiting and not len(found)):
+            if sum(len(y) for _, y in waiting) >= AT_ONCE or (waiting and not len(embedded_rows)):
                 zs, ys = zip(*waiting, strict=True)
                 head.observe(torch.cat(zs), torch.cat(ys).to(model.device))
                 waiting = []
         model.head = head.fresh()
         model.head.merge_(head)  # nothing of the task that was under way is left
-        return PartialSums(model, [part], shard.name)
+        return PartialSums(model, [rows_of_shard], shard.name)
 
     def _embedded(self, model: Classifier, rows: np.ndarray) -> Iterator[tuple[Tensor, np.ndarray]]:
         """Yield embeddings (n, d) and the positions (n,) of their samples."""
         samples = self.source.train
         if isinstance(samples, EmbeddingSet):
-            for part in pieces(rows, EMBEDDED_BATCH):
-                yield samples.get(part).to(model.device), part
+            for piece in pieces(rows, EMBEDDED_BATCH):
+                yield samples.get(piece).to(model.device), piece
             return
         assert isinstance(samples, ImageSet)
         decoder = SquareDataset(samples, self.source.class_names, self.image_size, self.crop_ratio)
@@ -137,9 +137,9 @@ class ShardLearner:
                     raise DataError(
                         f"cannot read {batch.unreadable[0]}; repair or remove it, or add --data.on_corrupt skip"
                     )
-                found = batch.row.numpy()
-                if len(found):
-                    yield model.embed(batch.image, partial(_place, samples, found)), found
+                embedded = batch.row.numpy()
+                if len(embedded):
+                    yield model.embed(batch.image, partial(_place, samples, embedded)), embedded
         finally:
             loader.close()
 

@@ -57,13 +57,13 @@ def triton_config(name: str, classes: int, graph: bytes) -> str:
     Raises:
         CifnetError: the graph has other inputs or outputs than the configuration says.
     """
-    found = _tensors(graph)
+    tensors = _tensors(graph)
     expected = {"images": ("UINT8", [-1, -1, -1, 3]), "probabilities": ("FLOAT", [-1, classes])}
-    more = "novelty" in found
+    more = "novelty" in tensors
     if more:
         expected["novelty"] = ("FLOAT", [-1])
-    if found != expected:
-        raise CifnetError(f"the ONNX graph has {found}, expected {expected}")
+    if tensors != expected:
+        raise CifnetError(f"the ONNX graph has {tensors}, expected {expected}")
     return CONFIG.format(name=name, batch=BATCH, classes=classes, delay=DELAY, more=NOVELTY if more else "")
 
 
@@ -72,9 +72,9 @@ def _tensors(graph: bytes) -> dict[str, tuple[str, list[int]]]:
     import onnx
 
     proto: Any = onnx.load_model_from_string(graph).graph
-    found = {}
+    tensors = {}
     for value in (*proto.input, *proto.output):
         tensor = value.type.tensor_type
         sides = [side.dim_value if side.HasField("dim_value") else -1 for side in tensor.shape.dim]
-        found[value.name] = (onnx.TensorProto.DataType.Name(tensor.elem_type), sides)
-    return found
+        tensors[value.name] = (onnx.TensorProto.DataType.Name(tensor.elem_type), sides)
+    return tensors

@@ -182,9 +182,9 @@ def _buffer(about: Mapping[str, Any] | None, where: str) -> CalibrationBuffer | 
     return _made(lambda known: CalibrationBuffer(**known), about, "buffer", where)
 
 
-def _wrong(where: str, entry: str, given: Any, expected: str) -> CheckpointError:
+def _wrong(where: str, entry: str, value: Any, expected: str) -> CheckpointError:
     return CheckpointError(
-        f"{where} is damaged or not a model: {printable(entry)} is {shown(given)}, expected {expected}"
+        f"{where} is damaged or not a model: {printable(entry)} is {shown(value)}, expected {expected}"
     )
 
 

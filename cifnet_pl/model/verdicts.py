@@ -66,8 +66,8 @@ class Judge:
         """Largest novelty of what is called known; None where that is not asked for, or nothing is called unknown."""
         if self.reference is None or self.unknown is None:
             return None
-        found = self.reference.limit(self.unknown)
-        return found if found < float("inf") else None
+        limit = self.reference.limit(self.unknown)
+        return limit if limit < float("inf") else None
 
     @property
     def warning(self) -> str | None:
@@ -88,8 +88,8 @@ class Judge:
         answers = self._answers(probabilities)
         limit = self.unknown or 0.0
         return [
-            Verdict(None if p is None else p > limit, distance, p, own)
-            for distance, p, own in zip(novelty, values, answers, strict=True)
+            Verdict(None if p is None else p > limit, distance, p, answer)
+            for distance, p, answer in zip(novelty, values, answers, strict=True)
         ]
 
     def _novelty(self, z: Tensor) -> tuple[list[float | None], list[float | None]]:

@@ -86,8 +86,8 @@ def read_study(runs: Sequence[str | Path], external: str | Path | None = None, r
 
 def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None:
     """Write everything; each file is there whole or not at all, and the same study gives the same bytes."""
-    own = {COMPARISON: [comparison_table(study, pair) for pair in pairs]} if pairs else {}
-    tables = {**own, **all_tables(study)}
+    own_tables = {COMPARISON: [comparison_table(study, pair) for pair in pairs]} if pairs else {}
+    tables = {**own_tables, **all_tables(study)}
     drawn: dict[str, list[tuple[Picture, bytes]]] = {}
     for section, pictures in all_pictures(study, pairs).items():
         for picture in pictures:

@@ -104,25 +104,25 @@ def lines_of(a: Group, b: Group) -> list[Line]:
 def _over_images(a: Group, b: Group) -> list[Line]:
     # A seed that ran on two machines, or with and without the cache, counts once.
     ours, theirs = ({o.key: o for o in group.outcomes if o.answers is not None} for group in (a, b))
-    found: list[tuple[Outcome, np.ndarray, np.ndarray]] = []
+    compared: list[tuple[Outcome, np.ndarray, np.ndarray]] = []
     for outcome, rival in ((ours[key], theirs[key]) for key in ours if key in theirs):
         assert outcome.answers is not None
         assert rival.answers is not None
         right = paired(outcome.answers, rival.answers)
         if len(right[0]):
-            found.append((outcome, *right))
+            compared.append((outcome, *right))
     lines = []
-    if len(found) > 1:
-        pairs = [(x, y) for _, x, y in found]
+    if len(compared) > 1:
+        pairs = [(x, y) for _, x, y in compared]
         first, second = (100 * float(np.mean([pair[side].mean() for pair in pairs])) for side in (0, 1))
         images = min(len(x) for x, _ in pairs)
-        what = "final accuracy A_K, over seeds and images"
-        lines.append(Line(what, first, second, bootstrap(pairs), len(found), images))
-    for outcome, x, y in found:
+        measure = "final accuracy A_K, over seeds and images"
+        lines.append(Line(measure, first, second, bootstrap(pairs), len(compared), images))
+    for outcome, x, y in compared:
         only_a, only_b, p = mcnemar(x, y)
-        what = f"final accuracy A_K, over images, seed {outcome.seed}"
+        measure = f"final accuracy A_K, over images, seed {outcome.seed}"
         first, second = 100 * float(x.mean()), 100 * float(y.mean())
-        lines.append(Line(what, first, second, bootstrap([(x, y)]), 1, len(x), only_a, only_b, p))
+        lines.append(Line(measure, first, second, bootstrap([(x, y)]), 1, len(x), only_a, only_b, p))
     return lines
 
 
@@ -132,12 +132,12 @@ def _over_images(a: Group, b: Group) -> list[Line]:
 def in_words(pair: Pair, line: Line) -> str:
     """Return a line for the screen: the effect, its interval, and what it rests on."""
     between = line.interval
-    said = f" (95 %: {between.low:+.2f} to {between.high:+.2f})" if between is not None else ""
+    interval = f" (95 %: {between.low:+.2f} to {between.high:+.2f})" if between is not None else ""
     seeds = f"{line.seeds} common seed{'s' if line.seeds > 1 else ''}"
     images = f", {line.images} images" if line.images else ""
     p = "" if line.p is None else f", p {'< 0.001' if line.p < 0.001 else f'= {line.p:.3f}'}"
     first = f"{pair.a.label} minus {pair.b.label}, {line.what}"
-    return f"{first}: {line.a - line.b:+.2f} points{said}; {seeds}{images}{p}"
+    return f"{first}: {line.a - line.b:+.2f} points{interval}; {seeds}{images}{p}"
 
 
 def comparison_table(study: Study, pair: Pair) -> Table:

@@ -25,13 +25,13 @@ Panel = tuple[str, list[Group]]
 
 def panels(study: Study, groups: Sequence[Group], key: str) -> list[Panel]:
     """Return the groups that have ``key``, by kind and conditions: measured ones first."""
-    found: dict[str, list[Group]] = {}
-    for group in (part for whole in groups for part in whole.by_conditions()):
+    by_title: dict[str, list[Group]] = {}
+    for group in (alike for whole in groups for alike in whole.by_conditions()):
         if group.stat(key) is not None:
-            (said,) = study.condition_words([group]).values()
-            title = said if group.kind == "measured" else said.split(",")[0]
-            found.setdefault(title, []).append(replace(group, conditions_label=""))  # the panel's title says it
-    return list(found.items())
+            (conditions,) = study.condition_words([group]).values()
+            title = conditions if group.kind == "measured" else conditions.split(",")[0]
+            by_title.setdefault(title, []).append(replace(group, conditions_label=""))  # the panel's title says it
+    return list(by_title.items())
 
 
 # ---------------------------------------------------------------------- accuracy against time
@@ -80,7 +80,7 @@ def _bubbles(axes: Axes, groups: Sequence[Group], unit: float) -> None:
         minutes, accuracy = group.mean("train_seconds") / 60, group.mean("A_bar")
         energy = group.stat("energy_kwh")
         colour = COLOURS[i % len(COLOURS)]
-        said = f"{wrapped(group.label, 30)}, {number(energy.mean, None)} kWh" if energy else wrapped(group.label, 30)
+        label = f"{wrapped(group.label, 30)}, {number(energy.mean, None)} kWh" if energy else wrapped(group.label, 30)
         if energy:
             line = "--" if energy.mean < SMALLEST * unit else "-"
             axes.scatter(
@@ -90,7 +90,7 @@ def _bubbles(axes: Axes, groups: Sequence[Group], unit: float) -> None:
         else:
             axes.scatter(minutes, accuracy, s=SMALLEST, marker="x", color=colour)
         axes.annotate(
-            said, (minutes, accuracy), (1.03, 1 - (i + 0.5) / len(ordered)), textcoords="axes fraction", fontsize=8.5,
+            label, (minutes, accuracy), (1.03, 1 - (i + 0.5) / len(ordered)), textcoords="axes fraction", fontsize=8.5,
             va="center", annotation_clip=False, arrowprops={"arrowstyle": "-", "linewidth": 0.6, "color": "#777777"},
         )  # fmt: skip
     axes.margins(y=0.25)
@@ -103,19 +103,21 @@ def _bubbles(axes: Axes, groups: Sequence[Group], unit: float) -> None:
 def energy_points(study: Study, setting: Setting) -> list[Picture]:
     """Draw A_K per kWh (tab:cifar100-efficiency), and energy divided by that of the reference."""
     groups = study.with_published(setting)
-    found = panels(study, groups, "A_K_per_kwh")
+    drawn = panels(study, groups, "A_K_per_kwh")
     name, slug = study.names[setting], study.slug(setting)
     pictures = []
-    if _worth_drawing(found):
-        chart = _points(name, found, "$A_K$ per kWh (log scale)", lambda group: group.stat("A_K_per_kwh"))
+    if _worth_drawing(drawn):
+        chart = _points(name, drawn, "$A_K$ per kWh (log scale)", lambda group: group.stat("A_K_per_kwh"))
         caption = f"Final accuracy per kWh, {name}; further right is better. One panel for each way to measure."
         pictures.append(Picture(f"energy_{slug}", caption, chart))
     energies = panels(study, groups, "energy_kwh")
     ratios = {
-        id(group): stat for _, part in energies for group, stat in zip(part, study.energy_ratios(part), strict=True)
+        id(group): stat
+        for _, members in energies
+        for group, stat in zip(members, study.energy_ratios(members), strict=True)
     }
-    known = [(title, [g for g in part if ratios[id(g)]]) for title, part in energies]
-    known = [(title, part) for title, part in known if len(part) > 1]
+    known = [(title, [g for g in members if ratios[id(g)]]) for title, members in energies]
+    known = [(title, members) for title, members in known if len(members) > 1]
     if _worth_drawing(known):
         label = f"energy of training ÷ that of {study.reference} (log scale)"
         caption = f"Energy of training relative to {study.reference} under the same conditions, {name}."
@@ -124,9 +126,9 @@ def energy_points(study: Study, setting: Setting) -> list[Picture]:
     return pictures
 
 
-def _worth_drawing(found: Sequence[Panel]) -> bool:
-    measured = [groups for _, groups in found if groups[0].kind != "published"]
-    return bool(measured) and sum(len(groups) for _, groups in found) > 1
+def _worth_drawing(panels: Sequence[Panel]) -> bool:
+    measured = [groups for _, groups in panels if groups[0].kind != "published"]
+    return bool(measured) and sum(len(groups) for _, groups in panels) > 1
 
 
 def _points(
@@ -166,7 +168,7 @@ def memory_points(study: Study, setting: Setting) -> list[Picture]:
     groups = [group for group in study.with_published(setting) if group.components and group.stat("kept_elements")]
     if not any(group.kind == "measured" for group in groups):
         return []
-    parts = ["total", *dict.fromkeys(part for group in groups for part in group.components)]
+    parts = ["total", *dict.fromkeys(component for group in groups for component in group.components)]
     rows = [
         (group.label if group.kind == "measured" else f"{group.label} ({group.kind})",
          {"total": group.mean("kept_elements"), **group.components})
@@ -208,11 +210,11 @@ def _parts(
     axes = chart.subplots()
     for row, (_, sizes) in enumerate(rows):
         at = len(rows) - 1 - row
-        for i, part in reversed(list(enumerate(parts))):
-            if part in sizes:
+        for i, component in reversed(list(enumerate(parts))):
+            if component in sizes:
                 face = "black" if i == 0 else "none"
                 axes.plot(
-                    sizes[part], at, MARKERS[i], markersize=7, markerfacecolor=face, markeredgecolor=COLOURS[i],
+                    sizes[component], at, MARKERS[i], markersize=7, markerfacecolor=face, markeredgecolor=COLOURS[i],
                     markeredgewidth=1.4, linestyle="none",
                 )  # fmt: skip
         if parts[0] in sizes:

@@ -29,23 +29,23 @@ def trajectories(study: Study, setting: Setting) -> list[Picture]:
     methods = [group for group in every if group.name not in CLASSIFIERS]
     classifiers = [group for group in every if group.name in CLASSIFIERS]
     long = setting.n_tasks >= LONG
-    found = []
+    figures = []
     if _drawable(methods):
         kind = "long_horizon" if long else "trajectory"
         title = "Long horizon" if long else "Accuracy over all classes seen"
         caption = f"{title}: A_k after each task, {name}. {BARS}"
-        found.append(Picture(f"{kind}_{slug}", caption, _lines(methods, name)))
+        figures.append(Picture(f"{kind}_{slug}", caption, _lines(methods, name)))
     if classifiers and _drawable(classifiers):
         beside = [group for group in methods if group.name in ANALYTIC]
         caption = f"Classifiers on the same frozen backbone: A_k after each task, {name}. {BARS}"
-        found.append(Picture(f"heads_{slug}", caption, _lines(beside + classifiers, name)))
+        figures.append(Picture(f"heads_{slug}", caption, _lines(beside + classifiers, name)))
     for reference in study.references(setting):
         family = study.variants(reference, *ABLATIONS)
         if _drawable(family):
             caption = f"{reference.label} without one of its parts: A_k after each task, {name}. {BARS}"
             figure_name = f"ablation_curves_{slug}_{_plain(reference.name)}"
-            found.append(Picture(figure_name, caption, _lines(family, f"{reference.label}: {name}", variants=True)))
-    return found
+            figures.append(Picture(figure_name, caption, _lines(family, f"{reference.label}: {name}", variants=True)))
+    return figures
 
 
 def _plain(name: str) -> str:
@@ -64,8 +64,8 @@ def _lines(groups: Sequence[Group], title: str, variants: bool = False) -> Figur
     axes = chart.subplots()
     styles = looks(names)
     seen = next((group.classes_seen for group in drawn if group.classes_seen), ())
-    for place, (name, group) in enumerate(zip(names, drawn, strict=True)):
-        _line(axes, group, seen, styles[name], name, place / len(drawn))
+    for index, (name, group) in enumerate(zip(names, drawn, strict=True)):
+        _line(axes, group, seen, styles[name], name, index / len(drawn))
     axes.set(xlabel="classes seen", ylabel="accuracy $A_k$ (%)", title=wrapped(title, 64))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     bottom, top = axes.get_ylim()
@@ -96,7 +96,7 @@ def _line(axes: Axes, group: Group, seen: Sequence[int], look: Look, label: str,
 def ablation_bars(study: Study) -> list[Picture]:
     """Draw Ā and A_K of the method and of its variants, one panel per setting (tab:ablation)."""
     families = study.varied(*ABLATIONS)
-    found = []
+    figures = []
     for family in families:
         setting, name = family[0].setting, family[0].label
         bars = [(group.variant, group.stat("A_bar"), group.stat("A_K")) for group in family]
@@ -105,15 +105,15 @@ def ablation_bars(study: Study) -> list[Picture]:
         bars += [(f"{v or 'full method'} (published)", averages.get(v), finals.get(v)) for v in sorted(finals)]
         caption = f"{name} without one of its parts, {study.names[setting]}. {BARS}"
         title = f"{name}: {study.names[setting]}"
-        found.append(
+        figures.append(
             Picture(f"ablation_{study.slug(setting)}_{_plain(family[0].name)}", caption, pair_bars(bars, title))
         )
-    return found
+    return figures
 
 
 def sampling_bars(study: Study) -> list[Picture]:
     """Draw Ā and A_K for each way to select the buffer (tab:sampling)."""
-    found = []
+    figures = []
     for family in study.varied("buffer.strategy"):
         setting = family[0].setting
         bars = [(strategy_name(g.config["buffer.strategy"]), g.stat("A_bar"), g.stat("A_K")) for g in family]
@@ -121,10 +121,10 @@ def sampling_bars(study: Study) -> list[Picture]:
         bars += [(f"{strategy_name(strategy)} (published)", None, value) for strategy, value in values.items()]
         caption = f"Selection of the buffer, {study.names[setting]}. {BARS}"
         title = f"{family[0].label}: {study.names[setting]}"
-        found.append(
+        figures.append(
             Picture(f"sampling_{study.slug(setting)}_{_plain(family[0].name)}", caption, pair_bars(bars, title))
         )
-    return found
+    return figures
 
 
 def pair_bars(bars: Sequence[tuple[str, Stat | None, Stat | None]], title: str) -> Figure:
@@ -133,43 +133,43 @@ def pair_bars(bars: Sequence[tuple[str, Stat | None, Stat | None]], title: str) 
     axes = chart.subplots()
     top = 0.0
     places = range(len(bars) - 1, -1, -1)
-    for part, offset in enumerate((0.19, -0.19)):
-        stats = [(average, final)[part] for _, average, final in bars]
-        known = [(place + offset, stat) for place, stat in zip(places, stats, strict=True) if stat is not None]
-        for place, stat in known:
-            axes.barh(place, stat.mean, 0.36, xerr=stat.sd, ecolor="#888888", capsize=2, **fill(1 - part))
+    for side, offset in enumerate((0.19, -0.19)):
+        stats = [(average, final)[side] for _, average, final in bars]
+        known = [(position + offset, stat) for position, stat in zip(places, stats, strict=True) if stat is not None]
+        for position, stat in known:
+            axes.barh(position, stat.mean, 0.36, xerr=stat.sd, ecolor="#888888", capsize=2, **fill(1 - side))
             end = stat.mean + (stat.sd or 0.0)
             text = cell_text(stat, Column("", 1))
-            axes.annotate(text, (end, place), (4, 0), textcoords="offset points", va="center", fontsize=7.5)
+            axes.annotate(text, (end, position), (4, 0), textcoords="offset points", va="center", fontsize=7.5)
             top = max(top, end)
     axes.set_yticks(places, [wrapped(bar[0], 28) for bar in bars])
     axes.set(xlabel="accuracy (%)", xlim=(0, 1.22 * top), ylim=(-0.6, len(bars) - 0.4), title=wrapped(title, 70))
     axes.grid(visible=False, axis="y")
-    shown = [part for part in (0, 1) if any(bar[1 + part] for bar in bars)]
+    shown = [side for side in (0, 1) if any(bar[1 + side] for bar in bars)]
     names = (r"average accuracy $\bar{A}$", "final accuracy $A_K$")
-    legend_of_bars(chart, [names[part] for part in shown], [1 - part for part in shown], "lower center", 2)
+    legend_of_bars(chart, [names[side] for side in shown], [1 - side for side in shown], "lower center", 2)
     return chart
 
 
 def value_curves(study: Study, *keys: str) -> list[Picture]:
     """Draw A_K against each setting of ``keys`` that varies alone, such as the buffer's size (fig:buffer_ablation)."""
-    found = []
+    figures = []
     for key in keys:
         families = [[g for g in f if _is_number(g.config.get(key))] for f in study.varied(key)]
         families = [family for family in families if len(family) > 1]
         if families:
             name = "buffer_size" if key == "buffer.capacity" else f"by_{_plain(key)}"
-            words = heading(key)
-            caption = f"Final accuracy by {words}. {BARS}"
-            found.append(Picture(name, caption, _values(study, families, key, words)))
-    return found
+            title = heading(key)
+            caption = f"Final accuracy by {title}. {BARS}"
+            figures.append(Picture(name, caption, _values(study, families, key, title)))
+    return figures
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def _values(study: Study, families: Sequence[Sequence[Group]], key: str, words: str) -> Figure:
+def _values(study: Study, families: Sequence[Sequence[Group]], key: str, title: str) -> Figure:
     chart = figure(6.0, 3.8 + 0.18 * len(families))
     axes = chart.subplots()
     names = [f"{study.names[family[0].setting]}: {family[0].label}" for family in families]
@@ -186,7 +186,7 @@ def _values(study: Study, families: Sequence[Sequence[Group]], key: str, words: 
     shown = [x for i, x in enumerate(sorted(ticks)) if i == 0 or x / sorted(ticks)[i - 1] > 1.15]
     axes.set_xticks(shown, [f"{x:g}" for x in shown])
     axes.set_xticks([], minor=True)
-    axes.set(xlabel=words, ylabel="final accuracy $A_K$ (%)")
+    axes.set(xlabel=title, ylabel="final accuracy $A_K$ (%)")
     legend_below(chart, axes, 1)
     return chart
 
@@ -196,7 +196,7 @@ def _values(study: Study, families: Sequence[Sequence[Group]], key: str, words: 
 
 def calibration_maps(study: Study) -> list[Picture]:
     """Draw how much later neurons fire on earlier classes, with and without calibration (fig:buffer_overlapping)."""
-    found = []
+    figures = []
     for family in study.varied("buffer"):
         shown = [(group, matrix) for group in reversed(family) if (matrix := mean_activations(group)) is not None]
         if len(shown) == 2:
@@ -207,8 +207,8 @@ def calibration_maps(study: Study) -> list[Picture]:
                 "were added after the images' classes were learned: without calibration they fire on them."
             )
             figure_name = f"calibration_{study.slug(family[0].setting)}_{_plain(family[0].name)}"
-            found.append(Picture(figure_name, caption, _maps(shown)))
-    return found
+            figures.append(Picture(figure_name, caption, _maps(shown)))
+    return figures
 
 
 def mean_activations(group: Group) -> np.ndarray | None:

@@ -58,7 +58,7 @@ def _whole(setting: Setting) -> bool:
 
 def published_groups(settings: Sequence[Setting]) -> list[Group]:
     """Return the paper's rows for every setting with its data set and classes per task, in the paper's order."""
-    found = []
+    groups = []
     numbers = published_numbers()
     for setting in settings:
         methods: dict[str, dict[str, float]] = defaultdict(dict)
@@ -71,8 +71,8 @@ def published_groups(settings: Sequence[Setting]) -> list[Group]:
             elif number.table == "tab:memory_breakdown" and number.quantity == "elements_m":
                 parts[number.method][number.variant] = number.value * 1e6
         for method, values in methods.items():
-            found.append(_published_group(setting, method, values, parts.get(method, {})))
-    return found
+            groups.append(_published_group(setting, method, values, parts.get(method, {})))
+    return groups
 
 
 def _published_group(setting: Setting, method: str, values: Mapping[str, float], parts: Mapping[str, float]) -> Group:
@@ -119,7 +119,7 @@ def read_external(path: Path, settings: Sequence[Setting]) -> list[Group]:
         if missing:
             raise UsageError(f"{path} has no column {missing[0]}: expected {', '.join(COLUMNS)}")
         lines = [(reader.line_num, row) for row in reader]
-    found: dict[tuple[str, str, str], dict[str, list[ExternalRow]]] = defaultdict(lambda: defaultdict(list))
+    runs: dict[tuple[str, str, str], dict[str, list[ExternalRow]]] = defaultdict(lambda: defaultdict(list))
     for number, row in lines:
         surplus = row.pop(None, None)  # where csv puts what has no column
         if surplus:
@@ -130,14 +130,16 @@ def read_external(path: Path, settings: Sequence[Setting]) -> list[Group]:
         cells = {key: (row.get(key) or "").strip() for key in (*COLUMNS, *OPTIONAL)}
         if not cells["method"]:
             raise DataError(f"{path}, line {number}: the method has no name")
-        place = f"{path}, line {number}"
-        own = found[cells["method"], cells["dataset"], cells["classes_per_task"]][cells["seed"]]
-        own.append(_external_row(cells, place))
-        if sum(r.task == own[-1].task for r in own) > 1:
-            raise DataError(f"{place}: {cells['method']} has two lines for task {own[-1].task or 'none'} of one seed")
-    for key, seeds in found.items():
+        line = f"{path}, line {number}"
+        seed_rows = runs[cells["method"], cells["dataset"], cells["classes_per_task"]][cells["seed"]]
+        seed_rows.append(_external_row(cells, line))
+        if sum(r.task == seed_rows[-1].task for r in seed_rows) > 1:
+            raise DataError(
+                f"{line}: {cells['method']} has two lines for task {seed_rows[-1].task or 'none'} of one seed"
+            )
+    for key, seeds in runs.items():
         _refuse_fractions(path, key[0], [row.accuracy for rows in seeds.values() for row in rows])
-    return [_external_group(path, key, seeds, settings) for key, seeds in found.items()]
+    return [_external_group(path, key, seeds, settings) for key, seeds in runs.items()]
 
 
 def _refuse_fractions(path: Path, method: str, accuracies: Sequence[float | None]) -> None:
@@ -148,22 +150,22 @@ def _refuse_fractions(path: Path, method: str, accuracies: Sequence[float | None
         )
 
 
-def _external_row(cells: Mapping[str, str], place: str) -> ExternalRow:
+def _external_row(cells: Mapping[str, str], line: str) -> ExternalRow:
     def number(name: str) -> float | None:
         try:
             value = float(cells[name]) if cells[name] else None
         except ValueError:
-            raise DataError(f"{place}: {name} is '{cells[name]}', expected a number or an empty cell") from None
+            raise DataError(f"{line}: {name} is '{cells[name]}', expected a number or an empty cell") from None
         if value is not None and not 0 <= value < float("inf"):
-            raise DataError(f"{place}: {name} is {cells[name]}, expected a number that is not negative")
+            raise DataError(f"{line}: {name} is {cells[name]}, expected a number that is not negative")
         return value
 
     task = number("task")
     if task is not None and (task < 1 or task != int(task)):
-        raise DataError(f"{place}: task is '{cells['task']}', expected 1, 2, … or an empty cell")
+        raise DataError(f"{line}: task is '{cells['task']}', expected 1, 2, … or an empty cell")
     accuracy = number("A_k")
     if accuracy is not None and accuracy > 100:
-        raise DataError(f"{place}: A_k is {accuracy:g}, expected a percentage from 0 to 100")
+        raise DataError(f"{line}: A_k is {accuracy:g}, expected a percentage from 0 to 100")
     params = number("params")
     return ExternalRow(int(task) if task is not None else None, accuracy, number("seconds"), number("kWh"), params)
 
@@ -198,7 +200,7 @@ def _external_outcome(seed: str, rows: Sequence[ExternalRow], tasks: int) -> Out
         if whole is not None and getattr(whole, name) is not None:
             return float(getattr(whole, name))
         parts = [getattr(row, name) if row else None for row in each]
-        known = [float(part) for part in parts if part is not None]
+        known = [float(component) for component in parts if component is not None]
         return sum(known) if known and len(known) == tasks else None
 
     known = [a for a in trajectory if a is not None]

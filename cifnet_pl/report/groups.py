@@ -26,9 +26,9 @@ BYTES = {"float64": 8, "float32": 4}
 
 def method_of(run: Run) -> str:
     """Return the name of a run's method: ``--method`` if the run has one, else that of its head or module."""
-    given = run.config.get("method")
-    if isinstance(given, str):
-        return given
+    declared = run.config.get("method")
+    if isinstance(declared, str):
+        return declared
     head, buffer = str(run.summary["head"]), run.summary.get("buffer_settings") or {}
     if head == "LogisticHead" and (buffer.get("capacity") or 0) >= ALL_EMBEDDINGS:
         return JOINT
@@ -97,10 +97,10 @@ def kept_bytes(run: Run, components: Mapping[str, float]) -> float:
 
 def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
     """Group the runs in the order of tables; and a sentence for each that a later one of the same seed replaces."""
-    found: dict[str, dict[Any, Run]] = defaultdict(dict)
+    runs_of: dict[str, dict[Any, Run]] = defaultdict(dict)
     replaced = []
     for run in runs:
-        same = found[json.dumps([method_of(run), configuration(run)], sort_keys=True, default=str)]
+        same = runs_of[json.dumps([method_of(run), configuration(run)], sort_keys=True, default=str)]
         # The same seed on another machine, or with the cache, is another measurement of time and energy.
         key = (_pair_key(run), _conditions(run))
         earlier = same.pop(key, None)
@@ -109,7 +109,7 @@ def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
         if earlier is not None:
             replaced.append(f"{earlier.folder}: the same configuration and seed as {run.folder}, which is used instead")
         same[key] = run
-    groups = [_group(sorted(same.values(), key=lambda r: (r.seed is None, r.seed))) for same in found.values()]
+    groups = [_group(sorted(same.values(), key=lambda r: (r.seed is None, r.seed))) for same in runs_of.values()]
     by_method: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         by_method[group.name].append(group)
@@ -162,8 +162,8 @@ def _reference(family: Sequence[Group]) -> Group:
 
     def cost(group: Group) -> tuple[Any, ...]:
         total = sum(len(differences(group.config, other.config)) for other in family)
-        own = sum(group.config.get(key) != value for key, value in defaults.items())
-        return total, own, -group.seeds, json.dumps(group.config, sort_keys=True, default=str)
+        departures = sum(group.config.get(key) != value for key, value in defaults.items())
+        return total, departures, -group.seeds, json.dumps(group.config, sort_keys=True, default=str)
 
     return min(family, key=cost)
 
@@ -189,5 +189,5 @@ def group_order(group: Group) -> tuple[Any, ...]:
 def method_order(group: Group) -> tuple[int, int, str]:
     """Sort key of a method within a setting."""
     kinds, known = ["measured", "external", "published"], [*METHODS.values(), JOINT]
-    place = known.index(group.name) if group.name in known else len(known)
-    return kinds.index(group.kind), place, group.name
+    position = known.index(group.name) if group.name in known else len(known)
+    return kinds.index(group.kind), position, group.name

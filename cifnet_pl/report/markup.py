@@ -71,15 +71,15 @@ class Table:
     @cached_property
     def best(self) -> set[tuple[int, int]]:
         """(row, column) of the cells that are marked as best, see :func:`cifnet_pl.report.significance.marked`."""
-        found = set()
+        best_cells = set()
         for j, column in enumerate(self.columns):
             if column.better is None:
                 continue
             for rows in self._comparable(column):
                 cells = [row[j] if isinstance(row[j], Stat) else None for row in (self.rows[i] for i in rows)]
                 stats = cast(list[Stat | None], cells)
-                found |= {(rows[i], j) for i in marked(stats, column.better, exact=not column.spread)}
-        return found
+                best_cells |= {(rows[i], j) for i in marked(stats, column.better, exact=not column.spread)}
+        return best_cells
 
     def _comparable(self, column: Column) -> list[list[int]]:
         """Return the rows that may be compared with each other in a column; published and external ones never are."""
@@ -101,8 +101,10 @@ class Table:
             other.n for line, block in zip(self.rows, blocks, strict=True)
             if block.startswith("measured") and isinstance(other := line[column], Stat)
         }  # fmt: skip
-        said = isinstance(cell, Stat) and header.spread and ours and len(counts) > 1 and str(cell.n) != self._seeds(row)
-        return f"{plain} (n = {cast(Stat, cell).n})" if said else plain
+        with_seeds = (
+            isinstance(cell, Stat) and header.spread and ours and len(counts) > 1 and str(cell.n) != self._seeds(row)
+        )
+        return f"{plain} (n = {cast(Stat, cell).n})" if with_seeds else plain
 
     def _seeds(self, row: int) -> str | None:
         return next((str(self.rows[row][j]) for j, column in enumerate(self.columns) if column.header == SEEDS), None)
@@ -192,7 +194,7 @@ LATEX = {
 def latex(text: str) -> str:
     """Return ``text`` with everything escaped that LaTeX reads as a command, and ``A_K`` typeset."""
     parts = text.split("A_K")
-    return r"$A_K$".join("".join(LATEX.get(c, c) for c in part) for part in parts)
+    return r"$A_K$".join("".join(LATEX.get(c, c) for c in piece) for piece in parts)
 
 
 def to_latex(table: Table) -> str:

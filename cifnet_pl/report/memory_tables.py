@@ -24,9 +24,9 @@ def memory_table(study: Study, setting: Setting) -> Table:
     The backbone has a row of its own.
     """
     groups = [group for group in study.with_published(setting) if group.stat("kept_elements")]
-    parts = list(dict.fromkeys(part for group in groups for part in group.components))
+    parts = list(dict.fromkeys(component for group in groups for component in group.components))
     columns = [Column("method"), Column("numbers")]
-    columns += [Column(f"{part} (M)", None, None, 1e-6, False) for part in parts]
+    columns += [Column(f"{component} (M)", None, None, 1e-6, False) for component in parts]
     columns += [
         Column("total (M)", None, "min", 1e-6, False),
         Column("stored (MB)", None, "min", 1e-6, False),
@@ -34,9 +34,9 @@ def memory_table(study: Study, setting: Setting) -> Table:
     ]
     rows: list[list[Cell]] = []
     for group in groups:
-        own: list[Cell] = [fixed(group.components.get(part), group.seeds) for part in parts]
+        cells: list[Cell] = [fixed(group.components.get(component), group.seeds) for component in parts]
         totals = [group.stat(key) for key in ("kept_elements", "kept_bytes", "backbone_params")]
-        rows.append([group.label, group.kind, *own, *totals])
+        rows.append([group.label, group.kind, *cells, *totals])
     notes = [
         "After the last task. M: millions of numbers, as the paper counts. Stored: bytes in the precision that each is "
         "kept in (sums are float64 unless said otherwise, embeddings float32, images bytes). A projection "
@@ -69,15 +69,15 @@ def _breakdown() -> Table:
         for n in published_numbers() if n.table == "tab:memory_breakdown" and n.quantity == "elements_m"
     }  # fmt: skip
     rows: list[list[Cell]] = []
-    for method, (paper, own) in FORMULAS.items():
-        counts = {name: (paper(sizes) if paper else {}, own(sizes)) for name, sizes in PAPER_SIZES.items()}
+    for method, (paper, our_formula) in FORMULAS.items():
+        counts = {name: (paper(sizes) if paper else {}, our_formula(sizes)) for name, sizes in PAPER_SIZES.items()}
         first = next(iter(counts.values()))
-        for part in [*dict.fromkeys([*first[0], *first[1]]), "total"]:
+        for component in [*dict.fromkeys([*first[0], *first[1]]), "total"]:
             cells: list[Cell] = []
             for name, (theirs, ours) in counts.items():
-                pair = [sum(c.values()) if part == "total" and c else c.get(part) for c in (theirs, ours)]
-                cells += [fixed(published.get((name, method, part))), *(fixed(count) for count in pair)]
-            rows.append([method, part, *cells])
+                pair = [sum(c.values()) if component == "total" and c else c.get(component) for c in (theirs, ours)]
+                cells += [fixed(published.get((name, method, component))), *(fixed(count) for count in pair)]
+            rows.append([method, component, *cells])
     notes = [
         "d = 512, 100 classes, 10 tasks, a buffer of 2000 embeddings; B: random features of ACIL and DS-AL. "
         "Published: the paper's tab:memory_breakdown. Formula: the paper's, for the same sizes. Here: what the "
@@ -93,9 +93,9 @@ def _scaling() -> Table:
     columns += [Column(f"here, {k} tasks (MB)", 1) for k in tasks]
     growth = {"ACIL": "B²", "DS-AL": "2B²", "CIFNet": "C·d² (paper), K·d² (here)", "Exact ridge": "d²"}
     rows: list[list[Cell]] = []
-    for method, (paper, own) in FORMULAS.items():
+    for method, (paper, our_formula) in FORMULAS.items():
         theirs = fixed(PAPER_BYTES * 1e-6 * sum(paper(PAPER_SIZES["CIFAR-100"]).values())) if paper else None
-        ours = [_stored(own(Sizes(512, 100, k))) for k in tasks]
+        ours = [_stored(our_formula(Sizes(512, 100, k))) for k in tasks]
         rows.append([method, growth[method], theirs, *(fixed(1e-6 * count) for count in ours)])
     notes = [
         "d = 512, 100 classes, B = 8,192, a buffer of 2000 embeddings. The paper counts 4 bytes a number; here sums "
@@ -105,7 +105,9 @@ def _scaling() -> Table:
 
 
 def _stored(parts: dict[str, int]) -> float:
-    return float(sum(count * (EMBEDDING_BYTES if part == "buffer" else SUM_BYTES) for part, count in parts.items()))
+    return float(
+        sum(count * (EMBEDDING_BYTES if component == "buffer" else SUM_BYTES) for component, count in parts.items())
+    )
 
 
 # ---------------------------------------------------------------------- the buffer
@@ -113,10 +115,10 @@ def _stored(parts: dict[str, int]) -> float:
 
 def buffered(study: Study) -> list[Group]:
     """Return the references that keep a buffer and know the size of their images; one for each data set and size."""
-    found: dict[Any, Group] = {}
+    by_setting: dict[Any, Group] = {}
     for group in (group for group in study.groups if group.is_reference and raw_images(group) is not None):
-        found.setdefault((group.setting.dataset, raw_images(group)), group)
-    return list(found.values())
+        by_setting.setdefault((group.setting.dataset, raw_images(group)), group)
+    return list(by_setting.values())
 
 
 def raw_images(group: Group) -> tuple[int, int, int] | None:

@@ -42,13 +42,13 @@ class Conditions:
 
     def words(self, shown: Sequence[str]) -> str:
         """Return those of the attributes named in ``shown``, for a method's name."""
-        said = {
+        texts = {
             "machine": self.machine,
             "source": self.source or "energy not measured",
             "scope": "this process only" if self.scope == "process" else "whole machine",
             "cached": "embeddings from the cache" if self.cached else "embeddings computed",
         }
-        return ", ".join(text for key, text in said.items() if key in shown)
+        return ", ".join(text for key, text in texts.items() if key in shown)
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class Group:
     def label(self) -> str:
         """Name of the method, what it lacks of the paper's, and what is changed against its main configuration."""
         lacking = {key: self.config[key] for key, value in LACKING if self.config.get(key, "") == value}
-        said = [words(key, value) for key, value in sorted({**lacking, **self.named}.items())]
-        return ", ".join([self.name, *said, *filter(None, [self.conditions_label])])
+        texts = [words(key, value) for key, value in sorted({**lacking, **self.named}.items())]
+        return ", ".join([self.name, *texts, *filter(None, [self.conditions_label])])
 
     @property
     def variant(self) -> str:

@@ -26,8 +26,8 @@ def to_page(
         }
         for name in dict.fromkeys([*tables, *pictures])
     ]
-    said = [typeset(text) for text in warnings]
-    return template("page.html").render(title=title, lead=typeset(lead), warnings=said, sections=sections)
+    notes = [typeset(text) for text in warnings]
+    return template("page.html").render(title=title, lead=typeset(lead), warnings=notes, sections=sections)
 
 
 def _figure(picture: Picture, svg: bytes) -> dict[str, str]:

@@ -55,16 +55,16 @@ def find_folders(paths: Iterable[str | Path]) -> list[Path]:
     Raises:
         UsageError: a path that does not exist.
     """
-    found: dict[Path, Path] = {}
+    folders: dict[Path, Path] = {}
     for path in map(Path, paths):
         if not path.is_dir():
             raise UsageError(f"no folder {path}: give run folders, or folders that hold them")
         inner = (entry for entry in path.rglob("*") if entry.is_dir())
         for folder in [path, *inner]:
             if any((folder / name).is_file() for name in FILES) or (folder / "checkpoints").is_dir():
-                found.setdefault(folder.resolve(), folder)
+                folders.setdefault(folder.resolve(), folder)
     # version_10 after version_9
-    return sorted(found.values(), key=lambda folder: [_natural(part) for part in folder.parts])
+    return sorted(folders.values(), key=lambda folder: [_natural(component) for component in folder.parts])
 
 
 def _natural(name: str) -> tuple[str, int]:
@@ -121,14 +121,14 @@ class MissingPoint:
 
 def find_missing(paths: Iterable[str | Path]) -> list[MissingPoint]:
     """Return the points of sweeps at or below ``paths`` that have no whole run, sorted by name."""
-    found = {}
+    missing = {}
     for path in map(Path, paths):
         # A run's own folder belongs to a point too, but then the user asked for that run alone.
         for file in path.rglob(POINT):
             folder = file.parent
             if not any(is_complete(version) for version in versions(folder)):
-                found[folder.resolve()] = MissingPoint(folder, _reason(folder))
-    return sorted(found.values(), key=lambda point: [_natural(part) for part in point.folder.parts])
+                missing[folder.resolve()] = MissingPoint(folder, _reason(folder))
+    return sorted(missing.values(), key=lambda point: [_natural(component) for component in point.folder.parts])
 
 
 def _reason(folder: Path) -> str:

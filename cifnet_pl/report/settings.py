@@ -162,11 +162,11 @@ def _model(run: Run) -> dict[str, Any]:
     arguments = dict(model.get("init_args") or {})
     head, buffer = arguments.pop("head", None), arguments.pop("buffer", None)
     flat = {"module": model.get("class_path"), **flatten(arguments), "head": run.summary["head"]}
-    given = head.get("init_args") if isinstance(head, Mapping) else None
-    if given is None:  # the head was left to its defaults, which the summary spells out
+    options = head.get("init_args") if isinstance(head, Mapping) else None
+    if options is None:  # the head was left to its defaults, which the summary spells out
         settings = run.summary.get("head_settings") or {}
-        given = {k: v for k, v in settings.items() if k != "in_features" and not str(v).startswith("seed ")}
-    flat.update(flatten(given, "head."))
+        options = {k: v for k, v in settings.items() if k != "in_features" and not str(v).startswith("seed ")}
+    flat.update(flatten(options, "head."))
     if isinstance(buffer, Mapping) and run.summary.get("buffer_settings") is not None:
         flat["buffer"] = "yes"
         flat.update(flatten(buffer.get("init_args") or {}, "buffer."))

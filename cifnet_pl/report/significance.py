@@ -73,8 +73,8 @@ def marked(cells: Sequence[Stat | None], better: str, exact: bool = False) -> se
         best = (max if better == "max" else min)((cell.mean for cell in known.values()), default=None)
         winners = {i for i, cell in known.items() if cell.mean == best}
         return winners if len(known) > len(winners) else set()
-    found = {i: [is_worse(cell, rival, better) for j, rival in known.items() if j != i] for i, cell in known.items()}
-    tested = {i: verdicts for i, verdicts in found.items() if any(verdict is not None for verdict in verdicts)}
+    worse = {i: [is_worse(cell, rival, better) for j, rival in known.items() if j != i] for i, cell in known.items()}
+    tested = {i: verdicts for i, verdicts in worse.items() if any(verdict is not None for verdict in verdicts)}
     winners = {i for i, verdicts in tested.items() if True not in verdicts}
     return winners if len(tested) > len(winners) else set()
 

@@ -104,21 +104,21 @@ class Study:
 
     def row_order(self, group: Group) -> tuple[object, ...]:
         """Sort key of a row that stands for several settings: measured, external, published in the paper's order."""
-        kind, place, name = method_order(group)
-        own = (place, name, len(group.named), group.label) if group.kind == "measured" else (0, "", 0, "")
-        return (kind, *own)
+        kind, position, name = method_order(group)
+        measured_order = (position, name, len(group.named), group.label) if group.kind == "measured" else (0, "", 0, "")
+        return (kind, *measured_order)
 
     def variants(self, reference: Group, *keys: str) -> list[Group]:
         """Return the reference, and the groups of its method that differ from it in exactly one of ``keys``.
 
         [] if none.
         """
-        own = [
+        variants = [
             group for group in self.of(reference.setting)
             if group.kind == "measured" and group.name == reference.name
             and len(group.changes) == 1 and next(iter(group.changes)) in keys
         ]  # fmt: skip
-        return [reference, *own] if own else []
+        return [reference, *variants] if variants else []
 
     def varied(self, *keys: str) -> list[list[Group]]:
         """Return :meth:`variants` of every reference that has some."""
@@ -140,13 +140,13 @@ class Study:
 
     def energy_ratios(self, groups: Sequence[Group]) -> list[Stat | None]:
         """Return the energy of each group divided by that of the reference under the same conditions."""
-        found: dict[tuple[str, Conditions], Group] = {}
+        references: dict[tuple[str, Conditions], Group] = {}
         for group in groups:
             if self.reference in (group.label, group.name) and len(group.conditions) == 1:
-                found.setdefault((group.kind, group.conditions[0]), group)
+                references.setdefault((group.kind, group.conditions[0]), group)
         ratios: list[Stat | None] = []
         for group in groups:
-            rival = found.get((group.kind, group.conditions[0])) if len(group.conditions) == 1 else None
+            rival = references.get((group.kind, group.conditions[0])) if len(group.conditions) == 1 else None
             if rival is group:
                 ratios.append(fixed(1.0, group.seeds) if group.stat("energy_kwh") else None)
             else:
@@ -160,13 +160,13 @@ class Study:
 
     def condition_words(self, groups: Sequence[Group]) -> dict[str, str]:
         """Map letter → what it stands for."""
-        said = {}
+        phrases = {}
         for (kind, conditions), letter in self.condition_letters(groups).items():
             shown = [name for name in ("machine", "source") if getattr(conditions, name) or name == "source"]
             more = [name for name in ("scope", "cached") if getattr(conditions, name) in ("process", True)]
             text = conditions.words([*shown, *more])
-            said[letter] = text if kind == "measured" else f"{kind}, {text}"
-        return said
+            phrases[letter] = text if kind == "measured" else f"{kind}, {text}"
+        return phrases
 
     # ------------------------------------------------------------------ what a reader must know
 
@@ -209,11 +209,11 @@ def _letter(i: int) -> str:
 
 def notes_of(settings: Sequence[Setting]) -> list[str]:
     """Return the notes about the backbones of ``settings``, once each."""
-    found = [setting.note for setting in settings]
-    return list(dict.fromkeys(note for note in found if note))
+    notes = [setting.note for setting in settings]
+    return list(dict.fromkeys(note for note in notes if note))
 
 
 def sources(groups: Sequence[Group]) -> str | None:
     """Return a sentence that says where the energies of ``groups`` come from; None where there are none."""
-    found = sorted({group.energy_source for group in groups if group.energy_source})
-    return f"Energy: {'; '.join(found)}." if found else None
+    names = sorted({group.energy_source for group in groups if group.energy_source})
+    return f"Energy: {'; '.join(names)}." if names else None

@@ -81,10 +81,10 @@ def fill(index: int) -> dict[str, Any]:
     return {"facecolor": colour, "hatch": hatch, "edgecolor": "black", "linewidth": 0.7}
 
 
-def legend_of_bars(target: Figure, names: Sequence[str], kinds: Sequence[int], place: str, columns: int = 1) -> None:
+def legend_of_bars(target: Figure, names: Sequence[str], kinds: Sequence[int], location: str, columns: int = 1) -> None:
     """Add a legend outside the axes that says what the bars of each kind are."""
     patches = [Patch(label=name, **fill(kind)) for name, kind in zip(names, kinds, strict=True)]
-    target.legend(handles=patches, loc=cast(Any, f"outside {place}"), ncols=columns)
+    target.legend(handles=patches, loc=cast(Any, f"outside {location}"), ncols=columns)
 
 
 def legend_of_points(target: Figure, names: Sequence[str]) -> None:

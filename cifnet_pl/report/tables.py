@@ -52,12 +52,12 @@ def accuracy_table(study: Study) -> Table:
     columns = [Column("method"), Column("numbers")]
     for setting in study.settings:
         columns += [Column(f"{study.names[setting]}: {header}", 2, "max") for header, _ in ACCURACY]
-    found = {s: {(g.label, g.kind): g for g in [*study.of(s), *study.published_in(s)]} for s in study.settings}
+    by_setting = {s: {(g.label, g.kind): g for g in [*study.of(s), *study.published_in(s)]} for s in study.settings}
     compared = [group for setting in study.settings for group in study.with_published(setting)]
     keys = dict.fromkeys((group.label, group.kind) for group in sorted(compared, key=study.row_order))
     rows: list[list[Cell]] = []
     for key in keys:
-        groups = [found[setting].get(key) for setting in study.settings]
+        groups = [by_setting[setting].get(key) for setting in study.settings]
         cells: list[Cell] = [g.stat(name) if g else None for g in groups for _, name in ACCURACY]
         rows.append([*key, *cells])
     notes = [study.seeds_note(study.groups), BEST, *_published_notes(compared), *study.notes]
@@ -75,8 +75,8 @@ def efficiency_table(study: Study, setting: Setting) -> Table:
     A configuration whose seeds ran under different conditions has one row for each of them.
     """
     groups = [
-        part for group in study.with_published(setting) for part in group.by_conditions()
-        if part.stat("energy_kwh") or part.stat("train_seconds")
+        alike for group in study.with_published(setting) for alike in group.by_conditions()
+        if alike.stat("energy_kwh") or alike.stat("train_seconds")
     ]  # fmt: skip
     relative = study.energy_ratios(groups)
     columns = [
@@ -130,16 +130,16 @@ def ablation_table(study: Study) -> Table:
     cells: dict[tuple[str, str, str], dict[tuple[Setting, str], Stat | None]] = {}
     for family in families:
         for group in family:
-            own = cells.setdefault((family[0].label, group.variant, "measured"), {})
-            own.update({(group.setting, name): group.stat(name) for _, name in ACCURACY})
+            row = cells.setdefault((family[0].label, group.variant, "measured"), {})
+            row.update({(group.setting, name): group.stat(name) for _, name in ACCURACY})
     for setting in settings:
         columns += [Column(f"{study.names[setting]}: {header}", 2, "max") for header, _ in ACCURACY]
         for _, name in ACCURACY:
             for variant, value in study.published_of("tab:ablation", setting, name).items():
                 cells.setdefault(("CIFNet", variant or "full method", "published"), {})[setting, name] = value
     rows: list[list[Cell]] = [
-        [f"{method}, {variant}", kind, *(own.get((s, name)) for s in settings for _, name in ACCURACY)]
-        for (method, variant, kind), own in cells.items()
+        [f"{method}, {variant}", kind, *(row.get((s, name)) for s in settings for _, name in ACCURACY)]
+        for (method, variant, kind), row in cells.items()
     ]
     groups = [group for family in families for group in family]
     published = [PUBLISHED] if any(key[2] == "published" for key in cells) else []
@@ -147,8 +147,8 @@ def ablation_table(study: Study) -> Table:
         "Old neurons are updated with each new task in the full method, as in the authors' released code; the paper "
         "says that they are locked."
     )
-    said = [departure] if any("locked" in variant for _, variant, _ in cells) else []
-    notes = [study.seeds_note(groups), BEST, *said, *published, *notes_of(settings)]
+    footnotes = [departure] if any("locked" in variant for _, variant, _ in cells) else []
+    notes = [study.seeds_note(groups), BEST, *footnotes, *published, *notes_of(settings)]
     blocks = [f"{kind} {method}" for method, _, kind in cells]
     return Table("ablation", "The method without one of its parts", columns, rows, notes, blocks)
 
@@ -164,8 +164,8 @@ def value_table(study: Study, key: str, name: str) -> Table:
     columns += [Column(f"{study.names[f[0].setting]}: {f[0].label}", 2, "max") for f in families]
     rows: list[list[Cell]] = []
     for value in ordered:
-        found = [next((g for g in family if g.config.get(key) == value), None) for family in families]
-        rows.append([value_name(key, value), *(g.stat("A_K") if g else None for g in found)])
+        members = [next((g for g in family if g.config.get(key) == value), None) for family in families]
+        rows.append([value_name(key, value), *(g.stat("A_K") if g else None for g in members)])
     groups = [group for family in families for group in family]
     notes = [study.seeds_note(groups), BEST, *notes_of([family[0].setting for family in families])]
     return Table(name, f"Final accuracy A_K in % by {heading(key)}", columns, rows, notes)

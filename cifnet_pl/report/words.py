@@ -97,8 +97,8 @@ def value_name(key: str, value: Any) -> str:
     if key in SAID_BY_HEADING and isinstance(value, bool | None):
         return {True: "yes", False: "no", None: "none"}[value]
     plain = "none" if value is None else str(value)
-    said = WORDS.get((key, value), plain) if isinstance(value, str | bool | None) else plain
-    return said.removeprefix("λ ").removesuffix(" weighting")  # the heading has these words
+    text = WORDS.get((key, value), plain) if isinstance(value, str | bool | None) else plain
+    return text.removeprefix("λ ").removesuffix(" weighting")  # the heading has these words
 
 
 def strategy_name(strategy: object) -> str:

@@ -47,12 +47,12 @@ def named(files: list[UploadFile]) -> list[tuple[str, UploadFile]]:
 
 async def contents(files: list[UploadFile], service: Service) -> list[tuple[str, bytes]]:
     """Return the content of each file; RequestError for one that is too large."""
-    largest, found = service.options.limits.photo_bytes, []
+    largest, photos = service.options.limits.photo_bytes, []
     for name, file in named(files):
         if file.size is not None and file.size > largest:
             raise RequestError(413, f"{printable(name[:200])} is larger than {largest // 2**20} MiB")
-        found.append((name, await file.read()))
-    return found
+        photos.append((name, await file.read()))
+    return photos
 
 
 def asking(service: Service) -> APIRouter:
@@ -66,17 +66,17 @@ def asking(service: Service) -> APIRouter:
             raise RequestError(413, f"more than {service.options.limits.photos} photos in one request")
         photos = await contents(files, service)
         waiting = [service.batcher.submit(service.decoder(content)) for _, content in photos]
-        version, found = service.learner.served.version, []
+        version, replies = service.learner.served.version, []
         for (name, _), future in zip(photos, waiting, strict=True):
             try:
                 scored = await asyncio.wrap_future(future)
             except UnreadableImage as error:
                 service.measures.unreadable.inc()
-                found.append(answers.PhotoAnswer(file=printable(name), unreadable=str(error)))
+                replies.append(answers.PhotoAnswer(file=printable(name), unreadable=str(error)))
                 continue
             version = scored.served.version
-            found.append(service.answer(name, scored, top))
-        return answers.Classification(version=version, photos=found)
+            replies.append(service.answer(name, scored, top))
+        return answers.Classification(version=version, photos=replies)
 
     @router.post("/group", tags=["ask"])
     async def group(files: Photos) -> answers.Groups:
@@ -140,14 +140,14 @@ def teaching(service: Service) -> APIRouter:
         return await ended(service, service.extend(staged, dry_run), wait)
 
     @router.post("/forget", tags=["change"], response_model=answers.Changed)
-    async def forget(what: answers.Forget, wait: Waits = True) -> Response:
+    async def forget(request: answers.Forget, wait: Waits = True) -> Response:
         """Remove a class: exactly where all of its photos are kept and the head can, else from the answers."""
-        return await ended(service, service.forget(what.name), wait)
+        return await ended(service, service.forget(request.name), wait)
 
     @router.post("/rename", tags=["change"], response_model=answers.Changed)
-    async def rename(what: answers.Rename, wait: Waits = True) -> Response:
+    async def rename(request: answers.Rename, wait: Waits = True) -> Response:
         """Give a class another name."""
-        return await ended(service, service.rename(what.old, what.new), wait)
+        return await ended(service, service.rename(request.old, request.new), wait)
 
     @router.post("/undo", tags=["change"], response_model=answers.Changed)
     async def undo(wait: Waits = True) -> Response:
@@ -160,9 +160,9 @@ def teaching(service: Service) -> APIRouter:
         return await ended(service, service.redo(), wait)
 
     @router.post("/purge", tags=["change"], response_model=answers.Changed)
-    async def purge(what: answers.Purge, wait: Waits = True) -> Response:
+    async def purge(request: answers.Purge, wait: Waits = True) -> Response:
         """Delete kept photos and every version but the served one, for good: this cannot be undone."""
-        return await ended(service, service.purge(what.photos), wait)
+        return await ended(service, service.purge(request.photos), wait)
 
     @router.post("/versions/{number}/serve", tags=["change"], response_model=answers.Changed)
     async def serve(number: Number, wait: Waits = True) -> Response:
@@ -185,7 +185,7 @@ def history(service: Service) -> APIRouter:
     @router.get("/versions", tags=["change"])
     def versions() -> answers.Versions:
         """All versions, newest first."""
-        found = [
+        entries = [
             answers.VersionInfo(
                 number=v.number,
                 parent=v.parent,
@@ -200,13 +200,13 @@ def history(service: Service) -> APIRouter:
             for v in reversed(workspace.versions.values())
         ]
         can = {"can_undo": workspace.can_undo, "can_redo": workspace.can_redo}
-        return answers.Versions(current=service.learner.served.version, versions=found, **can)
+        return answers.Versions(current=service.learner.served.version, versions=entries, **can)
 
     @router.get("/versions/{before}/compare/{after}", tags=["change"])
     def compare(before: Number, after: Number) -> list[answers.Difference]:
         """Classes whose number of photos differs between two versions."""
-        found = workspace.compare(before, after)
-        return [answers.Difference(name=name, before=old, after=new) for name, (old, new) in found.items()]
+        entries = workspace.compare(before, after)
+        return [answers.Difference(name=name, before=old, after=new) for name, (old, new) in entries.items()]
 
     @router.get("/versions/{number}/bundle", tags=["change"], response_class=StreamingResponse)
     def bundle(number: Number) -> Response:
@@ -251,12 +251,12 @@ def download(service: Service, write: Callable[[Path], object], name: str, kind:
     """Return a file that is made in the workspace, sent, and removed."""
     folder = service.workspace.folder / "incoming"
     folder.mkdir(exist_ok=True)
-    place = Path(tempfile.mkdtemp(dir=folder))
-    path = place / f"file{Path(name).suffix}"
+    folder_of_download = Path(tempfile.mkdtemp(dir=folder))
+    path = folder_of_download / f"file{Path(name).suffix}"
     try:
         write(path)
     except BaseException:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder_of_download, ignore_errors=True)
         raise
 
     async def parts() -> AsyncIterator[bytes]:
@@ -265,7 +265,7 @@ def download(service: Service, write: Callable[[Path], object], name: str, kind:
                 while block := await run_in_threadpool(file.read, 2**20):
                     yield block
         finally:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(folder_of_download, ignore_errors=True)
 
     headers = {"content-disposition": f'attachment; filename="{name}"', "content-length": str(path.stat().st_size)}
     return StreamingResponse(parts(), media_type=kind, headers=headers)

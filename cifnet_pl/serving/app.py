@@ -93,12 +93,12 @@ async def _content(content: bytes, kind: str) -> Response:
 
 def _operations(schema: dict[str, Any]) -> list[dict[str, Any]]:
     """Return every operation of the OpenAPI description, as the page of the API shows it."""
-    found = []
+    listed = []
     for path, operations in schema["paths"].items():
         for method, about in operations.items():
             body = about.get("requestBody", {}).get("content", {})
             answer = about["responses"].get("200", {}).get("content", {}).get("application/json", {}).get("schema", {})
-            found.append(
+            listed.append(
                 {
                     "method": method.upper(),
                     "path": path,
@@ -108,15 +108,15 @@ def _operations(schema: dict[str, Any]) -> list[dict[str, Any]]:
                     "answer": _fields(answer, schema),
                 }
             )
-    return found
+    return listed
 
 
-def _fields(part: dict[str, Any], schema: dict[str, Any]) -> dict[str, str]:
+def _fields(description: dict[str, Any], schema: dict[str, Any]) -> dict[str, str]:
     """Name → description of the fields of an object, lists of objects included."""
-    part = part.get("items", part)
-    name = part.get("$ref", "").rpartition("/")[2]
-    part = schema["components"]["schemas"].get(name, part)
-    return {key: about.get("description", "") for key, about in part.get("properties", {}).items()}
+    description = description.get("items", description)
+    name = description.get("$ref", "").rpartition("/")[2]
+    description = schema["components"]["schemas"].get(name, description)
+    return {key: about.get("description", "") for key, about in description.get("properties", {}).items()}
 
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:
@@ -128,8 +128,8 @@ async def _refused(request: Request, error: Exception) -> JSONResponse:
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])[:100]
-    return JSONResponse({"error": f"the request is wrong at {place}: {first['msg']}"}, status_code=422)
+    field = ".".join(str(step) for step in first["loc"])[:100]
+    return JSONResponse({"error": f"the request is wrong at {field}: {first['msg']}"}, status_code=422)
 
 
 async def _http(request: Request, error: Exception) -> JSONResponse:

@@ -43,15 +43,15 @@ def _doubtful(model: Classifier, gallery: Gallery, kept: Mapping[str, Sequence[s
     if len(names) < 2:
         return [], 0
     labels = np.array([names.index(chosen[file]) for file in files], dtype=np.int64)
-    found = audit(z.numpy(), labels, names)
+    result = audit(z.numpy(), labels, names)
     shown = [
         Doubtful(
             file=files[row],
             label=names[labels[row]],
-            looks_like=names[int(found.evaluation.predicted[row])],
-            own=float(found.own[row]),
+            looks_like=names[int(result.evaluation.predicted[row])],
+            own=float(result.own[row]),
         )
-        for row in found.doubtful()[:SHOWN].tolist()
+        for row in result.doubtful()[:SHOWN].tolist()
     ]
     return shown, len(files)
 

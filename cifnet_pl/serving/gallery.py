@@ -55,8 +55,8 @@ class Gallery:
     def embeddings(self, names: Sequence[str]) -> tuple[list[str], Tensor]:
         """Return the photos among ``names`` that can be read, and their embeddings (n, d); waits for them."""
         self._embed([name for name in names if name not in self._known])
-        found = [name for name in names if name in self._known]
-        return found, torch.stack([self._known[name] for name in found]) if found else torch.zeros(0, 0)
+        present = [name for name in names if name in self._known]
+        return present, torch.stack([self._known[name] for name in present]) if present else torch.zeros(0, 0)
 
     def _run(self) -> None:
         while True:

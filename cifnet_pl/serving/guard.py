@@ -136,10 +136,10 @@ class Guard:
     def _wrong_token(self, scope: Scope, headers: dict[bytes, str], client: str) -> tuple[int, str] | None:
         if self.token is None or scope["path"] in OPEN or scope["path"].startswith("/page/"):
             return None
-        given = headers.get(b"authorization", "")
-        if hmac.compare_digest(given.encode("latin-1"), f"Bearer {self.token}".encode()):
+        header = headers.get(b"authorization", "")
+        if hmac.compare_digest(header.encode("latin-1"), f"Bearer {self.token}".encode()):
             return None
-        if given and not self.wrong_tokens.allows(client):
+        if header and not self.wrong_tokens.allows(client):
             return 429, "too many wrong tokens: wait a few seconds"
         return 401, "this service needs a token: send the header Authorization: Bearer TOKEN"
 
@@ -158,8 +158,8 @@ class _Reply:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            given = {key for key, _ in message.get("headers", ())}
-            more = [(key, value) for key, value in HEADERS if key not in given]
+            names = {key for key, _ in message.get("headers", ())}
+            more = [(key, value) for key, value in HEADERS if key not in names]
             message = {**message, "headers": [*message.get("headers", ()), *more]}
         await self._send(message)
 

@@ -101,14 +101,14 @@ class History:
 
     def version(self, number: int) -> Version:
         """Return the version ``number``; RequestError if there is none or its bundle was removed."""
-        found = self.versions.get(number)
-        if found is None:
+        version = self.versions.get(number)
+        if version is None:
             raise RequestError(404, f"there is no version {number}: the newest is {max(self.versions)}")
-        if not found.here:
+        if not version.here:
             raise RequestError(
                 410, f"version {number} is no longer stored: only the newest {self.keep_versions} are kept"
             )
-        return found
+        return version
 
     def compare(self, before: int, after: int) -> dict[str, tuple[int | None, int | None]]:
         """Return the number of photos learned of each class whose number differs between two versions.
@@ -126,36 +126,36 @@ class History:
         while at is not None:
             changes.append(self.versions[at].change)
             at = self.versions[at].parent
-        found: dict[str, list[str]] = {}
+        kept: dict[str, list[str]] = {}
         for change in reversed(changes):
             if change.forgotten is not None:
-                found.pop(change.forgotten, None)
-            if change.renamed is not None and change.renamed[0] in found:
-                found[change.renamed[1]] = found.pop(change.renamed[0])
+                kept.pop(change.forgotten, None)
+            if change.renamed is not None and change.renamed[0] in kept:
+                kept[change.renamed[1]] = kept.pop(change.renamed[0])
             for name, files in change.learned.items():
-                found[name] = list(dict.fromkeys([*found.get(name, []), *files]))
+                kept[name] = list(dict.fromkeys([*kept.get(name, []), *files]))
         purged = self.purged
-        return {name: [file for file in files if file not in purged] for name, files in found.items()}
+        return {name: [file for file in files if file not in purged] for name, files in kept.items()}
 
     def apply(self, record: Record) -> None:
         """Change the state as a record of the journal says."""
-        what = record["what"]
-        if what == "dropped":
+        event = record["what"]
+        if event == "dropped":
             dropped = set(record["numbers"])
             self.versions |= {n: replace(self.versions[n], here=False) for n in dropped}
-            place = sum(n not in dropped for n in self._line[: self._place])
-            self._line, self._place = [n for n in self._line if n not in dropped], place
+            position = sum(n not in dropped for n in self._line[: self._place])
+            self._line, self._place = [n for n in self._line if n not in dropped], position
             return
-        if what == "purged":
+        if event == "purged":
             self.purged |= set(record["names"])
             return
         number = record["number"]
-        if what == "undo":
+        if event == "undo":
             self._place -= 1
-        elif what == "redo":
+        elif event == "redo":
             self._place += 1
         else:
-            if what == "version":
+            if event == "version":
                 version = _version(record)
                 self.versions = {**self.versions, number: version}
                 self.purged -= {name for files in version.change.learned.values() for name in files}

@@ -161,9 +161,9 @@ def _parsed(body: bytes, header: str | None, service: Service) -> tuple[InferReq
         asked = InferRequest.model_validate(json.loads(body[:length]))
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
+        field = ".".join(str(step) for step in first["loc"])
         raise RequestError(
-            422, f"the request is not as the protocol has it, at {place[:100]}: {first['msg']}"
+            422, f"the request is not as the protocol has it, at {field[:100]}: {first['msg']}"
         ) from error
     except (ValueError, RecursionError) as error:
         raise RequestError(400, "the request is not JSON") from error
@@ -179,22 +179,22 @@ def _files(tensor: InputTensor, binary: bytes | None, service: Service) -> list[
     """Return the image files: length-prefixed behind the JSON, or base64 within it."""
     if len(tensor.shape) != 1:
         raise RequestError(422, f"BYTES input has shape {tensor.shape}, expected one number, the number of images")
-    found: list[bytes] = []
+    files: list[bytes] = []
     if binary is not None:
         while binary:
             size = int.from_bytes(binary[:4], "little")
             if len(binary) < 4 + size:
                 raise RequestError(422, "the binary data ends within an image")
-            found.append(binary[4 : 4 + size])
+            files.append(binary[4 : 4 + size])
             binary = binary[4 + size :]
     else:
         try:
-            found = [base64.b64decode(item, validate=True) for item in tensor.data or []]
+            files = [base64.b64decode(item, validate=True) for item in tensor.data or []]
         except (binascii.Error, TypeError, ValueError) as error:
             raise RequestError(422, "BYTES data in JSON must be image files as base64 text") from error
-    if len(found) != tensor.shape[0]:
-        raise RequestError(422, f"the input holds {len(found)} images, its shape says {tensor.shape[0]}")
-    return [service.decoder(content) for content in found]
+    if len(files) != tensor.shape[0]:
+        raise RequestError(422, f"the input holds {len(files)} images, its shape says {tensor.shape[0]}")
+    return [service.decoder(content) for content in files]
 
 
 def _pixels(tensor: InputTensor, binary: bytes | None, service: Service) -> list[Decode]:

@@ -34,10 +34,10 @@ def stored_accuracy(model: Classifier, names: Sequence[str]) -> float | None:
 
     The result is None if it cannot be measured.
     """
-    found = stored_answers(model)
-    if found is None:
+    stored = stored_answers(model)
+    if stored is None:
         return None
-    true, answered = found
+    true, answered = stored
     columns = torch.tensor([model.class_names.index(name) for name in names], dtype=torch.int64)
     rows = torch.isin(true, columns)
     return percent(int((true == answered)[rows].sum()), int(rows.sum()))
@@ -45,12 +45,12 @@ def stored_accuracy(model: Classifier, names: Sequence[str]) -> float | None:
 
 def look(model: Classifier, name: str, version: int, read_only: bool) -> Look:
     """Return the state of a model, for the page."""
-    found = stored_answers(model)
+    stored = stored_answers(model)
     confusion: list[list[float]] | None = None
     accuracy: float | None = None
     count = len(model.class_names)
-    if found is not None:
-        true, answered = found
+    if stored is not None:
+        true, answered = stored
         accuracy = percent(int((true == answered).sum()), len(true))
         if count <= LARGEST_CONFUSION:
             table = torch.bincount(true * count + answered, minlength=count**2).view(count, count).double()
@@ -79,8 +79,8 @@ def _bytes(model: Classifier) -> dict[str, int]:
     """Return the bytes of the tensors of head and buffer."""
     sizes: dict[str, int] = {}
     for key, value in model.tensors().items():
-        part = key.partition(".")[0]
-        sizes[part] = sizes.get(part, 0) + value.nbytes
+        component = key.partition(".")[0]
+        sizes[component] = sizes.get(component, 0) + value.nbytes
     return sizes
 
 

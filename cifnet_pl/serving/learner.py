@@ -75,13 +75,13 @@ class Learner:
         """Jobs that are not finished."""
         return self._asked - self._finished
 
-    def submit(self, what: str, work: Callable[[Job], tuple[Served | None, Result]]) -> Job:
+    def submit(self, action: str, work: Callable[[Job], tuple[Served | None, Result]]) -> Job:
         """Queue a change; RequestError if too many wait."""
         with self._lock:
             if self.queued >= self.waiting:
                 raise RequestError(503, f"{self.queued} changes are waiting already: try again later")
             self._asked += 1
-            job = Job(what, work, self._asked)
+            job = Job(action, work, self._asked)
             self._jobs[job.key] = job
             for key in [key for key, old in self._jobs.items() if old.result.done()][:-REMEMBERED]:
                 del self._jobs[key]
@@ -90,10 +90,10 @@ class Learner:
 
     def job(self, key: str) -> Job:
         """Return the job of a key; RequestError if it is not known."""
-        found = self._jobs.get(key)
-        if found is None:
+        job = self._jobs.get(key)
+        if job is None:
             raise RequestError(404, "there is no such job, or it ended long ago")
-        return found
+        return job
 
     def place(self, job: Job) -> int:
         """Return how many jobs come before this one; 0 while it is at work and afterwards."""

@@ -41,11 +41,11 @@ def replicas(
         from cifnet_pl.serving.replica_api import Replica
     except ImportError as error:
         raise UsageError(f"replicas needs {error.name}: pip install 'cifnet_pl[replicas]'") from None
-    place = Path(model).expanduser()
-    if not place.exists():
+    path = Path(model).expanduser()
+    if not path.exists():
         raise UsageError(f"there is no model at {model}: give a run's folder, a checkpoint file or a bundle")
     if not 1 <= count <= 256 or not 0 < port < 2**16:
         raise UsageError(f"--count is {count} and --port {port}, expected 1 to 256 and 1 to {2**16 - 1}")
-    api = Replica(str(place), trust, api_path="/classify", max_batch_size=BATCH, batch_timeout=WINDOW)
+    api = Replica(str(path), trust, api_path="/classify", max_batch_size=BATCH, batch_timeout=WINDOW)
     server = LitServer(api, accelerator=device, workers_per_device=count, max_payload_size=2**26)
     server.run(host="127.0.0.1", port=port, generate_client_file=False, log_level="warning")

@@ -75,21 +75,19 @@ def serve(
         if share is not None and not 0 < share < 1:
             raise UsageError(f"--{option} is {share:g}, expected a share between 0 and 1, or null")
     listening = _listen(host, port)
-    place = Path(model).expanduser()
-    folder = (
-        Path(workspace).expanduser() if workspace else place.resolve().with_name(f"{place.resolve().name}-workspace")
-    )
+    path = Path(model).expanduser()
+    folder = Path(workspace).expanduser() if workspace else path.resolve().with_name(f"{path.resolve().name}-workspace")
     torch.set_num_threads(1)  # each answer keeps to one core: see Batcher
-    found = load(model, trust=trust)
-    opened = Workspace(folder, found, keep_versions, trust)
+    loaded = load(model, trust=trust)
+    opened = Workspace(folder, loaded, keep_versions, trust)
     if opened.current != 1:
-        found = opened.load(opened.current).to(found.device)
+        loaded = opened.load(opened.current).to(loaded.device)
         print(f"workspace {folder} goes on at version {opened.current}")
     (folder / "incoming").mkdir(exist_ok=True)
     tempfile.tempdir = str(folder / "incoming")  # where large uploads wait
-    options = Options(name or _plain(place.resolve().name), read_only, keep_photos, unknown, coverage)
-    app = make_app(Service(opened, found, options), Access(secret, host not in LOOPBACK, rate))
-    _announce(host, listening.getsockname()[1], len(found.class_names), secret is not None)
+    options = Options(name or _plain(path.resolve().name), read_only, keep_photos, unknown, coverage)
+    app = make_app(Service(opened, loaded, options), Access(secret, host not in LOOPBACK, rate))
+    _announce(host, listening.getsockname()[1], len(loaded.class_names), secret is not None)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     config = uvicorn.Config(
         app,

@@ -100,18 +100,18 @@ class Service:
         best = scored.probabilities.topk(min(top, len(names)))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         self.measures.classified.inc()
-        found = [answers.Candidate(name=names[column], probability=share) for column, share in pairs]
+        candidates = [answers.Candidate(name=names[column], probability=share) for column, share in pairs]
         verdict = scored.verdict
         if verdict.known is False:
             self.measures.unknown.inc()
         return answers.PhotoAnswer(
             file=printable(file),
-            classes=found,
+            classes=candidates,
             known=verdict.known,
             novelty=verdict.novelty,
             p_value=verdict.p_value,
             answers=None if verdict.answers is None else list(verdict.answers),
-            nearest=self.gallery.nearest(found[0].name, scored.z),
+            nearest=self.gallery.nearest(candidates[0].name, scored.z),
         )
 
     def audit(self) -> answers.Audit:
@@ -135,14 +135,14 @@ class Service:
                 bad.append(answers.Unreadable(file=printable(name), reason=str(error)))
             else:
                 raise error
-        found = []
+        groups = []
         for rows in inspection.groups_of(stack([scored.z for _, _, scored in good])):
             members = [good[row] for row in rows]
             mean = stack([scored.probabilities for _, _, scored in members]).mean(dim=0)
             suggestion = members[0][2].served.model.class_names[int(mean.argmax())]
             places = [position for position, _, _ in members]
-            found.append(answers.Group(files=[n for _, n, _ in members], positions=places, suggestion=suggestion))
-        return answers.Groups(groups=found, unreadable=bad)
+            groups.append(answers.Group(files=[n for _, n, _ in members], positions=places, suggestion=suggestion))
+        return answers.Groups(groups=groups, unreadable=bad)
 
     # ------------------------------------------------------------------ teach
 
@@ -174,7 +174,7 @@ class Service:
                 self.workspace.remove_unused_photos()
                 raise
             self.measures.learned.inc(sum(lesson.learned.values()))
-        found = answers.Lesson(
+        result = answers.Lesson(
             version=version.number if version else None,
             learned=lesson.learned,
             unreadable=[answers.Unreadable(file=printable(n), reason=reason) for n, reason in staged.unreadable],
@@ -185,7 +185,7 @@ class Service:
             seconds=time.perf_counter() - start,
             note=note,
         )
-        return (self._served(lesson.model, version.number) if version else None), {"lesson": found}
+        return (self._served(lesson.model, version.number) if version else None), {"lesson": result}
 
     def _keep(self, staged: Staged) -> dict[str, list[str]]:
         if not self.options.keep_photos:
@@ -207,8 +207,8 @@ class Service:
         with self.workspace.photos_of(name, old.counts[name]) as folder:
             possible = old.forget(name).can_be_exact
             done = old.forget(name, folder) if folder is not None and possible else old.forget(name)
-        said = "exactly: nothing of its photos remains" if done.exact else "from the answers; its photos still count"
-        says = f"forgot '{printable(name)}' {said}"
+        how = "exactly: nothing of its photos remains" if done.exact else "from the answers; its photos still count"
+        says = f"forgot '{printable(name)}' {how}"
         version = self.workspace.commit(done.model, Change("forget", says, forgotten=name))
         changed = answers.Changed(version=version.number, says=says, exact=done.exact)
         return self._served(done.model, version.number), {"changed": changed}
@@ -262,7 +262,7 @@ class Service:
         return served
 
     def _submit(
-        self, what: str, work: Callable[[Job], tuple[Served | None, Result]], always: Callable[[], None] | None = None
+        self, action: str, work: Callable[[Job], tuple[Served | None, Result]], always: Callable[[], None] | None = None
     ) -> Job:
         if self.options.read_only:
             raise RequestError(403, "this service is read-only: it answers, but does not learn")
@@ -274,7 +274,7 @@ class Service:
                 if always is not None:
                     always()
 
-        job = self.learner.submit(what, whole)
+        job = self.learner.submit(action, whole)
         job.result.add_done_callback(lambda _: self.gallery.update())
         return job
 

@@ -60,7 +60,7 @@ class Upload:
     @property
     def folder(self) -> str | None:
         """Name of the folder that holds the photo, if it was sent with one."""
-        parts = [part for part in self.name.replace("\\", "/").split("/") if part not in ("", ".")]
+        parts = [component for component in self.name.replace("\\", "/").split("/") if component not in ("", ".")]
         return parts[-2] if len(parts) > 1 else None
 
 
@@ -95,7 +95,7 @@ def _of_zip(name: str, file: IO[bytes], limits: Limits) -> Iterator[Upload]:
             entries = archive.infolist()
             _check_entries(entries, where, limits)
             for entry in entries:
-                hidden = any(part.startswith((".", "__MACOSX")) for part in entry.filename.split("/"))
+                hidden = any(component.startswith((".", "__MACOSX")) for component in entry.filename.split("/"))
                 if not entry.is_dir() and not hidden:
                     with archive.open(entry) as content:
                         yield Upload(entry.filename, _whole(entry.filename, content, limits))

@@ -190,8 +190,10 @@ class Workspace(History):
 
     # ------------------------------------------------------------------ details
 
-    def _move(self, what: str, number: int) -> Version:
-        self._record({"what": what, "number": number, "when": datetime.now(timezone.utc).isoformat(timespec="seconds")})
+    def _move(self, action: str, number: int) -> Version:
+        self._record(
+            {"what": action, "number": number, "when": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+        )
         return self.versions[number]
 
     def _record(self, record: Record) -> None:

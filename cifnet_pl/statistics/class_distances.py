@@ -175,8 +175,8 @@ class ClassDistances:
         mass = self.moments.weights[columns]
         alone = mass - weight <= ROUNDING * mass
         others = torch.where(alone, torch.ones_like(mass), mass - weight)
-        own = self.means[columns]
-        away = x - own
+        class_means = self.means[columns]
+        away = x - class_means
         factor = torch.where(alone, torch.zeros_like(mass), weight * mass / others)
         pull = away @ self.within_inverse
         spread = factor / (1 - factor * (pull * away).sum(dim=1)).clamp_min(ROUNDING)
@@ -184,7 +184,9 @@ class ClassDistances:
         inner = _quadratic(q, self.within_inverse)[:, None] + offset - 2 * q @ towards
         cross = (q * pull).sum(dim=1)[:, None] - pull @ self.means.T
         distance = inner + spread[:, None] * cross.square()
-        rest = q - (own - (weight / others)[:, None] * away)  # the mean of the others is μ_c − ω/(n_c − ω)·(x − μ_c)
+        rest = q - (
+            class_means - (weight / others)[:, None] * away
+        )  # the mean of the others is μ_c − ω/(n_c − ω)·(x − μ_c)
         own_distance = _quadratic(rest, self.within_inverse) + spread * (rest * pull).sum(dim=1).square()
         own_distance = own_distance.masked_fill(alone, torch.inf)
         return distance.scatter(1, columns[:, None], own_distance[:, None]).min(dim=1).values

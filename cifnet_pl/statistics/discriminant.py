@@ -72,13 +72,13 @@ class Discriminant:
         Returns:
             NaN for a class that had no other row.
         """
-        own, rest = self.class_mass[columns], self.class_mass[columns] - weight
-        only = rest <= 1e-9 * own  # the difference is rounding
+        mass, rest = self.class_mass[columns], self.class_mass[columns] - weight
+        only = rest <= 1e-9 * mass  # the difference is rounding
         rest = torch.where(only, torch.ones_like(rest), rest)
         means, centred = self._half(self.means), self._half(z.double() - self.means[columns])
         row = centred + means[columns]  # half products: aᵀ(S + λI)⁻¹b is their inner product
         spread = centred.square().sum(dim=1)  # vᵀ(S + λI)⁻¹v
-        beta = torch.where(only, 0, weight * own / rest)
+        beta = torch.where(only, 0, weight * mass / rest)
         gamma = beta / (1 - beta * spread)
         along_row, along_means = (row * centred).sum(dim=1), centred @ means.T
         cross, square = row @ means.T, means.square().sum(dim=1).expand(len(z), -1)

@@ -48,10 +48,10 @@ def solve_gcv(
     Raises:
         CifnetError: the sums overflowed.
     """
-    found = spectrum(gram, samples - free, moment.shape[1])
-    rotated = torch.where(found.values[:, None] > 0, found.rotate(moment), 0)
-    choice = gcv_ridge(found.values, rotated.square().sum(dim=1), target_energy, samples, free)
-    return found.back(rotated / (found.values + choice.ridge)[:, None]), choice
+    eigen = spectrum(gram, samples - free, moment.shape[1])
+    rotated = torch.where(eigen.values[:, None] > 0, eigen.rotate(moment), 0)
+    choice = gcv_ridge(eigen.values, rotated.square().sum(dim=1), target_energy, samples, free)
+    return eigen.back(rotated / (eigen.values + choice.ridge)[:, None]), choice
 
 
 def gcv_ridge(eigenvalues: Tensor, energy: Tensor, target_energy: Tensor, samples: int, free: int = 1) -> Choice:

@@ -25,8 +25,8 @@ def _routine(name: str, arguments: int) -> Callable[..., None]:
     interface.PyCapsule_GetPointer.restype = ctypes.c_void_p
     interface.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
     address = interface.PyCapsule_GetPointer(capsule, interface.PyCapsule_GetName(capsule))
-    found: Callable[..., None] = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * arguments)(address)
-    return found
+    routine: Callable[..., None] = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * arguments)(address)
+    return routine
 
 
 def _call(name: str, dtype: np.dtype[Any], *arguments: bytes | int | np.ndarray) -> int:

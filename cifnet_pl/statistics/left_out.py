@@ -40,8 +40,8 @@ def left_out(scores: Tensor, share: Tensor, targets: Tensor) -> Tensor:
         (n, C) float64; NaN where h is 1 but for rounding: without the sample nothing is known of its score.
     """
     share = (share if share.ndim == 2 else share[:, None]).double()
-    found = (scores.double() - share * targets) / (1 - share)
-    return found.masked_fill(1 - share < ROUNDING, torch.nan)
+    result = (scores.double() - share * targets) / (1 - share)
+    return result.masked_fill(1 - share < ROUNDING, torch.nan)
 
 
 def shared_groups(groups: Tensor) -> Iterator[Tensor]:
@@ -67,15 +67,15 @@ def left_out_together(scores: Tensor, half: Tensor, weight: Tensor, targets: Ten
         (n, C) float64; NaN where without the group nothing is known of a sample's score.
     """
     weight, targets, scores = weight.double(), targets.double(), scores.double()
-    found = left_out(scores, weight * half.square().sum(dim=1), targets)
+    result = left_out(scores, weight * half.square().sum(dim=1), targets)
     for rows in shared_groups(groups) if groups is not None else ():
-        products, own = half[rows] @ half[rows].T, weight[rows]
+        products, weights = half[rows] @ half[rows].T, weight[rows]
         eye = torch.eye(len(rows), dtype=products.dtype, device=products.device)
-        root = own.sqrt()
+        root = weights.sqrt()
         rest = torch.linalg.eigvalsh(eye - root[:, None] * products * root)[0]
-        share = products * own
+        share = products * weights
         system = eye - share if rest > ROUNDING else eye
-        found[rows] = torch.linalg.solve(system, scores[rows] - share @ targets[rows])
+        result[rows] = torch.linalg.solve(system, scores[rows] - share @ targets[rows])
         if rest <= ROUNDING:
-            found[rows] = torch.nan
-    return found
+            result[rows] = torch.nan
+    return result

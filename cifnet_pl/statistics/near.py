@@ -53,13 +53,13 @@ def resembles(u: Tensor, y: Tensor, others: Tensor, labels: Tensor, limit: float
         others: (m, d) likewise, labels: (m,) theirs.
         limit: from :func:`near_limit`.
     """
-    found = torch.zeros(len(u), dtype=torch.bool, device=u.device)
+    near = torch.zeros(len(u), dtype=torch.bool, device=u.device)
     for label in torch.unique(y).tolist():
-        rows, own = (y == label).nonzero().flatten(), others[labels == label].float()
-        for part in torch.split(rows, BLOCK):
-            for block in torch.split(own, BLOCK):
-                found[part] |= (u[part].float() @ block.T > limit).any(dim=1)
-    return found
+        rows, same_class = (y == label).nonzero().flatten(), others[labels == label].float()
+        for chunk in torch.split(rows, BLOCK):
+            for block in torch.split(same_class, BLOCK):
+                near[chunk] |= (u[chunk].float() @ block.T > limit).any(dim=1)
+    return near
 
 
 def near_groups(u: Tensor, y: Tensor, limit: float) -> Tensor:
@@ -78,8 +78,8 @@ def near_groups(u: Tensor, y: Tensor, limit: float) -> Tensor:
         parts = torch.split((y == label).nonzero().flatten(), BLOCK)
         for i, one in enumerate(parts):
             for other in parts[: i + 1]:
-                found = (u[one].float() @ u[other].float().T > limit).nonzero(as_tuple=True)
-                pairs.append(np.stack([one[found[0]].cpu().numpy(), other[found[1]].cpu().numpy()]))
+                pair = (u[one].float() @ u[other].float().T > limit).nonzero(as_tuple=True)
+                pairs.append(np.stack([one[pair[0]].cpu().numpy(), other[pair[1]].cpu().numpy()]))
     rows, columns = np.concatenate(pairs, axis=1)
     graph = coo_array((np.ones(len(rows), dtype=bool), (rows, columns)), shape=(len(u), len(u)))
     groups = connected_components(graph, directed=False)[1]

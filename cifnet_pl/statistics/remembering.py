@@ -111,9 +111,9 @@ class RememberingSums(Sums):
         super().reduce(sum_in_place)
         sum_in_place(self.own)
 
-    def _before_load(self, own: Mapping[str, Any]) -> None:
-        super()._before_load(own)
-        place, matrices = own.get("place"), own.get("own")
+    def _before_load(self, state: Mapping[str, Any]) -> None:
+        super()._before_load(state)
+        place, matrices = state.get("place"), state.get("own")
         if isinstance(place, Tensor) and isinstance(matrices, Tensor):
             used = place[place >= 0].sort().values
             shape = packed_shape(self.width)

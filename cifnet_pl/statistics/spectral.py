@@ -52,13 +52,13 @@ def spectrum(gram: Tensor, rank: int, columns: int) -> Spectrum:
     factored = gram.device.type == "cpu" and len(gram) >= max(FACTORED_FROM, 2 * columns)
     try:
         gram.diagonal().add_(shift)
-        found = _factored(gram) if factored else _whole(gram)
+        result = _factored(gram) if factored else _whole(gram)
     finally:
         gram.diagonal().copy_(diagonal)
-    found.values.sub_(shift)
-    found.values[: len(gram) - min(len(gram), rank)] = 0
-    found.values[found.values <= torch.finfo(gram.dtype).eps * found.values[-1]] = 0
-    return found
+    result.values.sub_(shift)
+    result.values[: len(gram) - min(len(gram), rank)] = 0
+    result.values[result.values <= torch.finfo(gram.dtype).eps * result.values[-1]] = 0
+    return result
 
 
 def _whole(gram: Tensor) -> Spectrum:

@@ -125,8 +125,8 @@ class ClassSums(GrowingModule):
                 del state_dict[prefix + name]
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
-    def _before_load(self, own: Mapping[str, Any]) -> None:
-        stored = own.get("class_sums")
+    def _before_load(self, state: Mapping[str, Any]) -> None:
+        stored = state.get("class_sums")
         if isinstance(stored, Tensor) and stored.shape[1:] != (self.width,):
             raise CheckpointError(
                 f"stored class sums have shape {tuple(stored.shape)}, expected (classes, {self.width}): "
@@ -254,9 +254,9 @@ class Sums(ClassSums):
                 state_dict[prefix + name] = pack(stored)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
-    def _before_load(self, own: Mapping[str, Any]) -> None:
+    def _before_load(self, state: Mapping[str, Any]) -> None:
         self._square = None
-        gram, shape = own.get("products"), packed_shape(self.width)
+        gram, shape = state.get("products"), packed_shape(self.width)
         if isinstance(gram, Tensor) and gram.shape != shape:
             raise CheckpointError(
                 f"stored sums have a Gram matrix of shape {tuple(gram.shape)}, expected {shape}: "

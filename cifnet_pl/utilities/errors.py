@@ -47,26 +47,26 @@ class NonFiniteError(CifnetError):
         self.rows = rows
 
 
-def unknown_name(kind: str, given: str, known: Iterable[str]) -> UsageError:
+def unknown_name(kind: str, unknown: str, known: Iterable[str]) -> UsageError:
     """Return an error for an unknown name that lists the nearest known ones.
 
     Args:
         kind: what was named ("head", "backbone", …).
-        given: the unknown name.
+        unknown: the unknown name.
         known: all known names.
     """
     names = sorted(known)
-    near = sorted((name for name in names if given and given.lower() in name.lower()), key=len)[:3]
-    near = near or difflib.get_close_matches(given, names, n=3, cutoff=0.5)
+    near = sorted((name for name in names if unknown and unknown.lower() in name.lower()), key=len)[:3]
+    near = near or difflib.get_close_matches(unknown, names, n=3, cutoff=0.5)
     listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are: {listed}"
-    return UsageError(f"unknown {kind} '{given}': {hint}")
+    return UsageError(f"unknown {kind} '{unknown}': {hint}")
 
 
-def check_choice(kind: str, given: str, choices: object) -> None:
-    """Raise UsageError unless ``given`` is one of the ``choices``, a ``Literal`` type; ``kind`` names the argument."""
-    if given not in get_args(choices):
-        raise unknown_name(kind, str(given), get_args(choices))
+def check_choice(kind: str, value: str, choices: object) -> None:
+    """Raise UsageError unless ``value`` is one of the ``choices``, a ``Literal`` type; ``kind`` names the argument."""
+    if value not in get_args(choices):
+        raise unknown_name(kind, str(value), get_args(choices))
 
 
 def check_embeddings(z: Tensor, width: int) -> None:

@@ -61,22 +61,22 @@ def write_text(path: Path, text: str) -> None:
     write_atomic(path, lambda file: file.write(text.encode("utf-8", "surrogateescape")))
 
 
-def read_yaml(path: Path, what: str = "file") -> Any:
+def read_yaml(path: Path, noun: str = "file") -> Any:
     """Return the content of a YAML file, from plain tags only.
 
     Args:
         path: the file.
-        what: what it is, for the errors.
+        noun: what it is, for the errors.
 
     Raises:
         UsageError: no such file, or it is not YAML.
     """
     if not path.is_file():
-        raise UsageError(f"{what} {path} does not exist")
+        raise UsageError(f"{noun} {path} does not exist")
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{what} {path} is not YAML: {' '.join(str(error).split())}") from error
+        raise UsageError(f"{noun} {path} is not YAML: {' '.join(str(error).split())}") from error
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -36,10 +36,10 @@ class GrowingModule(nn.Module):
         return cast(Any, super())._apply(keep_dtype, recurse)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
-        self._before_load(own)
+        state = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
+        self._before_load(state)
         for name, buffer in self._buffers.items():
-            incoming = own.get(name)
+            incoming = state.get(name)
             if buffer is None or not isinstance(incoming, Tensor):
                 continue
             if incoming.ndim != buffer.ndim or incoming.is_floating_point() != buffer.is_floating_point():
@@ -50,5 +50,5 @@ class GrowingModule(nn.Module):
             self._buffers[name] = buffer.new_zeros(incoming.shape)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
-    def _before_load(self, own: Mapping[str, Any]) -> None:
-        """Create the children that ``own`` (this module's part of the state, without prefix) has tensors for."""
+    def _before_load(self, state: Mapping[str, Any]) -> None:
+        """Create the children that ``state`` (this module's part of the state, without prefix) has tensors for."""

@@ -23,10 +23,10 @@ GROUPS = ("heads", "backbones", "sources", "methods")
 """Kinds of parts; an installed package offers them as entry points of the group ``cifnet_pl.<kind>``."""
 
 
-def import_name(part: Callable[..., Any]) -> str:
+def import_name(factory: Callable[..., Any]) -> str:
     """Return the name that files have for a class or function: its own, or that of its import if it is from outside."""
-    inside = part.__module__.split(".")[0] == OWN
-    return part.__qualname__ if inside else f"{part.__module__}.{part.__qualname__}"
+    inside = factory.__module__.split(".")[0] == OWN
+    return factory.__qualname__ if inside else f"{factory.__module__}.{factory.__qualname__}"
 
 
 def names_import(name: str) -> bool:
@@ -36,8 +36,8 @@ def names_import(name: str) -> bool:
 
 def entry_point(kind: str, name: str) -> str | None:
     """Return the import of what an installed package offers as ``name``, or None; nothing is imported."""
-    found = entry_points(group=f"{OWN}.{kind}", name=name)
-    return next((point.value.replace(":", ".").split()[0] for point in found), None)
+    points = entry_points(group=f"{OWN}.{kind}", name=name)
+    return next((point.value.replace(":", ".").split()[0] for point in points), None)
 
 
 def offered(kind: str) -> list[str]:

@@ -17,14 +17,14 @@ def is_first_process() -> bool:
     return all(os.environ.get(name, "0") in ("", "0") for name in ranks)
 
 
-def of_all_processes(given: T) -> list[T]:
+def of_all_processes(value: T) -> list[T]:
     """Return what each process of this run gives, in the order of their ranks; all must ask for it."""
     import torch.distributed  # here: a command line that only shows help does not wait for it
 
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return [given]
+        return [value]
     parts: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(parts, given)
+    torch.distributed.all_gather_object(parts, value)
     return parts
 
 

@@ -16,17 +16,17 @@ def on_terminal() -> bool:
     return Console(stderr=True).is_terminal
 
 
-def counted(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
+def counted(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
     """Yield the same items, with a bar that counts them while they are consumed.
 
     Args:
         items: what to iterate over.
-        what: the words in front of the bar.
+        description: the words in front of the bar.
         total: number of items.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not on_terminal(), transient=True) as progress:
-        bar = progress.add_task(what, total=total)
+        bar = progress.add_task(description, total=total)
         for item in items:
             yield item
             progress.advance(bar)

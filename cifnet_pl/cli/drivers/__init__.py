@@ -38,8 +38,8 @@ class Job:
 
     def command(self, *shards: str) -> list[str]:
         """Return the words after ``cifnet`` that make ``shards``, such as "3/64"."""
-        own = ["sums", "--output", str(self.folder), "--threads", str(self.threads)]
-        return [*own, *(word for shard in shards for word in ("--shard", shard)), *self.options]
+        arguments = ["sums", "--output", str(self.folder), "--threads", str(self.threads)]
+        return [*arguments, *(word for shard in shards for word in ("--shard", shard)), *self.options]
 
 
 def _driver(name: str) -> Callable[[], Any]:

@@ -53,7 +53,7 @@ class ActivationTable(Callback):
             sizes = [len(names) for names in cast(CIFNetModule, pl_module).learned_tasks]
             task_of = torch.repeat_interleave(torch.tensor(sizes, device=batch.label.device))[batch.label]
             parts = torch.split(torch.sigmoid(torch.cat(scores)), sizes, dim=1)
-            largest = torch.stack([part.amax(dim=1) for part in parts], dim=1)
+            largest = torch.stack([column.amax(dim=1) for column in parts], dim=1)
             self._sums.index_add_(0, task_of, largest)
             self._counts += torch.bincount(task_of, minlength=len(sizes))
 

@@ -40,10 +40,10 @@ def _save(checkpoint: dict[str, Any], file: IO[bytes]) -> None:
     try:
         torch.save(checkpoint, file)
     except RuntimeError as error:  # torch hides what the file system said
-        said: BaseException | None = error
-        while said is not None and not isinstance(said, OSError):
-            said = said.__context__
-        raise said or OSError(first_line(error)) from error
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__context__
+        raise cause or OSError(first_line(error)) from error
 
 
 class TaskCheckpoint(Checkpoint):

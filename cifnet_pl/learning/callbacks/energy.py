@@ -211,7 +211,7 @@ def _gpu_source(device: Any) -> str:
 
 def _over_nodes(trainer: Trainer, energy: Energy | None) -> Energy:
     """Sum over processes: only one a node holds a reading."""
-    own = energy if energy is not None else Energy()
-    values = torch.tensor([own.cpu, own.gpu, own.ram, own.co2_kg], dtype=torch.float64)
+    local = energy if energy is not None else Energy()
+    values = torch.tensor([local.cpu, local.gpu, local.ram, local.co2_kg], dtype=torch.float64)
     total = trainer.strategy.reduce(values.to(trainer.strategy.root_device), reduce_op="sum")
     return Energy(*total.tolist())

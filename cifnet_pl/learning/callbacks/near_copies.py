@@ -76,14 +76,14 @@ class NearCopies(Callback):
         rows, z = module.data.known_test_embeddings(rows)
         labels = torch.from_numpy(module.data.learner_labels(rows))
         self._tested |= set(rows[self._photos.resemble(z, labels)].tolist())
-        own = [(row in self._tested, right) for row, right in self._right.items()]
-        pairs = np.array(own, dtype=bool).reshape(-1, 2)
+        results = [(row in self._tested, right) for row, right in self._right.items()]
+        pairs = np.array(results, dtype=bool).reshape(-1, 2)
         self.near_copy_score = sum(of_all_processes(NearCopyScore.of(pairs[:, 0], pairs[:, 1])), NearCopyScore())
 
     def sentences(self) -> list[str]:
         """Return the sentences to print beside the score."""
-        found = [self.near_copy_score.sentence(), about_near_copies(self.near, self.learned)]
-        return [sentence for sentence in found if sentence]
+        sentences = [self.near_copy_score.sentence(), about_near_copies(self.near, self.learned)]
+        return [sentence for sentence in sentences if sentence]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what tasks before left behind, so that a run that goes on says the same."""

@@ -65,15 +65,15 @@ class PredictionRecord(Callback):
         if self.every_task and trainer.state.fn == "fit" and outputs is not None:
             columns, probabilities = first_classes(outputs)
             parts = (batch.row, batch.label, columns, probabilities)
-            self._batches.append(tuple(part.cpu().numpy() for part in parts))
+            self._batches.append(tuple(column.cpu().numpy() for column in parts))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Gather the task's answers of all processes and write them."""
         if not self.every_task or trainer.state.fn != "fit":
             return
-        own = [np.concatenate(parts) for parts in zip(*self._batches, strict=True)]
+        local = [np.concatenate(parts) for parts in zip(*self._batches, strict=True)]
         self._batches = []
-        every = [parts for parts in of_all_processes(own) if parts]
+        every = [parts for parts in of_all_processes(local) if parts]
         folder, module = run_folder(trainer), cast(TaskModule, pl_module)
         if not trainer.is_global_zero or folder is None:
             return

@@ -31,8 +31,8 @@ class PredictionTable(BasePredictionWriter):
         self, trainer: Trainer, pl_module: LightningModule, predictions: Sequence[Any], batch_indices: Sequence[Any]
     ) -> None:
         """Gather what every process predicted, and write it once."""
-        own = [row for batch in predictions for row in zip(*(part.tolist() for part in batch), strict=True)]
-        parts = of_all_processes(own)
+        local_rows = [row for batch in predictions for row in zip(*(part.tolist() for part in batch), strict=True)]
+        parts = of_all_processes(local_rows)
         if not trainer.is_global_zero:
             return
         module = cast(TaskModule, pl_module)

@@ -88,10 +88,10 @@ class PromiseCheck(Callback):
                 )
             with torch.inference_mode():
                 parts.append(embed_batch(model, batch))
-        found = torch.cat(parts)
-        if not len(found):
+        z = torch.cat(parts)
+        if not len(z):
             raise DataError(f"--data.unknown: none of the photos of {printable(folder)} can be read")
-        return found
+        return z
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Calibrate what will be measured."""
@@ -116,18 +116,18 @@ class PromiseCheck(Callback):
         """Count a batch of test images."""
         if outputs is None or not isinstance(pl_module, CIFNetModule) or trainer.state.fn != "fit":
             return
-        judge, found = self._judge, torch.zeros_like(self._counts)
-        found[0] = len(batch.label)
+        judge, counts = self._judge, torch.zeros_like(self._counts)
+        counts[0] = len(batch.label)
         if judge is not None and judge.sets is not None:
             members = judge.sets.of_probabilities(outputs)
-            found[1] = members.gather(1, batch.label[:, None]).sum()
-            found[2] = members.sum()
+            counts[1] = members.gather(1, batch.label[:, None]).sum()
+            counts[2] = members.sum()
         if self._foreign is not None:
             novelty = pl_module.head.novelty(pl_module.evaluated)
             self._novelty.append(novelty.cpu())
             if judge is not None and judge.reference is not None:
-                found[3] = (judge.reference.p_values(novelty) <= UNKNOWN).sum()
-        self._counts += found
+                counts[3] = (judge.reference.p_values(novelty) <= UNKNOWN).sum()
+        self._counts += counts
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the counts of all processes together."""

@@ -175,13 +175,13 @@ class RunTable(Callback):
         if not trainer.is_global_zero:
             return
         stream, done = module.data.stream(module.learned_tasks), module.tasks_finished
-        what = f"{len(stream.classes())} classes in {len(stream)} tasks"
+        summary = f"{len(stream.classes())} classes in {len(stream)} tasks"
         where = f"{trainer.world_size} x {module.device.type}" if trainer.world_size > 1 else module.device.type
         if done == len(stream):
-            self._say(f"{what}: all are learned already, nothing is left to do")
+            self._say(f"{summary}: all are learned already, nothing is left to do")
             return
         start = f", going on after task {done}" if trainer.ckpt_path else ""
-        self._say(f"{what} on {where}{start}" + (f"; run folder {folder}" if folder else ""))
+        self._say(f"{summary} on {where}{start}" + (f"; run folder {folder}" if folder else ""))
 
     def _say(self, line: str) -> None:
         self.console.print(line, highlight=False, soft_wrap=True)
@@ -215,10 +215,10 @@ class RunTable(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the table and where everything is."""
         folder = run_folder(trainer)  # asks all processes
-        found = [c for c in cast(Any, trainer).callbacks if isinstance(c, TaskMetrics)]
-        if not trainer.is_global_zero or not found or not found[0].record.rows:
+        metrics = [c for c in cast(Any, trainer).callbacks if isinstance(c, TaskMetrics)]
+        if not trainer.is_global_zero or not metrics or not metrics[0].record.rows:
             return
-        record = found[0].record
+        record = metrics[0].record
         module = cast(TaskModule, pl_module)
         self.console.print(record_table(record, module, self.words))
         lines = summary_lines(record, module, self.words)

@@ -125,8 +125,8 @@ class TaskMetrics(Callback):
         learning = monitor.learning if monitor else None
         testing = monitor.evaluation if monitor else None
         if learning is not None:
-            for part in ("cpu", "gpu", "ram", "co2_kg"):
-                record.energy[part] = record.energy.get(part, 0.0) + getattr(learning, part)
+            for component in ("cpu", "gpu", "ram", "co2_kg"):
+                record.energy[component] = record.energy.get(component, 0.0) + getattr(learning, component)
         row = TaskRow(
             task=len(record.matrix),
             classes_seen=len(module.class_names),
@@ -180,18 +180,18 @@ def about(module: TaskModule) -> dict[str, Any]:
 
 
 def _energy(trainer: Trainer) -> EnergyMonitor | None:
-    found = [c for c in cast(Any, trainer).callbacks if isinstance(c, EnergyMonitor)]
-    return found[0] if found else None
+    monitors = [c for c in cast(Any, trainer).callbacks if isinstance(c, EnergyMonitor)]
+    return monitors[0] if monitors else None
 
 
 def _promises(trainer: Trainer) -> Promises:
-    found = [c for c in cast(Any, trainer).callbacks if isinstance(c, PromiseCheck)]
-    return found[0].found if found else Promises()
+    checks = [c for c in cast(Any, trainer).callbacks if isinstance(c, PromiseCheck)]
+    return checks[0].found if checks else Promises()
 
 
 def _forward_transfer(trainer: Trainer) -> float | None:
-    found = [c for c in cast(Any, trainer).callbacks if isinstance(c, PrequentialAccuracy)]
-    return found[0].forward_transfer() if found else None
+    callbacks = [c for c in cast(Any, trainer).callbacks if isinstance(c, PrequentialAccuracy)]
+    return callbacks[0].forward_transfer() if callbacks else None
 
 
 def _tags(record: RunRecord) -> dict[str, float]:

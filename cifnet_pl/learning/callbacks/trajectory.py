@@ -74,9 +74,9 @@ class TrajectoryPlot(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write ``trajectory.png`` and add the figure to TensorBoard."""
         folder = run_folder(trainer)
-        found = [c for c in cast(Any, trainer).callbacks if isinstance(c, TaskMetrics)]
-        if not trainer.is_global_zero or folder is None or not found or not (folder / "tasks.csv").is_file():
+        metrics = [c for c in cast(Any, trainer).callbacks if isinstance(c, TaskMetrics)]
+        if not trainer.is_global_zero or folder is None or not metrics or not (folder / "tasks.csv").is_file():
             return
-        record = found[0].record
+        record = metrics[0].record
         figure = draw_trajectory(record, f"{folder.parent.name}, {folder.name.replace('_', ' ')}")
         keep_picture(trainer, folder / "trajectory.png", png(figure), len(record.rows))

@@ -79,8 +79,8 @@ class IterativeModule(ResumableModule):
         seed: int = 0,
     ):
         super().__init__()
-        given = locals()
-        self._options: dict[str, Any] = {name: given[name] for name in IterativeModule.OPTIONS}
+        arguments = locals()
+        self._options: dict[str, Any] = {name: arguments[name] for name in IterativeModule.OPTIONS}
         self.regime = Regime.from_options(self._options)
         self.epochs, self.seed, self.preset = self.regime.epochs[1], seed, preset
         self._source = (backbone, architecture, download)

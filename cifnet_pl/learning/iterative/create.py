@@ -84,8 +84,10 @@ class CREATEModule(ReplayModule):
     def _loss(self, x: Tensor, z: Tensor, labels: Tensor) -> Tensor:
         scores, codes = self.encoders(z.float())
         scores, codes = scores.float(), codes.float()
-        own = (scores.softmax(dim=1) + SMALLEST).gather(1, labels[:, None])
-        loss: Tensor = -own.log().mean() + self._own["separation_weight"] * self._separation(scores, codes, labels)
+        label_probability = (scores.softmax(dim=1) + SMALLEST).gather(1, labels[:, None])
+        loss: Tensor = -label_probability.log().mean() + self._own["separation_weight"] * self._separation(
+            scores, codes, labels
+        )
         if self.old:
             with torch.no_grad():
                 taught = self._teacher[1](self._teacher[0](x).float())[0].float()

@@ -34,8 +34,8 @@ class Descent:
         weight_decay: float,
     ):
         self._module, parts = module, list(parts)
-        self.weights = [p for part in parts for p in part.parameters() if p.requires_grad]
-        self._running = [b for part in parts for b in part.buffers() if b.is_floating_point()]
+        self.weights = [p for learned in parts for p in learned.parameters() if p.requires_grad]
+        self._running = [b for learned in parts for b in learned.buffers() if b.is_floating_point()]
         self._optimizer = SGD(self.weights, learning_rate, momentum=momentum, weight_decay=weight_decay)
         self.learning_rate = learning_rate
         self._scaler = getattr(module.trainer.precision_plugin, "scaler", None)
@@ -94,13 +94,13 @@ class _Gather(torch.autograd.Function):
     """Rows of all processes, (n_0 + n_1 + …, …); the gradient of a process's rows is summed over all of them."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, sizes: Sequence[int], rank: int) -> Tensor:
+    def forward(ctx: Any, local: Tensor, sizes: Sequence[int], rank: int) -> Tensor:
         ctx.sizes, ctx.rank = sizes, rank
-        padded = own.new_zeros(max(sizes), *own.shape[1:])
-        padded[: len(own)] = own
+        padded = local.new_zeros(max(sizes), *local.shape[1:])
+        padded[: len(local)] = local
         parts = [torch.empty_like(padded) for _ in sizes]
         torch.distributed.all_gather(parts, padded)
-        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+        return torch.cat([gathered[:size] for gathered, size in zip(parts, sizes, strict=True)])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -109,11 +109,11 @@ class _Gather(torch.autograd.Function):
         return torch.split(grad, list(ctx.sizes))[ctx.rank], None, None
 
 
-def gathered(own: Tensor, world: int, rank: int) -> Tensor:
+def gathered(local: Tensor, world: int, rank: int) -> Tensor:
     """Return the rows (n, …) of all processes, in the order of their ranks; gradients flow back to each."""
     if world == 1:
-        return own
-    size = torch.tensor([len(own)], device=own.device)
+        return local
+    size = torch.tensor([len(local)], device=local.device)
     sizes = [torch.zeros_like(size) for _ in range(world)]
     torch.distributed.all_gather(sizes, size)
-    return cast(Tensor, cast(Any, _Gather).apply(own, [int(s) for s in sizes], rank))
+    return cast(Tensor, cast(Any, _Gather).apply(local, [int(s) for s in sizes], rank))

@@ -95,8 +95,8 @@ class FOSTERModule(ReplayModule):
         # Round-robin over classes, so that each keeps as many.
         rank = np.empty(len(rows), dtype=np.int64)
         for label in np.unique(labels):
-            own = order[labels[order] == label]
-            rank[own] = np.arange(len(own))
+            class_rows = order[labels[order] == label]
+            rank[class_rows] = np.arange(len(class_rows))
         kept = np.sort(np.lexsort((labels, rank))[:places])
         return rows[kept]
 
@@ -159,9 +159,9 @@ class FOSTERModule(ReplayModule):
         counts = torch.bincount(self.exemplars.label.cpu(), minlength=self.classes)
         rows = np.unique(np.concatenate([step.rows for step in self.planned()]))
         names = self.data.source.class_names
-        found = np.bincount(self.data.source.train.labels[rows], minlength=len(names))
+        images_of_class = np.bincount(self.data.source.train.labels[rows], minlength=len(names))
         position = {name: label for label, name in enumerate(self.class_names)}
-        for label, count in enumerate(found):
+        for label, count in enumerate(images_of_class):
             if count:
                 counts[position[names[label]]] += int(count)
         return counts.clamp_min(1)
@@ -201,8 +201,8 @@ class FOSTERModule(ReplayModule):
         with torch.no_grad():
             old = self._teacher[0](z[:, : self.width]).float()
         assert self.expansion is not None
-        own = self.expansion(z[:, self.width :]).float()
-        return boosting(self.logits(z), own, old, batch.labels, self._weights)
+        expansion_scores = self.expansion(z[:, self.width :]).float()
+        return boosting(self.logits(z), expansion_scores, old, batch.labels, self._weights)
 
     def after_learning(self) -> None:
         """Leave the student alone."""

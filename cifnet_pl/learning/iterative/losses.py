@@ -129,9 +129,9 @@ def nca(scores: Tensor, labels: Tensor) -> Tensor:
     that is the 1. Scores are shifted by their maximum first, which makes the 1 depend on it, as there.
     """
     scores = scores - scores.max(dim=1, keepdim=True).values
-    own = functional.one_hot(labels, scores.shape[1]).bool()
-    others = scores.masked_fill(own, 0.0).exp().sum(dim=1)
-    return (others.log() - scores[own]).clamp_min(0).mean()
+    is_label = functional.one_hot(labels, scores.shape[1]).bool()
+    others = scores.masked_fill(is_label, 0.0).exp().sum(dim=1)
+    return (others.log() - scores[is_label]).clamp_min(0).mean()
 
 
 # ---------------------------------------------------------------------- FOSTER
@@ -159,8 +159,8 @@ def boosting(scores: Tensor, expansion: Tensor, teacher: Tensor, labels: Tensor,
         weights: (C,) weights of classes.
     """
     rebalanced = functional.cross_entropy(scores / weights, labels)
-    own = functional.cross_entropy(expansion, labels)
-    return rebalanced + own + distillation(scores[:, : teacher.shape[1]], teacher)
+    expansion_loss = functional.cross_entropy(expansion, labels)
+    return rebalanced + expansion_loss + distillation(scores[:, : teacher.shape[1]], teacher)
 
 
 def balanced_distillation(scores: Tensor, teacher: Tensor, weights: Tensor, temperature: float = 2.0) -> Tensor:
@@ -189,9 +189,9 @@ def info_nce(a: Tensor, b: Tensor, temperature: float = 0.2) -> Tensor:
     views. With predicted and old embeddings: distillation of task-agnostic features.
     """
     cosines = functional.normalize(a, dim=1) @ functional.normalize(b, dim=1).T / temperature
-    own = torch.eye(len(a), dtype=torch.bool, device=a.device)
+    diagonal = torch.eye(len(a), dtype=torch.bool, device=a.device)
     positive = torch.arange(len(a), device=a.device).roll(-(len(a) // 2))
-    return functional.cross_entropy(cosines.masked_fill(own, -torch.inf), positive)
+    return functional.cross_entropy(cosines.masked_fill(diagonal, -torch.inf), positive)
 
 
 def transfer(scores: Tensor, merged: Tensor, temperature: float = 2.0) -> Tensor:

@@ -120,12 +120,12 @@ class Method(TaskModule):
         """Return (n, 3, s, s) float32: uint8 images augmented, by their keys and the seed, and normalised."""
         return self.normalised(self.regime.augmentation(images, keys, seed))
 
-    def gathered(self, own: Tensor) -> Tensor:
+    def gathered(self, local: Tensor) -> Tensor:
         """Return the rows (n, …) of all processes.
 
         A loss on them is divided by ``share``, as each process computes all of it.
         """
-        return gathered(own, self.trainer.world_size, self.trainer.global_rank)
+        return gathered(local, self.trainer.world_size, self.trainer.global_rank)
 
     def mean_where(self, values: Tensor, chosen: Tensor) -> Tensor:
         """Return the mean of values (n,) over the samples ``chosen``, (n,) bool, of all processes.

@@ -34,7 +34,7 @@ def frozen(module: nn.Module) -> nn.Module:
 
 def parameters_of(parts: Iterable[nn.Module]) -> int:
     """Return the number of parameters of modules that share none."""
-    return sum(p.numel() for part in parts for p in part.parameters())
+    return sum(p.numel() for module in parts for p in module.parameters())
 
 
 def stages_of(network: nn.Module, method: str) -> tuple[list[nn.Module], nn.Module]:

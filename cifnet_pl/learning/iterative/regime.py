@@ -39,27 +39,27 @@ class Regime:
     seed: int
 
     @classmethod
-    def from_options(cls, given: Mapping[str, Any]) -> Regime:
+    def from_options(cls, options: Mapping[str, Any]) -> Regime:
         """Read the options of an ``IterativeModule``, by their names.
 
         Raises:
             UsageError: a value that makes no sense; says what is expected.
         """
-        padding, jitter = given["crop_padding"], [given[name] for name in ("brightness", "contrast", "saturation")]
+        padding, jitter = options["crop_padding"], [options[name] for name in ("brightness", "contrast", "saturation")]
         if padding < 0 or not all(0 <= value <= 1 for value in jitter):
             raise UsageError(
                 f"crop_padding is {padding}, brightness, contrast and saturation {jitter}: "
                 "expected at least 0, and numbers between 0 and 1"
             )
         return cls(
-            first_and_later("epochs", given["epochs"]),
-            first_and_later("learning_rate", given["learning_rate"]),
-            first_and_later("weight_decay", given["weight_decay"]),
-            given["momentum"],
-            given["batch_statistics"],
-            Schedule(given["schedule"], _milestones(given["milestones"]), given["decay"]),
-            Augmentation(given["flip"], padding, *jitter),
-            given["seed"],
+            first_and_later("epochs", options["epochs"]),
+            first_and_later("learning_rate", options["learning_rate"]),
+            first_and_later("weight_decay", options["weight_decay"]),
+            options["momentum"],
+            options["batch_statistics"],
+            Schedule(options["schedule"], _milestones(options["milestones"]), options["decay"]),
+            Augmentation(options["flip"], padding, *jitter),
+            options["seed"],
         )
 
     def __post_init__(self) -> None:
@@ -76,14 +76,14 @@ class Regime:
         check_choice("batch_statistics", self.batch_statistics, BatchStatistics)
 
 
-def _milestones(given: list[float] | list[list[float]] | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _milestones(fractions: list[float] | list[list[float]] | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the milestones of the first task and of later ones."""
-    if given is None:
-        given = [0.7, 0.9]
-    if given and isinstance(given[0], list):
-        first, later = first_and_later("milestones", cast(Any, given))
+    if fractions is None:
+        fractions = [0.7, 0.9]
+    if fractions and isinstance(fractions[0], list):
+        first, later = first_and_later("milestones", cast(Any, fractions))
         return tuple(first), tuple(later)
-    shares = tuple(cast("list[float]", given))
+    shares = tuple(cast("list[float]", fractions))
     return shares, shares
 
 

@@ -137,15 +137,15 @@ class ReplayModule(FinetuneModule):
 
     def _embedded(self) -> Tensor:
         parts = torch.split(self.exemplars.image, self.data.batch_size)
-        return torch.cat([self.embed(part) for part in parts])
+        return torch.cat([self.embed(images) for images in parts])
 
     def _choose(self) -> None:
         """Exemplars of the new classes, the same on all processes."""
         kept = quota(self.room(), self.per_class, self.classes)
         self.exemplars.shrink(kept)
-        own = [tuple(part.cpu() for part in parts) for parts in self._features]
-        found = [part for process in of_all_processes(own) for part in process]
-        z, y, key, row = (torch.cat(parts) for parts in zip(*found, strict=True))
+        local = [tuple(batch.cpu() for batch in parts) for parts in self._features]
+        everything = [batch for process in of_all_processes(local) for batch in process]
+        z, y, key, row = (torch.cat(parts) for parts in zip(*everything, strict=True))
         self._features = []
         for label in range(self.old, self.classes):
             mine = (y == label).nonzero().flatten()
@@ -188,8 +188,8 @@ class ReplayModule(FinetuneModule):
 
     def settings(self) -> dict[str, Any]:
         """Return everything that the weights and the exemplars depend on."""
-        own = {"exemplars": self.capacity, "exemplars_per_class": self.per_class, "selection": self.selection}
-        return {**super().settings(), **own}
+        settings = {"exemplars": self.capacity, "exemplars_per_class": self.per_class, "selection": self.selection}
+        return {**super().settings(), **settings}
 
     def clear(self) -> None:
         """Go back to the structure before the first task."""

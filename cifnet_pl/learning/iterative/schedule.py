@@ -76,17 +76,17 @@ class Schedule:
         return float(self.decay ** sum(progress >= share for share in self.milestones[not first]))
 
 
-def first_and_later(name: str, given: T | list[T]) -> tuple[T, T]:
+def first_and_later(name: str, value: T | list[T]) -> tuple[T, T]:
     """Return an option that may differ between the first task and the later ones: one value, or a list of two.
 
     Raises:
         UsageError: a list of another length.
     """
-    if not isinstance(given, list):
-        return given, given
-    if len(given) != 2:
-        raise UsageError(f"{name} is {given}: expected one value, or two, for the first task and for the later ones")
-    return given[0], given[1]
+    if not isinstance(value, list):
+        return value, value
+    if len(value) != 2:
+        raise UsageError(f"{name} is {value}: expected one value, or two, for the first task and for the later ones")
+    return value[0], value[1]
 
 
 def plan_steps(

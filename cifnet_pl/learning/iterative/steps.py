@@ -44,8 +44,8 @@ class StepwiseModule(Method):
         super().train(False)
         self.training = mode
         if mode and self.regime.batch_statistics == "learned":
-            for part in self._learning:
-                part.train()
+            for module in self._learning:
+                module.train()
         return self
 
     def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
@@ -140,12 +140,12 @@ class StepwiseModule(Method):
             CifnetError: the loss is NaN or infinite.
         """
         assert self._descent is not None
-        own = len(batch.labels)
-        total = int(self._summed(torch.tensor(own, device=self.device)))
+        new_samples = len(batch.labels)
+        total = int(self._summed(torch.tensor(new_samples, device=self.device)))
         if not total:
             return
-        self.share = own * self.trainer.world_size / total
-        if own:
+        self.share = new_samples * self.trainer.world_size / total
+        if new_samples:
             loss = (loss_of or self.loss)(batch) * self.share
         else:
             loss = sum((p.sum() * 0 for p in self._descent.weights), torch.zeros((), device=self.device))
@@ -153,10 +153,10 @@ class StepwiseModule(Method):
         if not math.isfinite(value):
             raise self._diverged(f"the loss is {value}")
 
-    def _diverged(self, what: str) -> CifnetError:
+    def _diverged(self, quantity: str) -> CifnetError:
         rate = self.regime.learning_rates[len(self.learned_tasks) > 1]
         return CifnetError(
-            f"{what} in task {len(self.learned_tasks)}: the learning rate {rate:g} is too high, "
+            f"{quantity} in task {len(self.learned_tasks)}: the learning rate {rate:g} is too high, "
             "set a lower --model.learning_rate"
         )
 

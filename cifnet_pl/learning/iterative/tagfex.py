@@ -114,7 +114,7 @@ class TagFexModule(ExpandingModule):
     def learning_parts(self) -> list[nn.Module]:
         """Return the newest branch, the task-agnostic network, and all that joins them."""
         guides = [self.attention, self.predictor, self.merged_classifier]
-        joined = [part for part in guides if part is not None]
+        joined = [module for module in guides if module is not None]
         return [*super().learning_parts(), self.agnostic, self.projector, *joined]
 
     def extractors(self) -> list[nn.Module]:
@@ -157,8 +157,8 @@ class TagFexModule(ExpandingModule):
         with torch.autocast(a.device.type, enabled=False):
             return info_nce(a, b, TEMPERATURE) / self.share
 
-    def _all_views(self, own: Tensor) -> Tensor:
-        return torch.cat([self.gathered(view) for view in own.chunk(2)])
+    def _all_views(self, local: Tensor) -> Tensor:
+        return torch.cat([self.gathered(view) for view in local.chunk(2)])
 
     def _distilled(self, x: Tensor, agnostic: Tensor) -> Tensor:
         """Compute InfoNCE between the predictor's output for A's features and the old features, projected."""
