@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
-from torchmetrics import CatMetric
+from torchmetrics import CatMetric, SumMetric
 from torchmetrics.classification import MulticlassCalibrationError
 
 from cifnet_pl.model.answer_counts import FIRST, AnswerCounts
@@ -24,6 +24,7 @@ class Evaluation:
     Attributes:
         top5: share of images whose class is among the five most probable; None up to five classes, where it is always.
         confusion: (C, C) int64 numbers of images, rows the true classes, columns the answers.
+        accuracy_by: accuracy by way of answering, where the module has more than one.
     """
 
     accuracy: float | None
@@ -33,11 +34,16 @@ class Evaluation:
     seconds: float
     top5: float | None = None
     confusion: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64), compare=False)
+    accuracy_by: Mapping[str, float | None] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
-        """Return what was measured: ``A_k``, ``ece``, ``nll``, ``top5``, and ``A_k1``, ``A_k2``, … of each task."""
+        """Return what was measured: ``A_k``, ``ece``, ``nll``, ``top5``, and ``A_k1``, ``A_k2``, … of each task.
+
+        ``A_k_classifier`` and so on where there are several ways of answering.
+        """
         named: dict[str, float | None] = {"A_k": self.accuracy, "ece": self.ece, "nll": self.nll, "top5": self.top5}
         named |= {f"A_k{j}": accuracy for j, accuracy in enumerate(self.task_accuracy, 1)}
+        named |= {f"A_k_{way}": accuracy for way, accuracy in self.accuracy_by.items()}
         return {name: value for name, value in named.items() if value is not None}
 
 
@@ -48,9 +54,10 @@ class EvaluationCounts:
         classes: number of classes seen.
         domains: number of domains, where accuracies are by domain; None for accuracies by task.
         device: where predictions are.
+        ways: names of the ways of answering, where there are several.
     """
 
-    def __init__(self, classes: int, domains: int | None, device: torch.device):
+    def __init__(self, classes: int, domains: int | None, device: torch.device, ways: Sequence[str] = ()):
         self._start = time.perf_counter()
         self._answers = AnswerCounts(classes).to(device)
         # Class counts below two are fine for the top-1 error it computes, but not for its argument check.
@@ -58,6 +65,7 @@ class EvaluationCounts:
         self._domains = None if domains is None else ClassAccuracy(domains).to(device)
         # All of them, as for the ECE: a running sum would round differently with other batches.
         self._nll = CatMetric().to(device)
+        self._right = {way: SumMetric().to(device) for way in ways}
 
     def update(self, probabilities: Tensor, label: Tensor, domain: Tensor | None) -> None:
         """Count a batch: correct predictions, and the confidence that they were made with.
@@ -76,6 +84,16 @@ class EvaluationCounts:
         # One dimension and float32: what torchmetrics has for a process without images.
         self._nll.update(-label_probability.clamp_min(torch.finfo(label_probability.dtype).tiny).log().float())
 
+    def update_ways(self, probabilities: Mapping[str, Tensor], label: Tensor) -> None:
+        """Count the correct answers of a batch by way of answering.
+
+        Args:
+            probabilities: (n, C) of each way.
+            label: (n,) int64 true columns.
+        """
+        for way, found in probabilities.items():
+            self._right[way].update((found.argmax(dim=1) == label).sum())
+
     def compute(self, task_sizes: Sequence[int]) -> Evaluation:
         """Turn the counts of all processes into A_k, per-task accuracies, ECE and NLL.
 
@@ -91,7 +109,8 @@ class EvaluationCounts:
         tasks = self._task_accuracies(correct, total, task_sizes)
         top5 = percent(int(among_first), tested) if len(confusion) > FIRST else None
         seconds = time.perf_counter() - self._start
-        return Evaluation(percent(sum(correct), tested), tasks, ece, nll, seconds, top5, confusion)
+        ways = {way: percent(int(right.compute()), tested) for way, right in self._right.items()}
+        return Evaluation(percent(sum(correct), tested), tasks, ece, nll, seconds, top5, confusion, ways)
 
     def _task_accuracies(self, correct: list[int], total: list[int], sizes: Sequence[int]) -> list[float | None]:
         """Return the accuracy on the classes, or the domain, of each task learned."""

@@ -39,6 +39,8 @@ class TaskRow:
     called_unknown: float | None = None
     unknown_auroc: float | None = None
     unknown_fpr95: float | None = None
+    A_k_classifier: float | None = None
+    A_k_nearest_mean: float | None = None
 
 
 @dataclass
@@ -78,6 +80,8 @@ class RunRecord:
             "A_K": last.A_k,
             "A_bar": average_accuracy(self.trajectory),
             "A_k": self.trajectory,
+            "A_k_classifier": _all_known([row.A_k_classifier for row in self.rows]),
+            "A_k_nearest_mean": _all_known([row.A_k_nearest_mean for row in self.rows]),
             "forgetting": forgetting(self.matrix),
             "bwt": backward_transfer(self.matrix),
             "max_drop": max_drop(self.trajectory),
@@ -120,9 +124,14 @@ class RunRecord:
         write_json(folder / "summary.json", self.summary(**about))
 
 
-def _sum_if_all_known(values: Sequence[float | None]) -> float | None:
+def _all_known(values: Sequence[float | None]) -> list[float] | None:
     known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    return known if len(known) == len(values) else None
+
+
+def _sum_if_all_known(values: Sequence[float | None]) -> float | None:
+    known = _all_known(values)
+    return None if known is None else sum(known)
 
 
 def to_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -21,11 +21,13 @@ class TaskHooks(LightningModule):
         learned_tasks: class names of each task begun, in order.
         backbone: set by subclasses; says how the data module must prepare images.
         epochs: passes over a task's images that learn from them.
+        ways: names of the ways in which the module can answer, where it has several and all are evaluated.
     """
 
     learned_tasks: list[list[str]]
     backbone: Backbone
     epochs: int = 1
+    ways: tuple[str, ...] = ()
 
     @property
     def data(self) -> CIFNetDataModule:
@@ -55,6 +57,10 @@ class TaskHooks(LightningModule):
     def probabilities(self, batch: Batch) -> Tensor:
         """Return (n, C) float64 class probabilities of an evaluation batch, column c for label c."""
         raise CifnetError(f"{type(self).__name__} does not predict")
+
+    def probabilities_by_way(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the probabilities that count, and those of each of ``ways``."""
+        return self.probabilities(batch), {}
 
     def settings(self) -> dict[str, Any]:
         """Return what a checkpoint's tensors depend on; compared on loading."""

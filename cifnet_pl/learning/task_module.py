@@ -116,14 +116,15 @@ class TaskModule(TaskHooks):
             raise UsageError("nothing is learned yet: give a checkpoint with --ckpt_path")
         domains = self.data.plan.evaluated
         count = None if domains is None else len(domains.names)
-        self._evaluated = EvaluationCounts(len(self.class_names), count, self.device)
+        self._evaluated = EvaluationCounts(len(self.class_names), count, self.device, self.ways)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Count a batch; returns its probabilities (n, C), which callbacks get as ``outputs``, or None if empty."""
         if len(batch.label):
             assert self._evaluated is not None
-            probabilities = self.probabilities(batch)
+            probabilities, by_way = self.probabilities_by_way(batch)
             self._evaluated.update(probabilities, batch.label, self._domain_of(batch.row))
+            self._evaluated.update_ways(by_way, batch.label)
             return probabilities
         return None
 

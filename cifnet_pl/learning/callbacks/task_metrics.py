@@ -145,6 +145,8 @@ class TaskMetrics(Callback):
             nll=evaluation.nll,
             top5=evaluation.top5,
             cached_images=sum(of_all_processes(self._cached)),
+            A_k_classifier=evaluation.accuracy_by.get("classifier"),
+            A_k_nearest_mean=evaluation.accuracy_by.get("nearest_mean"),
             **asdict(promises),
         )
         record.rows.append(row)
@@ -201,6 +203,8 @@ def _tags(record: RunRecord) -> dict[str, float]:
         "acc/seen": row.A_k,
         "acc/average": row.average,
         "acc/top5": row.top5,
+        "acc/classifier": row.A_k_classifier,
+        "acc/nearest_mean": row.A_k_nearest_mean,
         "forgetting": row.forgetting,
         "ece": row.ece,
         "nll": row.nll,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from cifnet_pl.buffer import select_herding
 from cifnet_pl.data.image_sets import ImageSet
-from cifnet_pl.data.loading import ImageBatch
+from cifnet_pl.data.loading import Batch, ImageBatch
 from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.exemplars import ExemplarSet, quota
 from cifnet_pl.learning.iterative.finetune import FinetuneModule
@@ -30,7 +30,8 @@ class ReplayModule(FinetuneModule):
     Exemplars are uint8 images as the data module prepares them. Each class's are chosen once, after its task, best
     first, and fewer of them are kept as classes come (iCaRL, algorithms 4 and 5). A task is read once more than its
     epochs say, for the embeddings that they are chosen by. Prediction is the classifier's, or that of the nearest mean
-    of exemplars (algorithm 1), whose probabilities are the softmax of ``−‖φ(x) − μ_y‖²`` at length 1.
+    of exemplars (algorithm 1), whose probabilities are the softmax of ``−‖φ(x) − μ_y‖²`` at length 1. Both are
+    evaluated; ``prediction`` says which of them counts.
 
     Args:
         exemplars: number of images that are kept in all.
@@ -39,6 +40,8 @@ class ReplayModule(FinetuneModule):
         prediction: "classifier" or "nearest_mean"; a checkpoint can be validated with either.
         options: of :class:`IterativeModule`.
     """
+
+    ways = ("classifier", "nearest_mean")
 
     def __init__(
         self,
@@ -170,9 +173,20 @@ class ReplayModule(FinetuneModule):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return (n, C) float64 probabilities of uint8 images (n, 3, s, s)."""
-        if self.prediction == "classifier":
-            return super().forward(images)
-        z = functional.normalize(self.embed(images), dim=1)
+        return self._answers(self.embed(images), self.prediction)
+
+    def probabilities_by_way(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the probabilities of ``prediction``, and those of the classifier and of the nearest mean."""
+        z = self.embed(cast(ImageBatch, batch).image)
+        found = {way: self._answers(z, way) for way in self.ways}
+        return found[self.prediction], found
+
+    def _answers(self, z: Tensor, way: str) -> Tensor:
+        """Return (n, C) float64 probabilities of embeddings (n, d)."""
+        if way == "classifier":
+            with torch.no_grad():
+                return self.logits(z).double().softmax(dim=1)
+        z = functional.normalize(z, dim=1)
         # Between vectors of length 1, −‖φ − μ‖² is 2φ·μ − 2.
         return (2 * z.double() @ self.exemplars.mean.double().T).softmax(dim=1)
 

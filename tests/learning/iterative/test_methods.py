@@ -72,6 +72,19 @@ class TestLearning:
         assert record.rows[-1].state_elements == sum(elements.values())
         assert module.bytes_per_buffer_element == (1 if exemplars else 4)
 
+    def test_classifier_and_nearest_mean_are_both_evaluated(self, method, short, tmp_path):
+        module, record, _ = short(method)
+        found = {way: [getattr(row, f"A_k_{way}") for row in record.rows] for way in ("classifier", "nearest_mean")}
+        if method is FinetuneModule:
+            assert found == {"classifier": [None, None], "nearest_mean": [None, None]}
+            return
+        assert found[module.prediction] == record.trajectory
+        module.trainer.save_checkpoint(tmp_path / "it.ckpt")
+        for way, trajectory in found.items():
+            again = learner(method, epochs=2, prediction=way)
+            trainer(tmp_path).validate(again, datamodule=data(), ckpt_path=tmp_path / "it.ckpt", verbose=False)
+            assert again.evaluation.accuracy == trajectory[-1]
+
     def test_first_task_of_one_class(self, method, tmp_path):
         sizes = {"classes_per_task": [1, 2], "max_tasks": 2}
         _, record = run(method, tmp_path, given=sizes, epochs=3, learning_rate=0.05)
