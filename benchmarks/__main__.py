@@ -1,10 +1,14 @@
-"""``python -m benchmarks [NAME …]``: one table, each row a ratio measured side by side in this process."""
+"""``python -m benchmarks [NAME …]``: one table, each row a ratio measured side by side in this process.
+
+A name is a module's, such as ``engines``, or the letter of a row, such as ``k``: ``python -m benchmarks a b f k l``.
+"""
 
 from __future__ import annotations
 
 import importlib
 import platform
 import sys
+from collections.abc import Sequence
 
 import torch
 from rich.console import Console
@@ -22,20 +26,34 @@ BENCHMARKS = (
     "projected",
     "serving",
 )
+LETTERS = {
+    "a": "head_update.rows", "b": "fit_overhead.rows", "c": "memory.rows", "d": "projected.rows",
+    "e": "fit_overhead.rows", "f": "growth.task_rows", "g": "growth.class_rows", "h": "cached.rows",
+    "i": "head_path.rows", "j": "gpu.rows", "k": "engines.network_rows", "l": "engines.start_rows",
+    "m": "serving.rows",
+}  # fmt: skip
+"""Letter of a row → the function that measures it; (b) and (e) come out of the same runs."""
+
+
+def chosen(names: Sequence[str]) -> list[str]:
+    """Return the functions of the named modules and letters, in that order, each once."""
+    return list(dict.fromkeys(LETTERS.get(name, f"{name}.rows") for name in names))
 
 
 def main(names: list[str]) -> int:
     """Run the named benchmarks, or all."""
-    unknown = sorted(set(names) - set(BENCHMARKS))
+    unknown = sorted(set(names) - set(BENCHMARKS) - set(LETTERS))
     if unknown:
-        print(f"unknown benchmark '{unknown[0]}': known are {', '.join(BENCHMARKS)}", file=sys.stderr)
+        known = f"known are the letters {', '.join(LETTERS)} and {', '.join(BENCHMARKS)}"
+        print(f"unknown benchmark '{unknown[0]}': {known}", file=sys.stderr)
         return 2
     table = Table()
     for column in ("what", "ours", "rival", "ratio", "wanted"):
         table.add_column(column)
     about: list[str] = []
-    for name in names or BENCHMARKS:
-        for row in importlib.import_module(f"benchmarks.{name}").rows():
+    for place in chosen(names or BENCHMARKS):
+        module, _, function = place.partition(".")
+        for row in getattr(importlib.import_module(f"benchmarks.{module}"), function)():
             table.add_row(row.name, row.ours, row.rival, row.ratio, row.wanted)
             about.append(f"{row.name}: {row.settings}")
             print(f"{row.name}: {row.ratio}", file=sys.stderr, flush=True)  # all of them take an hour

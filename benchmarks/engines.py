@@ -145,9 +145,14 @@ def _process(*words: str) -> Callable[[], object]:
     return lambda: subprocess.run([sys.executable, *words], capture_output=True, check=False)
 
 
-def rows(sides: Sequence[int] = SIDES) -> Iterator[Row]:
-    """All of them."""
+def rows() -> Iterator[Row]:
+    """Both (l) and (k)."""
     yield from start_rows()
+    yield from network_rows()
+
+
+def network_rows(sides: Sequence[int] = SIDES) -> Iterator[Row]:
+    """Photos of three sizes, then the engines in turn."""
     yield from file_rows()
     for side in sides:
         yield from engine_rows(replace(SMALL, side=side))

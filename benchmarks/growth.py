@@ -1,4 +1,7 @@
-"""(f) Time and memory of one more task after many: flat for ``RidgeHead``, linear in the tasks for ``CIFNetHead``."""
+"""(f) Time of one more task after many: flat for ``RidgeHead``, linear in the tasks for ``CIFNetHead``.
+
+(g) Memory of a process that learns many classes.
+"""
 
 from __future__ import annotations
 
@@ -130,10 +133,19 @@ def many_classes() -> Row:
 
 
 def rows() -> list[Row]:
-    """First many classes, as the peak is of the whole process; then both heads at every checkpoint."""
-    found = [many_classes()]
+    """First many classes, as the peak is of the whole process; then more tasks."""
+    return [many_classes(), *task_rows()]
+
+
+def class_rows() -> list[Row]:
+    """Many classes alone."""
+    return [many_classes()]
+
+
+def task_rows() -> list[Row]:
+    """Both heads at every checkpoint, and what limits them."""
     keep_freed_memory()  # as the command line does
-    found += [many_systems(), same_classes()]
+    found = [many_systems(), same_classes()]
     for name, make in (
         ("RidgeHead", lambda: RidgeHead(FEATURES)),
         ("CIFNetHead", lambda: CIFNetHead(FEATURES, ridge=1.0)),

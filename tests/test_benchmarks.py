@@ -1,5 +1,6 @@
 """Benchmarks run, on data that takes no time; what they find is not a test."""
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -7,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import fit_overhead, gpu, growth, http_load, precision
+from benchmarks import fit_overhead, gpu, growth, head_update, http_load, precision
+from benchmarks.__main__ import BENCHMARKS, LETTERS, chosen, main
+from benchmarks.measure import Row
 from cifnet_pl.backbones.precision import PRECISIONS
 from tests.data.tree import class_tree
 from tests.serving.services import ThreadServer
@@ -21,6 +24,31 @@ TINY = fit_overhead.Setup(
 @pytest.fixture(autouse=True)
 def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[1])
+
+
+def test_letters_choose_rows() -> None:
+    assert list(LETTERS) == list("abcdefghijklm")
+    assert chosen(["b", "e", "l", "growth"]) == ["fit_overhead.rows", "engines.start_rows", "growth.rows"]
+    for place in [*LETTERS.values(), *(f"{name}.rows" for name in BENCHMARKS)]:
+        module, _, function = place.partition(".")
+        assert callable(getattr(importlib.import_module(f"benchmarks.{module}"), function)), place
+        letters = [letter for letter, own in LETTERS.items() if own.startswith(f"{module}.")]
+        described = importlib.import_module(f"benchmarks.{module}").__doc__
+        assert module == "gpu" or all(f"({letter})" in described for letter in letters), place
+
+
+def test_an_unknown_row_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["a", "z"]) == 2
+    assert "unknown benchmark 'z'" in capsys.readouterr().err
+
+
+def test_the_table_has_the_rows_that_were_chosen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = Row("(a) something", "1 s", "2 s", "2", "", "settings")
+    monkeypatch.setattr(head_update, "rows", lambda: [row])
+    assert main(["a", "head_update"]) == 0
+    assert capsys.readouterr().out.count("(a) something") == 2  # in the table, and below it with its settings
 
 
 def test_training_pass_against_its_rivals() -> None:

@@ -28,7 +28,7 @@ def configs() -> None:
     width = max(map(len, files))
     for name, path in files.items():
         print(f"{name:<{width}}  {_summary(path)}")
-    print("\nuse: cifnet fit --config NAME; those of paper/ are for cifnet sweep NAME")
+    print("\nuse: cifnet fit --config NAME; those of paper/ and sweeps/ are for cifnet sweep NAME")
 
 
 def config_files() -> dict[str, Path]:
