@@ -69,7 +69,7 @@ def test_sums_that_overflowed_are_refused(width: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_other_threads_go_on_meanwhile(dtype: torch.dtype) -> None:
     """A service answers while it learns: Python's lock is not held while LAPACK works."""
-    x = torch.randn(700, 600, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(1300, 1200, dtype=dtype, generator=torch.Generator().manual_seed(0))
     ended, turns = threading.Event(), 0
 
     def count() -> None:
@@ -82,7 +82,7 @@ def test_other_threads_go_on_meanwhile(dtype: torch.dtype) -> None:
     lapack.sytrd((x.T @ x).numpy())
     ended.set()
     thread.join()
-    assert turns > 5
+    assert turns > 2  # a lock that was held would leave none but before and after
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
