@@ -61,9 +61,9 @@ def select_herding(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
 
 
 def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
-    """Select of ``quota`` k-means clusters the member nearest to each centre, by cluster size, cluster and distance.
+    """Select the member nearest to the centre of each of ``quota`` k-means clusters; large clusters come first.
 
-    Empty clusters (fewer distinct embeddings than ``quota``) are made up for by further members nearest to a centre.
+    With fewer distinct embeddings than ``quota`` some clusters are empty: further members nearest to a centre follow.
     """
     from sklearn.cluster import KMeans
 
@@ -99,7 +99,7 @@ STREAMING = {"random"}
 
 
 class TakesPast(Protocol):
-    """The part of a head for the buffer: the classes of its tasks, their counts, and a place for past samples."""
+    """What a buffer needs of a head: the classes of its tasks, their counts, and ``observe_past``."""
 
     @property
     def tasks(self) -> list[list[int]]: ...  # noqa: D102
@@ -209,7 +209,7 @@ class CalibrationBuffer(GrowingModule):
 
     @torch.no_grad()
     def add_more(self, z: Tensor, y: Tensor, key: Tensor) -> None:
-        """Offer samples as :meth:`add` does, of classes that may be stored already, from another place.
+        """Offer samples as :meth:`add` does, of another site or an older model, of classes that may be stored already.
 
         Two photos of a class can share a name, and so a key. Where their embeddings differ by more than rounding,
         the one that is offered gets another key.

@@ -82,7 +82,11 @@ def _builder(family: str) -> Builder:
 
 
 def imports(name: str, architecture: str | None = None) -> list[str]:
-    """Return what building a backbone would import from outside the package; nothing is imported."""
+    """Return the imports from outside the package that building a backbone needs; nothing is imported.
+
+    Args:
+        name, architecture: as for :func:`build_backbone`.
+    """
     family, _, rest = split_views(name)[0].partition(":")
     modules = [] if family in BACKBONES else [outside.entry_point("backbones", family)]
     named = [f"{family}:{rest}", rest if family in ("file", "random") else "", architecture or ""]

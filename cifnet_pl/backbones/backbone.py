@@ -21,7 +21,13 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The preparation of the weights: side in pixels, share of the short side cropped, mean and scale of [0, 1]."""
+    """What the weights of a network expect of an image.
+
+    Attributes:
+        image_size: side in pixels.
+        crop_ratio: share of the short side that is cropped from the centre.
+        mean, std: of each channel in [0, 1], RGB.
+    """
 
     image_size: int
     crop_ratio: float = 1.0
@@ -30,10 +36,10 @@ class Preprocessing:
 
 
 class NoNetwork(nn.Module):
-    """Stands for the network that computed given embeddings somewhere else."""
+    """Stand-in for the network that computed given embeddings somewhere else."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Refuse."""
+        """Raise UsageError: there is no network that could embed images."""
         raise UsageError("this model learned embeddings that were computed elsewhere: give it embeddings, not photos")
 
 
@@ -81,7 +87,17 @@ class Backbone(nn.Module):
 
     @torch.inference_mode()
     def forward(self, images: Tensor) -> Tensor:
-        """Embed uint8 images (n, 3, h, w) as float32 (n, ``features``); n may be 0. Raises what :meth:`embed` does."""
+        """Embed images by the engine that was asked for.
+
+        Args:
+            images: (n, 3, h, w) uint8; n may be 0.
+
+        Returns:
+            (n, ``features``) float32, on the images' device.
+
+        Raises:
+            CifnetError: as :meth:`embed`.
+        """
         self._check(images)
         if not len(images):
             return torch.zeros(0, self.features, device=images.device)
@@ -90,7 +106,13 @@ class Backbone(nn.Module):
         return self.embed(images) if z is None else z
 
     def embed(self, images: Tensor) -> Tensor:
-        """Embed by torch, with gradients for networks whose parameters require them.
+        """Embed images by torch, with gradients for networks whose parameters require them.
+
+        Args:
+            images: (n, 3, h, w) uint8; n may be 0.
+
+        Returns:
+            (n, ``features``) float32.
 
         Raises:
             CifnetError: other shapes or dtypes; a side that the network cannot take.
@@ -127,19 +149,30 @@ class Backbone(nn.Module):
     # ------------------------------------------------------------------ the engine
 
     def engine(self, device: str = "cpu", precision: str = FLOAT32) -> str:
-        """Return the engine that embeds on a device of type ``device`` in ``precision``: "torch" or "onnxruntime".
+        """Return the engine that embeds images, and prepare it.
 
-        What the engine needs is made ready, which takes seconds when a network is exported for the first time.
+        Preparing takes seconds when a network is exported for the first time.
+
+        Args:
+            device: type of the device, such as "cpu".
+            precision: one of :data:`~cifnet_pl.backbones.precision.PRECISIONS`.
+
+        Returns:
+            "torch" or "onnxruntime".
 
         Raises:
-            UsageError: the engine that was asked for is not installed, or cannot compute there or so.
+            UsageError: the engine that was asked for is not installed, or has no such device or precision.
             CifnetError: the network cannot be exported.
         """
         return "torch" if self._runtime(device, precision) is None else "onnxruntime"
 
     @contextmanager
     def preferring(self, engines: Sequence[str]) -> Iterator[None]:
-        """Let ``auto`` mean, within the block, the engine of ``engines`` if that is a single one."""
+        """Within the block, let ``auto`` mean the engine that learned a model.
+
+        Args:
+            engines: names of the engines that a model was learned with; used if there is only one.
+        """
         before = self._wanted
         if before.name == "auto" and list(engines) == ["torch"]:
             self._wanted = Wanted("torch")

@@ -31,8 +31,11 @@ PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 class Runtime:
     """A graph in ONNX Runtime on the CPU, with as many threads as torch has.
 
-    The session is made again if the number of torch's threads has changed since. Its threads stop waiting for work
-    when a call returns, as other processes may be decoding photos on their cores.
+    The session is made again when the number of torch's threads changes. Its threads stop waiting for work as soon as a
+    call returns, because other processes may be decoding photos on the same cores.
+
+    Args:
+        graph: content of an ONNX file.
     """
 
     def __init__(self, graph: bytes):
@@ -55,9 +58,13 @@ class Runtime:
         self._session = onnxruntime.InferenceSession(self._graph, options, providers=["CPUExecutionProvider"])
 
     def __call__(self, images: Tensor) -> Tensor | None:
-        """Return (n, d) float32 embeddings of uint8 images (n, 3, h, w).
+        """Embed images.
 
-        The result is None where the graph cannot take such a side.
+        Args:
+            images: (n, 3, h, w) uint8.
+
+        Returns:
+            (n, d) float32; None where the graph cannot take images of this side.
         """
         if self._threads != torch.get_num_threads():
             self._start()
@@ -75,7 +82,7 @@ class Runtime:
 
 
 class Wanted:
-    """The engine that was asked for, and what has been made ready for it.
+    """The engine that the user asked for, and the graph once it is ready.
 
     Args:
         name: one of ``EngineChoice``.
@@ -88,15 +95,18 @@ class Wanted:
         self._reason: str | None = None  # why torch computes instead; "" where that goes without saying
 
     def runtime(self, embedder: Callable[[], Embedder], device: str, precision: str) -> Runtime | None:
-        """Return what computes on a device of type ``device`` in ``precision``; None for torch.
+        """Return the graph that embeds.
 
         Args:
-            embedder: makes the network that is to be run; called only where it is needed.
+            embedder: makes the network that is to be exported; called only where it is needed.
             device: type of the device, such as "cpu".
             precision: one of Lightning's names.
 
+        Returns:
+            The graph in ONNX Runtime; None where torch computes.
+
         Raises:
-            UsageError: ONNX Runtime was asked for by name, and is not installed or cannot compute there or so.
+            UsageError: ONNX Runtime was asked for by name, and is not installed, or has no such device or precision.
             CifnetError: it was asked for by name, and the network cannot be exported.
         """
         if device == "cpu" and precision != FLOAT32:

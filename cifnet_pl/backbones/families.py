@@ -1,4 +1,15 @@
-"""Make networks with their preprocessing from the name of a backbone, one function for each family."""
+"""Make networks with their preprocessing from the name of a backbone, one function for each family.
+
+All functions have the same arguments and results, so that :data:`cifnet_pl.backbones.BACKBONES` can hold them:
+
+Args:
+    rest: what follows the colon in the backbone's name.
+    architecture: name of the architecture; only for families whose names do not say it.
+    download: whether weights that are not on this machine may be fetched.
+
+Returns:
+    The network without a classifier, the width of its embeddings, and what it expects of images.
+"""
 
 from __future__ import annotations
 
@@ -30,32 +41,14 @@ class _Pool(nn.Module):
 
 
 def none(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
-    """Make a backbone without a network, ``none:<width>``: embeddings of this width are given.
-
-    Args:
-        rest: the name after the colon.
-        architecture: not used here; for names that do not say their architecture.
-        download: not used here; whether weights may be downloaded.
-
-    Raises:
-        UsageError: ``rest`` is no width.
-    """
+    """Make a backbone without a network, ``none:<width>``: embeddings of this width are given."""
     if not (rest.isdecimal() and int(rest) > 0):
         raise UsageError(f"backbone 'none:{rest}': expected none:<width of the embeddings>, e.g. none:512")
     return NoNetwork(), int(rest), Preprocessing(1, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
 
 def pixels(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
-    """Make a backbone of the pixels themselves, ``pixels:<side>``, without a network; 8 pixels a side by default.
-
-    Args:
-        rest: the name after the colon.
-        architecture: not used here; for names that do not say their architecture.
-        download: not used here; whether weights may be downloaded.
-
-    Raises:
-        UsageError: ``rest`` is no side.
-    """
+    """Make a backbone of the pixels themselves, ``pixels:<side>``, without a network; 8 pixels a side by default."""
     size = int(rest) if rest.isdecimal() and int(rest) > 0 else 8 if not rest else 0
     if not size:
         raise UsageError(f"backbone 'pixels:{rest}': expected pixels or pixels:<side>, e.g. pixels:8")
@@ -65,11 +58,6 @@ def pixels(rest: str, architecture: str | None, download: bool) -> tuple[nn.Modu
 
 def embedded(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
     """Build EfficientNet-Lite0, whose weights are inside an installed package.
-
-    Args:
-        rest: the name after the colon.
-        architecture: not used here; for names that do not say their architecture.
-        download: not used here; whether weights may be downloaded.
 
     Raises:
         UsageError: another name, or a package is missing.
@@ -93,7 +81,13 @@ def embedded(rest: str, architecture: str | None, download: bool) -> tuple[nn.Mo
 
 
 def torchvision_weights(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
-    """Build a classifier of torchvision by the name of its weights, without its last layer."""
+    """Build a classifier of torchvision by the name of its weights, without its last layer.
+
+    Raises:
+        UsageError: torchvision has no such weights, or they are not of an image classifier.
+        CifnetError: the weights are not on this machine, and may not or cannot be fetched.
+        CheckpointError: the file does not hold them.
+    """
     from torchvision.models import get_model_builder, get_model_weights, get_weight, list_models
     from torchvision.transforms._presets import ImageClassification
 
@@ -132,7 +126,17 @@ def torchvision_weights(rest: str, architecture: str | None, download: bool) -> 
 
 
 def headless(network: nn.Module) -> tuple[nn.Module, int]:
-    """Cut the last linear layer off a torchvision classifier: (network, feature width)."""
+    """Cut the last linear layer off a torchvision classifier.
+
+    Args:
+        network: it is changed in place.
+
+    Returns:
+        The network, and the width of its embeddings.
+
+    Raises:
+        UsageError: it does not end in a linear layer.
+    """
     for name in ("fc", "head", "heads", "classifier"):
         last = getattr(network, name, None)
         if isinstance(last, nn.Linear):
@@ -146,7 +150,13 @@ def headless(network: nn.Module) -> tuple[nn.Module, int]:
 
 
 def timm_model(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
-    """Build a pretrained model of timm, without its classifier."""
+    """Build a pretrained model of timm, without its classifier.
+
+    Raises:
+        UsageError: timm is not installed, or has no such model or weights.
+        CifnetError: the weights are not on this machine, and may not or cannot be fetched.
+        CheckpointError: they do not fill the network.
+    """
     try:
         import timm
     except ImportError:
@@ -178,7 +188,7 @@ def _without_classifier(network: Any) -> tuple[nn.Module, int, Preprocessing]:
 
 
 def _timm_tensors(config: Any, name: str, download: bool) -> dict[str, Tensor]:
-    """Return the published weights, from the local hub cache where they are there."""
+    """Return the published weights, from the local hub cache if they are in it."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     if config is None or not config.hf_hub_id:
@@ -199,7 +209,12 @@ def _timm_tensors(config: Any, name: str, download: bool) -> dict[str, Tensor]:
 
 
 def weight_file(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
-    """Load weights from a file, in an architecture of those that :func:`random_weights` knows."""
+    """Load weights from a file, in an architecture of those that :func:`random_weights` knows.
+
+    Raises:
+        UsageError: no architecture, or an unknown one; no such file.
+        CheckpointError: the file cannot be read, or does not hold all tensors of the architecture.
+    """
     if architecture is None:
         raise UsageError("backbone file:… needs an architecture, e.g. --model.architecture resnet18")
     network, features, shape = random_weights(architecture, None, download)
@@ -218,11 +233,6 @@ def random_weights(rest: str, architecture: str | None, download: bool) -> tuple
     """Build an architecture with weights from torch's random numbers, ``random:<name>``.
 
     The name is one of torchvision or of ``SMALL``, ``timm:<model>`` or ``import:<module>.<name>``.
-
-    Args:
-        rest: the name after the colon.
-        architecture: not used here; for names that do not say their architecture.
-        download: not used here; whether weights may be downloaded.
 
     Raises:
         UsageError: an unknown architecture.
@@ -255,8 +265,11 @@ def _timm_architecture(name: str) -> tuple[nn.Module, int, Preprocessing]:
 def imported(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
     """Build a network from outside the package, ``import:<module>.<name>``: a class or function without arguments.
 
-    What it gives is a module from normalised images (n, 3, h, w) to embeddings (n, d), with the attributes ``features``
-    (d), ``image_size``, ``mean`` and ``std`` (of [0, 1], three numbers each) and, if wanted, ``crop_ratio``.
+    It returns a module from normalised images (n, 3, h, w) to embeddings (n, d), with the attributes ``features`` (d),
+    ``image_size``, ``mean`` and ``std`` (of [0, 1], three numbers each) and, if wanted, ``crop_ratio``.
+
+    Raises:
+        UsageError: it cannot be imported or called, or what it returns does not fit.
     """
     make = import_part(rest)
     try:

@@ -1,7 +1,7 @@
 """Export a frozen network as an ONNX graph once, check it against torch, and keep it in the user's cache folder.
 
-A file's name holds the key of what it was made from (weights, preprocessing and the versions of exporter and runtime)
-and the hash of its content: one that is damaged or was cut off by a power failure is never loaded, but made again.
+A file's name holds the hash of its content and a key of what it was made from: the weights, the preprocessing and the
+versions of exporter and runtime. A damaged file does not fit its name; it is made again, never loaded.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WAIT = 600.0
 
 
 class NoGraph(CifnetError):
-    """A network that cannot be had as a graph: it cannot be exported, or the graph computes something else.
+    """A network that cannot be used as a graph: it cannot be exported, or the graph computes something else.
 
     Args:
         message: the reason.
@@ -55,7 +55,7 @@ class NoGraph(CifnetError):
 
 
 class Embedder(nn.Module):
-    """Images (n, h, w, 3) uint8 → embeddings (n, d) float32: what is exported.
+    """The module that is exported: images (n, h, w, 3) uint8 → embeddings (n, d) float32.
 
     Args:
         name: the backbone's, for messages.
@@ -71,7 +71,7 @@ class Embedder(nn.Module):
         self.network, self.scale, self.shift = network, scale, shift
 
     def forward(self, images: Tensor) -> Tensor:
-        """Embed images as they are stored."""
+        """Embed (n, h, w, 3) uint8 images."""
         x = images.permute(0, 3, 1, 2).float()
         return self.network(x * self.scale + self.shift).float()  # type: ignore[no-any-return]
 
@@ -85,14 +85,29 @@ def graphs_folder() -> Path:
 
 
 def graph_key(identity: str) -> str:
-    """Hash of everything that a graph depends on: what it computes, and what made, checked and runs it."""
+    """Hash everything that a graph depends on: what it computes, and the versions that make, check and run it.
+
+    Args:
+        identity: of the :class:`Embedder`.
+
+    Returns:
+        32 hexadecimal digits.
+    """
     made_by = [f"{name} {version(name)}" for name in ("torch", "onnx", "onnxscript", "onnxruntime")]
     parts = (FORMAT, identity, *made_by, platform.machine())
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
 def stored_graph(embedder: Embedder) -> bytes:
-    """Return the graph of a network, from the cache folder or exported now; one process exports, others wait for it.
+    """Return the graph of a network, from the cache folder or exported now.
+
+    Only one process exports a network at a time; others wait for it.
+
+    Args:
+        embedder: the network.
+
+    Returns:
+        The content of an ONNX file.
 
     Raises:
         NoGraph: the network cannot be exported, or the graph does not agree with torch.
@@ -110,7 +125,7 @@ def stored_graph(embedder: Embedder) -> bytes:
 
 
 def _read(folder: Path, key: str) -> bytes | None:
-    """Return the whole graph, or None; NoGraph where the same versions have failed to export it before."""
+    """Return the graph in the cache, or None if it is not there or damaged; NoGraph if its export has failed before."""
     try:
         refused = folder / f"{key}.txt"
         if refused.is_file():
@@ -127,7 +142,7 @@ def _read(folder: Path, key: str) -> bytes | None:
 
 
 def _made(embedder: Embedder, folder: Path, key: str) -> bytes:
-    """Export, check and keep; where nothing can be kept, the graph is good for this process."""
+    """Export and check a graph, and keep it; if it cannot be kept, this process can use it all the same."""
     try:
         content = exported(embedder)
         check_graph(content, embedder)
@@ -169,10 +184,16 @@ def _digest(content: bytes) -> str:
 
 
 def exported(embedder: Embedder) -> bytes:
-    """Return a file's content: photos of any number, and of any size where the network takes any.
+    """Export a network, for any number of photos, and for photos of any size if the network takes any.
+
+    Args:
+        embedder: the network.
+
+    Returns:
+        The content of an ONNX file.
 
     Raises:
-        NoGraph: torch's exporter or ONNX has no way to express a layer, which is named.
+        NoGraph: torch's exporter or ONNX cannot express a layer, which is named.
     """
     cpu = Embedder(embedder.name, embedder.identity, embedder.network, embedder.scale, embedder.shift, embedder.side)
     side, auto = embedder.side, torch.export.Dim.AUTO
@@ -196,7 +217,7 @@ def exported(embedder: Embedder) -> bytes:
 
 
 def _layer_of(error: BaseException, program: Any, embedder: Embedder) -> str | None:
-    """Return the layer in which an export failed: whose code ran, or whose operation could not be written."""
+    """Return the layer in which an export failed: its code raised the error, or its operation is not in ONNX."""
     names = {id(module): name for name, module in embedder.network.named_modules() if name}
     layer: str | None = None
     cause: BaseException | None = error
@@ -251,7 +272,7 @@ def check_graph(content: bytes, embedder: Embedder) -> float:
 
 
 def _photographs(embedder: Embedder) -> Iterator[np.ndarray]:
-    """(n, h, w, 3) uint8 batches that torch takes."""
+    """Yield (n, h, w, 3) uint8 batches that torch takes: two photographs, alone and together, in two sizes."""
     from sklearn.datasets import load_sample_images
 
     photos = torch.from_numpy(np.stack(load_sample_images().images)).permute(0, 3, 1, 2).float()
@@ -262,7 +283,7 @@ def _photographs(embedder: Embedder) -> Iterator[np.ndarray]:
 
 
 def _takes(embedder: Embedder, batch: np.ndarray) -> bool:
-    """Return whether torch embeds images of this size; some networks take one size only."""
+    """Return whether torch embeds images of this size; some networks take only one size."""
     try:
         with torch.inference_mode():
             embedder(torch.from_numpy(batch))

@@ -32,11 +32,14 @@ fp16 (docs/scale_out.md).
 
 
 def why_slow(precision: str, cpuinfo: str) -> str | None:
-    """Return what to say of a precision that a processor has no instructions for; None where it has, or is not known.
+    """Explain that a processor has no instructions for a precision.
 
     Args:
         precision: one of ``PRECISIONS``.
-        cpuinfo: what Linux says of the processors in ``/proc/cpuinfo``.
+        cpuinfo: content of Linux's ``/proc/cpuinfo``.
+
+    Returns:
+        A sentence; None if the processor has such instructions, or that is not known.
     """
     lines = [line.partition(":")[2].split() for line in cpuinfo.splitlines() if line.startswith(("flags", "Features"))]
     if precision not in INSTRUCTIONS or not lines:
@@ -52,7 +55,7 @@ def why_slow(precision: str, cpuinfo: str) -> str | None:
 
 @cache
 def warn_if_slow(precision: str) -> None:
-    """Say once that a precision is slow on this machine's CPU."""
+    """Log a note if a precision is slow on this machine's CPU."""
     cpu_info = Path("/proc/cpuinfo")
     reason = why_slow(precision, cpu_info.read_text(encoding="utf-8", errors="replace")) if cpu_info.is_file() else None
     if reason is not None:
@@ -60,16 +63,26 @@ def warn_if_slow(precision: str) -> None:
 
 
 def check_precision(name: str) -> str:
-    """Return ``name``, one of ``PRECISIONS``; UsageError otherwise."""
+    """Return ``name`` if it is one of ``PRECISIONS``.
+
+    Raises:
+        UsageError: it is another one.
+    """
     if name not in PRECISIONS:
         raise UsageError(f"precision {name} does not leave the statistics alone: use {', '.join(PRECISIONS)}")
     return name
 
 
 def autocast(device: str, precision: str) -> torch.autocast:
-    """Return a context in which a network on a device of type ``device`` computes in ``precision``.
+    """Return a context in which a network computes in a precision.
 
-    In float16 on a CPU too, where Lightning takes bf16 instead: what was learned on a GPU is embedded alike.
+    On a CPU float16 is used where it is asked for, although Lightning takes bf16 there: a model that was learned on a
+    GPU
+    then gets the same embeddings.
+
+    Args:
+        device: type of the device, such as "cpu".
+        precision: one of ``PRECISIONS``.
 
     Raises:
         UsageError: ``precision`` is none of ``PRECISIONS``.

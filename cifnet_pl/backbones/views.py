@@ -58,11 +58,14 @@ class Mirrored(nn.Module):
 
 
 def layers(network: nn.Module, features: int) -> tuple[nn.Module, int]:
-    """Return :class:`Layers` of a network whose late stages are known, and its width.
+    """Add the outputs of earlier layers to the embedding of a network whose late stages are known.
 
     Args:
         network: a network, or a module with one as a child.
-        features: its width, which is not needed here.
+        features: width of its embeddings; not needed here.
+
+    Returns:
+        A :class:`Layers`, and the width of its embeddings.
 
     Raises:
         UsageError: the late stages of this network are not known.
@@ -80,7 +83,15 @@ def layers(network: nn.Module, features: int) -> tuple[nn.Module, int]:
 
 
 def mirror(network: nn.Module, features: int) -> tuple[nn.Module, int]:
-    """Return :class:`Mirrored`, as wide as the network."""
+    """Average the embeddings of an image and its mirror image.
+
+    Args:
+        network: (n, 3, h, w) → (n, ``features``).
+        features: width of its embeddings.
+
+    Returns:
+        A :class:`Mirrored`, and the same width.
+    """
     return Mirrored(network), features
 
 
@@ -89,7 +100,12 @@ VIEWS: dict[str, Callable[[nn.Module, int], tuple[nn.Module, int]]] = {"layers":
 
 
 def split_views(name: str) -> tuple[str, list[str]]:
-    """Split a name: ``"file:a+b.pth+mirror+layers"`` → ``("file:a+b.pth", ["layers", "mirror"])``, always so."""
+    """Split the name of a backbone into the name without views, and its views in a fixed order.
+
+    Example:
+        >>> split_views("file:a+b.pth+mirror+layers")
+        ('file:a+b.pth', ['layers', 'mirror'])
+    """
     views: list[str] = []
     base, plus, last = name.rpartition("+")
     while plus and last in VIEWS and last not in views:

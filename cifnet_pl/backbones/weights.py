@@ -22,13 +22,24 @@ Of frameworks that train two copies of a network, only those of the copy that is
 
 
 def match_names(stored: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
-    """Return the stored tensors under the ``names`` of the network, with as few ``PREFIXES`` stripped as it takes.
+    """Rename stored tensors as a network names them, with as few of ``PREFIXES`` stripped as possible.
 
-    E.g. ``module.encoder_q.conv1.weight`` → ``conv1.weight``. Names that fit nothing are left out; a name of the
-    network may itself begin with a prefix (``encoder.`` in a vision transformer).
+    Names that fit nothing are left out. A name of the network may itself begin with a prefix (``encoder.`` in a vision
+    transformer).
+
+    Args:
+        stored: tensors by the names of any training framework.
+        names: of the network's tensors.
+
+    Returns:
+        Name of the network → tensor.
 
     Raises:
-        CheckpointError: two tensors fit the same name, so that it is open which network is meant.
+        CheckpointError: two tensors fit the same name, so that it is not clear which network is meant.
+
+    Example:
+        >>> match_names({"module.encoder_q.conv1.weight": torch.ones(1)}, ["conv1.weight"])
+        {'conv1.weight': tensor([1.])}
     """
     keys: dict[str, str] = {}
     for key in stored:
@@ -52,7 +63,7 @@ def fill(network: nn.Module, stored: Mapping[str, Tensor], source: str) -> None:
     Args:
         network: it is changed in place.
         stored: tensors by the names of any training framework.
-        source: what an error calls the place they are from.
+        source: name of the file or weights, for errors.
 
     Raises:
         CheckpointError: tensors are missing or of another shape.
@@ -77,6 +88,12 @@ NESTED = ("state_dict", "model", "model_state_dict", "teacher", "student", "netw
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read all tensors of a checkpoint, which is a state dict or holds one; never execute code from it.
+
+    Args:
+        path: a file of torch or safetensors.
+
+    Returns:
+        Name → tensor.
 
     Raises:
         UsageError: there is no such file.

@@ -56,7 +56,11 @@ class Abilities:
     reason: str = "its state is not a sum over samples"
 
     def require(self, ability: Ability) -> None:
-        """Raise UnsupportedError, in a sentence that says why, unless this head has the ``ability``."""
+        """Check that this head has an ability.
+
+        Raises:
+            UnsupportedError: it has not; the sentence says why.
+        """
         if not getattr(self, ability):
             raise self._cannot(ACTIONS[ability], REASONS.get(ability, self.reason))
 

@@ -69,7 +69,7 @@ class ACILHead(LinearSumsHead):
         self.register_buffer("ridge_used", torch.zeros((), dtype=torch.float64))
 
     def _draw(self) -> Tensor:
-        """Return (B, d) float64 projection that the seed gives."""
+        """Return the (B, d) float64 projection that the seed gives."""
         return draw_projection(self.width, self.in_features, self.seed)
 
     def settings(self) -> dict[str, Any]:
@@ -164,15 +164,19 @@ def solve_stream(sums: Sums, target_energy: Tensor, ridge: Ridge) -> tuple[Tenso
 
 
 def draw_projection(width: int, in_features: int, seed: int) -> Tensor:
-    """Return (width, in_features) float64, uniform in ±1/√d.
+    """Draw a projection, uniform in ±1/√d, the same for ever.
 
-    Only raw output of the bit generator is used, which NumPy keeps the same for ever: a state that does not hold its
-    projection can be loaded under any later release.
+    Only raw output of the bit generator is used, which NumPy never changes: a state that does not hold its projection
+    can
+    be loaded under any later release.
 
     Args:
         width: number of random features B.
         in_features: width d of the embeddings.
         seed: of the bit generator.
+
+    Returns:
+        (width, in_features) float64.
     """
     raw = np.random.PCG64(seed).random_raw((width, in_features)) >> np.uint64(11)  # the 53 bits of a double
     uniform: Tensor = torch.from_numpy(raw.astype(np.float64) * 2.0**-52 - 1)

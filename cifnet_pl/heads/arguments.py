@@ -20,12 +20,34 @@ Metric = Literal["cosine", "euclidean"]
 
 
 def check_ridge(ridge: Ridge) -> Ridge:
-    """Return ``ridge`` as a float, or "gcv"; raise UsageError for anything else."""
+    """Check a ridge.
+
+    Args:
+        ridge: a positive number, or "gcv".
+
+    Returns:
+        The number as a float, or "gcv".
+
+    Raises:
+        UsageError: neither.
+    """
     return ridge if ridge == "gcv" else _positive("ridge", ridge, "a positive number or gcv")
 
 
 def check_share(name: str, value: float | str, choices: tuple[str, ...]) -> float | str:
-    """Return ``value`` as a float in (0, 1], or one of the ``choices``; raise UsageError for anything else."""
+    """Check a share.
+
+    Args:
+        name: of the argument, for the error.
+        value: a number in (0, 1], or one of ``choices``.
+        choices: names that are allowed instead of a number.
+
+    Returns:
+        The number as a float, or the name.
+
+    Raises:
+        UsageError: neither.
+    """
     expected = f"a number in (0, 1], {' or '.join(choices)}"
     if isinstance(value, str) and value in choices:
         return value

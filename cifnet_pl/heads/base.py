@@ -105,10 +105,10 @@ class Head(NoveltyHead):
 
     @exact
     def note_copies(self, count: int) -> None:
-        """Say that ``count`` of the samples observed are copies of others; call it before ``solve``.
+        """Count ``count`` of the observed samples as copies of others; call it before ``solve``.
 
         They keep their weight, but ``ridge: gcv`` chooses by the number of distinct samples. With several processes
-        call it after ``reduce_``, in all of them. A negative count takes back what was said.
+        call it after ``reduce_``, in all of them. A negative count takes an earlier call back.
         """
         if count:
             self.solved.fill_(False)
@@ -144,11 +144,11 @@ class Head(NoveltyHead):
         self.under_way.fill_(False)
 
     def refresh(self) -> None:
-        """Do now what the first prediction after ``solve`` would do; a no-op unless a head solves lazily."""
+        """Do now what the first prediction after ``solve`` would do; a no-op for heads that ``solve`` at once."""
 
     @exact
     def abort_task(self) -> None:
-        """Forget the current task and all that was observed since it began; nothing once it is solved.
+        """Forget the current task and all that was observed since it began; does nothing once it is solved.
 
         Of a task that was solved or merged before, only what was observed since is forgotten.
         """

@@ -25,16 +25,21 @@ RANGE = math.log(1e3)
 
 
 def calibrate(head: Head, z: Tensor, y: Tensor) -> float:
-    """Set ``head.temperature`` to the one that minimises the leave-one-out NLL of stored samples; returns it.
+    """Set ``head.temperature`` to the one that minimises the leave-one-out NLL of stored samples.
 
-    Near-copies among the samples, such as bursts of photos, are left out together: a sample whose twin was learned says
-    nothing of photos that are not. Samples without which nothing would be known of their scores are left out; with no
-    other it is 1.
+    Near-copies among the samples, such as bursts of photos, are left out together: a sample whose twin was learned does
+    not show how new photos are scored. Samples without which nothing would be known of their scores are not used; the
+    temperature is 1 if there are no others.
 
     Args:
         head: solved; see :meth:`Head.leave_one_out` for which heads can.
-        z: (n, d) embeddings and y: (n,) int64 labels of samples that the head has learned, such as those of the
-            calibration buffer after the task was committed.
+        z: (n, d) embeddings of samples that the head has learned, such as those of the calibration buffer after the
+            task
+            was committed.
+        y: (n,) int64 labels.
+
+    Returns:
+        The temperature.
 
     Raises:
         UnsupportedError: the head has no leave-one-out scores.
@@ -74,7 +79,16 @@ def near_copies(z: Tensor, y: Tensor) -> Tensor | None:
 
 
 def check(head: Head, buffer: CalibrationBuffer | None, wanted: bool) -> None:
-    """Raise UsageError unless ``head`` has the ``buffer`` that it needs, and can be calibrated where ``wanted``."""
+    """Check that a head has the buffer that it needs.
+
+    Args:
+        head: to be learned.
+        buffer: the calibration buffer, or None.
+        wanted: whether the head is to be calibrated.
+
+    Raises:
+        UsageError: the head learns from a buffer and has none; it cannot be calibrated, or not without a buffer.
+    """
     if head.decides and buffer is None:
         raise UsageError(
             "decision: auto needs stored samples to decide by: give a calibration buffer (model.buffer), or say ridge "
@@ -93,16 +107,19 @@ def check(head: Head, buffer: CalibrationBuffer | None, wanted: bool) -> None:
 def fit_temperature(scores: Tensor, columns: Tensor) -> float:
     """Return the temperature T that minimises the mean of ``−log softmax(scores / T)`` at the true columns, smoothed.
 
-    With no error among n samples T would fall to zero and promise certainty. So each sample's target has a share of
-    1/(n+2) spread evenly over all classes (Platt's prior, 1999): with many samples nothing, with few what n successes
-    allow to be said.
+    With no error among n samples T would fall to zero, and promise certainty. So each sample's target has a share of
+    1/(n+2) spread evenly over all classes (Platt's prior, 1999), which vanishes with many samples.
 
-    The NLL is convex in 1/T, so the search over log T cannot be caught in another minimum. It is bounded around the
-    spread of the scores.
+    The NLL is convex in 1/T, so the search over log T has one minimum. It is bounded around the spread of the scores.
 
     Args:
         scores: (n, C) float64.
         columns: (n,) int64 true column of each row.
+
+    Example:
+        >>> wrong_once = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+        >>> round(fit_temperature(wrong_once, torch.tensor([0, 0, 1, 1])), 2)
+        1.13
     """
     spread = (scores - scores.mean(dim=1, keepdim=True)).square().mean().sqrt().item()
     if scores.shape[1] == 1 or spread == 0.0:  # all temperatures are alike: any scale of the scores will do

@@ -105,7 +105,7 @@ class CIFNetHead(Head):
         self.increment.reduce(sum_in_place)
 
     def _fold(self) -> None:
-        """Move what the current task observed into the cohorts, from where it cannot be taken back."""
+        """Add what the current task observed to the cohorts; from then on it cannot be taken back."""
         self.under_way.fill_(False)
         if self.increment is not None:
             self._latest.sums.merge(self.increment)

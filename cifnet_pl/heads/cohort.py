@@ -10,9 +10,15 @@ from cifnet_pl.utilities.growing import GrowingModule
 
 
 def common_weights(columns: Tensor, weight: Tensor, classes: int) -> Tensor:
-    """Return the one weight of each class (classes,) from the ``weight`` (n,) of samples of classes ``columns``.
+    """Return the weight that the samples of each class have in common.
 
-    0 stands for a class without samples, −1 for one whose samples have different weights.
+    Args:
+        columns: (n,) class of each sample.
+        weight: (n,) of each sample.
+        classes: number of classes.
+
+    Returns:
+        (classes,); 0 for a class without samples, −1 for one whose samples have different weights.
     """
     low, high = (weight.new_zeros(classes).scatter_reduce(0, columns, weight, how, include_self=False)
                  for how in ("amin", "amax"))  # fmt: skip
@@ -28,11 +34,17 @@ def joined_weights(one: Tensor, other: Tensor) -> Tensor:
 class Cohort(GrowingModule):
     """All neurons that one task introduced: they have seen the same samples, so they share one Gram matrix.
 
-    Buffers: ``sums`` over ``x̃`` (unscaled by the slope), ``weights`` (d+1, C_j), ``stale`` () bool, whether
-    the sums have changed since the weights were solved, ``past`` (), the number of calibration samples in the sums,
-    ``past_weight`` (classes before this cohort,), the weight that the calibration samples of each class had (0: none
-    were shown; −1: they had different weights), and ``ridge_used`` (C_j,) float64, λ of each class.
-    ``places`` says where each λ of the last solve lies (:class:`~cifnet_pl.statistics.Choice`); it is not stored.
+    Buffers:
+        sums: over ``x̃`` (not scaled by the slope).
+        weights: (d+1, C_j).
+        stale: () bool, whether the sums have changed since the weights were solved.
+        past: () number of calibration samples in the sums.
+        past_weight: (classes before this cohort,) weight that the calibration samples of each class had; 0: none were
+            shown; −1: they had different weights.
+        ridge_used: (C_j,) float64, λ of each class.
+
+    Attributes:
+        places: where each λ of the last solve lies (:class:`~cifnet_pl.statistics.Choice`); not stored.
     """
 
     weights: Tensor

@@ -31,7 +31,7 @@ class CohortRegression:
     slopes: tuple[float, float]
 
     def solve(self, cohort: Cohort) -> None:
-        """Bring the cohort's weights, and the λ of each of its classes, up to date with its sums."""
+        """Solve the cohort's weights, and the λ of each of its classes, from its sums."""
         sums, (positive, negative) = cohort.sums, self.slopes
         total = sums.gram[0]
         moment = self.limit * (positive * sums.class_sums - negative * (total - sums.class_sums)).T
@@ -47,7 +47,7 @@ class CohortRegression:
         cohort.stale.fill_(False)
 
     def systems(self, cohort: Cohort) -> Iterator[tuple[slice, Tensor]]:
-        """Yield columns of the cohort that share a Gram matrix, and that matrix (d+1, d+1), weighted by the slopes."""
+        """Yield the columns of the cohort that share a Gram matrix, and this matrix (d+1, d+1), weighted by slopes."""
         sums, (positive, negative) = cohort.sums, self.slopes
         if self.weighting == "derivative":
             yield slice(None), negative * sums.gram
@@ -69,7 +69,8 @@ class CohortRegression:
         Args:
             cohort: solved.
             x: (n, d+1) ``[1; z]`` of the samples.
-            scores: (n, C_j) of the cohort's classes, and targets: (n, C_j), ±L.
+            scores: (n, C_j) of the cohort's classes.
+            targets: (n, C_j), ±L.
             weight: (n,) of each sample in the cohort's sums; 0 where it was never seen.
             groups: (n,) int64 number of each sample's group; None where each stands alone.
         """

@@ -1,8 +1,9 @@
 """Choose thresholds and sets of classes with a promised error rate, from leave-one-out scores of stored samples.
 
-A new photo of a known class and the stored ones of all classes are alike but for chance: so its score has an even
-chance of each rank among theirs (conformal prediction; Vovk et al., 2005). What stands for the stored samples are their
-leave-one-out scores, as none of them may judge itself.
+A new photo of a known class and the stored ones come from the same source, so the score of the new one is equally
+likely to have any rank among theirs (conformal prediction; Vovk et al., 2005). The stored samples were learned, so
+their
+leave-one-out scores are used.
 """
 
 from __future__ import annotations
@@ -24,7 +25,18 @@ FREE = 1
 
 
 def check_share(name: str, share: float) -> float:
-    """Return ``share`` if it lies between 0 and 1; else UsageError, naming the option ``name``."""
+    """Check a share between 0 and 1.
+
+    Args:
+        name: the option, for the error.
+        share: the number.
+
+    Returns:
+        The number.
+
+    Raises:
+        UsageError: it does not lie between 0 and 1.
+    """
     if not 0 < share < 1:
         raise UsageError(f"{name} is {share:g}, expected a share between 0 and 1, such as 0.05 for 5 %")
     return share
@@ -47,9 +59,11 @@ def photo_weights(y: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Reference:
-    """Scores of stored samples, ascending, and what each stands for; larger scores are the stranger ones.
+    """Scores of stored samples in ascending order, and how many photos each stands for; larger scores are more novel.
 
-    scores: (n,) float64; weights: (n,) float64.
+    Attributes:
+        scores: (n,) float64.
+        weights: (n,) float64.
     """
 
     scores: Tensor
@@ -64,7 +78,7 @@ class Reference:
 
     @property
     def own(self) -> Tensor:
-        """() weight of the new photo itself: that of a stored one, on average."""
+        """() weight of the new photo itself: the mean weight of the stored ones."""
         return self.weights.mean()
 
     def p_values(self, scores: Tensor) -> Tensor:
@@ -78,7 +92,7 @@ class Reference:
         return (total - below + self.own) / (total + self.own)
 
     def limit(self, share: float) -> float:
-        """Return the largest score whose p-value is above ``share``; infinite where no value can be as small."""
+        """Return the largest score whose p-value is above ``share``; infinite if there are too few samples to tell."""
         if float(self.p_values(self.scores.new_tensor([torch.inf]))) > share:
             return float("inf")
         return float(self.scores[self.p_values(self.scores) > share].max())
@@ -102,10 +116,20 @@ def novelty_reference(head: Head, z: Tensor, y: Tensor) -> Reference:
 
 
 def set_scores(probabilities: Tensor) -> Tensor:
-    """Return how much has to be let in before each class is: (n, C) float64 of probabilities (n, C).
+    """Return the probability of all classes that are more probable than each class, plus a penalty (RAPS).
 
-    The probability of all classes that are more probable, and a penalty for each beyond the first (RAPS;
-    Angelopoulos et al., 2021, without its random part). The most probable class has 0: no set is empty.
+    The penalty grows with each class beyond the first (Angelopoulos et al., 2021, without its random part). The most
+    probable class has 0, so no set is empty.
+
+    Args:
+        probabilities: (n, C).
+
+    Returns:
+        (n, C) float64.
+
+    Example:
+        >>> [round(score, 2) for score in set_scores(torch.tensor([[0.7, 0.2, 0.1]]).double())[0].tolist()]
+        [0.0, 0.71, 0.92]
     """
     ordered, order = probabilities.double().sort(dim=1, descending=True)
     before = ordered.cumsum(dim=1) - ordered
@@ -118,7 +142,8 @@ def set_scores(probabilities: Tensor) -> Tensor:
 class AnswerSets:
     """Sets of classes that hold the right one with a promised chance.
 
-    limits: (C,) float64: a class is in the set of a photo where its score (:func:`set_scores`) is at most its limit.
+    Attributes:
+        limits: (C,) float64; a class is in the set of a photo if its score (:func:`set_scores`) is at most its limit.
     """
 
     limits: Tensor
@@ -129,9 +154,10 @@ class AnswerSets:
 
         Args:
             head: calibrated or not; see :meth:`Head.leave_one_out` for which can.
-            z: (n, d) embeddings and y: (n,) labels of stored samples.
+            z: (n, d) embeddings of stored samples.
+            y: (n,) labels.
             coverage: the chance, over all photos of known classes.
-            per_class: whether every class is to have it by itself. A class of which too few samples are stored to tell
+            per_class: whether the chance holds for every class by itself. A class with too few stored samples
                 (fewer than ``coverage/(1 − coverage)``) is then in every set.
         """
         scores = head.leave_one_out(z, y, near_copies(z, y))
@@ -146,7 +172,14 @@ class AnswerSets:
         return cls(true_scores.new_tensor([r.threshold(coverage) if len(r.scores) else torch.inf for r in limits]))
 
     def of_probabilities(self, probabilities: Tensor) -> Tensor:
-        """Return (n, C) bool: which classes are in the set of each photo, from probabilities (n, C)."""
+        """Return which classes are in the set of each photo.
+
+        Args:
+            probabilities: (n, C).
+
+        Returns:
+            (n, C) bool.
+        """
         return set_scores(probabilities) <= self.limits
 
 

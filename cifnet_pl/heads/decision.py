@@ -13,14 +13,15 @@ Decision = Literal["ridge", "discriminant", "auto"]
 
 
 def is_better(other: Tensor, current: Tensor, columns: Tensor) -> bool:
-    """Tell whether scores ``other`` are right significantly more often than ``current``; both leave one out.
+    """Tell whether one way of scoring is right significantly more often than another; both leave one out.
 
-    Of the samples on which only one of the two is right, as many would be right either way if both were equally good;
-    the difference has to be more than twice its standard deviation (McNemar, 1947). So a choice does not change back
-    and forth from task to task.
+    On samples where only one of the two is right, each would be right equally often if both were equally good. The
+    difference has to be more than twice its standard deviation (McNemar, 1947), so that a choice does not change back
+    and
+    forth from task to task.
 
     Args:
-        other, current: (n, C) scores of the same samples; those that are not all finite in both do not count.
+        other, current: (n, C) scores of the same samples; rows that are not all finite in both do not count.
         columns: (n,) int64 true column of each.
     """
     known = (torch.isfinite(other) & torch.isfinite(current)).all(dim=1)
@@ -30,7 +31,15 @@ def is_better(other: Tensor, current: Tensor, columns: Tensor) -> bool:
 
 
 def rows_without(rows: Tensor, gone: Tensor) -> Tensor | None:
-    """Return ``rows`` (n, p) without one copy of each of ``gone`` (m, p); None if one of them is not there."""
+    """Remove one copy of each of some rows.
+
+    Args:
+        rows: (n, p).
+        gone: (m, p) rows to remove.
+
+    Returns:
+        (n − m, p); None if one of them is not among ``rows``.
+    """
     kept = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
     for row in gone.to(rows.device):
         matches = ((rows == row).all(dim=1) & kept).nonzero()

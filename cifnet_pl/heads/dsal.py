@@ -127,7 +127,7 @@ class DSALHead(ACILHead):
         self.compensation_place = choice.place
 
     def _teach(self, observed: Sums) -> None:
-        """Turn the compensation moments of the classes just learned into those of their residual targets."""
+        """Replace the compensation moments of the classes just learned by those of their residual targets."""
         seen = observed.counts > 0
         if not seen.any():  # all classes of the task were removed again
             return
@@ -139,9 +139,9 @@ class DSALHead(ACILHead):
             self.residual_energy[current] += observed.class_mass[current] + fitted
 
     def _leave_one_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
-        """Exact for the main stream; the compensation stream's targets are taken from today's main weights.
+        """Exact for the main stream; the compensation stream's targets come from the current main weights.
 
-        What a sample did to the residual targets of others would need the weights at its time.
+        The effect of a sample on the residual targets of others is ignored: it would need the weights at its time.
         """
         main = super()._leave_one_out(z, columns, groups)
         projected = self._projected(z)

@@ -16,10 +16,10 @@ H = TypeVar("H", bound=LabelSpace)
 
 
 def exact(method: Callable[Concatenate[H, P], R]) -> Callable[Concatenate[H, P], R]:
-    """Decorate a method that changes statistics, so that what surrounds the call cannot change what is stored.
+    """Decorate a method that changes statistics, so that no setting of the caller changes what is stored.
 
-    No autograd graph; no autocast, which would round products to bfloat16; no inference mode, whose tensors could
-    never be updated in place again.
+    Inside there is no autograd graph; no autocast, which would round products to bfloat16; and no inference mode, whose
+    tensors could never be updated in place again.
     """
 
     @functools.wraps(method)

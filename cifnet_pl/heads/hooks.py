@@ -1,4 +1,4 @@
-"""The methods that a head class writes itself; :class:`cifnet_pl.heads.base.Head` calls them with checked arguments."""
+"""The methods that each head class implements; :class:`cifnet_pl.heads.base.Head` calls them with checked arguments."""
 
 from __future__ import annotations
 
@@ -50,13 +50,17 @@ class Hooks(Abilities, LabelSpace, ABC):
         raise NotImplementedError
 
     def note_names(self, names: Mapping[int, str]) -> None:
-        """Take note of the names of the next task's classes, label → name, before it begins.
+        """Take note of the names of the next task's classes before it begins; a no-op if no argument names a class.
 
-        A no-op for a head whose arguments name no classes.
+        Args:
+            names: label → name.
         """
 
     def about_remembering(self, names: Sequence[str]) -> str | None:
-        """Return what a run over classes ``names`` is to be told of what remembering them takes; None for nothing.
+        """Return a note for the user about the memory that remembered classes take; None if there is nothing to say.
+
+        Args:
+            names: of all classes of the run.
 
         Raises:
             UsageError: an argument names a class that is not one of them.
@@ -64,18 +68,26 @@ class Hooks(Abilities, LabelSpace, ABC):
         return None
 
     def share_of(self, label: int) -> Any:
-        """Return a head of the same settings that has learned the samples of class ``label`` alone.
+        """Return a head of the same settings that has learned the samples of one class alone.
 
-        The result is None if that is not kept.
+        Subtracting it equals subtracting a head that was shown the samples again.
 
-        Subtracting it is as good as subtracting one that was shown the samples again.
+        Args:
+            label: of the class.
+
+        Returns:
+            The head; None if these sums are not kept.
         """
         return None
 
     def decide(self, z: Tensor, y: Tensor) -> None:
-        """Choose how to score by what stored samples say; arguments as for ``calibrate``, which comes afterwards.
+        """Choose how to score by the leave-one-out scores of stored samples, before they are calibrated.
 
         A no-op for a head with nothing to choose (``decides``).
+
+        Args:
+            z: (n, d) embeddings.
+            y: (n,) int64 labels.
         """
 
     def _merge(self, other: Any) -> None:

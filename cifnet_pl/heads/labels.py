@@ -74,7 +74,11 @@ class LabelSpace(GrowingModule):
         self.task_of = torch.unique(self.task_of, return_inverse=True)[1]
 
     def _columns(self, y: Tensor) -> Tensor:
-        """Return the positions of the labels ``y`` in ``labels``; UsageError for an unknown one."""
+        """Return the positions of labels in ``labels``.
+
+        Raises:
+            UsageError: a label that is not known.
+        """
         if not len(self.labels):
             raise UsageError("no task has begun: call begin_task() first")
         order = torch.argsort(self.labels)

@@ -23,8 +23,8 @@ ABSENT = -1e30
 class ReplayHead(Head):
     """A linear classifier that is fitted anew after each task, on that task's samples and those of the buffer.
 
-    Samples are put into an order of their own before the fit, so that batch order and size do not matter; they are
-    forgotten after it. Between tasks only the weights (d+1, C) are kept; the buffer counts for itself.
+    Samples are sorted before the fit, so that batch order and size do not matter, and are forgotten after it. Between
+    tasks only the weights (d+1, C) are kept; the buffer counts for itself.
     """
 
     uses_buffer = True
@@ -99,8 +99,8 @@ class ReplayHead(Head):
 class LogisticHead(ReplayHead):
     """Multinomial logistic regression (scikit-learn, L-BFGS) on the current task and the buffer.
 
-    Every fit starts from nothing. A class that is not among the samples of the fit, because the buffer holds none of
-    it, is unknown from then on: its score is −10³⁰. A single class scores 0.
+    Every fit starts from zero. A class of which the buffer holds no sample is unknown from then on: its score is
+    −10³⁰. A single class scores 0.
 
     Args:
         in_features: width d of the embeddings.

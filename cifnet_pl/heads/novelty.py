@@ -22,10 +22,11 @@ OVERALL = 0.5
 
 
 class Stage:
-    """The state of a head's learning at one time: another object after every change, and for a copy.
+    """A mark that is replaced after every change of a head, and holds what was computed from its sums meanwhile.
 
     Attributes:
-        distances: of the head then, and measure: (n, p) features → (n,) novelty; None until they are asked for.
+        distances: of the head, or None until they are asked for.
+        measure: function from features (n, p) to novelty (n,), or None until it is asked for.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,7 @@ class NoveltyHead(StoredHead):
 
     @exact
     def distances(self) -> ClassDistances:
-        """Return the distances of this head's features to its classes; made once after each change.
+        """Return the distances of this head's features to its classes; computed once after each change.
 
         Raises:
             UnsupportedError: this head has no scatter within classes (``tells_novelty``).
@@ -66,10 +67,19 @@ class NoveltyHead(StoredHead):
         return self.stage.distances
 
     def novelty(self, z: Tensor) -> Tensor:
-        """Return how foreign each of the embeddings (n, d) is: (n,) float64, larger for what is more foreign.
+        """Measure how far embeddings are from everything learned.
 
-        The squared Mahalanobis distance to the nearest class mean less half of that to the mean of all samples
-        (:class:`~cifnet_pl.statistics.ClassDistances`). Errors as for :meth:`distances`.
+        That is the squared Mahalanobis distance to the nearest class mean less half of that to the mean of all samples
+        (:class:`~cifnet_pl.statistics.ClassDistances`).
+
+        Args:
+            z: (n, d) embeddings.
+
+        Returns:
+            (n,) float64, larger for what is more foreign.
+
+        Raises:
+            UnsupportedError, CifnetError: as for :meth:`distances`.
         """
         check_embeddings(z, self.in_features)
         measure = self.measuring()
@@ -108,9 +118,9 @@ class NoveltyHead(StoredHead):
         return near - OVERALL * overall
 
     def _rows(self, z: Tensor) -> Tensor:
-        """Return (n, p) features of embeddings (n, d) that the Gram matrix is over, without the bias.
+        """Return the features (n, p) of embeddings (n, d) that the Gram matrix is over, without the bias.
 
-        Only for a head that can give them.
+        Only heads that declare ``tells_novelty`` have them.
         """
         raise NotImplementedError
 
@@ -123,7 +133,7 @@ class NoveltyHead(StoredHead):
         return torch.ones(len(columns), dtype=torch.float64, device=columns.device)
 
     def _begin_stage(self) -> None:
-        """What was made from the sums is out of date."""
+        """Drop what was computed from the sums before they changed."""
         self.stage = Stage()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:

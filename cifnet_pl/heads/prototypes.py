@@ -116,7 +116,11 @@ class SLDAHead(LinearSumsHead):
 
 
 def class_means(sums: ClassSums) -> Tensor:
-    """Return (C, p−1) weighted means of the classes, from sums over ``[1; z]``."""
+    """Return the weighted means of the classes, (C, p−1).
+
+    Args:
+        sums: over ``[1; z]``, of width p.
+    """
     return sums.class_sums[:, 1:] / sums.class_sums[:, :1]
 
 

@@ -48,12 +48,18 @@ class Remembered:
         return self.all or label in self.labels
 
     def about(self, names: Sequence[str], width: int, itemsize: int) -> str | None:
-        """Return what remembering takes in a run over classes ``names``, or None; UsageError for a name not among them.
+        """Return a note about the memory that remembered classes take in a run.
 
         Args:
             names: of all classes of the run.
             width: of the Gram matrix.
             itemsize: bytes of one of its numbers.
+
+        Returns:
+            A sentence; None if no class is remembered.
+
+        Raises:
+            UsageError: a class to remember is not among ``names``.
         """
         unknown = sorted(self.names - set(names))
         if unknown:
@@ -65,5 +71,9 @@ class Remembered:
         return f"remembering {count} classes takes {size:.1f} MB: they can be forgotten without their photos"
 
     def note_names(self, names: Mapping[int, str]) -> None:
-        """Take over the labels of classes that were given by name; ``names`` is label → name."""
+        """Take over the labels of classes that were given by name.
+
+        Args:
+            names: label → name.
+        """
         self.labels |= {label for label, name in names.items() if name in self.names}

@@ -20,7 +20,14 @@ REMARKS = {
 
 
 def about_choices(choices: Sequence[Choice]) -> dict[str, str]:
-    """Return a sentence for each place, other than inside the grid, in which ``choices`` lie, by that place."""
+    """Return notes on ridges that lie at the edge of what generalised cross-validation may choose.
+
+    Args:
+        choices: ridges, and where they lie.
+
+    Returns:
+        Where → sentence, for each edge that occurs.
+    """
     ridges_of: dict[str, list[float]] = {}
     for choice in choices:
         if choice.place in REMARKS:
@@ -29,7 +36,7 @@ def about_choices(choices: Sequence[Choice]) -> dict[str, str]:
 
 
 def about_lesson(before: Sequence[Choice], after: Sequence[Choice]) -> list[str]:
-    """Return sentences about the ridges after a lesson, and about what it changed.
+    """Return notes on the ridges after a lesson, and on how much it changed them.
 
     Args:
         before: the choices before the lesson.
@@ -40,7 +47,12 @@ def about_lesson(before: Sequence[Choice], after: Sequence[Choice]) -> list[str]
 
 
 def about_jump(before: Sequence[Choice], after: Sequence[Choice]) -> str | None:
-    """Return a sentence if one of the ridges is more than ``JUMP`` times as large as before, or as small; else None."""
+    """Return a note if a ridge grew or shrank by more than a factor of ``JUMP``; else None.
+
+    Args:
+        before: the choices before a lesson.
+        after: the choices after it, in the same order.
+    """
     pairs = [(old.ridge, new.ridge) for old, new in zip(before, after, strict=False) if old.ridge > 0 < new.ridge]
     old, new = max(pairs, key=lambda pair: max(pair[1] / pair[0], pair[0] / pair[1]), default=(1.0, 1.0))
     if max(new / old, old / new) <= JUMP:

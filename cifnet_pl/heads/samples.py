@@ -14,10 +14,12 @@ from cifnet_pl.utilities.growing import GrowingModule
 
 
 class Samples(GrowingModule):
-    """Embeddings in the order in which they came, until ``sort`` puts them into one that depends on them alone.
+    """Embeddings in the order in which they came, until ``sort`` orders them by their values.
 
     Buffers:
-        z: (n, d) embeddings, in the dtype given; y: (n,) int64 labels; weight: (n,) float64 sample weights.
+        z: (n, d) embeddings, in the dtype given.
+        y: (n,) int64 labels.
+        weight: (n,) float64 sample weights.
     """
 
     z: Tensor
@@ -48,7 +50,7 @@ class Samples(GrowingModule):
         self._chunks.append(chunk)
 
     def gather(self) -> None:
-        """Bring what was added since the last call into the buffers; one copy for many batches."""
+        """Copy what was added since the last call into the buffers: one copy for many batches."""
         if self._chunks:
             parts = [(self.z, self.y, self.weight), *self._chunks]
             self.z, self.y, self.weight = (torch.cat(group) for group in zip(*parts, strict=True))
@@ -83,8 +85,9 @@ class Samples(GrowingModule):
     def sort(self) -> None:
         """Order rows by their bytes: embedding first, then weight, then label.
 
-        What is computed from them afterwards does not depend on batch order or size. The label comes last so that it
-        decides only between embeddings that are equal: renaming classes changes nothing else.
+        What is computed from them afterwards does not depend on batch order or size. The label comes last, so that it
+        only
+        decides between equal embeddings: renaming classes changes nothing else.
         """
         self.gather()
         columns = [self.z.double(), self.weight[:, None], self.y.view(torch.float64)[:, None]]

@@ -14,16 +14,15 @@ Sizes = tuple[frozenset[int] | None, ...]
 
 
 def grown_sizes(one: tuple[int, ...], two: tuple[int, ...], classes: int, any_rows: bool) -> Sizes:
-    """Infer a tensor's sizes with ``classes`` classes from its shapes with one and with two classes.
+    """Infer the sizes of a tensor from its shapes with one class and with two classes.
+
+    A dimension that is empty both times is filled by ``solve``: it may be empty or have one entry for each class.
 
     Args:
         one: shape with one class.
         two: shape with two classes.
         classes: number of classes.
         any_rows: whether empty dimensions may have any size, as those of stored samples.
-
-    Returns:
-        A dimension that is empty both times is filled by ``solve``: it may be empty or have a place for each class.
     """
     sizes: list[frozenset[int] | None] = []
     for small, large in zip(one, two, strict=True):
@@ -37,7 +36,7 @@ def grown_sizes(one: tuple[int, ...], two: tuple[int, ...], classes: int, any_ro
 
 
 def as_stored_now(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a file's tensors, with triangles for the square Gram matrices of formats 1 and 2."""
+    """Replace the shapes of square Gram matrices, as files of formats 1 and 2 hold them, by those of triangles."""
     return {name: _triangular(shape) if name.endswith(GRAMS) else shape for name, shape in shapes.items()}
 
 

@@ -56,7 +56,7 @@ class SharedSumsHead(Head):
         self._fold()
 
     def _fold(self) -> None:
-        """Move what the current task observed into the common sums, from where it cannot be taken back."""
+        """Add what the current task observed to the common sums; from then on it cannot be taken back."""
         self.under_way.fill_(False)
         if self.increment is not None:
             self.sums.merge(self.increment)
@@ -150,5 +150,5 @@ class LinearSumsHead(SharedSumsHead):
 
 
 def kept_weights(weights: Tensor, columns: Tensor) -> Tensor:
-    """Return the ``columns`` of ``weights`` (p, C); those of classes that are not solved yet have no weights."""
+    """Return the ``columns`` of ``weights`` (p, C); classes that are not solved yet have none."""
     return weights[:, columns[columns < weights.shape[1]]]

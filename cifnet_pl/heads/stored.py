@@ -23,7 +23,7 @@ class StoredHead(Hooks):
         """Open a task that introduces ``classes``; ``counts`` are their numbers of samples where known."""
 
     def settings(self) -> dict[str, Any]:
-        """Return the constructor arguments that a stored state depends on; plain numbers, strings and booleans."""
+        """Return the constructor arguments that a stored state depends on: plain numbers, strings and booleans."""
         try:
             settings = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
         except AttributeError as error:
@@ -32,7 +32,7 @@ class StoredHead(Hooks):
 
     @classmethod
     def from_settings(cls: type[H], settings: Mapping[str, Any]) -> H:
-        """Return an empty head, such as a state with these ``settings()`` can be loaded into."""
+        """Return an empty head into which a state with these ``settings()`` can be loaded."""
         return cls(**settings)
 
     def fresh(self: H) -> H:

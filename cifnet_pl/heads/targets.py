@@ -24,6 +24,10 @@ def signed_targets(columns: Tensor, classes: int, limit: float) -> Tensor:
 
     Returns:
         (n, C) float64: ``limit`` in the column of each sample's class, ``−limit`` elsewhere.
+
+    Example:
+        >>> signed_targets(torch.tensor([1]), 3, 2.0).tolist()
+        [[-2.0, 2.0, -2.0]]
     """
     return limit * (2 * torch.nn.functional.one_hot(columns, classes).double() - 1)
 
@@ -33,6 +37,10 @@ def target_limit(epsilon: float) -> float:
 
     Raises:
         UsageError: ``epsilon`` is not between 0 and 0.5.
+
+    Example:
+        >>> round(target_limit(0.05), 3)
+        2.944
     """
     if not 0 < epsilon < 0.5:
         raise UsageError(f"epsilon is {epsilon:g}, expected a number between 0 and 0.5")
@@ -42,8 +50,14 @@ def target_limit(epsilon: float) -> float:
 def squared_slopes(weighting: Weighting, epsilon: float) -> tuple[float, float]:
     """Return ``f'(t)²`` at the target of a positive and of a negative (Stage 1 of the paper).
 
-    "derivative" is the paper's formula ``f(t)(1 − f(t))``, equal at both targets; "released" is what the
-    authors' released code computes, ``t(1 − t)`` at the logit t.
+    Args:
+        weighting: "derivative" is the paper's formula ``f(t)(1 − f(t))``, equal at both targets; "released" is what the
+            authors' released code computes, ``t(1 − t)`` at the logit t.
+        epsilon: clip of the one-hot targets.
+
+    Example:
+        >>> [round(slope, 1) for slope in squared_slopes("released", 0.05)]
+        [32.8, 134.9]
     """
     check_choice("weighting", weighting, Weighting)
     if weighting == "derivative":

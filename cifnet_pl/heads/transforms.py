@@ -20,7 +20,7 @@ def l2(z: Tensor) -> Tensor:
 
 
 def joined(z: Tensor) -> Tensor:
-    """Return L2-normalised (n, d) embeddings beside their :func:`sqrt_l2`: (n, 2d)."""
+    """Join L2-normalised (n, d) embeddings and their :func:`sqrt_l2`: (n, 2d)."""
     return torch.cat([l2(z), sqrt_l2(z)], dim=1)
 
 

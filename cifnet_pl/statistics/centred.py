@@ -16,8 +16,13 @@ from cifnet_pl.statistics.solve import solve_ridge
 class Centred:
     """Weighted least squares with a free bias, after centring features and targets.
 
-    gram: (d, d) ``Σ ω z zᵀ − n μ μᵀ``; moment: (d, C) ``Σ ω z tᵀ − n μ t̄ᵀ``; mean: (d,) μ; target_mean: (C,) t̄;
-    target_energy: () ``tr(Y_cᵀ Y_c)``; samples: number of distinct samples.
+    Attributes:
+        gram: (d, d) ``Σ ω z zᵀ − n μ μᵀ``.
+        moment: (d, C) ``Σ ω z tᵀ − n μ t̄ᵀ``.
+        mean: (d,) μ.
+        target_mean: (C,) t̄.
+        target_energy: () ``tr(Y_cᵀ Y_c)``.
+        samples: number of distinct samples.
     """
 
     gram: Tensor
@@ -49,9 +54,13 @@ class Centred:
         )
 
     def solve(self, ridge: float | str) -> tuple[Tensor, Choice]:
-        """Return the weights (d+1, C) with the bias in row 0, and the ridge used.
+        """Solve for the weights.
 
-        ``ridge`` is a number added to the centred Gram matrix, or "gcv" for generalised cross-validation.
+        Args:
+            ridge: a number to add to the diagonal of the centred Gram matrix, or "gcv" (generalised cross-validation).
+
+        Returns:
+            The weights (d+1, C) with the bias in row 0, and the ridge used.
         """
         if ridge == "gcv":
             weights, chosen = solve_gcv(self.gram, self.moment, self.target_energy, self.samples, free=1)
@@ -62,6 +71,15 @@ class Centred:
         return torch.cat([bias[None], weights]), chosen
 
     def half_products(self, z: Tensor, ridge: float, mass: Tensor) -> Tensor:
-        """Return :func:`half_products` (n, d+1) of embeddings z (n, d) with a free bias; ``mass`` () is ``Σ ω``."""
+        """Return :func:`~cifnet_pl.statistics.left_out.half_products` of embeddings, with a free bias.
+
+        Args:
+            z: (n, d) embeddings.
+            ridge: λ of the solve.
+            mass: () ``Σ ω``, the total weight.
+
+        Returns:
+            (n, d+1) float64.
+        """
         half = half_products(self.gram, self.gram.new_tensor(ridge), z - self.mean)
         return torch.cat([half.new_full((len(half), 1), 1) / mass.double().sqrt(), half], dim=1)

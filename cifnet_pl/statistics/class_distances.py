@@ -115,7 +115,15 @@ class ClassDistances:
         self.total_inverse = torch.cholesky_inverse(factorise(total, self.ridge))
 
     def stretched(self, x: Tensor, length: Tensor | None = None) -> Tensor:
-        """Return the rows (n, p) at the root mean square length of those learned, or at ``length`` (n,); float64."""
+        """Scale rows to the root mean square length of those learned.
+
+        Args:
+            x: (n, p).
+            length: (n,) another length for each row.
+
+        Returns:
+            (n, p) float64.
+        """
         unit = torch.nn.functional.normalize(x.double(), dim=1)
         return unit * (self.length if length is None else length[:, None])
 
@@ -129,12 +137,24 @@ class ClassDistances:
         return self.moments.mass * _quadratic(q, self.total_inverse)
 
     def relative(self, share: float) -> Callable[[Tensor], Tensor]:
-        """Return a function: rows (n, p) → (n,) ``near(x) − share·overall(x)``, by one product with a (p, p) matrix."""
+        """Return a function that computes relative distances by one product with a (p, p) matrix.
+
+        Args:
+            share: of the overall distance that is subtracted.
+
+        Returns:
+            Function from rows (n, p) to (n,) ``near(x) − share·overall(x)``.
+        """
         inverse, _ = self.within_inverse - share * self.total_inverse, self._from_means
         return lambda x: self._nearest(self.stretched(x) - self.centre, inverse)
 
     def _nearest(self, q: Tensor, inverse: Tensor) -> Tensor:
-        """Return (n,) ``qᵀ·inverse·q`` and what depends on the class at its smallest, times the mass."""
+        """Return the smallest distance over classes, (n,), from centred rows q (n, p).
+
+        Args:
+            q: (n, p) stretched and centred.
+            inverse: (p, p) of the term ``qᵀ·inverse·q`` that all classes share.
+        """
         towards, offset = self._from_means
         return self.moments.mass * (_quadratic(q, inverse) + (offset - 2 * q @ towards).min(dim=1).values)
 
@@ -147,12 +167,10 @@ class ClassDistances:
     # ------------------------------------------------------------------ leave one out
 
     def left_out(self, x: Tensor, columns: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return :meth:`near` and :meth:`overall` of rows that were learned, each as if that one had not been learned.
-
-        λ stays the same.
+        """Return :meth:`near` and :meth:`overall` of learned rows, each as if that row had not been learned.
 
         Taking a row of weight ω out of its class c changes every scatter by a matrix of rank one,
-        ``S_w − ω n_c/(n_c − ω)·(x − μ_c)(x − μ_c)ᵀ``, whose inverse is that of Sherman and Morrison.
+        ``S_w − ω n_c/(n_c − ω)·(x − μ_c)(x − μ_c)ᵀ``, whose inverse is that of Sherman and Morrison. λ stays the same.
 
         Args:
             x: (n, p).
@@ -160,8 +178,8 @@ class ClassDistances:
             weight: (n,) ω of each in the sums.
 
         Returns:
-            (n,) twice, float64. The only row of a class leaves no class behind, and is as far away as from the other
-            classes; NaN where there is no other.
+            (n,) twice, float64. The only row of a class gets its distance to the other classes; NaN where there is no
+            other.
         """
         x, moments, weight = x.double(), self.moments, weight.double()
         left = moments.mass - weight

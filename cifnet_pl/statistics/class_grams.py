@@ -61,6 +61,10 @@ class ClassGrams(ClassSums):
         self.grams = self.grams[columns]
 
     def reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
-        """Sum over processes: call ``sum_in_place`` on every tensor, in a fixed order."""
+        """Sum over processes.
+
+        Args:
+            sum_in_place: replaces a tensor by its sum over processes; called for every tensor, in a fixed order.
+        """
         super().reduce(sum_in_place)
         sum_in_place(self.grams)

@@ -25,8 +25,11 @@ def within_scatter(gram: Tensor, class_sums: Tensor) -> Tensor:
 class Discriminant:
     """``score_c(z) = zᵀΛμ_c − ½ μ_cᵀΛμ_c`` with ``Λ = ((S + λI)/n)⁻¹``, S the scatter within classes; equal priors.
 
-    factor: (d, d) lower Cholesky factor of S + λI; means: (C, d) μ; class_mass: (C,) n_c, the weight of each class's
-    rows; mass: () n, the weight of all rows. All float64.
+    Attributes:
+        factor: (d, d) lower Cholesky factor of S + λI, float64 as all others.
+        means: (C, d) μ.
+        class_mass: (C,) n_c, the weight of each class's rows.
+        mass: () n, the weight of all rows.
     """
 
     factor: Tensor
@@ -125,6 +128,6 @@ class Discriminant:
         return score.masked_fill(gone, torch.nan)
 
     def _half(self, x: Tensor) -> Tensor:
-        """Return (n, d) rows x times the inverse factor."""
+        """Return ``L⁻¹x`` for rows x (n, d), with L the Cholesky factor."""
         half: Tensor = torch.linalg.solve_triangular(self.factor, x.T, upper=False)
         return half.T

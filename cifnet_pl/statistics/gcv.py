@@ -95,6 +95,7 @@ def gcv_ridge(eigenvalues: Tensor, energy: Tensor, target_energy: Tensor, sample
 
 def _last_smallest(score: Tensor) -> int:
     # Ties go to the largest ridge: with nothing to fit (one class so far) the simplest solution is right.
+    """Return the position of the smallest score; of several, the one with the largest ridge."""
     return len(score) - 1 - int(score.flip(0).argmin())
 
 

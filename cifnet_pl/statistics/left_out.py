@@ -29,7 +29,7 @@ def half_products(gram: Tensor, penalty: Tensor, x: Tensor) -> Tensor:
 
 
 def left_out(scores: Tensor, share: Tensor, targets: Tensor) -> Tensor:
-    """Return the scores (n, C) of samples whose own targets (n, C) no longer share in them: ``(score − h·y)/(1 − h)``.
+    """Return the scores of samples without their own part in the solve: ``(score − h·y)/(1 − h)``.
 
     Args:
         scores: (n, C) of samples that were learned.
@@ -38,6 +38,10 @@ def left_out(scores: Tensor, share: Tensor, targets: Tensor) -> Tensor:
 
     Returns:
         (n, C) float64; NaN where h is 1 but for rounding: without the sample nothing is known of its score.
+
+    Example:
+        >>> left_out(torch.tensor([[2.0]]), torch.tensor([0.5]), torch.tensor([[3.0]])).item()
+        1.0
     """
     share = (share if share.ndim == 2 else share[:, None]).double()
     result = (scores.double() - share * targets) / (1 - share)

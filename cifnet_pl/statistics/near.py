@@ -30,10 +30,14 @@ def comparable(z: Tensor) -> Tensor:
 
 
 def near_limit(u: Tensor, y: Tensor) -> float | None:
-    """Return the cosine from which two photos of a class are near-copies; None without photos of two classes.
+    """Return the cosine from which two photos of a class are near-copies.
 
     Args:
-        u: (n, d) from :func:`comparable`, and y: (n,) labels, of any photos by the same network.
+        u: (n, d) from :func:`comparable`, of photos of any classes by the same network.
+        y: (n,) their labels.
+
+    Returns:
+        The limit; None without photos of two classes.
     """
     step = -(-len(u) // SAMPLED)
     order = torch.argsort(y, stable=True)[:: max(step, 1)]  # of all classes alike
@@ -46,12 +50,17 @@ def near_limit(u: Tensor, y: Tensor) -> float | None:
 
 
 def resembles(u: Tensor, y: Tensor, others: Tensor, labels: Tensor, limit: float) -> Tensor:
-    """Return which samples have a near-copy of their class among other ones: (n,) bool.
+    """Find the samples that have a near-copy of their class among others.
 
     Args:
-        u: (n, d) from :func:`comparable`, y: (n,) their labels.
-        others: (m, d) likewise, labels: (m,) theirs.
+        u: (n, d) from :func:`comparable`.
+        y: (n,) their labels.
+        others: (m, d) from :func:`comparable`.
+        labels: (m,) labels of ``others``.
         limit: from :func:`near_limit`.
+
+    Returns:
+        (n,) bool.
     """
     near = torch.zeros(len(u), dtype=torch.bool, device=u.device)
     for label in torch.unique(y).tolist():
@@ -63,12 +72,15 @@ def resembles(u: Tensor, y: Tensor, others: Tensor, labels: Tensor, limit: float
 
 
 def near_groups(u: Tensor, y: Tensor, limit: float) -> Tensor:
-    """Join near-copies of one class, and near-copies of near-copies: (n,) int64, one number for each group.
+    """Join near-copies of one class, and near-copies of near-copies, into groups.
 
     Args:
         u: (n, d) from :func:`comparable`.
         y: (n,) labels; samples of different classes are never joined.
         limit: from :func:`near_limit`.
+
+    Returns:
+        (n,) int64 number of each sample's group.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components

@@ -39,9 +39,13 @@ class RememberingSums(Sums):
         self.own = torch.cat([self.own, self.own.new_zeros(len(new), *self.own.shape[1:])])
 
     def share(self, column: int) -> RememberingSums | None:
-        """Return the sums over the rows of the class at ``column`` alone, of one class.
+        """Return the sums over the rows of one class.
 
-        The result is None if its matrix is not kept.
+        Args:
+            column: of the class.
+
+        Returns:
+            Sums of that class alone; None if its matrix is not kept.
         """
         if self.place[column] < 0:
             return None
@@ -107,7 +111,11 @@ class RememberingSums(Sums):
         self.place = place
 
     def reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
-        """Sum over processes: call ``sum_in_place`` on every tensor, in a fixed order."""
+        """Sum over processes.
+
+        Args:
+            sum_in_place: replaces a tensor by its sum over processes; called for every tensor, in a fixed order.
+        """
         super().reduce(sum_in_place)
         sum_in_place(self.own)
 

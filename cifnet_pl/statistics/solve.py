@@ -17,8 +17,16 @@ def solve_ridge(gram: Tensor, moment: Tensor, penalty: Tensor, overwrite: bool =
         penalty: (p,) or () ridge added to the diagonal.
         overwrite: whether ``gram`` may be changed, which saves a copy.
 
+    Returns:
+        (p, C) weights, in the dtype of ``gram``.
+
     Raises:
         CifnetError: the sum is not positive definite.
+
+    Example:
+        >>> gram, moment = torch.diag(torch.tensor([1.0, 3.0])), torch.tensor([[4.0], [8.0]])
+        >>> solve_ridge(gram, moment, torch.tensor(1.0)).flatten().tolist()
+        [2.0, 2.0]
     """
     return torch.cholesky_solve(moment, factorise(gram, penalty, overwrite))
 

@@ -18,9 +18,12 @@ FACTORED_FROM = 64
 
 @dataclass(frozen=True)
 class Spectrum:
-    """``V diag(values) Vᵀ``.
+    """The eigendecomposition ``V diag(values) Vᵀ``.
 
-    values: (p,) eigenvalues, ascending; exactly zero beyond the rank. rotate: (p, C) → ``Vᵀx``; back: (p, C) → ``Vx``.
+    Attributes:
+        values: (p,) eigenvalues, ascending; exactly zero beyond the rank.
+        rotate: function (p, C) → ``Vᵀx``.
+        back: function (p, C) → ``Vx``.
     """
 
     values: Tensor

@@ -19,7 +19,12 @@ from cifnet_pl.utilities.growing import GrowingModule
 
 
 def augment(z: Tensor) -> Tensor:
-    """Prepend the bias feature: (n, d) → (n, d+1), ``x̃ = [1; z]``."""
+    """Prepend the bias feature: (n, d) → (n, d+1), ``x̃ = [1; z]``.
+
+    Example:
+        >>> augment(torch.tensor([[5.0, 7.0]])).tolist()
+        [[1.0, 5.0, 7.0]]
+    """
     return torch.cat([z.new_ones(len(z), 1), z], dim=1)
 
 
@@ -58,7 +63,10 @@ class ClassSums(GrowingModule):
 
     @property
     def class_mass(self) -> Tensor:
-        """(C,) total weight of each class's rows, were all weights alike; of one with a bias feature, its own sums."""
+        """(C,) total weight of each class's rows, if all weights are alike: ``mass`` in proportion to the counts.
+
+        Where there is a bias feature, read the first column of ``class_sums`` instead, which is exact.
+        """
         return self.mass * self.counts / torch.maximum(self.seen, self.counts.sum())
 
     def grow(self, classes: int) -> None:
@@ -82,7 +90,7 @@ class ClassSums(GrowingModule):
             self._add_rows(x, weighted, index)
 
     def note_copies(self, count: int) -> None:
-        """Take ``count`` of the rows out of ``seen``, as copies of others; the sums stay. Negative to put them back."""
+        """Count ``count`` of the rows as copies of others: ``seen`` falls, the sums stay. Negative takes this back."""
         self.seen -= count
 
     def _add_rows(self, x: Tensor, weighted: Tensor, index: Tensor) -> None:
@@ -115,7 +123,11 @@ class ClassSums(GrowingModule):
         self.counts = self.counts[columns]
 
     def reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
-        """Sum over processes: call ``sum_in_place`` on every tensor, in a fixed order."""
+        """Sum over processes.
+
+        Args:
+            sum_in_place: replaces a tensor by its sum over processes; called for every tensor, in a fixed order.
+        """
         for tensor in (self.class_sums, self.counts, self.seen, self.mass):
             sum_in_place(tensor)
 
@@ -169,7 +181,7 @@ class Sums(ClassSums):
         return unpack(self.class_grams[column], self.width)
 
     def settle(self) -> None:
-        """Make a triangle of the square that rows were added to, and free the square."""
+        """Pack the square matrix that rows were added to into a triangle, and free the square."""
         if self._square is not None:
             self.products = pack(self._square)
             self._square = None
@@ -194,7 +206,11 @@ class Sums(ClassSums):
             self.class_grams[c] += pack(weighted[index == c].T @ x[index == c])
 
     def add_gram_of(self, other: Sums) -> None:
-        """Add the rows of ``other`` as rows that belong to none of these classes."""
+        """Add the rows of ``other`` as rows that belong to none of these classes.
+
+        Args:
+            other: sums of the same width; only its Gram matrix, number of rows and total weight are read.
+        """
         self._add_products(other, 1)
         self.seen += other.seen
         self.mass += other.mass
@@ -232,7 +248,11 @@ class Sums(ClassSums):
             self.class_grams = self.class_grams[columns]
 
     def reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
-        """Sum over processes: call ``sum_in_place`` on every tensor, in a fixed order."""
+        """Sum over processes.
+
+        Args:
+            sum_in_place: replaces a tensor by its sum over processes; called for every tensor, in a fixed order.
+        """
         self.settle()
         sum_in_place(self.products)
         super().reduce(sum_in_place)

@@ -11,7 +11,7 @@ BLOCK = 256
 
 
 def add_lower_(gram: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add ``leftᵀ right`` to ``gram`` in place, where that is symmetric, in the blocks on and below the diagonal.
+    """Add ``leftᵀ right``, which is symmetric, to the blocks of ``gram`` on and below the diagonal, in place.
 
     Args:
         gram: (p, p).
@@ -22,7 +22,7 @@ def add_lower_(gram: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def mirror_(gram: Tensor) -> Tensor:
-    """Fill ``gram`` (p, p) above the diagonal from below it, in place; returns it."""
+    """Fill ``gram`` (p, p) above the diagonal from below it, in place, and return it."""
     for start, stop in _blocks(len(gram), BLOCK // 4):
         gram[:start, start:stop] = gram[start:stop, :start].T
         block = gram[start:stop, start:stop]

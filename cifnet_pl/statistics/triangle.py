@@ -19,7 +19,21 @@ def packed_shape(width: int) -> tuple[int, int]:
 
 
 def pack(matrix: Tensor) -> Tensor:
-    """Pack matrices (…, p, p), of which the lower triangles are read, into (…, rows, columns)."""
+    """Pack symmetric matrices.
+
+    Args:
+        matrix: (…, p, p); only the lower triangles are read.
+
+    Returns:
+        (…, rows, columns), as :func:`packed_shape` says.
+
+    Example:
+        >>> square = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+        >>> pack(square).shape
+        torch.Size([3, 1])
+        >>> unpack(pack(square), 2).equal(square)
+        True
+    """
     width = matrix.shape[-1]
     rows, columns = packed_shape(width)
     shift, rest = rows - width, width - columns

@@ -54,6 +54,10 @@ def unknown_name(kind: str, unknown: str, known: Iterable[str]) -> UsageError:
         kind: what was named ("head", "backbone", …).
         unknown: the unknown name.
         known: all known names.
+
+    Example:
+        >>> print(unknown_name("head", "Ridge", ["RidgeHead", "NCMHead"]))
+        unknown head 'Ridge': did you mean RidgeHead?
     """
     names = sorted(known)
     near = sorted((name for name in names if unknown and unknown.lower() in name.lower()), key=len)[:3]
@@ -64,13 +68,26 @@ def unknown_name(kind: str, unknown: str, known: Iterable[str]) -> UsageError:
 
 
 def check_choice(kind: str, value: str, choices: object) -> None:
-    """Raise UsageError unless ``value`` is one of the ``choices``, a ``Literal`` type; ``kind`` names the argument."""
+    """Check that an argument has one of its allowed values.
+
+    Args:
+        kind: what the argument is called in the message.
+        value: the value.
+        choices: a ``Literal`` type.
+
+    Raises:
+        UsageError: ``value`` is none of the ``choices``.
+    """
     if value not in get_args(choices):
         raise unknown_name(kind, str(value), get_args(choices))
 
 
 def check_embeddings(z: Tensor, width: int) -> None:
-    """Check at the boundary that ``z`` is a finite floating-point matrix of shape (n, ``width``).
+    """Check that ``z`` is a finite floating-point matrix.
+
+    Args:
+        z: embeddings.
+        width: number of columns that it must have.
 
     Raises:
         CifnetError: wrong number of dimensions, width or dtype.

@@ -1,4 +1,4 @@
-"""Write files atomically: a file is there whole or not at all, whatever happens meanwhile."""
+"""Write files atomically: a file is complete or absent, whatever happens meanwhile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from cifnet_pl.utilities.errors import CifnetError, UsageError
 
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write through ``write(file)`` to a temporary file beside ``path``, flush it to the disk, and rename it.
+    """Write to a temporary file beside ``path``, flush it to the disk, and rename it.
+
+    Args:
+        path: the file; folders above it are made.
+        write: function that writes the content to an open binary file.
 
     Raises:
         CifnetError: the disk is full or not writable; an old file at ``path`` is left as it was.
@@ -80,13 +84,19 @@ def read_yaml(path: Path, noun: str = "file") -> Any:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write strict JSON (null instead of NaN), atomically."""
+    """Write strict JSON, atomically: None is null, and NaN is refused."""
     write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Open a folder to write files into; when it is whole it becomes ``target``, which must be absent or empty.
+    """Open a temporary folder to write files into, which is renamed to ``target`` at the end.
+
+    Args:
+        target: must be absent or empty.
+
+    Yields:
+        The temporary folder; it is removed where an error ends the block.
 
     Raises:
         CifnetError: the disk is full or not writable.
@@ -108,9 +118,12 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def exclusive(output: Path) -> Iterator[None]:
-    """Hold the right to write ``output``, a file or a folder; the system takes it back from a killed process.
+    """Hold the right to write ``output`` within the block; the system takes it back from a killed process.
 
-    Processes forked meanwhile, such as those that decode images, do not hold it.
+    Processes that are forked meanwhile, such as those that decode images, do not hold it.
+
+    Args:
+        output: a file or a folder; the lock is a hidden file beside it.
 
     Raises:
         UsageError: another process is writing it.

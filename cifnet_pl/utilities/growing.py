@@ -13,7 +13,15 @@ from cifnet_pl.utilities.errors import CheckpointError
 
 
 def fingerprint(about: str, tensors: Mapping[str, Tensor]) -> str:
-    """Compute the SHA-256 of a text and of tensors with their names, dtypes and shapes, wherever they are."""
+    """Compute the SHA-256 of a text and of tensors, on whatever device they are.
+
+    Args:
+        about: the text.
+        tensors: name → tensor; names, dtypes and shapes count too, the order does not.
+
+    Returns:
+        64 hexadecimal digits.
+    """
     digest = hashlib.sha256(about.encode())
     for key, tensor in sorted(tensors.items()):
         digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())

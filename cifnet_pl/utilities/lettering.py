@@ -33,14 +33,19 @@ class Lettering:
     missing: frozenset[str]
 
     def of(self, text: str, longest: int = 200) -> str:
-        """Return ``text`` on one line, at most ``longest`` characters of it; what cannot be drawn as escapes."""
+        """Return a text as it is to be drawn: on one line, with escapes for characters that no font has.
+
+        Args:
+            text: any text.
+            longest: number of characters to keep at most.
+        """
         plain = printable(text)
         plain = plain if len(plain) <= longest else plain[: longest - 1] + "…"
         return "".join(c.encode("ascii", "backslashreplace").decode() if c in self.missing else c for c in plain)
 
     @property
     def note(self) -> str | None:
-        """A sentence for the user about characters that could not be drawn; None if there are none."""
+        """Sentence for the user about characters that could not be drawn; None if there are none."""
         if not self.missing:
             return None
         shown = ", ".join(f"U+{ord(c):04X} {unicodedata.name(c, '')}".strip() for c in sorted(self.missing)[:3])

@@ -30,12 +30,20 @@ def import_name(factory: Callable[..., Any]) -> str:
 
 
 def names_import(name: str) -> bool:
-    """Return whether ``name`` could be that of an import, ``module.name``."""
+    """Return whether ``name`` has the form of an import, ``module.name``."""
     return re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", name) is not None
 
 
 def entry_point(kind: str, name: str) -> str | None:
-    """Return the import of what an installed package offers as ``name``, or None; nothing is imported."""
+    """Find what an installed package offers under a name; nothing is imported.
+
+    Args:
+        kind: one of ``GROUPS``.
+        name: of the entry point.
+
+    Returns:
+        Its import, ``module.name``; None if no package offers it.
+    """
     points = entry_points(group=f"{OWN}.{kind}", name=name)
     return next((point.value.replace(":", ".").split()[0] for point in points), None)
 
@@ -52,7 +60,13 @@ def find_in_current_folder() -> None:
 
 
 def import_part(name: str) -> Any:
-    """Import ``module.name``; this executes the module.
+    """Import ``module.name``, which executes the module.
+
+    Args:
+        name: of the part.
+
+    Returns:
+        The class or function.
 
     Raises:
         UsageError: there is no such module, it has no such name, or it fails.

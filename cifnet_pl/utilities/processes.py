@@ -18,7 +18,7 @@ def is_first_process() -> bool:
 
 
 def of_all_processes(value: T) -> list[T]:
-    """Return what each process of this run gives, in the order of their ranks; all must ask for it."""
+    """Return the values of all processes of this run, in the order of their ranks; every process must call this."""
     import torch.distributed  # here: a command line that only shows help does not wait for it
 
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):

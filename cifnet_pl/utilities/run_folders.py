@@ -40,7 +40,7 @@ def experiment_folder(logs: str, experiment: str) -> Path:
 
 
 def versions(base: Path) -> list[Path]:
-    """Return the folders ``version_N`` in ``base``, oldest first."""
+    """Return the folders ``version_N`` in ``base``, oldest first; none if there is no such folder."""
     numbers = []
     for entry in base.iterdir() if base.is_dir() else ():
         number = entry.name.removeprefix("version_")
@@ -50,10 +50,13 @@ def versions(base: Path) -> list[Path]:
 
 
 def place_fit(base: Path, checkpoint: str | None) -> Place:
-    """Return where a run learns.
+    """Choose the folder in which a run learns.
 
-    A fresh ``version_N``; with checkpoint "last" the newest folder in which a run has begun (it has a
-    ``config.yaml``), to go on there from its last checkpoint, or from task 1 if it has none.
+    Args:
+        base: the experiment's folder.
+        checkpoint: None for a fresh ``version_N``; "last" for the newest folder in which a run has begun (it has a
+            ``config.yaml``), to go on there from its last checkpoint, or from task 1 if it has none; a file to start a
+            fresh ``version_N`` from it.
 
     Raises:
         CheckpointError: ``checkpoint`` is neither "last" nor a file.
@@ -72,10 +75,13 @@ def place_fit(base: Path, checkpoint: str | None) -> Place:
 
 
 def place_evaluation(base: Path, checkpoint: str | None, configs: Iterable[Path]) -> Place:
-    """Return the run that is evaluated: no folder is made for an evaluation.
+    """Choose the run that is evaluated; no folder is made for an evaluation.
 
-    With checkpoint "last": the run that one of ``configs`` is the ``config.yaml`` of, else the newest with a
-    checkpoint. With a file: the run that holds it, or the file's folder.
+    Args:
+        base: the experiment's folder.
+        checkpoint: "last" for the run of one of ``configs``, else the newest with a checkpoint; a file for the run that
+            holds it, or the file's folder.
+        configs: configuration files of the command; a run is found by its ``config.yaml``.
 
     Raises:
         UsageError: no checkpoint was asked for.
@@ -94,7 +100,7 @@ def place_evaluation(base: Path, checkpoint: str | None, configs: Iterable[Path]
 
 
 def remove_unbegun(folder: Path) -> None:
-    """Remove the folder of a run that was refused before it began: it has no ``config.yaml``, only a logger's files."""
+    """Remove the folder of a run that was refused before it began, if it holds only a logger's files."""
     entries = list(folder.iterdir()) if folder.is_dir() else []
     if all(entry.is_file() and entry.name.startswith(LOGGER_FILES) for entry in entries):
         with suppress(OSError):  # Windows keeps files that are open
@@ -104,7 +110,11 @@ def remove_unbegun(folder: Path) -> None:
 
 
 def require_writable(base: Path) -> None:
-    """Make the experiment's folder; CifnetError where nothing can be written into it."""
+    """Create the experiment's folder.
+
+    Raises:
+        CifnetError: it cannot be made, or nothing can be written into it.
+    """
     try:
         base.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=base):
@@ -116,7 +126,11 @@ def require_writable(base: Path) -> None:
 
 
 def existing(checkpoint: str) -> Path:
-    """Return a checkpoint that was named; CheckpointError if it is not a file."""
+    """Return the path of a checkpoint that was named.
+
+    Raises:
+        CheckpointError: it is not a file.
+    """
     path = Path(checkpoint)
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {path}: look in a run's folder for {CHECKPOINT}")

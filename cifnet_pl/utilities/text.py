@@ -7,7 +7,12 @@ from collections.abc import Iterable
 
 
 def printable(text: str) -> str:
-    """Return ``text`` on one line: line breaks, control characters and undecodable bytes of file names as escapes."""
+    r"""Return ``text`` on one line: line breaks, control characters and undecodable bytes become escapes.
+
+    Example:
+        >>> printable("two\nlines")
+        'two\\nlines'
+    """
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
