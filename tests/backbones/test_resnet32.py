@@ -97,7 +97,7 @@ LAYOUTS: dict[str, Layout] = {
 def test_checkpoints_of_self_supervised_training_load(layout: str, tmp_path: Path) -> None:
     made = network()
     torch.save(LAYOUTS[layout](made.state_dict()), tmp_path / "weights.pth")
-    backbone = build_backbone(f"file:{tmp_path / 'weights.pth'}", "resnet32_cifar")
+    backbone = build_backbone(f"file:{tmp_path / 'weights.pth'}", "resnet32_cifar", engine="torch")
     assert backbone.features == 64
     assert backbone.preprocessing.image_size == 32
     images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
@@ -121,6 +121,6 @@ def test_so_do_those_of_torchvisions_resnets(layout: str, tmp_path: Path) -> Non
 def test_another_architecture_does_not_fit(tmp_path: Path) -> None:
     torch.save(resnet18(weights=None).state_dict(), tmp_path / "weights.pth")
     with pytest.raises(CheckpointError, match="tensors missing"):
-        build_backbone(f"file:{tmp_path / 'weights.pth'}", "resnet32_cifar")
+        build_backbone(f"file:{tmp_path / 'weights.pth'}", "resnet32_cifar", engine="torch")
     with pytest.raises(UsageError, match="did you mean resnet32_cifar"):
         build_backbone(f"file:{tmp_path / 'weights.pth'}", "resnet32cifar")
