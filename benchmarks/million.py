@@ -3,13 +3,17 @@
     python -m benchmarks.million --folder /tmp/million
 
 makes files of 10⁴, 10⁵ and 10⁶ × 512 float32 embeddings in 1000 classes (2 GB; they are kept) and learns each with
-``RidgeHead`` in one task, a process each.
+``RidgeHead`` in one task, a process each. Memory is read from /proc, so that this runs on Linux only. Columns: the
+largest memory of the process that belongs to no file (private); and the largest resident memory of all kinds without
+the pages of the mapped file (beyond the file), libraries included. The first row is a process that only imports what
+``fit`` imports.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import re
 import subprocess
 import sys
 import time
@@ -24,6 +28,22 @@ SIZES = (10_000, 100_000, 1_000_000)
 
 
 @dataclass(frozen=True)
+class Memory:
+    """Memory of a process in MiB.
+
+    Attributes:
+        private: that belongs to no file.
+        beyond: resident pages of all kinds, without those of the mapped file.
+    """
+
+    private: float = 0.0
+    beyond: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.private:,.0f} | {self.beyond:,.0f}"
+
+
+@dataclass(frozen=True)
 class Measured:
     """One run of ``fit``.
 
@@ -31,14 +51,14 @@ class Measured:
         samples: training samples; another fifth is held back and scored.
         seconds: of the task: reading, sums, solve.
         solve: of these, the solve.
-        private: largest memory of the process in MiB that belongs to no file.
+        memory: largest memory of the process.
         rate: operations/s of large float64 products in this process, before and after; the better one.
     """
 
     samples: int
     seconds: float
     solve: float
-    private: float
+    memory: Memory
     rate: float
 
     @property
@@ -79,10 +99,7 @@ def learn(path: Path, logs: Path) -> Measured:
     command = [sys.executable, "-m", "cifnet_pl", "fit", *options, "--logs", str(logs), "--experiment", path.stem]
     rate = product_rate()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    largest = 0
-    while process.poll() is None:
-        largest = max(largest, _private_kib(process.pid))
-        time.sleep(0.02)
+    memory = watch(process, path)
     if process.returncode:
         raise SystemExit(f"fit failed: {' '.join(command)}")
     run = max((logs / path.stem).glob("version_*"), key=lambda folder: folder.stat().st_mtime)
@@ -90,15 +107,35 @@ def learn(path: Path, logs: Path) -> Measured:
         (row,) = csv.DictReader(file)
     samples = round(0.8 * int(path.stem))
     rate = max(rate, product_rate())
-    return Measured(samples, float(row["train_seconds"]), float(row["solve_seconds"]), largest / 1024, rate)
+    return Measured(samples, float(row["train_seconds"]), float(row["solve_seconds"]), memory, rate)
 
 
-def _private_kib(process: int) -> int:
+def watch(process: subprocess.Popen[bytes], path: Path) -> Memory:
+    """Return the largest memory of a process until it ends; ``path`` is the file that it maps."""
+    private = beyond = 0
+    while process.poll() is None:
+        found = _kib(process.pid, path)
+        private, beyond = max(private, found[0]), max(beyond, found[1])
+        time.sleep(0.02)
+    return Memory(private / 1024, beyond / 1024)
+
+
+def _kib(process: int, path: Path) -> tuple[int, int]:
+    """Return the private memory of a process, and all of it without the pages of ``path``."""
     try:
-        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+        status = Path(f"/proc/{process}/status").read_text()
+        maps = Path(f"/proc/{process}/smaps").read_text()
     except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("RssAnon:")), 0)
+        return 0, 0
+    sizes = {word: int(size) for word, size in re.findall(r"^(Rss\w+):\s+(\d+) kB", status, re.MULTILINE)}
+    mapped = sum(map(int, re.findall(rf" {re.escape(str(path.resolve()))}\n(?:.*\n){{2,4}}?Rss:\s+(\d+) kB", maps)))
+    return sizes.get("RssAnon", 0), sum(sizes.values()) - mapped
+
+
+def only_imports(path: Path) -> Memory:
+    """Measure a process that imports the command line and does nothing."""
+    command = [sys.executable, "-c", "import cifnet_pl.cli.lightning_cli, time; time.sleep(0.5)"]
+    return watch(subprocess.Popen(command), path)
 
 
 def main() -> None:
@@ -108,7 +145,10 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    print("samples learned | task s | of it solve s | samples/s | share of product rate | private memory MiB")
+    print(
+        "samples learned | task s | of it solve s | samples/s | share of product rate | private MiB | beyond the file"
+    )
+    print(f"(imports only) | | | | | {only_imports(given.folder / 'none')}")
     for size in given.sizes:
         path = given.folder / f"{size}.npz"
         if not path.exists():
@@ -117,7 +157,7 @@ def main() -> None:
         speed = found.samples / (found.seconds - found.solve)
         print(
             f"{found.samples:,} | {found.seconds:.1f} | {found.solve:.1f} | {speed:,.0f} | {found.share:.2f} | "
-            f"{found.private:,.0f}",
+            f"{found.memory}",
             flush=True,
         )
 

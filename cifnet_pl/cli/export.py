@@ -1,4 +1,4 @@
-"""``export``: write a finished run as a bundle that can go on learning, or as an ONNX graph."""
+"""``export``: write a finished run as a bundle that can go on learning, here or on the hub, or as an ONNX graph."""
 
 from __future__ import annotations
 
@@ -22,38 +22,60 @@ if TYPE_CHECKING:
 
 def export(
     model: str,
-    output: str,
+    output: str | None = None,
     format: Literal["bundle", "onnx", "triton"] = "bundle",
     overwrite: bool = False,
     trust: bool = False,
+    push: str | None = None,
+    private: bool = False,
+    download: bool = False,
 ) -> None:
     """Write a model as a bundle that can be loaded and extended, or as one ONNX graph, for a server if wanted.
 
     Args:
-        model: a run's folder, a checkpoint file or a bundle.
+        model: a run's folder, a checkpoint file, a bundle, or hf:user/model of the Hugging Face hub.
         output: the bundle's folder, the ONNX file, or the model's folder in a model repository.
         format: bundle (classifies and goes on learning), onnx (classifies, anywhere) or triton (the ONNX graph with
             the configuration for Triton and KServe).
         overwrite: whether what is at output already may be replaced.
         trust: whether heads and networks from outside the package that a model names may be imported, code and all.
 
+        push: hf:user/model, where the bundle is put on the Hugging Face hub, with a card; needs a token that may write.
+        private: whether only its owner may see a model that is new on the hub.
+        download: whether a model of the hub, and weights of its network, may be fetched.
+
     Raises:
         UsageError: there is something at output already, another process is writing it, or a package is missing.
         CheckpointError: there is no model at ``model``, or it is damaged.
         CifnetError: the disk is full, or the model cannot be expressed as ONNX.
     """
+    if output is None and push is None:
+        raise UsageError("give a place for the model: --output, or --push hf:user/model")
+    if push is not None:
+        _push(load(model, device="cpu", trust=trust, download=download), push, format, private, overwrite)
+    if output is None:
+        return
     target = Path(output).expanduser()
     with exclusive(target):
         if format == "onnx":
-            _export_onnx(load(model, device="cpu", trust=trust), target, overwrite)
+            _export_onnx(load(model, device="cpu", trust=trust, download=download), target, overwrite)
         elif format == "triton":
-            _export_triton(load(model, device="cpu", trust=trust), target, overwrite)
+            _export_triton(load(model, device="cpu", trust=trust, download=download), target, overwrite)
         else:
             refuse_existing(target, overwrite)
-            loaded = load(model, device="cpu", trust=trust)
+            loaded = load(model, device="cpu", trust=trust, download=download)
             loaded.save(target, overwrite)
             print(f"{len(loaded.class_names)} classes in bundle {target}: cifnet_pl.load({str(target)!r})")
             print(f"next: cifnet classify --model {shlex.quote(str(target))} --images PHOTOS --output out.csv")
+
+
+def _push(model: Classifier, place: str, kind: str, private: bool, overwrite: bool) -> None:
+    from cifnet_pl.model.hub import HubName, push
+
+    if kind != "bundle":
+        raise UsageError(f"--push puts a bundle on the hub, and --format is {kind}: leave one of them out")
+    address = push(model, HubName.of(place), private, overwrite)
+    print(f"{len(model.class_names)} classes on the hub, {address}: cifnet_pl.load({place!r}, download=True)")
 
 
 def _export_onnx(model: Classifier, target: Path, overwrite: bool) -> None:

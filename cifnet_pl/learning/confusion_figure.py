@@ -61,18 +61,20 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], letters: Lettering,
         figure, axes, beside = _canvas(labels, 0.42 if len(order) <= NUMBERED else 0.18)
         right = np.where(np.eye(len(order), dtype=bool), percent, np.nan)
         wrong_share = np.where(np.eye(len(order), dtype=bool) | (percent == 0), np.nan, percent)
-        axes.imshow(right, cmap="Greens", vmin=0, vmax=130)
-        image = axes.imshow(wrong_share, cmap="OrRd", norm=LogNorm(1, 100))
+        # As squares: ``imshow`` enlarges the matrix to the picture's pixels before it is coloured, in half a gigabyte.
+        edges = np.arange(len(order) + 1) - 0.5
+        axes.pcolormesh(edges, edges, right, cmap="Greens", vmin=0, vmax=130)
+        squares = axes.pcolormesh(edges, edges, wrong_share, cmap="OrRd", norm=LogNorm(1, 100))
+        axes.set(aspect="equal", xlim=edges[[0, -1]], ylim=edges[[-1, 0]])
         axes.set_xticks(range(len(order)), labels, rotation=90, fontsize=9.0, parse_math=False)
         axes.set_yticks(range(len(order)), labels, fontsize=9.0, parse_math=False)
         axes.set_xlabel("named by the model", fontsize=12)
         axes.set_ylabel("what it is", fontsize=12)
         axes.set_title(letters.of(title), parse_math=False, fontsize=12)
-        edges = np.arange(-0.5, len(order))
-        axes.hlines(edges, -0.5, len(order) - 0.5, color="0.9", linewidth=0.4)
-        axes.vlines(edges, -0.5, len(order) - 0.5, color="0.9", linewidth=0.4)
+        axes.hlines(edges[:-1], -0.5, len(order) - 0.5, color="0.9", linewidth=0.4)
+        axes.vlines(edges[:-1], -0.5, len(order) - 0.5, color="0.9", linewidth=0.4)
         _write_numbers(axes, percent)
-        bar = figure.colorbar(image, cax=beside, label="wrong (% of the class's photos)")
+        bar = figure.colorbar(squares, cax=beside, label="wrong (% of the class's photos)")
         bar.set_ticks([1, 3, 10, 30, 100], labels=["1", "3", "10", "30", "100"])
     return figure
 

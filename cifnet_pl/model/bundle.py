@@ -137,6 +137,12 @@ def read_versions(folder: Path) -> dict[str, str]:
     return {printable(name): printable(number) for name, number in file.versions.items()}
 
 
+def tensors_name(folder: Path) -> str:
+    """Return the name of the file of tensors that belongs to the ``config.json`` of ``folder``, there or not."""
+    _, file = _read_config(folder)
+    return _file_name(file.tensors.sha256)
+
+
 def _read_config(folder: Path) -> tuple[dict[str, Any], FileTable]:
     path = folder / CONFIG
     if not path.is_file():

@@ -15,6 +15,7 @@ from torch import Tensor
 from cifnet_pl.model.bundle import is_bundle, open_bundle
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.description import Table, check_format, parse
+from cifnet_pl.model.hub import HubName, fetch, is_hub_name
 from cifnet_pl.model.validation import assemble
 from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.run_folders import CHECKPOINT, versions
@@ -34,9 +35,9 @@ def load(
 
     Args:
         path: a bundle, a run's folder (``lightning_logs/NAME/version_N``, or ``lightning_logs/NAME`` for the newest
-            version), or a checkpoint file.
+            version), a checkpoint file, or ``hf:user/model`` of the Hugging Face hub.
         device: where to put it; None for the first GPU if there is one, else the CPU.
-        download: whether weights of the backbone that are not on this machine may be fetched.
+        download: whether a model of the hub, and weights of the backbone, may be fetched that are not on this machine.
         engine: what runs the backbone, :data:`cifnet_pl.backbones.engines.EngineChoice`.
         trust: whether a head or network from outside this package may be imported, which executes its code; without it
             nothing from the file is ever executed.
@@ -46,7 +47,8 @@ def load(
         CheckpointError: there is no such model, or the file is damaged, hostile, or of another version.
         CifnetError: its backbone cannot be built on this machine.
     """
-    location = Path(path).expanduser()
+    on_hub = is_hub_name(str(path))
+    location = fetch(HubName.of(str(path)), download) if on_hub else Path(path).expanduser()
     if is_bundle(location):
         model = read_bundle(location, download, engine, trust)
     else:

@@ -1,6 +1,7 @@
 """The picture of confusions: its order, and that any number of classes can be drawn."""
 
 import io
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -36,6 +37,39 @@ def test_any_number_of_classes(classes: int):
     assert len(shown) == min(classes, MOST_CLASSES)
     with Image.open(io.BytesIO(png(figure))) as image:
         assert image.format == "PNG"
+
+
+def test_colours_of_cells():
+    """Green on the diagonal, red elsewhere, white where nothing was taken for it."""
+    figure = draw_confusion(np.array([[8, 2], [0, 10]]), ["a", "b"], lettering(["ab"]), "title")
+    with Image.open(io.BytesIO(png(figure))) as image:
+        pixels = np.asarray(image)
+    axes = figure.axes[0]
+    height = len(pixels)
+    order = [label.get_text() for label in axes.get_yticklabels()]
+    colours = {}
+    for i, true in enumerate(order):
+        for j, named in enumerate(order):
+            x, y = axes.transData.transform((j + 0.3, i + 0.3))
+            colours[true + named] = pixels[height - 1 - int(y), int(x), :3].astype(int)
+    for cell in ("aa", "bb"):
+        assert colours[cell][1] > colours[cell][0] + 20
+    assert colours["ab"][0] > colours["ab"][2] + 20
+    assert colours["ba"].tolist() == [255, 255, 255]
+
+
+def test_very_many_classes_take_little_memory():
+    """A matrix that is enlarged to the picture's pixels as floats takes more than ten times its pixels."""
+    draw = np.random.default_rng(0)
+    names = [str(i) for i in range(MOST_CLASSES)]
+    matrix = draw.integers(0, 3, (MOST_CLASSES, MOST_CLASSES))
+    tracemalloc.start()
+    figure = draw_confusion(matrix, names, lettering(names), "title")
+    png(figure)
+    _, largest = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    width, height = figure.get_size_inches() * figure.dpi
+    assert largest < 2 * 4 * width * height
 
 
 def test_classes_without_photos_and_answers_are_left_out():

@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-import numpy as np
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
+from tensorboard.compat.proto.summary_pb2 import Summary
 
 from cifnet_pl.utilities.files import write_bytes
+
+RGBA = 4
+"""TensorBoard's number for the colours of a PNG file with transparency, which matplotlib writes."""
 
 
 def keep_picture(trainer: Trainer, path: Path, picture: bytes, step: int) -> None:
@@ -25,5 +28,8 @@ def keep_picture(trainer: Trainer, path: Path, picture: bytes, step: int) -> Non
     write_bytes(path, picture)
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            pixels = np.asarray(Image.open(io.BytesIO(picture)).convert("RGB"))
-            logger.experiment.add_image(path.stem, pixels, global_step=step, dataformats="HWC")
+            # As it is: ``add_image`` would unpack it into floats, three times over, and pack it again.
+            width, height = Image.open(io.BytesIO(picture)).size
+            image = Summary.Image(height=height, width=width, colorspace=RGBA, encoded_image_string=picture)
+            summary = Summary(value=[Summary.Value(tag=path.stem, image=image)])
+            logger.experiment._get_file_writer().add_summary(summary, step)

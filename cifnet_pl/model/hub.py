@@ -1,0 +1,169 @@
+"""Share models on the Hugging Face hub: a bundle and a card in a repository, ``hf:user/model``.
+
+A model of the hub is a bundle as any other: safetensors and JSON, checked before anything is used, never executed.
+The network is only used where that is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cifnet_pl.model.bundle import CONFIG, LARGEST_CONFIG, tensors_name
+from cifnet_pl.model.model_card import model_card
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
+from cifnet_pl.utilities.text import one_line, printable
+
+if TYPE_CHECKING:
+    from cifnet_pl.model.classifier import Classifier
+
+SCHEME = "hf:"
+CARD = "README.md"
+OWN_FILES = re.compile(r"\.gitattributes|README\.md|config\.json|tensors-[0-9a-f]{16}\.safetensors")
+"""Files of a repository that holds a bundle."""
+
+
+class HubName(NamedTuple):
+    """The name of a model on the hub.
+
+    Attributes:
+        repository: ``user/model``.
+        revision: a branch, tag or commit; None for the newest.
+    """
+
+    repository: str
+    revision: str | None = None
+
+    @classmethod
+    def of(cls, text: str) -> HubName:
+        """Read ``hf:user/model`` or ``hf:user/model@revision``; raise UsageError for anything else."""
+        found = re.fullmatch(r"hf:([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w./-]+))?", text, re.ASCII)
+        if found is None or ".." in text:
+            raise UsageError(f"'{printable(text)}' names no model of the hub, expected hf:user/model")
+        return cls(found[1], found[2])
+
+
+def is_hub_name(place: str) -> bool:
+    """Return whether ``place`` means a model of the hub."""
+    return place.startswith(SCHEME)
+
+
+def fetch(name: HubName, download: bool) -> Path:
+    """Return the folder of a bundle of the hub.
+
+    Args:
+        name: of the model.
+        download: whether what is not on this machine, or older than on the hub, may be fetched.
+
+    Raises:
+        UsageError: the package is missing.
+        CheckpointError: there is no such model, or it cannot be fetched.
+    """
+    hub = _package()
+    with _explained(name, "read"):
+        if download:
+            info = hub.HfApi().model_info(name.repository, revision=name.revision, files_metadata=True)
+            _check_files(name, {file.rfilename: file.size for file in info.siblings or []})
+        given = {"repo_id": name.repository, "local_files_only": not download}
+        folder = Path(hub.hf_hub_download(filename=CONFIG, revision=name.revision, **given)).parent
+        # The folder is named by the commit, so that both files are of the same one.
+        hub.hf_hub_download(filename=tensors_name(folder), revision=folder.name, **given)
+        return folder
+
+
+def push(model: Classifier, name: HubName, private: bool = False, overwrite: bool = False) -> str:
+    """Put a model on the hub, with a card, in one commit; returns its address.
+
+    Args:
+        model: the model.
+        name: of its repository, which is made if it is missing.
+        private: whether only its owner may see a repository that is made.
+        overwrite: whether a model that is there may be replaced.
+
+    Raises:
+        UsageError: the package is missing, a revision is given, or the repository holds something else.
+        CheckpointError: a class name that could not be read back.
+        CifnetError: no right to write, or no network.
+    """
+    hub = _package()
+    if name.revision is not None:
+        raise UsageError(f"{SCHEME}{name.repository}@{name.revision} has a revision: a model is pushed as the newest")
+    with TemporaryDirectory() as made, _explained(name, "write"):
+        folder = Path(made) / "bundle"
+        model.save(folder)
+        api = hub.HfApi()
+        address = api.create_repo(name.repository, private=private, exist_ok=True)
+        info = api.model_info(name.repository)
+        there = [file.rfilename for file in info.siblings or []]
+        _refuse_existing(name, there, overwrite)
+        new = sorted(path.name for path in folder.iterdir())
+        changes: list[Any] = [hub.CommitOperationAdd(file, str(folder / file)) for file in new]
+        changes.append(hub.CommitOperationAdd(CARD, model_card(model, name.repository).encode()))
+        old = [file for file in there if file.startswith("tensors-") and file not in new]
+        changes += [hub.CommitOperationDelete(file) for file in old]
+        message = f"{len(model.class_names)} classes"
+        api.create_commit(name.repository, changes, commit_message=message, parent_commit=info.sha)
+        return str(address)
+
+
+def _package() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise UsageError("models of the hub need the package huggingface-hub: pip install 'cifnet_pl[hf]'") from None
+    return huggingface_hub
+
+
+def _check_files(name: HubName, sizes: dict[str, int | None]) -> None:
+    if CONFIG not in sizes or not any(file.startswith("tensors-") for file in sizes):
+        listed = ", ".join(printable(file) for file in sorted(sizes)[:5]) or "nothing"
+        raise CheckpointError(f"{SCHEME}{name.repository} is no model of this package, it has {listed}")
+    if (sizes[CONFIG] or 0) > LARGEST_CONFIG:
+        raise CheckpointError(f"{SCHEME}{name.repository} has a {CONFIG} of more than {LARGEST_CONFIG} bytes")
+
+
+def _refuse_existing(name: HubName, there: list[str], overwrite: bool) -> None:
+    foreign = sorted(file for file in there if not OWN_FILES.fullmatch(file))
+    if foreign:
+        raise UsageError(f"{SCHEME}{name.repository} holds other files ({printable(foreign[0])}): choose another name")
+    if CONFIG in there and not overwrite:
+        raise UsageError(
+            f"{SCHEME}{name.repository} holds a model already: choose another name, or add --overwrite true"
+        )
+
+
+@contextmanager
+def _explained(name: HubName, what: str) -> Iterator[None]:
+    """Turn the errors of the package into one sentence; ``what`` is "read" or "write"."""
+    try:
+        yield
+    except CifnetError:
+        raise
+    except Exception as error:  # the package, and those that it reaches the network with, have many kinds
+        raise CheckpointError(_sentence(name, what, error)) from error
+
+
+def _sentence(name: HubName, what: str, error: Exception) -> str:
+    shown = f"{SCHEME}{name.repository}" + (f"@{name.revision}" if name.revision else "")
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    login = "log in with `hf auth login`, or set HF_TOKEN"
+    if "LocalEntryNotFoundError" in kinds:
+        return f"{shown} is not on this machine: allow the download with --download true, in Python download=True"
+    if "LocalTokenNotFoundError" in kinds or (what == "write" and status in (401, 403)):
+        return f"no right to write {shown}: {login}, with a token that may write"
+    if "RevisionNotFoundError" in kinds:
+        return f"{name.repository} has no revision '{name.revision}' on the hub"
+    if "GatedRepoError" in kinds:
+        return f"{shown} asks for its owner's consent: ask for it on its page, then {login}"
+    if "RepositoryNotFoundError" in kinds or status in (401, 403, 404):
+        return f"there is no model {shown} on the hub, or only for those who may see it: check its name, or {login}"
+    if "OfflineModeIsEnabled" in kinds:
+        return f"cannot {what} {shown}: HF_HUB_OFFLINE keeps the hub's package off the network"
+    if kinds & {"TransportError", "ConnectionError", "Timeout"}:
+        return f"cannot {what} {shown}: the hub cannot be reached ({one_line(error)[:120]})"
+    return f"cannot {what} {shown}: {one_line(error)[:300]}"
