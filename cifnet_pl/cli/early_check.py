@@ -6,54 +6,150 @@ told from those names alone is left to the parser.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.cli.class_sources import arguments, choices, class_arguments, head_names
+from cifnet_pl.cli.configs import with_named_configs
+from cifnet_pl.utilities.errors import CifnetError, UsageError, unknown_name
 
-SOURCES = {
-    "model": ("cifnet_pl", "learning/cifnet_module.py", "CIFNetModule"),
-    "data": ("cifnet_pl", "data/datamodule.py", "CIFNetDataModule"),
-    "trainer": ("lightning", "pytorch/trainer/trainer.py", "Trainer"),
+TRAINER = ("lightning", "pytorch/trainer/trainer.py", "Trainer")
+"""Package, file and class of the options ``--trainer.…``."""
+
+NESTED = ("model.head", "model.buffer")
+"""Options of the model that are classes with options of their own."""
+
+DEFAULTS = {
+    "model": ["CIFNetModule"],
+    "data": ["CIFNetDataModule"],
+    "model.head": ["CIFNetHead", "RidgeHead"],  # the second is recommended for folders of photos
+    "model.buffer": ["CalibrationBuffer"],
 }
-"""First part of an option → package, file and class that has its second part as an argument."""
+"""Group of options → classes, of which one has them where nothing else is chosen."""
 
-OTHER_CLASS = {"--config", "--model"}
-"""Options with which ``--model.…`` may be an argument of another class."""
+PARTS = ("class_path", "init_args", "dict_kwargs", "help")
+"""What jsonargparse takes behind the name of a class besides its arguments."""
 
 ANSWERED = {"--print_config", "--help", "-h"}
 """Options that are answered even if others are wrong."""
 
 
 def check_options(args: Sequence[str]) -> None:
-    """Raise UsageError for the first option of the command line ``args`` whose class has no such argument."""
-    given_options = {word.split("=")[0] for word in args}
-    if given_options & ANSWERED:
+    """Raise UsageError for the first option of the command line ``args`` whose class has no such argument.
+
+    Raises:
+        UsageError: that, a configuration that does not exist, an unknown head, or a word that an argument cannot be.
+    """
+    if {word.split("=")[0] for word in args} & ANSWERED:
         return
-    groups = SOURCES.keys() - ({"model"} if given_options & OTHER_CLASS else set())
-    for word in args:
-        group, _, rest = word.removeprefix("--").partition(".")
-        name = rest.split("=")[0].split(".")[0].rstrip("+")
-        if word.startswith("--") and group in groups and name:
-            known = arguments(*SOURCES[group])
-            if known and name not in {*known, "help"}:
-                from cifnet_pl.cli.parsing import unknown_option
-
-                options = ["--print_config", *(f"--{group}.{argument}" for argument in known)]
-                raise UsageError(unknown_option(word, options))
+    args = with_named_configs(args)
+    classes = _chosen(args)
+    for i, word in enumerate(args):
+        path, equals, value = word.partition("=")
+        if path.startswith("--") and "." in path:
+            following = args[i + 1] if i + 1 < len(args) else ""
+            _check(word, [part.rstrip("+") for part in path[2:].split(".")], value if equals else following, classes)
 
 
-def arguments(package: str, file: str, name: str) -> list[str]:
-    """Return the arguments of a class's constructor, as its source says; none where there is no such source."""
+def _check(word: str, parts: list[str], value: str, classes: dict[str, list[str] | None]) -> None:
+    """Raise UsageError if the option ``word``, of these parts, is none of its class, or cannot be ``value``."""
+    group, names = parts[0], [part for part in parts[1:] if part != "init_args"]
+    while names:
+        known = _known(group, classes)
+        if known is None or names[0] in PARTS or not names[0]:
+            return
+        if names[0] not in known:
+            raise _unknown(word, group, known)
+        if len(names) == 1 and value and not value.startswith("-"):
+            _check_word(".".join(parts), names[0], value, classes.get(group) or [])
+        group, names = f"{group}.{names[0]}", names[1:]
+
+
+def _known(group: str, classes: dict[str, list[str] | None]) -> list[str] | None:
+    """Return the arguments that options of a group may name; None if only the parser knows."""
+    if group == "trainer":
+        return trainer_arguments() or None
+    found = [arguments(name) for name in classes.get(group) or []]
+    names = [name for own in found if own is not None for name in own]
+    return names if found and None not in found else None
+
+
+def _unknown(word: str, group: str, known: Sequence[str]) -> UsageError:
+    from cifnet_pl.cli.parsing import unknown_option
+
+    return UsageError(unknown_option(word, ["--print_config", *(f"--{group}.{name}" for name in known)]))
+
+
+def _check_word(option: str, argument: str, value: str, classes: Sequence[str]) -> None:
+    for name in classes:
+        words = choices(name, argument)
+        if words is not None and value not in words and len(classes) == 1:
+            expected = ", ".join(f"'{word}'" for word in words)
+            raise UsageError(f"--{option} is '{value}', expected one of {expected}")
+
+
+def trainer_arguments() -> list[str]:
+    """Return the arguments of Lightning's Trainer, as its source says; none where there is no such source."""
+    package, file, name = TRAINER
     spec = find_spec(package)
-    path = Path((spec.submodule_search_locations or [""])[0], file) if spec else Path(file)
-    if not path.is_file():
-        return []
-    classes = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
-    methods = [node for class_node in classes if class_node.name == name for node in class_node.body]
-    for method in methods:
-        if isinstance(method, ast.FunctionDef) and method.name == "__init__":
-            return [argument.arg for argument in (*method.args.args[1:], *method.args.kwonlyargs)]
-    return []
+    return class_arguments(Path((spec.submodule_search_locations or [""])[0], file), name) if spec else []
+
+
+# ---------------------------------------------------------------------- the classes that are chosen
+
+
+def _chosen(args: Sequence[str]) -> dict[str, list[str] | None]:
+    """Return group of options → classes that may have them; None where that cannot be told."""
+    chosen: dict[str, list[str] | None] = dict(DEFAULTS)
+    for i, word in enumerate(args):
+        key, equals, attached = word.partition("=")
+        value = attached if equals else args[i + 1] if i + 1 < len(args) else ""
+        name = key.removeprefix("--").replace(".init_args", "").removesuffix(".class_path")
+        if key in ("--config", "-c"):
+            _of_config(Path(value), chosen)
+        elif key.startswith("--") and name in ("model", *NESTED):
+            chosen[name] = _class_of(name, value)
+    return chosen
+
+
+def _of_config(path: Path, chosen: dict[str, list[str] | None]) -> None:
+    """Take over the classes that a configuration names."""
+    from cifnet_pl.utilities.files import read_yaml
+
+    try:
+        content = read_yaml(path, "configuration file")
+    except CifnetError:  # the parser has more to say about it
+        content = None
+    if not isinstance(content, dict) or not content.keys() & {"model", "data", "experiment"}:
+        chosen.update(dict.fromkeys(chosen))
+        return
+    model = content.get("model")
+    if model is None:
+        return
+    options = (model.get("init_args") or {}) if isinstance(model, dict) else {}
+    if isinstance(model, str) or "class_path" in model:
+        chosen["model"] = _class_of("model", model)
+    for group in NESTED:
+        part = options.get(group.partition(".")[2])
+        if part is not None:
+            chosen[group] = _class_of(group, part)
+
+
+def _class_of(group: str, value: Any) -> list[str] | None:
+    """Return the class that a value of an option names, in a list; None where it is not one of this package.
+
+    Raises:
+        UsageError: a head without a module that nobody offers.
+    """
+    name = value.get("class_path") if isinstance(value, dict) else value
+    if not isinstance(name, str) or arguments(name) is None:
+        if group == "model.head" and isinstance(name, str) and name.isidentifier() and name != "null":
+            from cifnet_pl.utilities.outside import offered
+
+            known = [*head_names(), *offered("heads")]
+            if name not in known:
+                raise unknown_name("head", name, known)
+        return None
+    return [name]
