@@ -1,4 +1,4 @@
-"""Where images come from, and in which order their classes are learned."""
+"""Data: where images come from, in which order their classes are learned, and how they become batches of tensors."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Find photos that look alike before any network has seen them: shots of one burst, and files saved again.
 
-Photos are compared within a class by what their files say of the time, and by thumbnails of 8 by 8 pixels, which join
-copies that were saved anew, made smaller or brighter, and photos of a camera that hardly moved
-(``benchmarks/near_copies.py`` counts how many). Others are found by their embeddings once these are known: ``fit`` and
-``extend`` say so beside the score.
+Photos are compared within a class by the time in their files, and by thumbnails of 8 by 8 pixels. These join copies
+that
+were saved anew, made smaller or brighter, and photos of a camera that hardly moved (``benchmarks/near_copies.py``
+counts how many). Others are found by their embeddings once these are known: ``fit`` and ``extend`` report them beside
+the score.
 """
 
 from __future__ import annotations
@@ -38,7 +39,14 @@ LARGEST_SHARE = 2.0
 
 
 def look(file: Path) -> tuple[np.ndarray | None, datetime | None] | None:
-    """Return the thumbnail of a photo and when it was taken, None for what is not known; None if it is unreadable."""
+    """Read the thumbnail of a photo, and when it was taken.
+
+    Args:
+        file: the photo.
+
+    Returns:
+        Both, None for what is not known; or None if the photo is unreadable.
+    """
     try:
         with decoding(), open_image(file) as image:
             time = taken(image)
@@ -49,7 +57,14 @@ def look(file: Path) -> tuple[np.ndarray | None, datetime | None] | None:
 
 
 def thumbnail(image: Image.Image) -> np.ndarray | None:
-    """Return (3 · SIDE²,) float32 brightness and colours of a small version, centred and of length 1; None if even."""
+    """Compute the brightness and colours of a small version of a photo.
+
+    Args:
+        image: RGB.
+
+    Returns:
+        (3 · SIDE²,) float32, centred and of length 1; None if the photo is of a single colour.
+    """
     small = image.resize((SIDE, SIDE), Image.Resampling.BOX)
     pixels = np.asarray(small.convert("YCbCr"), dtype=np.float32)
     pixels = (pixels - pixels.mean(axis=(0, 1))).reshape(-1)
@@ -59,6 +74,9 @@ def thumbnail(image: Image.Image) -> np.ndarray | None:
 
 def alike(files: Sequence[Path]) -> np.ndarray:
     """Join photos of a class that look alike, and those of one burst.
+
+    Args:
+        files: the photos of one class.
 
     Returns:
         (n,) int, one number from 0 for each group; -1 for photos that cannot be read.
@@ -93,17 +111,22 @@ def _similar(thumbnails: np.ndarray, block: int = 1024) -> list[tuple[int, int]]
 
 
 def held_back_together(names: Sequence[str], files: Sequence[Path], fraction: float, seed: int) -> np.ndarray:
-    """Return which photos of one class are for validation, no two that look alike on different sides: (n,) bool.
+    """Choose the photos of one class that are for validation, with photos that look alike all on the same side.
 
-    Where no photos look alike, those of :func:`held_back`. Groups follow in the order of the seeded hashes of their
-    first photos, as long as they bring the number nearer to the share. Photos that cannot be divided so are divided one
-    by one.
+    Without photos that look alike this equals :func:`held_back`. Groups are taken in the order of the seeded hashes of
+    their
+    first photos, as long as they bring the number nearer to the share. If no group can be taken so, the photos are
+    divided
+    one by one.
 
     Args:
-        names: what the choice hangs on, as for :func:`held_back`.
+        names: names of the photos, which are hashed as by :func:`held_back`.
         files: the photos with these names.
         fraction: share to hold back.
         seed: of the choice.
+
+    Returns:
+        (n,) bool.
     """
     single = held_back(names, fraction, seed)
     groups = alike(files)

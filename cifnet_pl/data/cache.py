@@ -31,7 +31,18 @@ log = logging.getLogger(__name__)
 
 
 def pipeline_key(backbone: Backbone, image_size: int, crop_ratio: float, precision: str, engine: str = "torch") -> str:
-    """Hash of everything but the image that an embedding depends on; for torch as before there were other engines."""
+    """Hash everything but the image that an embedding depends on.
+
+    Args:
+        backbone: its weights and preprocessing count.
+        image_size: side in pixels.
+        crop_ratio: share of the short side that is cropped.
+        precision: one of Lightning's names.
+        engine: "torch" or "onnxruntime"; the hash for torch is that of versions without engines.
+
+    Returns:
+        32 hexadecimal digits.
+    """
     parts = (backbone.sha256, image_size, crop_ratio, precision, PIL.__version__, *[engine] * (engine != "torch"))
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
@@ -62,7 +73,7 @@ class EmbeddingCache:
     # ------------------------------------------------------------------ reading
 
     def known(self, rows: np.ndarray) -> np.ndarray:
-        """Return (n,) bool: which images have a stored embedding."""
+        """Return which of the images ``rows`` (n,) have a stored embedding: (n,) bool."""
         labels = self.images.labels[rows]
         hit = {int(c): self._load(int(c)) is not None for c in np.unique(labels)}
         for label in (label for label, there in hit.items() if not there and label not in self._before):
@@ -70,7 +81,7 @@ class EmbeddingCache:
         return np.array([hit[int(c)] for c in labels], dtype=bool)
 
     def get(self, rows: np.ndarray) -> Tensor:
-        """Return (n, d) float32 embeddings of images that are known; files are memory-mapped."""
+        """Return (n, d) float32 embeddings of images ``rows`` (n,) that are known; files are memory-mapped."""
         parts = []
         labels = self.images.labels[rows]
         for c in dict.fromkeys(labels.tolist()):
@@ -81,9 +92,13 @@ class EmbeddingCache:
         return torch.cat(parts)[torch.from_numpy(np.argsort(order))]
 
     def hashes(self, label: int) -> np.ndarray | None:
-        """Return (n,) int64 content hashes of the images of a class, without reading them.
+        """Return the content hashes of the images of a class, without reading them.
 
-        The result is None where none are stored.
+        Args:
+            label: of the class.
+
+        Returns:
+            (n,) int64; None if none are stored.
         """
         self._load(label)
         return self._hashes.get(label)
@@ -118,7 +133,7 @@ class EmbeddingCache:
     # ------------------------------------------------------------------ writing
 
     def collect(self, rows: Tensor, z: Tensor) -> None:
-        """Take in embeddings (n, d) of images ``rows``; a class is written as soon as it is complete."""
+        """Take in embeddings (n, d) of images ``rows`` (n,); a class is written as soon as it is complete."""
         z = z.float().cpu()
         for row, embedding in zip(rows.tolist(), z, strict=True):
             label = int(self.images.labels[row])
@@ -129,7 +144,11 @@ class EmbeddingCache:
                 self._write(label)
 
     def collected(self) -> list[tuple[list[int], Tensor]]:
-        """Return the embeddings of classes that this process has only a part of, taken out: rows and (n, d) tensors."""
+        """Take out the embeddings of classes that this process has embedded only a part of.
+
+        Returns:
+            Positions of the images and (n, d) tensor, for each class.
+        """
         parts = [
             (list(embeddings), torch.stack(list(embeddings.values())))
             for embeddings in self._collected.values()
@@ -168,9 +187,12 @@ class EmbeddingCache:
         return [self.images.stat(row) for row in self.images.rows_of[label].tolist()]
 
     def _content(self, label: int, marks: list[tuple[int, ...] | str], hashes: list[int] | None = None) -> str:
-        """Hash of the contents; one that is a mark already is not computed again, as that may mean to decode.
+        """Hash the contents of the images of a class.
 
-        The content hash of every image that was read for it is appended to ``hashes``.
+        Args:
+            label: of the class.
+            marks: from :meth:`_marks`; one that is a hash of the content already is not computed again.
+            hashes: list to which the content hash of every image that was read is appended.
         """
         digest = hashlib.sha256()
         for row, mark in zip(self.images.rows_of[label].tolist(), marks, strict=True):
@@ -201,12 +223,27 @@ class EmbeddingStores:
         )
 
     def plan_training(self, batches: list[np.ndarray]) -> list[tuple[np.ndarray, Store | None]]:
-        """Name the store of each batch of training images; None where one of its images must be embedded."""
+        """Find the store of each batch of training images.
+
+        Args:
+            batches: positions of the images of each batch.
+
+        Returns:
+            Each batch with its store; None if one of its images must be embedded.
+        """
         cache = self.train
         return [(batch, cache if cache and cache.known(batch).all() else None) for batch in batches]
 
     def plan_evaluation(self, rows: np.ndarray, batch_size: int) -> list[tuple[np.ndarray, Store | None]]:
-        """Deal test images ``rows`` out to large batches of each store that has them, and to batches to be embedded."""
+        """Divide test images into large batches from each store, and batches that must be embedded.
+
+        Args:
+            rows: (n,) positions of the images.
+            batch_size: images in a batch that is embedded.
+
+        Returns:
+            Each batch with its store; None if it must be embedded.
+        """
         plan: list[tuple[np.ndarray, Store | None]] = []
         for store in (store for store in (self.memory, self.val) if store is not None):
             known = store.known(rows)
@@ -215,7 +252,13 @@ class EmbeddingStores:
         return plan + [(batch, None) for batch in pieces(rows, batch_size)]
 
     def remember(self, rows: Tensor, z: Tensor, training: bool) -> None:
-        """Keep embeddings (n, d) of images ``rows`` of the training or the test set, as far as that is wanted."""
+        """Keep embeddings, as far as the bound on memory and the options allow.
+
+        Args:
+            rows: (n,) int64 positions of the images.
+            z: (n, d) their embeddings.
+            training: whether they are of the training set.
+        """
         cache = self.train if training else self.val
         if cache is not None:
             cache.collect(rows, z)
@@ -223,7 +266,12 @@ class EmbeddingStores:
             self.memory.add(rows, z)
 
     def share(self, rank: int, world: int) -> None:
-        """Write the classes of which every process has embedded a part; call on all processes."""
+        """Write the classes of which every process has embedded a part; call it in all processes.
+
+        Args:
+            rank: number of this process.
+            world: number of processes.
+        """
         for cache in (self.train, self.val):
             if cache is None or world == 1:
                 continue

@@ -34,9 +34,11 @@ class ComparedData(TaskData):
 
     @cached_property
     def copies(self) -> Copies:
-        """Photos that occur more than once, left out if that is wanted; read it in all processes before the first task.
+        """Photos that occur more than once; read this in all processes before the first task.
 
-        The embedding cache gives a copy that is left out the embedding of the one that is learned.
+        If copies are left out, they leave the plan, and the embedding cache gives each the embedding of the photo that
+        is
+        learned.
         """
         if self.duplicates is None:
             return NONE
@@ -60,7 +62,14 @@ class ComparedData(TaskData):
         return ContentHashes(samples, None if cache is None else cache.hashes)
 
     def known_test_embeddings(self, rows: np.ndarray) -> tuple[np.ndarray, Tensor]:
-        """Return those of the test samples ``rows`` whose embeddings are in memory, and these (n, d)."""
+        """Return the test embeddings that are in memory.
+
+        Args:
+            rows: (n,) positions of test samples.
+
+        Returns:
+            The positions (m,) of those that are in memory, and their embeddings (m, d).
+        """
         images = self.source.val
         if isinstance(images, EmbeddingSet):
             return rows, images.get(rows)

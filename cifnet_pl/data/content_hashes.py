@@ -1,4 +1,4 @@
-"""Hash what photos are made from, so that a copy is recognised whatever its name is.
+"""Hash the contents of photos, so that a copy is recognised whatever its name is.
 
 For photos in files the hash is of the file's bytes: no photo has to be decoded, and the same file gives the same hash
 on any machine. Images in memory are hashed by their pixels. A copy that was saved anew has another hash.
@@ -17,7 +17,12 @@ from cifnet_pl.utilities.processes import of_all_processes, rank_and_world
 
 
 def content_hash(content: bytes) -> int:
-    """Hash bytes to a signed number of 64 bits (BLAKE2b): two of a million different photos agree once in 4·10⁷."""
+    """Hash bytes to a signed number of 64 bits (BLAKE2b): two of a million different photos agree once in 4·10⁷.
+
+    Example:
+        >>> content_hash(b"") == NOTHING
+        True
+    """
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
 
 
@@ -71,14 +76,28 @@ class ContentHashes:
         return hashes
 
     def sizes(self, rows: np.ndarray) -> np.ndarray:
-        """Return the number of bytes (n,) of each sample's content; -1 where that is not known without reading."""
+        """Return the size of each sample's content.
+
+        Args:
+            rows: (n,) positions of the samples.
+
+        Returns:
+            (n,) int64 bytes; -1 where the size is not known without reading the content.
+        """
         return np.array([self.samples.size(row) for row in rows.tolist()], dtype=np.int64)
 
     def where_alike(self, rows: np.ndarray, others: np.ndarray) -> Iterator[tuple[int, int]]:
-        """Return (row, hash) of the samples ``rows`` (n,), in their order, that may be a copy of another one.
+        """Yield the samples that may be a copy of another one.
 
-        Samples of a size that neither another one of them nor one of ``others`` has are not read. In a run of several
-        processes each reads a share of the others; all must ask.
+        Samples of a size that no other one of them and none of ``others`` has are not read. With several processes each
+        reads a share of the samples; all must call this.
+
+        Args:
+            rows: (n,) positions of the samples to compare.
+            others: (m,) sizes in bytes that samples elsewhere have.
+
+        Yields:
+            Row and hash, in the order of ``rows``.
         """
         sizes = self.sizes(rows)
         values, counts = np.unique(np.concatenate([sizes, others]), return_counts=True)

@@ -42,7 +42,14 @@ class Copies:
         return bool(self.twice or self.across or self.tested)
 
     def left_out(self, count: int) -> np.ndarray:
-        """Return which of ``count`` training samples are copies of one that is learned: (count,) bool."""
+        """Return which training samples are copies of one that is learned.
+
+        Args:
+            count: number of training samples.
+
+        Returns:
+            (count,) bool.
+        """
         mask = np.zeros(count, dtype=bool)
         mask[[row for row, _ in self.twice]] = True
         return mask
@@ -55,7 +62,12 @@ class Copies:
         return copies
 
     def sentences(self, source: Source, duplicates: Duplicates) -> list[str]:
-        """Return one sentence for the user about each kind of copy."""
+        """Return one note for the user about each kind of copy that occurs.
+
+        Args:
+            source: where the samples are from.
+            duplicates: whether copies are left out.
+        """
         train, val, names = source.train, source.val, source.class_names
         sentences = [about_copies([_shown(train, row) for row, _ in self.twice], duplicates)]
         sentences += [about_labels([f"{_shown(train, a)} (also in {_class(train, names, b)})" for a, b in self.across])]
@@ -65,7 +77,11 @@ class Copies:
         return [sentence for sentence in sentences if sentence]
 
     def table(self, source: Source) -> list[tuple[str, str, str]]:
-        """Return (what, photo, the other one) of every pair, for a file."""
+        """Return a row for each pair: the kind of copy, the photo, and the other photo.
+
+        Args:
+            source: where the samples are from.
+        """
         train, val = source.train, source.val
         rows = [("copy", train.names[a], train.names[b]) for a, b in self.twice]
         rows += [("two classes", train.names[a], train.names[b]) for a, b in self.across]

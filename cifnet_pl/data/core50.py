@@ -22,7 +22,7 @@ Item = TypeVar("Item")
 
 
 def core50(options: SourceOptions) -> Source:
-    """Return the tree ``core50_128x128/sN/oM/C_NN_MM_FFF.png``; one class per object, ``o1`` … ``o50``.
+    """Read the tree ``core50_128x128/sN/oM/C_NN_MM_FFF.png``; one class per object, ``o1`` … ``o50``.
 
     Options:
         stride: keep every ``stride``-th frame of all frames in the order of session, object and frame; with 10, as
@@ -66,10 +66,11 @@ def core50(options: SourceOptions) -> Source:
 
 
 def every(items: Sequence[Item], stride: int) -> list[Item]:
-    """Return the ``stride``-th item, the one that is as far behind it, and so on: ⌊n / stride⌋ of n.
+    """Return the ``stride``-th item and each ``stride``-th one after it: ⌊n / stride⌋ of n.
 
-    >>> every("abcdefg", 3)
-    ['c', 'f']
+    Example:
+        >>> every("abcdefg", 3)
+        ['c', 'f']
     """
     return list(items[stride - 1 :: stride])
 

@@ -168,7 +168,7 @@ class CIFNetDataModule(ComparedData):
     test_dataloader = predict_dataloader = val_dataloader
 
     def remember(self, rows: Tensor, z: Tensor) -> None:
-        """Keep embeddings (n, d) of images ``rows`` of the set that is being fed, as far as that is wanted."""
+        """Keep embeddings (n, d) of images ``rows`` of the set that is being fed, as far as the options allow."""
         assert self.trainer is not None
         self._stores.remember(rows, z, bool(self.trainer.training))
 
@@ -205,13 +205,24 @@ class CIFNetDataModule(ComparedData):
         return ImageLoader(dataset, workers, self.batch_size, self.trainer.strategy.root_device.type)
 
     def image_shape(self, preprocessing: Preprocessing) -> tuple[int, float]:
-        """Return the side in pixels and crop ratio: as asked for, or the weights' own."""
+        """Return how photos become squares.
+
+        Args:
+            preprocessing: what the weights of the backbone expect.
+
+        Returns:
+            The side in pixels and the crop ratio: those of the options, else the weights' own.
+        """
         if self.image_size is not None:
             return self.image_size, 1.0
         return preprocessing.image_size, preprocessing.crop_ratio
 
     def describe_images(self, preprocessing: Preprocessing) -> dict[str, Any]:
-        """Return how photos became squares, and which were held back: for a model without this data module."""
+        """Return what a stored model must know of its photos: side, crop ratio, and which photos were held back.
+
+        Args:
+            preprocessing: what the weights of the backbone expect.
+        """
         size, crop_ratio = self.image_shape(preprocessing)
         return {"image_size": size, "crop_ratio": crop_ratio, "held_back": self._held_back}
 
@@ -227,7 +238,11 @@ class CIFNetDataModule(ComparedData):
     # ------------------------------------------------------------------ batches
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Put the learner's labels in place of class positions; stop at or count unreadable images."""
+        """Replace the positions of classes by the learner's labels; stop at unreadable images, or count them.
+
+        Raises:
+            DataError: an image is unreadable, and ``on_corrupt`` is "error"; names all unreadable ones.
+        """
         if isinstance(batch, ImageBatch) and batch.unreadable:
             if self.on_corrupt == "error":
                 shape = self.image_shape(self.learner.backbone.preprocessing)
@@ -246,14 +261,14 @@ class CIFNetDataModule(ComparedData):
         return self._labels
 
     def teardown(self, stage: str) -> None:
-        """Report images that were left out; stop the decoding processes; forget what belonged to this learner."""
+        """Report images that were left out, stop the decoding processes, and drop what belonged to this learner."""
         skipped = list(dict.fromkeys(chain.from_iterable(of_all_processes(self.skipped))))
         if skipped:
             rank_zero_info(f"unreadable images left out: {len(skipped)}, the first: {skipped[0]}")
         self._release()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Tear down after an error too: Lightning leaves out ``teardown`` where a run fails."""
+        """Tear down after an error: Lightning does not call ``teardown`` when a run fails."""
         self._release()
 
     def _release(self) -> None:

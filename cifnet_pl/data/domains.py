@@ -12,9 +12,9 @@ WHAT = "a folder with one sub-folder per domain, each with one sub-folder of ima
 
 
 def domains(options: SourceOptions) -> Source:
-    """Read ``root/<domain>/<class>/…``; of each class in each domain a share is held back by seed.
+    """Read ``root/<domain>/<class>/…``; a share of each class in each domain is held back by seed.
 
-    A class may be missing in some domains. Learn them one after the other with ``--data.stream Domains``.
+    A class may be missing in some domains. Learn the domains one after the other with ``--data.stream Domains``.
 
     Raises:
         DataError: no such folders, or one without an image.

@@ -36,7 +36,11 @@ class Table:
     read: Callable[[str], np.ndarray]
 
     def array(self, name: str) -> np.ndarray:
-        """Return the array ``name``; raise DataError, naming those that exist, where there is none."""
+        """Return an array by its name or its alias.
+
+        Raises:
+            DataError: there is none; names those that exist.
+        """
         column_name = name if name in self.columns else ALIASES.get(name, name)
         if column_name not in self.columns:
             known = ", ".join(printable(column) for column in self.columns) or "nothing"
@@ -45,7 +49,11 @@ class Table:
             return self.read(column_name)
 
     def matrix(self, name: str) -> np.ndarray:
-        """Return the (n, d) floats ``name``; raise DataError where they are anything else."""
+        """Return an (n, d) array of floats.
+
+        Raises:
+            DataError: the array has another shape or dtype.
+        """
         array = self.array(name)
         if array.ndim != 2 or array.dtype.kind != "f" or not array.size:
             raise DataError(
@@ -55,14 +63,29 @@ class Table:
         return array
 
     def vector(self, name: str, length: int) -> np.ndarray:
-        """Return the (n,) array ``name``; raise DataError where it has another shape."""
+        """Return an (n,) array.
+
+        Raises:
+            DataError: its length is not ``length``, or it has another shape.
+        """
         array = self.array(name)
         if array.shape != (length,):
             raise DataError(f"{place(self.path)}: '{printable(name)}' has shape {array.shape}, expected ({length},)")
         return array
 
     def ids(self, name: str | None, length: int) -> np.ndarray | None:
-        """Return the identities of the rows, or None where there are none; raise DataError for one that repeats."""
+        """Return the identities of the rows.
+
+        Args:
+            name: of the array; None for "ids", if there is one.
+            length: number of rows.
+
+        Returns:
+            (n,) array; None if there are no identities.
+
+        Raises:
+            DataError: two rows have the same one.
+        """
         if name is None and not {"ids", "id"} & set(self.columns):
             return None
         ids = self.vector(name or "ids", length)
@@ -73,7 +96,13 @@ class Table:
         return ids
 
     def classes(self, vectors: Sequence[np.ndarray]) -> tuple[list[str], list[np.ndarray]]:
-        """Return the sorted names of all classes, and each vector of labels as positions in them.
+        """Return the names of all classes, and the labels as positions among them.
+
+        Args:
+            vectors: labels, integers or names, such as those of training and test samples.
+
+        Returns:
+            Sorted names, and (n,) int64 positions for each vector.
 
         Raises:
             DataError: labels that are neither integers nor names, or a name with control characters.
@@ -99,7 +128,13 @@ class Table:
 
 
 def read_table(path: Path) -> Table:
-    """Open a file of arrays by its ending.
+    """Open a file of arrays; its ending says the format.
+
+    Args:
+        path: an .npz, .safetensors, .parquet or .arrow file.
+
+    Returns:
+        The arrays, none of which is read yet.
 
     Raises:
         UsageError: another ending, or a package that is needed and missing.
@@ -139,7 +174,7 @@ def _npz(path: Path) -> Table:
 
 
 def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
-    """Map an uncompressed member of a zip archive, whose local header is at ``offset``; None for text."""
+    """Map an uncompressed array in a zip archive, whose local header is at ``offset``; None for an array of text."""
     with path.open("rb") as file:
         file.seek(offset + 26)
         name, extra = struct.unpack("<HH", file.read(4))

@@ -141,7 +141,7 @@ def _two_parts(table: Table, options: SourceOptions) -> Source:
 
 
 def _checked(class_names: list[str], train: EmbeddingSet, val: EmbeddingSet, table: Table) -> Source:
-    """Return the source, unless a class cannot be learned or nothing is held out."""
+    """Return the source; DataError if a class cannot be learned, or nothing is held out."""
     if not len(val):
         raise DataError(f"{place(table.path)}: no sample is in the test part, expected some with split 'test'")
     missing = [name for label, name in enumerate(class_names) if label not in train.rows_of]
@@ -154,7 +154,11 @@ def _checked(class_names: list[str], train: EmbeddingSet, val: EmbeddingSet, tab
 
 
 def unlabelled(path: Path) -> EmbeddingSet:
-    """Return the embeddings of a file of which no labels are wanted; errors as :func:`embeddings`."""
+    """Return the embeddings of a file without their labels.
+
+    Raises:
+        UsageError, DataError: as :func:`embeddings`.
+    """
     table = read_table(embeddings_file(SourceOptions(path)))
     z = table.matrix("embeddings")
     rows = np.arange(len(z))
@@ -162,7 +166,11 @@ def unlabelled(path: Path) -> EmbeddingSet:
 
 
 def labelled(path: Path) -> tuple[list[str], EmbeddingSet]:
-    """Return the names of the classes, and all embeddings of a file with their labels; errors as :func:`embeddings`."""
+    """Return the names of the classes, and all embeddings of a file with their labels.
+
+    Raises:
+        UsageError, DataError: as :func:`embeddings`.
+    """
     table = read_table(embeddings_file(SourceOptions(path)))
     z = table.matrix("embeddings")
     class_names, (labels,) = table.classes([table.vector("labels", len(z))])
@@ -170,7 +178,12 @@ def labelled(path: Path) -> tuple[list[str], EmbeddingSet]:
 
 
 def embeddings_file(options: SourceOptions) -> Path:
-    """Return the file of embeddings that the options name; raise UsageError or DataError where there is none."""
+    """Return the file of embeddings that ``--data.root`` names.
+
+    Raises:
+        UsageError: no file was given.
+        DataError: there is no such file.
+    """
     if options.root is None:
         raise UsageError(f"no file was given: set --data.root to {WHAT}")
     path = expanded(options.root)
@@ -180,7 +193,12 @@ def embeddings_file(options: SourceOptions) -> Path:
 
 
 def embeddings_width(root: Any, options: dict[str, Any] | None = None) -> int:
-    """Return the width d of the embeddings in a file, without reading them."""
+    """Return the width d of the embeddings in a file, without reading them.
+
+    Args:
+        root: the file.
+        options: of the source :func:`embeddings`.
+    """
     table = read_table(embeddings_file(SourceOptions(Path(root) if root else None)))
     name = str(
         (options or {}).get("embeddings") or ("embeddings" if "embeddings" in table.columns else "train_embeddings")

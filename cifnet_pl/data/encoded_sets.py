@@ -18,14 +18,14 @@ TEST = ("test", "val", "validation", "valid", "eval")
 
 
 class EncodedSet(ImageSet):
-    """Images whose encoded bytes a function reads, best in their order.
+    """Images whose encoded bytes a function reads; reading is fastest in ascending order.
 
     Args:
         read: position in the data set → bytes of an image file; can be pickled, so that spawned workers can receive it.
         labels: (n,) class position of each image.
         names: (n,) identity of each image.
         rows: (n,) position of each image in the data set; by default 0, 1, …
-        where: what messages put before a name.
+        where: prefix of the image's name in messages.
     """
 
     sequential = True
@@ -43,7 +43,7 @@ class EncodedSet(ImageSet):
         self.rows = np.arange(len(self.labels)) if rows is None else rows
 
     def square(self, index: int, size: int, crop_ratio: float) -> np.ndarray:
-        """Decode the bytes; raises UnreadableImage."""
+        """Decode the image as :func:`~cifnet_pl.data.images.square`; raises UnreadableImage."""
         return read_square(self.content(index), size, crop_ratio)
 
     def content(self, index: int) -> bytes:
@@ -61,12 +61,15 @@ class EncodedSet(ImageSet):
 
 
 def classes_of(labels: Sequence[Any], where: str, names: Sequence[str] | None = None) -> tuple[list[str], np.ndarray]:
-    """Return the names of all classes, and (n,) the position of each label among them.
+    """Find the classes of a list of labels.
 
     Args:
         labels: integers or texts.
         where: the data, for messages.
-        names: of the integers 0, 1, …, where the data have them; those that do not occur are left out.
+        names: of the integers 0, 1, …, if the data have names; names that do not occur are left out.
+
+    Returns:
+        The names of all classes, and the position (n,) of each label among them.
 
     Raises:
         DataError: labels that are neither, or a name with control characters.
@@ -90,12 +93,12 @@ def classes_of(labels: Sequence[Any], where: str, names: Sequence[str] | None = 
 def in_parts(
     class_names: list[str], whole: EncodedSet, test: np.ndarray | None, options: SourceOptions, where: str
 ) -> Source:
-    """Return the source: with the test part that the data have, or else one held back by seed.
+    """Return the source with the test part of the data, or with one that is held back by seed.
 
     Args:
         class_names: names of the classes.
         whole: all images.
-        test: (n,) bool, which are for testing, or None where the data do not say.
+        test: (n,) bool, which are for testing, or None if the data do not say.
         options: share and seed.
         where: the data, for messages.
 

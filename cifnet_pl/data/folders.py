@@ -29,9 +29,10 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def class_folders(root: Path) -> list[Path]:
-    """Return the sub-folders of ``root``, a folder (links included) or a Zip archive, sorted by name.
+    """Return the sub-folders of a folder (links included) or of a Zip archive, sorted by name; not the hidden ones.
 
-    Hidden ones are passed over.
+    Args:
+        root: the folder or archive.
 
     Raises:
         DataError: a link leads nowhere, so that a class may be missing.
@@ -73,7 +74,7 @@ def folder(options: SourceOptions) -> Source:
 
 
 def has_parts(root: Path) -> bool:
-    """Return whether ``root`` has training photos and photos to test with apart, in ``train`` and ``val``."""
+    """Return whether ``root`` has separate photos to learn and to test with, in ``train`` and ``val``."""
     return is_folder(root / "train") and is_folder(root / "val")
 
 
@@ -100,10 +101,15 @@ def listing() -> Iterator[None]:
 
 
 def file_set(root: Path, class_names: list[str], may_be_empty: bool = False) -> FileSet:
-    """Return all images of the class folders ``class_names`` below ``root``, named by their paths from there.
+    """Return all images of some class folders, named by their paths below ``root``.
+
+    Args:
+        root: the folder that holds the class folders.
+        class_names: names of the class folders; their order gives the labels.
+        may_be_empty: whether a class folder may be without images.
 
     Raises:
-        DataError: two names for one folder, or a folder without an image unless it ``may_be_empty``.
+        DataError: two names for one folder, or a folder without an image.
     """
     names: list[str] = []
     labels: list[int] = []
@@ -129,7 +135,11 @@ def file_set(root: Path, class_names: list[str], may_be_empty: bool = False) -> 
 
 
 def require_classes(names: Sequence[str], root: Path) -> None:
-    """Raise DataError where a folder has no class folders, or one whose name could not be shown or stored."""
+    """Check the names of class folders.
+
+    Raises:
+        DataError: there are none, or a name could not be shown or stored.
+    """
     if not names:
         raise DataError(f"{place(root)} has no sub-folders: expected one folder of images per class")
     for name in names:
@@ -138,7 +148,16 @@ def require_classes(names: Sequence[str], root: Path) -> None:
 
 
 def existing(options: SourceOptions, noun: str) -> Path:
-    """Return the root folder, or an error that says what was looked for, where, and the remedy."""
+    """Return the root folder.
+
+    Args:
+        options: of the source.
+        noun: what the folder should be, for messages.
+
+    Raises:
+        UsageError: no folder was given.
+        DataError: there is no such folder.
+    """
     if options.root is None:
         raise UsageError(f"no data folder was given: set --data.root to {noun}")
     root = expanded(options.root)

@@ -28,19 +28,19 @@ NAMED = "name:"
 
 
 def _folders(files: FileSet, rows: np.ndarray) -> list[str]:
-    """Return the folder of each photo within its class folder; photos right in the class folder stand alone."""
+    """Return the folder of each photo within its class folder; a photo directly in the class folder stands alone."""
     parents = [PurePosixPath(files.names[row]).parent for row in rows]
     return [str(p) if len(p.parts) > 1 else files.names[row] for p, row in zip(parents, rows, strict=True)]
 
 
 def _days(files: FileSet, rows: np.ndarray) -> list[str]:
-    """Return the day on which each photo was taken; one that does not say stands alone."""
+    """Return the day on which each photo was taken; a photo without a date is its own group."""
     taken = [taken_at(files.root / files.names[row]) for row in rows]
     return [files.names[row] if t is None else t.date().isoformat() for t, row in zip(taken, rows, strict=True)]
 
 
 def _bursts(files: FileSet, rows: np.ndarray) -> list[str]:
-    """Return the first photo of the burst of each photo: no pause between them is longer than ``PAUSE``."""
+    """Return the first photo of the burst of each photo; a pause longer than ``PAUSE`` ends a burst."""
     taken = [taken_at(files.root / files.names[row]) for row in rows]
     groups = [files.names[row] for row in rows]
     timed = sorted((t, i) for i, t in enumerate(taken) if t is not None)
@@ -100,7 +100,7 @@ def split_by_group(class_names: list[str], whole: FileSet, options: SourceOption
 
 
 def split_near(class_names: list[str], whole: FileSet, options: SourceOptions) -> Source:
-    """Hold back a share of each class's photos, no two that look alike on different sides where that can be."""
+    """Hold back a share of each class's photos; if possible, photos that look alike are all on the same side."""
     val = np.zeros(len(whole), dtype=bool)
     for rows in whole.rows_of.values():
         names = [whole.names[row] for row in rows]
@@ -110,7 +110,7 @@ def split_near(class_names: list[str], whole: FileSet, options: SourceOptions) -
 
 
 def _chosen(groups: Sequence[str], class_name: str, options: SourceOptions) -> set[str]:
-    """Return groups in the order of a seeded hash, as long as they bring the number of photos nearer to the share."""
+    """Choose groups in the order of a seeded hash, as long as they bring the number of photos nearer to the share."""
     names, counts = np.unique(groups, return_counts=True)
     if len(names) < 2:
         return set()

@@ -85,7 +85,7 @@ def _local(datasets: Any, root: Path, config: Any) -> Any:
 
 @contextmanager
 def network(allowed: bool) -> Iterator[None]:
-    """Keep the packages off the network in the block, unless it is allowed; and their progress bars off the screen."""
+    """Within the block, allow the packages to use the network or not, and hide their progress bars."""
     import datasets
     import huggingface_hub.constants as hub
 
@@ -141,7 +141,7 @@ def _values(dataset: Any, column: str, where: str) -> list[Any]:
 
 
 class RowReader:
-    """Reads the image of one row as the bytes of its file; an object, so that spawned workers can receive it."""
+    """Read the image of one row as the bytes of its file; an object, so that spawned workers can receive it."""
 
     def __init__(self, parts: list[Any], column: str, where: str):
         from datasets import Image
@@ -152,7 +152,11 @@ class RowReader:
             self.parts = [dataset.cast_column(column, Image(decode=False)) for dataset in self.parts]
 
     def __call__(self, row: int) -> bytes:
-        """Return the bytes of an image's file; DataError where there are none."""
+        """Return the bytes of an image's file.
+
+        Raises:
+            DataError: the row holds no image.
+        """
         position = row
         for dataset in self.parts:
             if position < len(dataset):

@@ -49,7 +49,7 @@ class SampleSet(ABC):
         """Return everything that sample ``index`` is made from: the file's bytes, the pixels, or the numbers."""
 
     def stat(self, index: int) -> tuple[int, ...] | str:
-        """Return a cheap mark of the content: equal marks mean equal contents. By default its SHA-256 in hex."""
+        """Return a mark that is cheap to compute and changes with the content; by default the content's SHA-256."""
         return hashlib.sha256(self.content(index)).hexdigest()
 
     def size(self, index: int) -> int:
@@ -178,7 +178,16 @@ class ArraySet(ImageSet):
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Options to build a source from; a source uses those that it needs. ``own`` are options of one source."""
+    """Options to build a source from; a source uses those that it needs.
+
+    Attributes:
+        root: folder or file of the data.
+        val_fraction: share of each class that is held back if the data have no test part.
+        split_seed: seed of that split.
+        download: whether data may be fetched.
+        own: options of one source alone.
+        group: how photos that are held back together are found (:mod:`cifnet_pl.data.groups`).
+    """
 
     root: Path | None = None
     val_fraction: float = 0.2
@@ -189,10 +198,24 @@ class SourceOptions:
 
 
 def held_back(names: Sequence[str], fraction: float, seed: int) -> np.ndarray:
-    """Return which of one class's images are for validation: (n,) bool, at least one of two, never all.
+    """Choose the images of one class that are for validation, by a seeded hash of each name.
 
-    By a seeded hash of each name, so that images added later do not move earlier ones far, and the order of the
-    files does not matter.
+    Images that are added later hardly change the choice among earlier ones, and the order of the files does not matter.
+
+    Args:
+        names: of the images.
+        fraction: share to hold back.
+        seed: of the choice.
+
+    Returns:
+        (n,) bool; at least one of two is chosen, never all.
+
+    Raises:
+        UsageError: the share is not between 0 and 1.
+
+    Example:
+        >>> int(held_back(["a", "b", "c", "d"], 0.25, seed=0).sum())
+        1
     """
     if not 0 < fraction < 1:
         raise UsageError(f"val_fraction is {fraction:g}, expected a number between 0 and 1")
@@ -241,5 +264,5 @@ def place(path: Path) -> str:
 
 
 def expanded(path: Path) -> Path:
-    """Return ``path`` with the home folder in place of a leading ``~``; other names that begin with it stay."""
+    """Replace a leading ``~`` by the home folder; names that only begin with ``~`` stay."""
     return Path(os.path.expanduser(path))

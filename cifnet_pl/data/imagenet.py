@@ -29,9 +29,9 @@ def imagenet100(options: SourceOptions) -> Source:
     """Read 100 classes of a tree ``train/<class>/…`` and ``val/<class>/…``.
 
     Options:
-        class_list: which classes: names, or a file with one name a line (what follows a blank is passed over); or a
+        class_list: which classes: names; a file with one name on each line (what follows a blank is ignored); or a
             seed, which draws 100 of 1000 with NumPy's legacy generator as the literature does with 1993. Not needed
-            where the tree holds 100 classes; for the 1000 of ImageNet the default is 1993.
+            if the tree holds 100 classes; for the 1000 of ImageNet the default is 1993.
 
     Raises:
         DataError: no such tree, or one without a class of the list.
@@ -89,7 +89,9 @@ def _read_list(path: Path) -> list[str]:
 
 
 def tinyimagenet(options: SourceOptions) -> Source:
-    """Read Tiny-ImageNet-200 as shipped: ``train/<class>/images``, ``val/images`` with ``val/val_annotations.txt``.
+    """Read Tiny-ImageNet-200 as it is distributed.
+
+    The folders are ``train/<class>/images``, and ``val/images`` with ``val/val_annotations.txt``.
 
     Raises:
         DataError: no such tree, or a validation image that is listed but not there.

@@ -28,7 +28,7 @@ class UnreadableImage(DataError):
 
 @contextmanager
 def decoding() -> Iterator[None]:
-    """Raise UnreadableImage, with the reason in one line and without the file's name, for whatever a decoder raises."""
+    """Within the block, turn every error of a decoder into UnreadableImage with the reason in one line."""
     try:
         yield
     except UnidentifiedImageError as error:
@@ -53,7 +53,7 @@ UPRIGHT = {
 
 
 def upright_turn(image: Image.Image) -> Image.Transpose | None:
-    """Return what turns a loaded image as its EXIF orientation wants it shown.
+    """Return the turn that shows a loaded image as its EXIF orientation says, or None.
 
     Only the orientation is read: Pillow's own ``exif_transpose`` writes all tags anew, and fails where a camera
     stored any of them with another type than the standard's.
@@ -64,8 +64,13 @@ def upright_turn(image: Image.Image) -> Image.Transpose | None:
 def white_level(mode: str, grey: np.ndarray) -> float:
     """Return the value that is white in a grey image of more than 8 bits.
 
-    65535 for 16 bits. 32-bit integers and floats do not say: the smallest of 1 (floats only), 255 and 65535 that no
-    pixel exceeds, and 65535 past that.
+    That is 65535 for 16 bits. For 32-bit integers and floats it is not defined: we take the smallest of 1 (floats
+    only), 255
+    and 65535 that no pixel exceeds, or 65535.
+
+    Args:
+        mode: Pillow's mode of the image.
+        grey: its pixels.
     """
     if mode.startswith("I;16"):
         return 65535.0
@@ -150,7 +155,7 @@ def _is_heic(photo: Path | bytes) -> bool:
 
 
 def _register_heic() -> None:
-    """Teach Pillow to read HEIC, in this process; UnreadableImage without the package for it."""
+    """Register the HEIC format with Pillow in this process; UnreadableImage if the package for it is missing."""
     if find_spec("pillow_heif") is None:
         raise UnreadableImage("a HEIC photo needs the package pillow-heif: pip install 'cifnet_pl[heic]'")
     from pillow_heif import register_heif_opener
@@ -172,7 +177,7 @@ def read_square(photo: Photo, size: int, crop_ratio: float = 1.0) -> np.ndarray:
 
 
 def opened_square(image: Image.Image, size: int, crop_ratio: float = 1.0) -> np.ndarray:
-    """Decode an image that was opened but not loaded as :func:`square`, at a lower resolution where that will do.
+    """Decode an image that was opened but not loaded as :func:`square`, at a lower resolution if that is enough.
 
     Raises:
         UnreadableImage: the image's pixels cannot be decoded.

@@ -53,7 +53,7 @@ def _part(root: Path, names: tuple[str, ...]) -> Path | None:
 
 
 class ChunkReader:
-    """Reads one sample of several folders of chunks; an object, so that spawned workers can receive it."""
+    """Read one sample of several folders of chunks; an object, so that spawned workers can receive it."""
 
     def __init__(self, folders: list[str], keys: dict[str, Any]):
         self.folders, self.keys = folders, keys
@@ -63,7 +63,11 @@ class ChunkReader:
         return sum(self.sizes)
 
     def __call__(self, row: int) -> bytes:
-        """Return an image as the bytes of a file."""
+        """Return an image as the bytes of a file.
+
+        Raises:
+            DataError: the sample has no image, or a chunk is damaged.
+        """
         image = self._entry(row, "image")
         return bytes(image) if isinstance(image, bytes | bytearray) else _encoded(image, self._where(row))
 

@@ -53,7 +53,7 @@ def sample_key(class_name: str, name: str) -> int:
 
 
 def shard_batches(rows: np.ndarray, batch_size: int, rank: int, world: int) -> list[np.ndarray]:
-    """Return this process's batches: every row exactly once over all processes, the same number of batches on each.
+    """Divide rows into batches over processes: every row exactly once, and the same number of batches on each process.
 
     No row is padded or dropped; with fewer rows than processes some batches are empty.
 
@@ -62,6 +62,13 @@ def shard_batches(rows: np.ndarray, batch_size: int, rank: int, world: int) -> l
         batch_size: rows of a batch, at most.
         rank: number of this process.
         world: number of processes.
+
+    Returns:
+        The batches of this process.
+
+    Example:
+        >>> [[b.tolist() for b in shard_batches(np.arange(5), 2, rank, 2)] for rank in (0, 1)]
+        [[[0, 1], [4]], [[2, 3], []]]
     """
     step = batch_size * world
     chunks = [rows[i : i + step] for i in range(0, len(rows), step)]
@@ -69,7 +76,7 @@ def shard_batches(rows: np.ndarray, batch_size: int, rank: int, world: int) -> l
 
 
 def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
-    """Cut rows (n,) into pieces of ``size``, the last one smaller; no piece where there are no rows."""
+    """Cut rows (n,) into pieces of ``size``; the last one may be smaller, and without rows there is none."""
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
@@ -81,7 +88,15 @@ class SquareDataset:
         self.size, self.crop_ratio = size, crop_ratio
 
     def decode(self, rows: Sequence[int], squares: np.ndarray) -> Decoded:
-        """Decode the images at positions ``rows`` into ``squares``, (len(rows) or more, s, s, 3) uint8."""
+        """Decode a batch of images.
+
+        Args:
+            rows: positions of the images.
+            squares: (len(rows) or more, s, s, 3) uint8, into which they are written.
+
+        Returns:
+            Label, key and row of each image that could be read, and why others could not.
+        """
         numbers: list[tuple[int, int, int]] = []
         unreadable: list[str] = []
         for row in rows:
@@ -115,7 +130,11 @@ class ImageLoader:
         self._pool: WorkerPool | None = None
 
     def set_batches(self, batches: Sequence[np.ndarray]) -> ImageLoader:
-        """Choose what the next iteration yields."""
+        """Choose the batches of the next iteration.
+
+        Args:
+            batches: positions of the images of each batch.
+        """
         self._batches = [batch.tolist() for batch in batches]
         return self
 
@@ -126,7 +145,7 @@ class ImageLoader:
         yield from self.begin()
 
     def begin(self) -> Iterator[ImageBatch]:
-        """Return an iterator over the batches; the workers decode the first ones from now on."""
+        """Return an iterator over the batches; the workers start to decode the first ones now."""
         if self._workers and self._batches:
             self.start()
             assert self._pool is not None
@@ -150,8 +169,9 @@ class ImageLoader:
     def start(self) -> None:
         """Start the worker processes, unless they run: best before a network's first pass.
 
-        A process shares its memory with those it forks until it writes to a page, and then copies it: after one pass
-        of a network on the CPU, a gigabyte or more.
+        A forked process copies each page of memory that it or its parent writes to. After one pass of a network on the
+        CPU
+        that is a gigabyte or more.
         """
         if self._workers and self._pool is None:
             alternate = self._device == "cpu" and torch.get_num_threads() > 1
@@ -209,13 +229,13 @@ class Store(Protocol):
 
 
 class StoredLoader:
-    """Batches in a given order, each from a store of embeddings or, where there is none, from decoded images.
+    """Batches in a given order, each from a store of embeddings or from decoded images.
 
     Args:
         images: the set that the rows are of.
         class_names: name of each label of the set.
-        plan: rows of each batch, and the store that has them or None.
-        loader: decodes the batches that no store has; None where a store has all.
+        plan: rows of each batch, and the store that has them, or None to decode them.
+        loader: decodes the batches that no store has; None if there are no such batches.
     """
 
     def __init__(

@@ -108,7 +108,11 @@ READERS: dict[str, Callable[[Path], dict[str, list[str]]]] = {
 
 
 def _check(cells: dict[str, list[str]], options: SourceOptions) -> None:
-    """Raise DataError for a table without rows, a cell that is empty or cannot be shown, or an image listed twice."""
+    """Check the cells of a table.
+
+    Raises:
+        DataError: no rows, a cell that is empty or cannot be shown, or an image that is listed twice.
+    """
     if not cells["path"]:
         raise DataError(f"{_shown(options)} lists no image")
     for key, column in cells.items():

@@ -87,9 +87,10 @@ def _explained(path: Path, action: Callable[[], T]) -> T:
 
 
 def _safe_name(path: Path, entry: zipfile.ZipInfo) -> str | None:
-    """Return the name of a file in the archive.
+    """Return the name of a file in the archive, or None for a folder.
 
-    The result is None for a folder; DataError for one that no ordinary program writes.
+    Raises:
+        DataError: a name that leads out of the archive, or a link.
     """
     name, mode = entry.filename.replace("\\", "/"), entry.external_attr >> 16
     parts = PurePosixPath(name).parts
@@ -101,12 +102,12 @@ def _safe_name(path: Path, entry: zipfile.ZipInfo) -> str | None:
 
 
 def _seen(name: str) -> bool:
-    """Return whether neither a file nor a folder above it is hidden, or what macOS adds."""
+    """Return whether no part of the path is hidden or added by macOS."""
     return not any(component.startswith((".", "__MACOSX")) for component in PurePosixPath(name).parts)
 
 
 def _only_folder(names: dict[str, zipfile.ZipInfo]) -> str:
-    """Return ``photos/`` of an archive of the folder ``photos`` with its sub-folders, else nothing."""
+    """Return the top folder, with a slash, if the archive holds a single folder with sub-folders; else ""."""
     parts = [PurePosixPath(name).parts for name in names if is_image(Path(name))]
     first = {path[0] for path in parts}
     return f"{first.pop()}/" if len(first) == 1 and min(map(len, parts)) > 2 else ""
@@ -119,15 +120,20 @@ def _opened(path: Path, process: int, mark: tuple[int, ...]) -> Archive:
 
 
 def open_archive(path: Path) -> Archive:
-    """Return the archive at ``path``, as it is now; DataError where it cannot be read."""
+    """Return the archive at ``path`` in its current state.
+
+    Raises:
+        DataError: it cannot be read.
+    """
     mark = path.stat()
     return _opened(path, os.getpid(), (mark.st_size, mark.st_ino, mark.st_mtime_ns))
 
 
 def within(path: Path) -> tuple[Path, str] | None:
-    """Return the archive that ``path`` is or leads into, and the rest of the path, with slashes.
+    """Find the archive that a path is, or leads into.
 
-    The result is None if there is none.
+    Returns:
+        The archive, and the rest of the path with slashes; None if no part of the path is an archive.
     """
     for parent in (path, *path.parents):
         if parent.suffix.lower() == ".zip":
@@ -151,9 +157,9 @@ def read_bytes(path: Path) -> bytes:
 
 
 def identity(path: Path) -> tuple[int, ...]:
-    """Return the size, inode and times of modification and of change of a file.
+    """Return what changes when a file does: its size, inode, and times of modification and of change.
 
-    In an archive return those of the archive and its CRC.
+    Of a file in an archive these are the archive's, with the file's size and CRC.
     """
     inside = within(path)
     mark = (path if inside is None else inside[0]).stat()
@@ -165,7 +171,7 @@ def identity(path: Path) -> tuple[int, ...]:
 
 
 def file_size(path: Path) -> int:
-    """Return the bytes of a file, unpacked if it is in an archive; -1 where it cannot be found."""
+    """Return the size of a file in bytes, unpacked if it is in an archive; -1 if it cannot be found."""
     inside = within(path)
     try:
         return path.stat().st_size if inside is None else open_archive(inside[0]).files[inside[1]].file_size

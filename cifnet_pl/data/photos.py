@@ -30,7 +30,13 @@ BATCHES_AHEAD = 2
 
 
 class PhotoBatch(NamedTuple):
-    """Decoded photos: ``image`` (m, 3, s, s) uint8 holds those of ``files`` whose ``unreadable`` is None, in order."""
+    """Decoded photos.
+
+    Attributes:
+        files: all photos of the batch.
+        image: (m, 3, s, s) uint8, those that could be read, in the order of ``files``.
+        unreadable: for each of ``files`` the reason why it could not be read, or None.
+    """
 
     files: tuple[Photo, ...]
     image: Tensor
@@ -38,9 +44,12 @@ class PhotoBatch(NamedTuple):
 
 
 def find_photos(source: str) -> Iterator[Path]:
-    """Yield photos of a file, a folder with all its sub-folders, of a Zip archive, or of a glob (``**`` for any depth).
+    """Yield the photos of a file, a folder with its sub-folders, a Zip archive, or a glob (``**`` for any depth).
 
-    Hidden files, and in folders files whose name is not an image's, are passed over; no folder is entered twice.
+    Hidden files are skipped, and in folders files that are not named as images; no folder is entered twice.
+
+    Args:
+        source: path or pattern.
 
     Raises:
         DataError: there is no such file or folder, it holds no photo, or a folder cannot be read.
@@ -69,10 +78,13 @@ def _in_archive(path: Path) -> bool:
 
 
 def photos_of(photos: Photo | str | Iterable[Photo | str]) -> Iterator[Photo]:
-    """Yield one or many photos: paths, the content of files, or Pillow images; a single path may also be a folder.
+    """Yield one or many photos.
+
+    Args:
+        photos: paths, contents of files, or Pillow images; one alone, or several. A single path may be a folder.
 
     Raises:
-        DataError: a single path where there is no photo.
+        DataError: there is no photo at a single path.
         UsageError: something else than a photo.
     """
     if isinstance(photos, str | Path):
@@ -96,7 +108,7 @@ def place_of(photo: Photo) -> str:
 
 
 def _matching(pattern: Path) -> Iterator[Path]:
-    """Photos whose path matches; as the shell does it, but no link leads in circles and no list is kept."""
+    """Yield the photos whose paths match a pattern, as in a shell, but without following links in circles."""
     plain = next(i for i, component in enumerate(pattern.parts) if glob.has_magic(component))
     base, parts = Path(*pattern.parts[:plain]), pattern.parts[plain:]
     if base.is_dir():
@@ -105,7 +117,16 @@ def _matching(pattern: Path) -> Iterator[Path]:
 
 
 def matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Return whether the parts of a path match the parts of a glob, in which ``**`` stands for any number of them."""
+    """Return whether the parts of a path match those of a glob.
+
+    Args:
+        names: parts of the path.
+        pattern: parts of the glob; ``**`` stands for any number of parts.
+
+    Example:
+        >>> matches(["a", "b", "c.jpg"], ["**", "*.jpg"])
+        True
+    """
     if not pattern:
         return not names
     if pattern[0] == "**":
@@ -119,7 +140,13 @@ def _readable(folder: Path, depth: int | None = None) -> Iterator[Path]:
 
 
 def squares(files: Iterable[Photo], size: int, crop_ratio: float) -> Iterator[PhotoBatch]:
-    """Decode photos in threads, a few batches ahead of the consumer; memory does not grow with their number."""
+    """Decode photos in threads, a few batches ahead of the consumer; memory does not grow with their number.
+
+    Args:
+        files: the photos.
+        size: side of the squares in pixels.
+        crop_ratio: share of the short side that is kept.
+    """
     count = batch_size(size)
     remaining = iter(files)
     waiting: deque[tuple[tuple[Photo, ...], list[Future[np.ndarray | str]]]] = deque()
@@ -136,7 +163,7 @@ def squares(files: Iterable[Photo], size: int, crop_ratio: float) -> Iterator[Ph
 
 
 def batch_size(size: int) -> int:
-    """Return the number of photos in one batch: 64 up to 512 pixels a side, fewer of larger ones."""
+    """Return the number of photos in a batch: 64 for sides up to 512 pixels, fewer for larger ones."""
     return max(1, min(64, 2**24 // size**2))
 
 

@@ -23,7 +23,12 @@ class TaskLearner(Protocol):
     backbone: Backbone
 
     def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
-        """Return the images ``rows`` of a task in the order of learning, one array for each pass over them."""
+        """Return the order in which the images of a task are learned, one array for each pass over them.
+
+        Args:
+            rows: (n,) positions of the task's images.
+            task: number of the task, from 0.
+        """
 
 
 class Plan:
@@ -57,17 +62,30 @@ class Plan:
         self._planned: tuple[tuple[tuple[str, ...], ...], TaskStream, list[np.ndarray]] | None = None
 
     def tasks(self, learned: Sequence[Sequence[str]]) -> TaskStream:
-        """Return the new classes of all tasks, those ``learned`` before first and unchanged."""
+        """Return the new classes of all tasks.
+
+        Args:
+            learned: class names of the tasks that were learned before; they come first and unchanged.
+        """
         return self._plan(learned)[0]
 
     def rows(self, task: int, learned: Sequence[Sequence[str]]) -> np.ndarray:
-        """Return the positions of the training samples of ``task``, counted from 0; none after the last."""
+        """Return the positions of the training samples of a task; none after the last.
+
+        Args:
+            task: its number, from 0.
+            learned: class names of the tasks that were learned before.
+        """
         tasks = self.all_rows(learned)
         rows = tasks[task] if task < len(tasks) else np.zeros(0, dtype=np.int64)
         return rows if self.left_out is None else rows[~self.left_out[rows]]
 
     def all_rows(self, learned: Sequence[Sequence[str]]) -> list[np.ndarray]:
-        """Return the positions of the training samples of every task, those that are left out too."""
+        """Return the positions of the training samples of every task, those that are left out included.
+
+        Args:
+            learned: class names of the tasks that were learned before.
+        """
         return self._plan(learned)[1]
 
     def _plan(self, learned: Sequence[Sequence[str]]) -> tuple[TaskStream, list[np.ndarray]]:
@@ -114,10 +132,15 @@ class Plan:
         return self.kind.evaluated(self.source)
 
     def test_rows(self, names: Iterable[str], tasks: int) -> list[np.ndarray]:
-        """Return the positions of the test samples of each class in ``names``, after ``tasks`` tasks.
+        """Return the positions of the test samples of each class.
 
-        Of domains that are evaluated one by one, those of tasks still to come are left out; those that no task learns,
-        such as CORe50's test sessions, are always in.
+        Test samples of domains that are evaluated one by one are left out until their task; those of domains that no
+        task
+        learns, such as CORe50's test sessions, are always included.
+
+        Args:
+            names: names of the classes.
+            tasks: number of tasks that are learned.
 
         Raises:
             DataError: a class that the data does not have.

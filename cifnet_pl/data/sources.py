@@ -23,7 +23,7 @@ from cifnet_pl.utilities.outside import entry_point, import_part, names_import, 
 
 
 class _Digits:
-    """Reads one of scikit-learn's digits; an object, so that spawned workers can receive it."""
+    """Read one of scikit-learn's digits; an object, so that spawned workers can receive it."""
 
     def __init__(self, images: np.ndarray):
         self.images = images
@@ -87,6 +87,10 @@ def build_source(name: str, options: SourceOptions) -> Source:
 
     A name with a dot is the import of a function like those of ``SOURCES``; an installed package offers others as entry
     points of the group ``cifnet_pl.sources``.
+
+    Args:
+        name: of the source.
+        options: passed on to it.
 
     Raises:
         UsageError: unknown name, or an option that is missing.

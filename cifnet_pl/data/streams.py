@@ -40,7 +40,12 @@ class Classes:
         return np.concatenate([none, *(self.source.train.rows_of.get(label, none) for label in labels)])
 
     def random(self, seed: int, label: int) -> np.random.Generator:
-        """Return the random numbers of one class, which other classes do not change."""
+        """Return a random number generator for one class that does not depend on other classes.
+
+        Args:
+            seed: of all classes.
+            label: of the class.
+        """
         name = self.source.class_names[label].encode("utf-8", "surrogateescape")
         return np.random.default_rng([seed, crc32(name)])
 
@@ -52,12 +57,16 @@ class Stream(ABC):
     """Whether a class may bring samples in tasks after the one that introduces it."""
 
     def evaluated(self, source: Source) -> Grouping | None:
-        """Return the domains that are evaluated one by one, or None where the classes of each task are."""
+        """Return the domains that are evaluated one by one; None to evaluate the classes of each task."""
         return None
 
     @abstractmethod
     def divide(self, classes: Classes) -> list[np.ndarray]:
-        """Return the positions of the training samples of each task."""
+        """Return the positions of the training samples of each task.
+
+        Args:
+            classes: the samples, and the order of the classes.
+        """
 
 
 class Disjoint(Stream):
@@ -132,13 +141,13 @@ class Blurry(Stream):
 
 
 class TaskFree(Stream):
-    """No task boundaries: the head is solved after every so many samples.
+    """No task boundaries: the head is solved after a fixed number of samples.
 
-    The samples come in the order of the classes' tasks, mixed within each of these, so that a solve falls anywhere.
+    The samples come in the order of the classes' tasks, shuffled within each task, so that a solve can fall anywhere.
 
     Args:
         every: samples between two solves.
-        seed: of the mixing.
+        seed: of the shuffling.
     """
 
     def __init__(self, every: int = 500, seed: int = 0):

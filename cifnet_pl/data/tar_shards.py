@@ -83,7 +83,15 @@ def webdataset(options: SourceOptions) -> Source:
 
 
 def find_shards(options: SourceOptions) -> list[str]:
-    """Return the addresses of all shards, sorted; UsageError or DataError where there are none."""
+    """Return the addresses of all shards, sorted.
+
+    Args:
+        options: ``root`` is a folder, a pattern or a URL.
+
+    Raises:
+        UsageError: no address was given.
+        DataError: there are no shards.
+    """
     if options.root is None:
         raise UsageError("no shards were given: set --data.root to a folder of .tar files, a pattern or a URL")
     # A path has one slash where a URL has two.
@@ -98,7 +106,12 @@ def find_shards(options: SourceOptions) -> list[str]:
 
 
 def _braces(pattern: str) -> list[str]:
-    """Expand ``{000..012}`` and ``{a,b}``."""
+    """Expand ``{000..012}`` and ``{a,b}``.
+
+    Example:
+        >>> _braces("part-{08..10}.tar")
+        ['part-08.tar', 'part-09.tar', 'part-10.tar']
+    """
     match = re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", pattern)
     if match is None:
         return [pattern]
@@ -121,7 +134,7 @@ def _listed(pattern: str) -> list[str]:
 
 
 def part_of(shard: str) -> str | None:
-    """Return "train" or "test", where the name of a shard or its folder says it."""
+    """Return "train" or "test" if the name of a shard or of its folder says so, else None."""
     for name in reversed(shard.rsplit("/", 2)[-2:]):
         word = re.match(r"[a-z]*", name.lower())
         if word is not None and word[0] in TRAIN + TEST:
@@ -222,7 +235,7 @@ def _label(file: IO[bytes], members: dict[str, tarfile.TarInfo], name: str, wher
 
 
 class ShardReader:
-    """Reads the image of one sample; an object, so that spawned workers can receive it."""
+    """Read the image of one sample; an object, so that spawned workers can receive it."""
 
     def __init__(self, index: Index):
         self.shards, self.marks = index.shards, index.marks
@@ -231,7 +244,11 @@ class ShardReader:
         self.size = np.array(index.size, dtype=np.int64)
 
     def __call__(self, row: int) -> bytes:
-        """Return the bytes of an image; DataError where its shard is not the one that was indexed."""
+        """Return the bytes of an image.
+
+        Raises:
+            DataError: its shard cannot be read, or changed since it was indexed.
+        """
         number = int(self.shard[row])
         address = self.shards[number]
         try:

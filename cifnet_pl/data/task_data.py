@@ -26,7 +26,11 @@ class TaskData(LightningDataModule):
     plan: Plan
 
     def stream(self, learned: Sequence[Sequence[str]]) -> TaskStream:
-        """Return the new classes of all tasks of this run, those ``learned`` before first and unchanged."""
+        """Return the new classes of all tasks of this run.
+
+        Args:
+            learned: class names of the tasks that were learned before; they come first and unchanged.
+        """
         return self.plan.tasks(learned)
 
     @property
@@ -53,7 +57,7 @@ class TaskData(LightningDataModule):
         return np.sort(rows) if self.source.train.sequential else rows
 
     def returning_classes(self, task: int) -> list[str]:
-        """Return the names of the classes of earlier tasks of which ``task`` brings samples."""
+        """Return the names of classes that ``task`` brings samples of, but an earlier task introduced."""
         if not self.plan.kind.samples_return:
             return []
         present = np.unique(self.source.train.labels[self.task_rows(task)])

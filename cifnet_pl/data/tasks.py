@@ -60,16 +60,17 @@ def read_order(path: Path) -> list[int] | list[str]:
     """Read a class order from a text file.
 
     The file holds one list in brackets, as PyCIL and PILOT print and configure them (JSON, YAML or Python, whatever
-    stands around it), or one class per line.
-
-    >>> import tempfile
-    >>> file = Path(tempfile.mkdtemp()) / "order.json"
-    >>> _ = file.write_text('{"dataset": "digits", "class_order": [2, 0, 1]}')
-    >>> read_order(file)
-    [2, 0, 1]
+    stands around it), or one class on each line.
 
     Raises:
         UsageError: no such file, or one without such a list.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "order.json"
+        >>> _ = file.write_text('{"dataset": "digits", "class_order": [2, 0, 1]}')
+        >>> read_order(file)
+        [2, 0, 1]
     """
     path = path.expanduser()
     if not path.is_file():
@@ -93,10 +94,14 @@ def task_sizes(classes: int, per_task: int | list[int], initial: int | None = No
     Args:
         classes: number of all classes.
         per_task: classes of each task, the last of which may be smaller; or one number for each task.
-        initial: classes of the first task, where it differs.
+        initial: classes of the first task, if it differs.
 
     Raises:
         UsageError: sizes below one, or more classes asked for than there are.
+
+    Example:
+        >>> task_sizes(100, 20, initial=50)
+        [50, 20, 20, 10]
     """
     first = [] if initial is None else [initial]
     listed = per_task if isinstance(per_task, list) else [per_task]
@@ -131,14 +136,24 @@ class TaskStream:
         initial: int | None = None,
         learned: Sequence[Sequence[str]] = (),
     ) -> TaskStream:
-        """Divide ``names`` into tasks, after the tasks that were ``learned`` before.
+        """Divide classes into tasks, after the tasks that were learned before.
 
         The learned tasks come first, unchanged, and the other classes follow in their order. So a class that is added
         to the data later never moves one that was learned.
 
+        Args:
+            names: all classes as the source gives them.
+            order: see :func:`order_classes`.
+            per_task, initial: see :func:`task_sizes`.
+            learned: class names of the tasks that were learned before.
+
         Raises:
             DataError: a learned class is gone from the data.
             UsageError: as :func:`order_classes` and :func:`task_sizes`.
+
+        Example:
+            >>> TaskStream.plan(["a", "b", "c"], per_task=2).tasks
+            (('a', 'b'), ('c',))
         """
         if not names:
             raise DataError("the data source has no classes")

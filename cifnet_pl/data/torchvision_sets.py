@@ -38,7 +38,7 @@ def set_names() -> list[str]:
 
 
 class _Item:
-    """Reads the image of one item of a torchvision data set."""
+    """Read the image of one item of a torchvision data set."""
 
     def __init__(self, dataset: Any):
         self.dataset = dataset
@@ -130,7 +130,7 @@ def _labels(dataset: Any) -> list[int]:
 
 
 def _class_names(dataset: Any) -> list[str]:
-    """Name each label once, told apart by the label where the data set uses one twice (ImageNet's two cranes)."""
+    """Return the name of each label; a name that occurs twice (ImageNet has two cranes) gets its label behind it."""
     declared = getattr(dataset, "classes", None) or getattr(dataset, "categories", None)
     if declared is None:
         return [str(label) for label in range(max(_labels(dataset)) + 1)]

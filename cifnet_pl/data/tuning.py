@@ -9,13 +9,13 @@ from cifnet_pl.utilities.errors import UsageError
 
 
 def without_test_images(source: Source, fraction: float, seed: int) -> Source:
-    """Return the source with a share of the training samples of each class in place of its test samples.
+    """Replace the test samples by a share of the training samples of each class.
 
-    The split is by a seeded hash of names, as that of a source without a test part. Of each domain the same share is
-    taken, where the source has domains.
+    The split is by a seeded hash of names, as that of a source without a test part. If the source has domains, the same
+    share of each domain is taken.
 
     Args:
-        source: with a test part, of which nothing is left.
+        source: with a test part, which is dropped.
         fraction: share of each class's training samples.
         seed: of the split.
 

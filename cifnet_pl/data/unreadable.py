@@ -18,11 +18,11 @@ CHECKED_AT_ONCE = 256
 
 
 def name_unreadable(known: Sequence[str], sets: Sequence[SampleSet], size: int, crop_ratio: float) -> str:
-    """Return a sentence that names the unreadable images of ``sets``, those that are ``known`` first.
+    """Return a sentence that names the unreadable images of some sets.
 
     Args:
-        known: "place: reason" of those that were found already.
-        sets: what to look through.
+        known: "place: reason" of those that were found already; they come first.
+        sets: all are looked through.
         size, crop_ratio: how the images are decoded.
     """
     others = chain.from_iterable(unreadable_images(s, size, crop_ratio) for s in sets if isinstance(s, ImageSet))
@@ -34,7 +34,12 @@ def name_unreadable(known: Sequence[str], sets: Sequence[SampleSet], size: int, 
 
 
 def unreadable_images(images: ImageSet, size: int, crop_ratio: float) -> Iterator[str]:
-    """Decode all images of a set in threads, and give "place: reason" of those that cannot be."""
+    """Decode all images of a set in threads, and yield "place: reason" of each that cannot be decoded.
+
+    Args:
+        images: the set.
+        size, crop_ratio: how the images are decoded.
+    """
 
     def failure(row: int) -> str | None:
         try:

@@ -14,7 +14,7 @@ SORTED_AT_ONCE = 10_000
 
 
 def walk_images(folder: Path, depth: int | None = None) -> Iterator[Path]:
-    """Yield the images below ``folder``, folder by folder, in an order that memory does not depend on.
+    """Yield the images below ``folder``, folder by folder; memory does not grow with their number.
 
     Hidden entries and files whose name is not that of an image are skipped. Links are followed, but no folder is
     entered twice. A link below ``folder`` to a folder that contains the link itself is not followed,

@@ -24,7 +24,14 @@ MOST = 16
 
 
 def cores(processes: int = 1) -> int:
-    """Return the cores to decode on for each of so many processes on this machine: at least 1, at most ``MOST``."""
+    """Return the number of cores for decoding.
+
+    Args:
+        processes: number of processes on this machine that decode; each gets an equal share.
+
+    Returns:
+        At least 1, at most ``MOST``.
+    """
     # Not every system can say which cores a process may use.
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(usable // processes, MOST))
@@ -75,9 +82,15 @@ class WorkerPool:
         iter(self._loader)
 
     def decode(self, batches: list[list[int]]) -> Iterator[tuple[Tensor, Decoded]]:
-        """Pixels, (n or more, s, s, 3) uint8, and the rest of every batch in order; the pixels until the next one.
+        """Yield the batches in order, decoded by the workers, which begin at once.
 
-        The workers begin at once, and drop what is left of batches given before.
+        What is left of batches given before is dropped.
+
+        Args:
+            batches: positions of the images of each batch.
+
+        Yields:
+            The pixels, (n or more, s, s, 3) uint8, which are overwritten when the next batch is taken; and the rest.
         """
         size = self._at_a_time if self._alternate else max(1, len(batches))
         parts = [batches[start : start + size] for start in range(0, len(batches), size)]
@@ -106,7 +119,7 @@ _Filled = tuple[int, int, Decoded]
 
 
 class _Filler(Dataset[_Filled]):
-    """In a worker: decodes each batch into the worker's next slot, and says which that is."""
+    """In a worker: decode each batch into the worker's next slot, and return the number of that slot."""
 
     def __init__(self, decode: Decode, slots: Tensor):
         self._decode, self._slots = decode, slots
@@ -120,7 +133,7 @@ class _Filler(Dataset[_Filled]):
 
 
 def _shared(*shape: int) -> Tensor:
-    """Return uint8 zeros in memory that processes share; CifnetError where there is not so much of it."""
+    """Return uint8 zeros in memory that processes share; CifnetError if there is not enough of it."""
     size = math.prod(shape)
     try:
         storage = cast(Any, torch.UntypedStorage)._new_shared(size)  # as torch's own collation does
@@ -133,9 +146,9 @@ def _shared(*shape: int) -> Tensor:
 
 
 def _outlive_the_signal(worker: int) -> None:
-    """Leave a signal to the whole group of processes to the one that reads: it closes the workers as it stops.
+    """Ignore an interrupt that is sent to the whole group of processes: the reader closes the workers when it stops.
 
-    Those that died before it would look like a fault. They end by themselves where their parent is gone.
+    A worker that died first would look like a fault. Workers end by themselves when their parent is gone.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 

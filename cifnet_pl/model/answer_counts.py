@@ -43,12 +43,19 @@ class AnswerCounts(Metric):
         self.among_first += (rank < FIRST).sum()
 
     def compute(self) -> tuple[Tensor, Tensor]:
-        """Return (C, C) numbers of images, rows the true classes, columns the answers; and the number of top-5 hits."""
+        """Return the confusion matrix (C, C) with true classes in rows, and the number of top-5 hits."""
         return self.confusion, self.among_first
 
 
 def with_answer_first(probabilities: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (n, C) probabilities with infinity at the answer, that of ``argmax``, and the (n,) answers."""
+    """Replace the probability of the answer by infinity, so that ties are sorted as ``argmax`` decides them.
+
+    Args:
+        probabilities: (n, C).
+
+    Returns:
+        The changed probabilities (n, C), and the answers (n,).
+    """
     best = probabilities.argmax(dim=1)
     return probabilities.scatter(1, best[:, None], float("inf")), best
 

@@ -1,7 +1,7 @@
 """Judge photos by their embeddings: doubtful labels, photos far from their class, whether more would help.
 
-All of it comes from one exact ridge classifier over all photos, whose leave-one-out scores have a closed form: no photo
-judges itself, nothing is held out, and nothing is learned twice.
+One exact ridge classifier learns all photos. Its leave-one-out scores have a closed form, so no photo judges itself,
+nothing is held out, and nothing is learned twice.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ more than all others together."""
 
 @dataclass(frozen=True)
 class Audit:
-    """Each photo as judged by a classifier that learned all the others.
+    """The verdict on each photo of a classifier that learned all the others.
 
     Attributes:
         evaluation: the answers; ``rows`` are 0 … n−1.
         own: (n,) probability of the photo's own label.
         distance: (n,) Mahalanobis distance to the mean of the other photos of its class, divided by the class's median.
-        copied: (n,) bool, whether the photo has a near-copy in its class, such as the next one of a burst: it is then
-            judged by its own twin.
+        copied: (n,) bool, whether the photo has a near-copy in its class, such as the next one of a burst; the
+            near-copy was then learned by the classifier that judges it.
     """
 
     evaluation: Evaluation
@@ -68,7 +68,7 @@ class Audit:
         return np.asarray(rows[np.argsort(self.own[rows], kind="stable")])
 
     def farthest(self) -> np.ndarray:
-        """List photos more than half as far again from their class as its others are, the farthest first."""
+        """Return the photos whose distance to their class is more than 1.5 times the median, the farthest first."""
         rows = np.flatnonzero(self.distance > 1.5)
         return np.asarray(rows[np.argsort(-self.distance[rows], kind="stable")])
 
@@ -79,7 +79,7 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
     Args:
         z: (n, d) float32 embeddings; a memory-mapped array stays on the disk.
         labels: (n,) int64 positions in ``class_names``.
-        class_names: all of which have a photo.
+        class_names: names of the classes; each must have a photo.
     """
     head = _learned(z, labels, len(class_names))
     temperature = _temperature(head, z, labels)
@@ -97,9 +97,14 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
 
 
 def top_label_error(confidence: np.ndarray, right: np.ndarray) -> float:
-    """Compute the expected calibration error in percent of (n,) confidences.
+    """Compute the expected calibration error by torchmetrics' ``binary_calibration_error``.
 
-    It is torchmetrics' ``binary_calibration_error``, over the (n,) bool ``right``.
+    Args:
+        confidence: (n,) probability of each answer.
+        right: (n,) bool, whether the answer is right.
+
+    Returns:
+        The error in percent.
     """
     error = binary_calibration_error(torch.from_numpy(confidence), torch.from_numpy(right.astype(np.int64)), BINS)
     return 100 * float(error)
@@ -156,7 +161,15 @@ def _distances(z: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
 
 
 def near_copies(z: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Find photos with another one of their class at a cosine of ``NEAR`` or more: (n,) bool."""
+    """Find photos that have a near-copy in their class: a cosine of ``NEAR`` or more.
+
+    Args:
+        z: (n, d) embeddings.
+        labels: (n,) int64.
+
+    Returns:
+        (n,) bool.
+    """
     mean = sum((x.double().sum(dim=0) for x, _ in _batches(z, labels)), start=torch.zeros(z.shape[1])) / len(labels)
     near = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
@@ -187,7 +200,7 @@ class LearningCurve:
     fitted: tuple[float, float, float] | None
 
     def forecast(self, photos: float) -> float | None:
-        """Return the accuracy in percent to expect with so many photos per class."""
+        """Return the accuracy in percent to expect with so many photos per class; None if no curve could be fitted."""
         if self.fitted is None:
             return None
         limit, factor, power = self.fitted
@@ -195,7 +208,14 @@ class LearningCurve:
 
 
 def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0) -> LearningCurve:
-    """Measure leave-one-out accuracy with 3, 6, 12, … photos of each class, drawn at random, and fit a power law."""
+    """Measure leave-one-out accuracy with 3, 6, 12, … photos of each class, drawn at random, and fit a power law.
+
+    Args:
+        z: (n, d) embeddings.
+        labels: (n,) int64 in 0 … ``classes`` − 1.
+        classes: number of classes.
+        seed: of the draw.
+    """
     counts = np.bincount(labels, minlength=classes)
     largest = int(np.median(counts))
     draw = np.random.default_rng(seed)

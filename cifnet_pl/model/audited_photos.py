@@ -28,8 +28,15 @@ def embeddings_of(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, list[Path]]]:
     """Embed all photos of both parts of a source; what the cache lacks is added to it.
 
+    Args:
+        model: whose backbone embeds.
+        source: photos in class folders.
+        cache_folder: where embeddings are kept.
+        unreadable: photos that cannot be decoded are appended.
+        progress: whether to draw a bar on a terminal.
+
     Yields:
-        (n, d) float32 embeddings in a file that is gone afterwards, (n,) int64 labels, and the n files.
+        (n, d) float32 embeddings in a file that is removed afterwards, (n,) int64 labels, and the n files.
 
     Raises:
         DataError: no photo can be read.
@@ -66,7 +73,7 @@ def _embedded(
     unreadable: list[Unreadable],
     progress: bool,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Rows and embeddings, class by class; each class from the first cache that has it."""
+    """Yield rows and embeddings, class by class; each class from the first cache that has it."""
     missing = []
     for label, rows in files.rows_of.items():
         for folder in folders:

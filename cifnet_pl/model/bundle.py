@@ -1,8 +1,8 @@
 """Store a model as a folder: ``config.json``, and one safetensors file named by the hash of its content.
 
-``config.json`` names the file that belongs to it, and replacing ``config.json`` is the one step that makes a new model
-the folder's content: a reader finds the old model or the new one, whole, whenever the writer is killed. Reading never
-executes anything; both checksums, all types, sizes and numbers are checked first.
+``config.json`` names the file that belongs to it. Replacing ``config.json`` is the only step that makes a new model the
+folder's content: a reader finds either the old model or the new one, complete, whenever the writer is killed. Reading
+never executes anything; both checksums, all types, sizes and numbers are checked first.
 """
 
 from __future__ import annotations
@@ -50,14 +50,21 @@ class FileTable(Table):
 
 
 def is_bundle(folder: Path) -> bool:
-    """Return whether ``folder`` holds a bundle, as far as its ``config.json`` is there."""
+    """Return whether ``folder`` has the ``config.json`` of a bundle."""
     return (folder / CONFIG).is_file()
 
 
 def refuse_existing(folder: Path, overwrite: bool) -> None:
-    """Raise UsageError if a bundle must not be written to ``folder``.
+    """Check that a bundle may be written to a folder.
 
-    What an interrupted writer left behind is no reason; files of anyone else are, whatever ``overwrite`` says.
+    Leftovers of an interrupted writer do not matter; other files do, whatever ``overwrite`` says.
+
+    Args:
+        folder: where the bundle is to be.
+        overwrite: whether a bundle that is there may be replaced.
+
+    Raises:
+        UsageError: it may not.
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file, expected a folder for the bundle: choose another --output")
@@ -106,9 +113,14 @@ def write_bundle(
 
 @contextmanager
 def open_bundle(folder: Path) -> Iterator[tuple[dict[str, Any], Shapes, Callable[[], dict[str, Tensor]]]]:
-    """Open a bundle: its description, the shape of every tensor, and a function that reads the tensors.
+    """Open a bundle.
 
-    The function verifies the checksum of the tensors, so call it once the shapes are known to be right.
+    Args:
+        folder: of the bundle.
+
+    Yields:
+        Its description, the shape of every tensor, and a function that reads the tensors. That function verifies the
+        checksum of the tensors, so call it once the shapes are known to be right.
 
     Raises:
         CheckpointError: no bundle, one of another version, or one that is damaged.
@@ -189,7 +201,7 @@ def _ours(entry: Path) -> bool:
 
 
 def _remove_leftovers(folder: Path, keep: str | None) -> None:
-    """Remove tensors that no ``config.json`` names and files of killed writers; without ``keep`` the folder, too."""
+    """Remove files of killed writers, and tensors that no ``config.json`` names; without ``keep`` the folder too."""
     for entry in folder.iterdir() if folder.is_dir() else ():
         if _ours(entry) and entry.name not in (CONFIG, keep):
             entry.unlink(missing_ok=True)

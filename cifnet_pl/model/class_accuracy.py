@@ -1,4 +1,4 @@
-"""Count correct answers by class; apart from other metrics, as torchmetrics takes seconds to import."""
+"""Count correct answers by class; in a module of its own, as torchmetrics takes seconds to import."""
 
 from __future__ import annotations
 

@@ -56,7 +56,14 @@ class ClassEmbeddings(ClassPhotos):
         return ClassEmbeddings(names, files, None if self.hashes is None else self.hashes[kept])
 
     def held_back(self, share: float) -> np.ndarray:
-        """Return (n,) bool: which samples of each class are scored first, by a hash of their names."""
+        """Choose the samples that are scored first, by a hash of their names.
+
+        Args:
+            share: of each class.
+
+        Returns:
+            (n,) bool.
+        """
         held = np.zeros(len(self.files), dtype=bool)
         for rows in self.files.rows_of.values():
             if len(rows) > 1:
@@ -66,7 +73,10 @@ class ClassEmbeddings(ClassPhotos):
     def embedded(
         self, model: IncrementalClassifier, title: str, unreadable: list[Unreadable], progress: bool = False
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Yield rows (m,) and their embeddings (m, d); arguments as of photos, of which nothing is unreadable here."""
+        """Yield rows (m,) and their embeddings (m, d).
+
+        Arguments are as for :meth:`ClassPhotos.embedded`; every embedding can be read.
+        """
         samples = cast(EmbeddingSet, cast(Any, self.files))
         if samples.features != model.head.in_features:
             raise DataError(

@@ -31,7 +31,13 @@ class Unreadable(NamedTuple):
 
 @dataclass(frozen=True)
 class ClassPhotos:
-    """Photos in class folders: ``files.labels`` are positions in ``class_names``; ``hashes`` of contents if known."""
+    """Photos in class folders.
+
+    Attributes:
+        class_names: name of each class.
+        files: the photos; labels are positions in ``class_names``.
+        hashes: (n,) int64 content hashes, or None if they are not known yet.
+    """
 
     class_names: list[str]
     files: FileSet
@@ -39,7 +45,11 @@ class ClassPhotos:
 
     @classmethod
     def find(cls, folder: Path | str, option: str) -> ClassPhotos:
-        """Find the photos of all class folders in ``folder``, or in a Zip archive, which ``option`` named.
+        """Find the photos of all class folders in a folder or a Zip archive.
+
+        Args:
+            folder: the folder or archive.
+            option: of the command line that named it, for messages.
 
         Raises:
             DataError: no such folder, no class folder in it, one without a photo, or a name that cannot be stored.
@@ -76,7 +86,14 @@ class ClassPhotos:
         return replace(self, hashes=hashes_of(self.files.content, range(len(self.files))))
 
     def held_back(self, share: float) -> np.ndarray:
-        """Return (n,) bool: which photos of each class are scored first; those that look alike together, never all."""
+        """Choose the photos that are scored first; those that look alike are on the same side.
+
+        Args:
+            share: of each class, never all.
+
+        Returns:
+            (n,) bool.
+        """
         held = np.zeros(len(self.files), dtype=bool)
         for rows in self.files.rows_of.values():
             if len(rows) > 1:
@@ -110,7 +127,18 @@ class ClassPhotos:
 
 
 def embed_batch(model: IncrementalClassifier, batch: PhotoBatch) -> Tensor:
-    """Embed the photos of a batch that could be read: (m, d) float32; NonFiniteError names the photo."""
+    """Embed the photos of a batch that could be read.
+
+    Args:
+        model: whose backbone embeds.
+        batch: decoded photos.
+
+    Returns:
+        (m, d) float32.
+
+    Raises:
+        NonFiniteError: an embedding holds NaN or Inf; names the photo.
+    """
     files = [file for file, reason in zip(batch.files, batch.unreadable, strict=True) if reason is None]
     return model.embed(batch.image, lambda row: place_of(files[row]))
 

@@ -31,9 +31,14 @@ AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class Prediction:
-    """The most probable classes of one photo, best first. ``unreadable`` is the reason where it cannot be decoded.
+    """The most probable classes of one photo.
 
-    ``file`` is None for a photo that was given as bytes or as an image.
+    Attributes:
+        file: the photo; None if it was given as bytes or as an image.
+        classes: names, the most probable first.
+        probabilities: of ``classes``.
+        unreadable: the reason why it cannot be decoded, or None.
+        verdict: whether it is known, and sets of answers, if they were asked for.
     """
 
     file: Path | None
@@ -49,7 +54,7 @@ class Prediction:
 
     @property
     def novelty(self) -> float | None:
-        """Unlikeness to everything learned, larger for less known photos; None where not asked for."""
+        """Distance to everything learned, larger for less known photos; None where not asked for."""
         return self.verdict.novelty
 
     @property
@@ -119,9 +124,13 @@ class Classifier(IncrementalClassifier):
                 yield Prediction(file, tuple(self.class_names[c] for c in columns), tuple(shares), verdict=verdict)
 
     def judge(self, unknown: float | None = None, coverage: float | None = None, per_class: bool = False) -> Judge:
-        """Return what tells unknown photos and sets of answers; made once, as long as nothing changes.
+        """Return what tells unknown photos and makes sets of answers; computed once until the model changes.
 
-        Arguments and errors as for :class:`~cifnet_pl.model.verdicts.Judge`.
+        Args:
+            unknown, coverage, per_class: as for :class:`~cifnet_pl.model.verdicts.Judge`.
+
+        Raises:
+            UsageError, UnsupportedError: as for :class:`~cifnet_pl.model.verdicts.Judge`.
         """
         # The stage is another one after every change of the head, and so are the labels of the buffer.
         state = (self.head.stage, self.buffer.y if self.buffer is not None else None)
@@ -134,9 +143,12 @@ class Classifier(IncrementalClassifier):
         return judge[asked]
 
     def judging(self, unknown: float | None, coverage: float | None, per_class: bool = False) -> Judged:
-        """Return a function: embeddings (n, d) and probabilities (n, C) → verdicts.
+        """Return a function from embeddings (n, d) and probabilities (n, C) to verdicts.
 
-        The verdicts say nothing where neither share is given.
+        Args:
+            unknown, coverage, per_class: as for :class:`~cifnet_pl.model.verdicts.Judge`; with neither share the
+                verdicts
+                are empty.
         """
         if unknown is None and coverage is None:
             return lambda z, probabilities: [Verdict()] * len(z)
@@ -191,19 +203,23 @@ class Classifier(IncrementalClassifier):
     ) -> Extension[Classifier]:
         """Learn new classes from one folder of photos per class; see :func:`cifnet_pl.model.extend.extend`.
 
-        This model is not changed: the one that learned is ``result.model``.
+        This model is not changed; ``result.model`` is the one that learned.
         """
         return extend(self, images, check=check, more=more, duplicates=duplicates, progress=progress)
 
     def forget(self, names: str | Sequence[str], images: Path | str | None = None) -> Forgetting[Classifier]:
         """Remove classes, with or without their photos; see :func:`cifnet_pl.model.forget.forget`.
 
-        This model is not changed: the one without the classes is ``result.model``.
+        This model is not changed; ``result.model`` is the one without the classes.
         """
         return forget(self, names, images)
 
     def save(self, folder: Path | str, overwrite: bool = False) -> None:
         """Write a bundle (see :mod:`cifnet_pl.model.bundle`).
+
+        Args:
+            folder: of the bundle; it is made if it is missing.
+            overwrite: whether a bundle that is there may be replaced.
 
         Raises:
             UsageError: there is a bundle already and ``overwrite`` is false, or the folder holds other files; the

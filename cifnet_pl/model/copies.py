@@ -21,11 +21,12 @@ def without_copies(
     Args:
         model: what is to learn.
         photos: with their content hashes.
-        duplicates: "leave_out" to leave copies out, "keep" to keep and only name them.
+        duplicates: "leave_out" to leave copies out, "keep" to keep them and only name them.
 
     Returns:
-        The photos to learn, the copies, and sentences for the user. A photo that stands in two classes is kept in
-        both: which label is wrong is not known.
+        The photos to learn, the copies, and sentences for the user. A photo in two classes is kept in both, as it is
+        not
+        known which label is wrong.
 
     Raises:
         DataError: no photo is left.

@@ -90,7 +90,7 @@ class BackboneTable(Table):
 
 
 class ImagesTable(Table):
-    """The preparation of photos; ``held_back`` are the share and the seed of the run's own split."""
+    """How photos are prepared; ``held_back`` are the share and the seed of the run's own split."""
 
     image_size: int = Field(ge=1, le=LARGEST_IMAGE)
     crop_ratio: Number = Field(gt=0, le=1)
@@ -134,7 +134,7 @@ def parse(kind: type[T], content: Any, where: str) -> T:
 
 
 def _sentence(content: Any, error: ValidationError) -> str:
-    """Say of the first wrong entry where it is, what it is and what was expected."""
+    """Describe the first wrong entry: where it is, what it is and what was expected."""
     errors = error.errors(include_url=False)
     first = errors[0]
     if first["type"] == "missing":
@@ -168,7 +168,7 @@ def check_format(number: Any, where: str, kinds: Sequence[int] = READABLE) -> No
 
 
 def class_names(names: Sequence[Any], where: str) -> list[str]:
-    """Return ``names``, if each is a plain, unique name that is safe to show and to use within a path.
+    """Return class names from a file, if each is a plain, unique name that is safe to show and to use in a path.
 
     Args:
         names: the names that a file holds.
@@ -200,5 +200,5 @@ def now() -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value from a file as it may be shown in a message: quoted, short, on one line."""
+    """Return a value from a file as a message may show it: quoted, short, on one line."""
     return f"'{printable(str(value)[:60])}'"

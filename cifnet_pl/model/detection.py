@@ -11,13 +11,15 @@ KEPT = 0.95
 
 
 def detection(known: Tensor, foreign: Tensor) -> tuple[float, float]:
-    """Compute the AUROC, and the share of foreign photos that are taken for known ones where 95 % of these are kept.
-
-    Both are in percent.
+    """Compute how well novelty separates foreign photos from known ones.
 
     Args:
         known: (n,) novelty of known photos, at least one.
         foreign: (m,) novelty of foreign photos, at least one; larger is more foreign.
+
+    Returns:
+        In percent: the AUROC, and the share of foreign photos that are taken for known ones at the threshold that keeps
+        95 % of the known ones.
     """
     values = torch.cat([known, foreign])
     # Ranks instead of values: torchmetrics takes values outside of 0 and 1 for logits, and rounds their sigmoid.

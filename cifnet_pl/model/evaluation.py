@@ -30,6 +30,10 @@ def interval(right: int, total: int) -> tuple[float, float]:
 
     Returns:
         Its lower and upper end.
+
+    Example:
+        >>> [round(end, 1) for end in interval(8, 10)]
+        [49.0, 94.3]
     """
     if not total:
         return 0.0, 100.0
@@ -111,7 +115,7 @@ class Evaluation:
         return np.bincount(self.target * size + self.predicted, minlength=size**2).reshape(size, size)
 
     def class_scores(self) -> list[ClassScore]:
-        """Return one for each class that has a photo, the worst first, untested ones last."""
+        """Return the score of each class that has a photo, the worst first, untested ones last."""
         matrix = self.confusion()
         scores = []
         for column in np.flatnonzero(matrix.sum(axis=1)):
@@ -167,7 +171,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two models on the same photos: how many both, only the first, only the second, and none of them named right."""
+    """The numbers of photos that both of two models named right, only the first, only the second, and neither."""
 
     both: int
     first: int

@@ -228,7 +228,7 @@ def _require_pooling(model: IncrementalClassifier, name: str) -> None:
 
 
 def split(photos: ClassPhotos) -> np.ndarray:
-    """Return (n,) bool: the fifth of each class's photos that is scored first; none of a class with a single photo.
+    """Choose the fifth of each class's photos that is scored first: (n,) bool; none of a class with a single photo.
 
     Photos that look alike are held back together.
     """
@@ -281,7 +281,7 @@ def learn(
 
 
 def _finish_trial(lesson: Lesson, aside: list[tuple[np.ndarray, Tensor]], learned: np.ndarray) -> Score:
-    """Solve the trial and score what was set aside; a class of which nothing else could be read is learned instead."""
+    """Solve the trial and score what was set aside; if nothing else of a class could be read, learn that instead."""
     score, labels = Score(), lesson.photos.files.labels
     for rows, z in aside:
         starved = ~learned[labels[rows]]

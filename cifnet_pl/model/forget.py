@@ -1,4 +1,4 @@
-"""Take classes out of a learned model, with or without what their photos left in the statistics."""
+"""Remove classes from a learned model, with or without what their photos contributed to the statistics."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ class Forgetting(Generic[M]):
 
 
 def forget(old: M, names: str | Sequence[str], images: Path | str | None = None) -> Forgetting[M]:
-    """Remove classes from a model; with their photos, also what they left in the statistics.
+    """Remove classes from a model; with their photos, also what they contributed to the statistics.
 
     Without the photos a class can no longer be predicted and leaves the buffer, but the other classes keep what they
-    learned from its photos as counterexamples. With them, or where the head remembers the class (``remember`` of
-    ``RidgeHead``), the model becomes what it would be had it never seen them.
+    learned from its photos as counterexamples. With them, or if the head remembers the class (``remember`` of
+    ``RidgeHead``), the model becomes what it would be if it had never seen them.
 
     Args:
         old: a learned model; it is not changed.
         names: one class name or several.
-        images: folder that holds all photos that the class was learned from. Where the model knows their content
-            hashes, anything else in it is passed over; otherwise it must hold exactly those photos, and for several
+        images: folder that holds all photos that the class was learned from. If the model knows their content
+            hashes, anything else in it is ignored; otherwise it must hold exactly those photos, and for several
             classes one sub-folder for each.
 
     Returns:
@@ -106,7 +106,7 @@ def forget(old: M, names: str | Sequence[str], images: Path | str | None = None)
 
 
 def _recall(model: IncrementalClassifier, name: str) -> bool:
-    """Take what the head remembers of class ``name`` out of its statistics; whether there was anything."""
+    """Take what the head remembers of a class out of its statistics; return whether there was anything."""
     share = model.head.share_of(model.labels([name])[0])
     if share is not None:
         model.head.subtract_(share)
@@ -114,7 +114,7 @@ def _recall(model: IncrementalClassifier, name: str) -> bool:
 
 
 def _rounding(model: IncrementalClassifier) -> str | None:
-    """Return why what is subtracted is not to 1e-8 what was added: another engine rounds the embeddings otherwise."""
+    """Return why what is subtracted does not equal what was added to 1e-8: another engine rounds differently."""
     now = model.engine
     if model.engines in ([now], []):
         return None
@@ -124,14 +124,21 @@ def _rounding(model: IncrementalClassifier) -> str | None:
 def subtract(
     model: IncrementalClassifier, name: str, folder: Path, only: bool, unreadable: list[Unreadable]
 ) -> set[Path]:
-    """Take the photos of class ``name`` out of the statistics.
+    """Take the photos of a class out of the statistics.
 
-    Where the model knows the content hashes of the class's photos, they are picked out of ``folder``, which may hold
-    others. Otherwise ``folder`` must hold exactly those photos, or its sub-folder of the class's name if the class is
-    not the ``only`` one to be forgotten.
+    If the model knows the content hashes of the class's photos, they are picked out of ``folder``, which may hold
+    others.
+    Otherwise ``folder`` must hold exactly those photos.
+
+    Args:
+        model: it is changed in place.
+        name: of the class.
+        folder: where the photos are.
+        only: whether it is the only class to be forgotten; else its photos are in the sub-folder of its name.
+        unreadable: photos that cannot be decoded are appended.
 
     Returns:
-        The other photos of the folder, which were passed over.
+        The other photos of the folder, which were ignored.
 
     Raises:
         UnsupportedError: the head's statistics cannot be taken back.
@@ -214,7 +221,17 @@ def _distinct(files: list[Path]) -> list[Path]:
 
 
 def check_same(model: IncrementalClassifier, learner: Head, name: str, folder: Path) -> None:
-    """Compare the class's share of the sums, where the head keeps it, with that of the photos given."""
+    """Compare the class's share of the sums, if the head keeps it, with that of the photos given.
+
+    Args:
+        model: that is to forget.
+        learner: a head that saw the photos given.
+        name: of the class.
+        folder: of the photos, for messages.
+
+    Raises:
+        DataError: they differ by more than rounding.
+    """
     sums, theirs = getattr(model.head, "sums", None), getattr(learner, "sums", None)
     if sums is None or theirs is None:
         return

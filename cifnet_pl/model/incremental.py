@@ -56,13 +56,24 @@ class IncrementalClassifier(ModelState):
         return self.backbone.engine(self.device.type, self.precision)
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """Return (n, C) float64 calibrated probabilities of uint8 images (n, 3, s, s), columns as ``class_names``."""
+        """Return the calibrated probabilities of images.
+
+        Args:
+            images: (n, 3, s, s) uint8.
+
+        Returns:
+            (n, C) float64, columns as ``class_names``.
+        """
         return self.head.probabilities(self.embed(images))
 
     # ------------------------------------------------------------------ learning
 
     def begin_task(self, names: Sequence[str], counts: Sequence[int] | None = None) -> None:
-        """Open a task that introduces classes ``names``; ``counts`` are their numbers of photos where known.
+        """Open a task that introduces classes.
+
+        Args:
+            names: of the new classes.
+            counts: their numbers of photos, if known.
 
         Raises:
             UsageError: no name, a name that is known already, or a buffer too small for so many classes.
@@ -95,7 +106,11 @@ class IncrementalClassifier(ModelState):
             self.buffer.add(z, y, key)
 
     def note_engines(self, names: Iterable[str]) -> None:
-        """Remember that ``names`` ran the backbone for what is learned."""
+        """Note the engines that embed what is learned from now on.
+
+        Args:
+            names: "torch", "onnxruntime".
+        """
         self.engines += [name for name in dict.fromkeys(names) if name not in self.engines]
 
     def finish_task(self) -> None:
@@ -121,7 +136,7 @@ class IncrementalClassifier(ModelState):
         self.buffer.commit()
 
     def rename(self, old: str, new: str) -> None:
-        """Give class ``old`` the name ``new``. Labels, statistics and the buffer stay as they are.
+        """Rename class ``old`` to ``new``; labels, statistics and the buffer stay as they are.
 
         Raises:
             UsageError: ``old`` is not known, ``new`` is the name of another class, or it could not be stored.
@@ -143,7 +158,10 @@ class IncrementalClassifier(ModelState):
             self.buffer.discard_pending()
 
     def merge(self, head: Head) -> None:
-        """Add what ``head`` saw of classes that are known already, and the buffer's candidates of them; solve.
+        """Add what ``head`` saw of classes that are known already, and the buffer's candidates of them, and solve.
+
+        Args:
+            head: of the same settings and classes.
 
         Raises:
             UnsupportedError: this head's statistics are not additive.
@@ -161,7 +179,7 @@ class IncrementalClassifier(ModelState):
             self.count_copies(before)
 
     def count_copies(self, before: int) -> None:
-        """Tell the head what copies the photos learned hold more than the ``before`` ones; before it is solved."""
+        """Tell the head how many copies were learned since there were ``before``; call it before the solve."""
         if self.photos is not None:
             self.head.note_copies(self.photos.copies - before)
 

@@ -15,7 +15,7 @@ class KnownPhotos:
     """Compares photos with those that a model has learned.
 
     Args:
-        model: a learned model; the more it keeps, the more it can tell: hashes of all photos, embeddings of some.
+        model: a learned model; what it can tell depends on what it keeps: hashes of all photos, embeddings of some.
         photos: of classes that it knows.
     """
 

@@ -57,7 +57,15 @@ def load(
 
 
 def read_bundle(folder: Path, download: bool = False, engine: str = "auto", trust: bool = False) -> Classifier:
-    """Read the model of a bundle; arguments and errors as for :func:`load`."""
+    """Read the model of a bundle.
+
+    Args:
+        folder: of the bundle.
+        download, engine, trust: as for :func:`load`.
+
+    Raises:
+        CheckpointError, CifnetError, UsageError: as for :func:`load`.
+    """
     with open_bundle(folder) as (description, shapes, read):
         return assemble(description, shapes, read, str(folder), download, engine, trust)
 
@@ -171,7 +179,7 @@ def _tensors(state: Any, where: str) -> dict[str, Tensor]:
 
 
 def _history(callbacks: Any, description: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """Return the rows of the run's record, as events with their dates and class names."""
+    """Return the tasks of a run's record as events with dates and class names."""
     record = callbacks.get("TaskMetrics") if isinstance(callbacks, Mapping) else None
     table = parse(RecordTable, record, where) if record is not None else RecordTable(rows=[])
     rows, names = table.rows, iter(description.get("class_names", []))

@@ -48,7 +48,7 @@ def merge(models: Sequence[M], names: Sequence[str] | None = None, base: M | Non
     Raises:
         UsageError: fewer than two models, the same one twice, photos that would count twice, other backbones, photo
             sizes, precisions, heads or settings.
-        UnsupportedError: a head whose statistics cannot be added, or subtracted where there is a base.
+        UnsupportedError: a head whose statistics cannot be added, or subtracted if there is a base.
     """
     if len(models) < 2:
         raise UsageError(f"merge got {len(models)} model, expected at least two")
@@ -106,7 +106,11 @@ def _joined(model: M, added: M, name: str, base: M | None, distinct: bool) -> tu
 
 
 def take_out(model: IncrementalClassifier, base: IncrementalClassifier) -> None:
-    """Take what ``base`` learned out of the sums of ``model``, which was extended from it; solve afterwards.
+    """Subtract what ``base`` learned from the sums of ``model``, which was extended from it; solve afterwards.
+
+    Args:
+        model: it is changed in place.
+        base: an earlier version of it.
 
     Raises:
         UnsupportedError: a head whose statistics cannot be subtracted.
@@ -138,7 +142,11 @@ def _content(model: IncrementalClassifier) -> str:
 
 
 def absorb(model: IncrementalClassifier, other: IncrementalClassifier) -> None:
-    """Add what ``other`` learned to ``model``, which must be solved again afterwards; ``other`` is used up.
+    """Add what ``other`` learned to ``model``, which must be solved again afterwards.
+
+    Args:
+        model: it is changed in place.
+        other: it must not be used afterwards.
 
     Raises:
         UsageError: other embeddings, or a head or buffer with other settings.
@@ -205,7 +213,7 @@ def _shown(settings: Mapping[str, Any] | None) -> str:
 
 
 def _event(classes: int, photos: int, history: Sequence[Event]) -> Event:
-    """Return one entry for the whole life of the model that was added."""
+    """Return one entry of the history that stands for the whole life of the model that was added."""
     seconds = [event.seconds for event in history if event.seconds is not None]
     energies = [event.energy_kwh for event in history if event.energy_kwh is not None]
     sources = sorted({event.energy_source for event in history if event.energy_source})

@@ -15,7 +15,7 @@ Row = Sequence[float | None]
 
 
 def percent(correct: int, total: int) -> float | None:
-    """Return the accuracy in percent, or None where nothing was tested.
+    """Return the accuracy in percent, or None if nothing was tested.
 
     Args:
         correct: number of images named right.
@@ -25,13 +25,23 @@ def percent(correct: int, total: int) -> float | None:
 
 
 def average_accuracy(trajectory: Sequence[float | None]) -> float | None:
-    """Return Ā: mean of A_k over the tasks learned so far."""
+    """Return Ā, the mean of A_k over the tasks learned so far.
+
+    Example:
+        >>> average_accuracy([90.0, None, 80.0])
+        85.0
+    """
     known = [a for a in trajectory if a is not None]
     return sum(known) / len(known) if known else None
 
 
 def forgetting(matrix: Sequence[Row]) -> float | None:
-    """Return the mean over earlier tasks j < K of (max over k of a_kj, minus a_Kj); None with fewer than two tasks."""
+    """Return the mean over earlier tasks j < K of (max over k of a_kj, minus a_Kj); None with fewer than two tasks.
+
+    Example:
+        >>> forgetting([[90.0], [80.0, 95.0]])
+        10.0
+    """
     drops = []
     for j in range(len(matrix) - 1):
         column = [row[j] for row in matrix[j:]]
@@ -42,7 +52,12 @@ def forgetting(matrix: Sequence[Row]) -> float | None:
 
 
 def backward_transfer(matrix: Sequence[Row]) -> float | None:
-    """Return the mean over earlier tasks j < K of (a_Kj − a_jj); None with fewer than two tasks."""
+    """Return the mean over earlier tasks j < K of (a_Kj − a_jj); None with fewer than two tasks.
+
+    Example:
+        >>> backward_transfer([[90.0], [80.0, 95.0]])
+        -10.0
+    """
     changes = []
     for j in range(len(matrix) - 1):
         first, last = matrix[j][j], matrix[-1][j]
@@ -52,7 +67,12 @@ def backward_transfer(matrix: Sequence[Row]) -> float | None:
 
 
 def max_drop(trajectory: Sequence[float | None]) -> float | None:
-    """Return the largest fall A_k − A_{k+1} between two consecutive tasks; negative if accuracy only rose."""
+    """Return the largest fall A_k − A_{k+1} between two consecutive tasks; negative if accuracy only rose.
+
+    Example:
+        >>> max_drop([90.0, 84.0, 85.0])
+        6.0
+    """
     pairs = itertools.pairwise(trajectory)
     drops = [a - b for a, b in pairs if a is not None and b is not None]
     return max(drops) if drops else None

@@ -1,4 +1,4 @@
-"""What a learned model consists of: a frozen backbone, a head, a buffer, class names and a history."""
+"""The state of a learned model: a frozen backbone, a head, a buffer, class names and a history."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ S = TypeVar("S", bound="ModelState")
 
 @dataclass
 class ModelState:
-    """Backbone, head and buffer, and what their numbers mean.
+    """Backbone, head and buffer, and what belongs to them.
 
     Attributes:
         backbone: the frozen network.
@@ -85,11 +85,15 @@ class ModelState:
 
     @property
     def device(self) -> torch.device:
-        """Where the head's numbers are."""
+        """Device of the head's tensors."""
         return self.head.labels.device
 
     def labels(self, names: Iterable[str]) -> list[int]:
-        """Return the head's label of each class name; UsageError for one that is not known."""
+        """Return the head's label of each class name.
+
+        Raises:
+            UsageError: a name that is not known.
+        """
         label = dict(zip(self.class_names, self.head.classes, strict=True))
         names = list(names)
         missing = [name for name in names if name not in label]
@@ -98,7 +102,11 @@ class ModelState:
         return [label[name] for name in names]
 
     def warning_of(self, names: Iterable[str]) -> str | None:
-        """Return a warning if one of the classes ``names`` may have been removed without its photos; else None."""
+        """Return a warning if one of the classes may have been removed without its photos; else None.
+
+        Args:
+            names: of classes that are to be learned.
+        """
         new = [printable(name) for name in names if name not in set(self.class_names)]
         if not new or not self.remembers_removed:
             return None
@@ -115,7 +123,7 @@ class ModelState:
 
     @property
     def remembers_removed(self) -> bool:
-        """Whether the photos of a class that is no longer known may still count against what is learned."""
+        """Whether photos of a class that was removed may still count against what is learned."""
         return bool(self.removals) and self.head.counterexamples
 
     def state_elements(self) -> dict[str, int]:

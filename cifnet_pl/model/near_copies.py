@@ -1,4 +1,4 @@
-"""Find test photos that are near-copies of learned ones, and score the other test photos apart."""
+"""Find test photos that are near-copies of learned ones, and score the other test photos separately."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class LearnedPhotos:
     """The embeddings of photos that were learned, in half precision, up to ``LIMIT`` bytes.
 
     Args:
-        reference: embeddings (m, d) of other photos by the same network and their labels (m,), which help to tell what
-            is alike; needed where all photos are of one class, else nothing is compared.
+        reference: embeddings (m, d) of other photos by the same network and their labels (m,), to measure how alike
+            photos of different classes are; needed if all photos are of one class, else nothing is compared.
 
     Attributes:
         limit: from :func:`cifnet_pl.statistics.near_limit`; None until there are photos of two classes.
@@ -44,7 +44,7 @@ class LearnedPhotos:
         return [(u.numpy(), y.numpy()) for u, y in self._parts]
 
     def take(self, arrays: list[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Hold what all processes took in, instead of this one's share."""
+        """Replace what this process took in by what all processes took in."""
         self._parts = [(torch.from_numpy(u), torch.from_numpy(y)) for u, y in arrays]
 
     def labels(self) -> list[int]:
@@ -56,7 +56,7 @@ class LearnedPhotos:
         return u, y
 
     def measure(self) -> bool:
-        """Find the limit, unless it is known; whether it is."""
+        """Measure the limit, unless it is known; return whether it is."""
         if self.limit is None and self._parts:
             u, y = self._joined()
             if self._reference is not None:
@@ -109,14 +109,14 @@ class NearCopyScore:
 
     @classmethod
     def of(cls, near: np.ndarray, right: np.ndarray) -> NearCopyScore:
-        """Count; ``near`` and ``right`` are (n,) bool."""
+        """Count from (n,) bool, whether photos are ``near`` learned ones, and named ``right``."""
         return cls(int(near.sum()), int((~near).sum()), int((right & ~near).sum()))
 
     def __add__(self, other: NearCopyScore) -> NearCopyScore:
         return NearCopyScore(self.near + other.near, self.others + other.others, self.right + other.right)
 
     def sentence(self) -> str | None:
-        """Say it beside the score; None where no tested photo resembles a learned one."""
+        """Return a note to print beside the score; None if no tested photo resembles a learned one."""
         if not self.near:
             return None
         total, share = self.near + self.others, percent(self.right, self.others)
@@ -127,7 +127,7 @@ class NearCopyScore:
 
 
 def about_near_copies(near: int, total: int) -> str | None:
-    """Say how many learned photos have near-copies; None where none has.
+    """Return a note about learned photos that have near-copies; None if there are none.
 
     Args:
         near: learned photos that have near-copies.

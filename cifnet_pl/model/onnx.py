@@ -61,7 +61,7 @@ class Square(nn.Module):
         return _to_8_bits(self._weights(height, rows, side) @ x)
 
     def _weights(self, pixels: int, length: Tensor, side: Tensor) -> Tensor:
-        """Return (size, pixels) float32 weights of one pass; ``length`` is ``pixels`` as a tensor."""
+        """Return the weights (size, pixels) float32 of one pass; ``length`` is ``pixels`` as a tensor."""
         step = side / self.size
         centre = (length - side) / 2 + (torch.arange(self.size, dtype=torch.float64) + 0.5) * step
         position = torch.arange(pixels, dtype=torch.float64) + 0.5
@@ -74,9 +74,9 @@ def _to_8_bits(x: Tensor) -> Tensor:
 
 
 class HeadGraph(nn.Module):
-    """Embeddings (n, d) → calibrated probabilities (n, C) and, where the head tells it, novelty (n,).
+    """Embeddings (n, d) → calibrated probabilities (n, C) and, if the head can tell it, novelty (n,); all float32.
 
-    All float32. A head whose features are more than ``WIDEST`` gives no novelty: its matrix would be most of the file.
+    A head with more than ``WIDEST`` features has no novelty here: its matrix would be most of the file.
     """
 
     input_name = "embeddings"
@@ -92,7 +92,7 @@ class HeadGraph(nn.Module):
 
     @property
     def outputs(self) -> list[str]:
-        """Their names."""
+        """Names of the outputs."""
         return ["probabilities"] + ["novelty"] * (self.measuring is not None)
 
     def forward(self, embeddings: Tensor) -> tuple[Tensor, ...]:
@@ -123,10 +123,12 @@ class Graph(HeadGraph):
 
 
 class Check(NamedTuple):
-    """Largest differences of a probability: onnxruntime from torch, and the graph from Pillow's resize.
+    """Largest differences between the exported graph and this package.
 
-    ``novelty`` is the largest relative difference of that from torch; None for a graph without it, as ``pillow`` is for
-    one that takes embeddings.
+    Attributes:
+        torch: of a probability, between onnxruntime and torch.
+        pillow: of a probability, between the graph and Pillow's resize; None for a graph that takes embeddings.
+        novelty: relative, of the novelty; None for a graph without it.
     """
 
     torch: float
@@ -135,7 +137,13 @@ class Check(NamedTuple):
 
 
 def onnx_bytes(model: Classifier) -> tuple[bytes, Check]:
-    """Return the graph as a file's content, checked with onnxruntime: on real photos, or on random embeddings.
+    """Export a model, and check the graph with onnxruntime on real photos or on random embeddings.
+
+    Args:
+        model: a learned model.
+
+    Returns:
+        The content of an ONNX file, and how far it is from torch.
 
     Raises:
         UsageError: the packages for it are not installed.
@@ -168,7 +176,7 @@ def onnx_bytes(model: Classifier) -> tuple[bytes, Check]:
 
 
 def _thresholds(model: Classifier, graph: HeadGraph) -> dict[str, str]:
-    """Return the novelty above which a photo is unknown, by the share of photos of known classes that are above."""
+    """Return the novelty above which a photo is called unknown, for each of ``SHARES``, as metadata of the graph."""
     asked, _ = able(model, unknown=SHARES[0])
     if asked is None or "novelty" not in graph.outputs:
         return {}
@@ -197,20 +205,23 @@ def _exported(graph: HeadGraph) -> Any:
 
 
 def _strip(graph: Any) -> None:
-    """Take out what the exporter notes about its own source code, paths of this machine included."""
+    """Remove the exporter's notes about its own source code, which hold paths of this machine."""
     for element in (graph, *graph.node, *graph.value_info, *graph.initializer, *graph.input, *graph.output):
         del element.metadata_props[:]
         element.doc_string = ""
 
 
 def check_onnx(content: bytes, graph: HeadGraph, model: Classifier) -> Check:
-    """Compare onnxruntime with torch on two photographs, whole, upright and cut, alone and in a batch.
+    """Compare onnxruntime with torch, on two photographs (whole and cut; alone and in a batch) or on embeddings.
 
-    A graph that takes embeddings is compared on random ones, large ones among them.
+    Args:
+        content: of the ONNX file.
+        graph: what was exported.
+        model: what it was made from.
 
     Raises:
-        CifnetError: a probability differs by more than ``TOLERANCE``, or the novelty relatively, or the class names do
-            not come back.
+        CifnetError: a probability differs by more than ``TOLERANCE``, or the novelty relatively, or the class names are
+            not stored as they are.
     """
     import onnxruntime
 
@@ -240,7 +251,7 @@ def check_onnx(content: bytes, graph: HeadGraph, model: Classifier) -> Check:
 
 
 def _photographs() -> Iterator[np.ndarray]:
-    """Batches (n, h, w, 3) uint8."""
+    """Yield batches (n, h, w, 3) uint8."""
     from sklearn.datasets import load_sample_images
 
     photos: Sequence[np.ndarray] = load_sample_images().images
@@ -250,7 +261,7 @@ def _photographs() -> Iterator[np.ndarray]:
 
 
 def _embeddings(width: int) -> Iterator[np.ndarray]:
-    """Batches (n, ``width``) float32."""
+    """Return batches (n, ``width``) float32."""
     z = np.random.default_rng(0).standard_normal((64, width), dtype=np.float32)
     return iter((z, z[:1], 100 * z, z * np.abs(z)))
 

@@ -1,8 +1,8 @@
 """Store sums over parts of a training set, one file each, and add them up to a model of the whole set.
 
-A file is safetensors: the statistics of a head that is not solved yet, the content hashes of the samples that they were
-made from, and a description that is checked as a bundle's is. Parts of one set say exactly which positions they cover;
-parts of different sets are compared by the hashes.
+A file is safetensors: the statistics of a head that is not solved yet, the content hashes of the samples in them, and a
+description that is checked as a bundle's is. Parts of one set name the positions that they cover; parts of different
+sets are compared by the hashes.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ class PartialSums:
 
     Attributes:
         model: its head is not solved; ``photos`` are the content hashes of the samples.
-        parts: positions that are in, by set, ascending, without overlap.
+        parts: positions in the sums, by set, ascending, without overlap.
         name: what errors call it.
+        missing: positions of the same sets that are not in the sums.
     """
 
     model: Classifier
@@ -81,7 +82,10 @@ class PartialSums:
         self.missing = _gaps(self.parts)
 
     def add(self, other: PartialSums) -> None:
-        """Add what ``other`` saw, which is used up.
+        """Add other sums.
+
+        Args:
+            other: sums of other samples; it must not be used afterwards.
 
         Raises:
             UsageError: a sample that both saw, or other backbones, photo sizes, precisions, heads or settings.
@@ -111,7 +115,7 @@ class PartialSums:
         self.missing = _gaps(self.parts)
 
     def solved(self) -> Classifier:
-        """Return the model of all samples; the sums are used up.
+        """Return the model of all samples; the sums must not be used afterwards.
 
         Raises:
             UsageError: a part of a set is missing.
@@ -130,9 +134,16 @@ class PartialSums:
 
 
 def listing_of(samples: SampleSet, class_names: Sequence[str]) -> str:
-    """Hash of which samples a set has, in which order: 32 hexadecimal digits.
+    """Hash the list of a set's samples: names, labels and the contents of a few samples, in order.
 
-    Of names, labels and the contents of a few samples: names alone say little where they are positions.
+    The contents are needed because names are often only positions.
+
+    Args:
+        samples: the set.
+        class_names: name of each label.
+
+    Returns:
+        32 hexadecimal digits.
     """
     digest = hashlib.blake2b(repr((list(class_names), len(samples))).encode("utf-8", "surrogateescape"), digest_size=16)
     digest.update(np.ascontiguousarray(samples.labels).tobytes())
@@ -162,7 +173,11 @@ def write_sums(sums: PartialSums, path: Path) -> None:
 
 
 def read_sums(path: Path, trust: bool = False, engine: str = "auto", device: str = "cpu") -> PartialSums:
-    """Read a file of sums; executes nothing from it unless ``trust``.
+    """Read a file of sums; nothing from it is executed unless ``trust``.
+
+    Args:
+        path: the file.
+        trust, engine, device: as for :func:`cifnet_pl.load`.
 
     Raises:
         CheckpointError: there is no such file, or it is damaged, hostile, or of another version.
@@ -187,7 +202,11 @@ def read_sums(path: Path, trust: bool = False, engine: str = "auto", device: str
 
 
 def parts_of(path: Path) -> list[Part]:
-    """Read which parts of which sets a file has; errors as :func:`read_sums`."""
+    """Read the parts that a file covers.
+
+    Raises:
+        CheckpointError: as :func:`read_sums`.
+    """
     if not path.is_file():
         raise CheckpointError(f"no file of sums at {path}: make it with cifnet sums")
     try:
@@ -220,7 +239,7 @@ def _hashes(model: Classifier) -> np.ndarray:
 
 
 def _joined(parts: Sequence[Part]) -> list[Part]:
-    """Put neighbouring parts together, so that a list of many shards stays short."""
+    """Join neighbouring parts, so that a list of many shards stays short."""
     joined: list[Part] = []
     for part in sorted(parts, key=lambda part: (part.listing, part.start)):
         last = joined[-1] if joined else None
@@ -232,7 +251,7 @@ def _joined(parts: Sequence[Part]) -> list[Part]:
 
 
 def _gaps(parts: Sequence[Part]) -> list[Part]:
-    """Find what is missing of the sets that ``parts`` are of."""
+    """Return what is missing of the sets that ``parts`` are of."""
     missing: list[Part] = []
     for listing in dict.fromkeys(part.listing for part in parts):
         listed = [part for part in parts if part.listing == listing]

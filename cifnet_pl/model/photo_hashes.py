@@ -52,7 +52,7 @@ class PhotoHashes(GrowingModule):
         self._set(groups)
 
     def subtract(self, other: PhotoHashes) -> None:
-        """Take the photos of ``other`` out, each as often as it stands there."""
+        """Remove the photos of ``other``, each as often as it occurs there."""
         groups = self.by_label()
         for label, hashes in other.by_label().items():
             if label in groups:
@@ -68,12 +68,24 @@ class PhotoHashes(GrowingModule):
         self._set({labels[label]: hashes for label, hashes in self.by_label().items()})
 
     def complete(self, counts: Mapping[int, int]) -> bool:
-        """Return whether every photo is known, ``counts`` being the number of photos learned of each label."""
+        """Return whether the hash of every photo is known.
+
+        Args:
+            counts: label → number of photos learned.
+        """
         groups = self.by_label()
         return all(len(groups.get(label, ())) == count for label, count in counts.items())
 
     def check(self, classes: Sequence[int], where: str) -> None:
-        """Raise CheckpointError unless loaded hashes make sense for a head that knows ``classes``."""
+        """Check loaded hashes.
+
+        Args:
+            classes: labels that the head knows.
+            where: what an error calls the file.
+
+        Raises:
+            CheckpointError: the hashes do not fit these classes.
+        """
         sizes = self.counts.tolist()
         whole = self.labels.ndim == self.counts.ndim == self.content.ndim == 1 and len(self.labels) == len(sizes)
         known = set(self.labels.tolist()) <= set(classes) and len(set(self.labels.tolist())) == len(sizes)
@@ -90,7 +102,15 @@ class PhotoHashes(GrowingModule):
 
 
 def multiset_difference(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Remove each of ``theirs`` (m,) once from ``ours`` (n,), where it is there; ascending."""
+    """Remove each of ``theirs`` (m,) once from ``ours`` (n,), if it occurs there.
+
+    Returns:
+        What is left, ascending.
+
+    Example:
+        >>> multiset_difference(np.array([1, 1, 2, 3]), np.array([1, 3, 4])).tolist()
+        [1, 2]
+    """
     values, counts = np.unique(ours, return_counts=True)
     other, less = np.unique(theirs, return_counts=True)
     taken = dict(zip(other.tolist(), less.tolist(), strict=True))

@@ -35,7 +35,18 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Read "3/64"; UsageError for anything else."""
+        """Parse a shard.
+
+        Args:
+            text: such as "3/64".
+
+        Raises:
+            UsageError: anything else.
+
+        Example:
+            >>> Shard.parse("3/64").bounds(640)
+            (20, 30)
+        """
         match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
         shard = cls(int(match[1]), int(match[2])) if match else cls(0, 0)
         if not 1 <= shard.index <= shard.count:
@@ -55,12 +66,12 @@ class Shard:
 
 @dataclass
 class ShardLearner:
-    """Makes the sums of any shard of a source.
+    """Computes the sums of any shard of a source.
 
     Attributes:
-        source: the training set is cut into shards; the test set is left alone.
+        source: the training set is cut into shards; the test set is not used.
         backbone: embeds images; none:<width> for embeddings.
-        make_head: width of the embeddings → an empty head whose statistics pool.
+        make_head: function from the width of the embeddings to an empty head whose statistics pool.
         image_size, crop_ratio: of the squares that the backbone gets.
         batch_size: images embedded at once.
         workers: processes that decode.
@@ -85,7 +96,11 @@ class ShardLearner:
         self._listing = listing_of(self.source.train, self.source.class_names)
 
     def part(self, shard: Shard) -> Part:
-        """Return the positions of a shard; UsageError where there are more shards than samples."""
+        """Return the positions of a shard.
+
+        Raises:
+            UsageError: there are more shards than samples.
+        """
         total = len(self.source.train)
         if shard.count > total:
             raise UsageError(f"{total} training samples cannot be cut into {shard.count} shards: use fewer")

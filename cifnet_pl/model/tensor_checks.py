@@ -22,7 +22,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 def check_shapes(
     head: Head, buffer: CalibrationBuffer | None, tasks: Sequence[int], shapes: Shapes, where: str
 ) -> None:
-    """Compare the shapes in a file with those that ``head`` expects after ``tasks`` of so many classes.
+    """Compare the shapes in a file with those that a head and a buffer expect.
 
     Args:
         head: an empty head with the settings of the file.
@@ -84,7 +84,7 @@ def load_part(
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor is what it says: a view could claim any size, and NaN would spread to every score."""
+    """Return whether a tensor is dense, finite and complete: a view could claim any size, NaN would spread."""
     return (
         tensor.layout == torch.strided
         and tensor.device.type == "cpu"
@@ -95,7 +95,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def check_head(head: Head, tasks: Sequence[int], where: str, solved: bool = True) -> None:
-    """Check that the numbers of a loaded head go together: it is ``solved``, if so expected, and scores its classes.
+    """Check the numbers of a loaded head: whether it is solved, and scores its classes.
 
     Args:
         head: the loaded head.
@@ -104,7 +104,7 @@ def check_head(head: Head, tasks: Sequence[int], where: str, solved: bool = True
         solved: whether it must be solved.
 
     Raises:
-        CheckpointError: they do not.
+        CheckpointError: they do not fit together.
     """
     if solved != bool(head.solved) or bool(head.under_way):
         raise CheckpointError(f"{where} was stored in the middle of a task: go on with that run, then store it")
@@ -135,7 +135,7 @@ def check_head(head: Head, tasks: Sequence[int], where: str, solved: bool = True
 
 
 def check_buffer(buffer: CalibrationBuffer, head: Head, where: str) -> None:
-    """Check that the parts of a loaded buffer go together, and with the head.
+    """Check the tensors of a loaded buffer, among themselves and against the head.
 
     Args:
         buffer: the loaded buffer.
@@ -143,7 +143,7 @@ def check_buffer(buffer: CalibrationBuffer, head: Head, where: str) -> None:
         where: what an error calls the file.
 
     Raises:
-        CheckpointError: they do not.
+        CheckpointError: they do not fit together.
     """
     z, y = buffer.items()
     whole = len(z) == len(y) == len(buffer.key) and z.is_floating_point()

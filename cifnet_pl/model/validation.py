@@ -164,7 +164,7 @@ def _kind_of_head(name: Any, where: str) -> type[Head]:
 
 
 def _kinds(default: Any) -> tuple[type, ...]:
-    """Return what a setting may be whose default is ``default``; some numbers can be words too, like "gcv"."""
+    """Return the types that a setting with this default may have; some numbers can also be words such as "gcv"."""
     if isinstance(default, bool | int):
         return (type(default),)
     return (int, float, str) if isinstance(default, float | str) else (int, float, str, bool, type(None))

@@ -63,7 +63,7 @@ class Judge:
 
     @property
     def limit(self) -> float | None:
-        """Largest novelty of what is called known; None where that is not asked for, or nothing is called unknown."""
+        """Largest novelty of a photo that is called known; None if not asked for, or if no photo is called unknown."""
         if self.reference is None or self.unknown is None:
             return None
         limit = self.reference.limit(self.unknown)
@@ -71,7 +71,7 @@ class Judge:
 
     @property
     def warning(self) -> str | None:
-        """A note where there are too few calibration samples for any photo to be called unknown."""
+        """Warning that there are too few calibration samples to call any photo unknown; None if there are enough."""
         if self.reference is None or self.unknown is None:
             return None
         most = float(self.reference.p_values(self.reference.scores.new_tensor([torch.inf])))
@@ -83,7 +83,15 @@ class Judge:
         )
 
     def verdicts(self, z: Tensor, probabilities: Tensor) -> list[Verdict]:
-        """Return one for each of the embeddings z (n, d) with their probabilities (n, C)."""
+        """Judge photos.
+
+        Args:
+            z: (n, d) embeddings.
+            probabilities: (n, C).
+
+        Returns:
+            One verdict for each.
+        """
         novelty, values = self._novelty(z)
         answers = self._answers(probabilities)
         limit = self.unknown or 0.0
@@ -113,7 +121,7 @@ class Judge:
 def able(
     model: IncrementalClassifier, unknown: float | None = None, coverage: float | None = None
 ) -> tuple[float | None, float | None]:
-    """Return those of two shares that this model can keep; None in place of the others.
+    """Return those of two shares for which this model can make a promise; None in place of the others.
 
     Args:
         model: a learned model.
