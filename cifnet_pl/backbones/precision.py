@@ -77,8 +77,7 @@ def autocast(device: str, precision: str) -> torch.autocast:
     """Return a context in which a network computes in a precision.
 
     On a CPU float16 is used where it is asked for, although Lightning takes bf16 there: a model that was learned on a
-    GPU
-    then gets the same embeddings.
+    GPU then gets the same embeddings.
 
     Args:
         device: type of the device, such as "cpu".

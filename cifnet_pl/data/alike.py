@@ -1,8 +1,7 @@
 """Find photos that look alike before any network has seen them: shots of one burst, and files saved again.
 
 Photos are compared within a class by the time in their files, and by thumbnails of 8 by 8 pixels. These join copies
-that
-were saved anew, made smaller or brighter, and photos of a camera that hardly moved (``benchmarks/near_copies.py``
+that were saved anew, made smaller or brighter, and photos of a camera that hardly moved (``benchmarks/near_copies.py``
 counts how many). Others are found by their embeddings once these are known: ``fit`` and ``extend`` report them beside
 the score.
 """
@@ -114,10 +113,8 @@ def held_back_together(names: Sequence[str], files: Sequence[Path], fraction: fl
     """Choose the photos of one class that are for validation, with photos that look alike all on the same side.
 
     Without photos that look alike this equals :func:`held_back`. Groups are taken in the order of the seeded hashes of
-    their
-    first photos, as long as they bring the number nearer to the share. If no group can be taken so, the photos are
-    divided
-    one by one.
+    their first photos, as long as they bring the number nearer to the share. If no group can be taken so, the photos
+    are divided one by one.
 
     Args:
         names: names of the photos, which are hashed as by :func:`held_back`.

@@ -36,14 +36,13 @@ class ComparedData(TaskData):
     def copies(self) -> Copies:
         """Photos that occur more than once; read this in all processes before the first task.
 
-        If copies are left out, they leave the plan, and the embedding cache gives each the embedding of the photo that
-        is
-        learned.
+        If copies are left out, they leave the plan, and the embedding cache gives each the embedding of the photo
+        that is learned.
         """
         if self.duplicates is None:
             return NONE
         tasks = self.plan.all_rows(self.learner.learned_tasks)
-        copies = find_copies(self.source, tasks, self.train_hashes, self._hashes_of(self.source.val))
+        copies = find_copies(self.source, tasks, self.train_hashes, self.test_hashes)
         if self.duplicates == "leave_out":
             self.plan.left_out = copies.left_out(len(self.source.train))
             if isinstance(self.source.train, ImageSet) and self._stores.train is not None:
@@ -54,6 +53,11 @@ class ComparedData(TaskData):
     def train_hashes(self) -> ContentHashes:
         """Content hashes of the training samples."""
         return self._hashes_of(self.source.train)
+
+    @cached_property
+    def test_hashes(self) -> ContentHashes:
+        """Content hashes of the test samples."""
+        return self._hashes_of(self.source.val)
 
     def _hashes_of(self, samples: SampleSet) -> ContentHashes:
         if not isinstance(samples, ImageSet):

@@ -65,8 +65,7 @@ def white_level(mode: str, grey: np.ndarray) -> float:
     """Return the value that is white in a grey image of more than 8 bits.
 
     That is 65535 for 16 bits. For 32-bit integers and floats it is not defined: we take the smallest of 1 (floats
-    only), 255
-    and 65535 that no pixel exceeds, or 65535.
+    only), 255 and 65535 that no pixel exceeds, or 65535.
 
     Args:
         mode: Pillow's mode of the image.

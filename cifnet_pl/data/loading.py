@@ -170,8 +170,7 @@ class ImageLoader:
         """Start the worker processes, unless they run: best before a network's first pass.
 
         A forked process copies each page of memory that it or its parent writes to. After one pass of a network on the
-        CPU
-        that is a gigabyte or more.
+        CPU that is a gigabyte or more.
         """
         if self._workers and self._pool is None:
             alternate = self._device == "cpu" and torch.get_num_threads() > 1

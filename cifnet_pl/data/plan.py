@@ -135,8 +135,7 @@ class Plan:
         """Return the positions of the test samples of each class.
 
         Test samples of domains that are evaluated one by one are left out until their task; those of domains that no
-        task
-        learns, such as CORe50's test sessions, are always included.
+        task learns, such as CORe50's test sessions, are always included.
 
         Args:
             names: names of the classes.

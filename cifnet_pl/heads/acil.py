@@ -167,8 +167,7 @@ def draw_projection(width: int, in_features: int, seed: int) -> Tensor:
     """Draw a projection, uniform in ±1/√d, the same for ever.
 
     Only raw output of the bit generator is used, which NumPy never changes: a state that does not hold its projection
-    can
-    be loaded under any later release.
+    can be loaded under any later release.
 
     Args:
         width: number of random features B.

@@ -34,8 +34,7 @@ def calibrate(head: Head, z: Tensor, y: Tensor) -> float:
     Args:
         head: solved; see :meth:`Head.leave_one_out` for which heads can.
         z: (n, d) embeddings of samples that the head has learned, such as those of the calibration buffer after the
-            task
-            was committed.
+            task was committed.
         y: (n,) int64 labels.
 
     Returns:

@@ -2,8 +2,7 @@
 
 A new photo of a known class and the stored ones come from the same source, so the score of the new one is equally
 likely to have any rank among theirs (conformal prediction; Vovk et al., 2005). The stored samples were learned, so
-their
-leave-one-out scores are used.
+their leave-one-out scores are used.
 """
 
 from __future__ import annotations

@@ -17,8 +17,7 @@ def is_better(other: Tensor, current: Tensor, columns: Tensor) -> bool:
 
     On samples where only one of the two is right, each would be right equally often if both were equally good. The
     difference has to be more than twice its standard deviation (McNemar, 1947), so that a choice does not change back
-    and
-    forth from task to task.
+    and forth from task to task.
 
     Args:
         other, current: (n, C) scores of the same samples; rows that are not all finite in both do not count.

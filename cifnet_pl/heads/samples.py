@@ -86,8 +86,7 @@ class Samples(GrowingModule):
         """Order rows by their bytes: embedding first, then weight, then label.
 
         What is computed from them afterwards does not depend on batch order or size. The label comes last, so that it
-        only
-        decides between equal embeddings: renaming classes changes nothing else.
+        only decides between equal embeddings: renaming classes changes nothing else.
         """
         self.gather()
         columns = [self.z.double(), self.weight[:, None], self.y.view(torch.float64)[:, None]]

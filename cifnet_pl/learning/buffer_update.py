@@ -1,4 +1,4 @@
-"""Update the calibration buffer during a run: offer samples, pass it to the head, choose what is kept."""
+"""Update the calibration buffer during a run: offer samples, show stored ones to the head, select what is kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BufferedLearner(Protocol):
         """The data module that feeds it."""
 
     def close_task(self) -> None:
-        """Let no run go on from here until the task is finished."""
+        """Mark the task as being finished: no run can go on from a checkpoint that is written now."""
 
     def reduce_statistics(self) -> None:
         """Add the sums over all processes."""
@@ -57,7 +57,11 @@ class BufferUpdate(Callback):
 
 
 def gather_pending(buffer: CalibrationBuffer) -> None:
-    """Give every process the candidates of all, so that all select the same."""
+    """Collect the candidates of all processes in every process, so that all select the same.
+
+    Args:
+        buffer: it is changed in place.
+    """
     pending = of_all_processes([tensors.cpu() for tensors in buffer.pending()])
     device = buffer.y.device
     parts = [tensors for tensors in pending if len(tensors[1])]

@@ -1,4 +1,4 @@
-"""The training-free LightningModule: glue between the stream, a frozen backbone, a head and a buffer."""
+"""The training-free LightningModule: it connects the task stream, a frozen backbone, a head and a buffer."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class CIFNetModule(TaskModule):
         self.engine()
 
     def engine(self) -> str:
-        """Return what runs the backbone in this run; made ready, which takes seconds the first time."""
+        """Return the engine that runs the backbone in this run, and prepare it, which takes seconds the first time."""
         return self.backbone.engine(self.trainer.strategy.root_device.type, str(self.trainer.precision))
 
     def check_returning(self) -> None:
@@ -129,7 +129,7 @@ class CIFNetModule(TaskModule):
             ) from error
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
-        """Open the task in the model, and a head for samples of classes that were learned before."""
+        """Open the task in the model, and a second head for samples of classes that were learned before."""
         self.model.note_engines([self.engine()])
         self._embedded, self._reduced, self._more, self._hashed = [], False, [], []
         returning = self.data.returning_classes(self.data.task)
@@ -141,7 +141,7 @@ class CIFNetModule(TaskModule):
             self.model.begin_task(names, self.data.class_counts(names))
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Embed the batch, and add it to the sums with those before it. Returns what the buffer may keep."""
+        """Embed the batch, and add it to the sums with those before it; return what the buffer may keep."""
         z = self.embed(batch)
         self._embedded.append((z, batch.label))
         if self.photos is not None:
@@ -163,7 +163,7 @@ class CIFNetModule(TaskModule):
                 self.head.observe(z, labels)
 
     def abort_task(self, labels: list[int]) -> None:
-        """Take the task that was under way out of the model again."""
+        """Remove the task that was under way from the model."""
         self._more = []
         if labels:
             self.model.abort_task()
@@ -187,7 +187,7 @@ class CIFNetModule(TaskModule):
         return f"{where}image {(source.train if learning else source.val).names[row]}"
 
     def reduce_statistics(self) -> None:
-        """Add what is left of this task to the sums, and these over all processes, once."""
+        """Add the rest of this task to the sums, and sum these over all processes, once."""
         self._observe()
         if not self._reduced and self.trainer.world_size > 1:
             for head in [*[self.head] * bool(self.learned_tasks[-1]), *self._more]:
@@ -216,7 +216,7 @@ class CIFNetModule(TaskModule):
         self._tell_ridges()
 
     def _tell_ridges(self) -> None:
-        """Say once in a run where a ridge is at the cap or at an edge of its grid."""
+        """Log once per run that a ridge is at the cap or at an edge of its grid."""
         for remark, sentence in about_choices(self.head.choices()).items():
             if remark not in self._told:
                 rank_zero_info(sentence)

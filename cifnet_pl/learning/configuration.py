@@ -1,4 +1,4 @@
-"""The configuration of a run that plain Python made, as the command line writes it: for reports, and to repeat it."""
+"""Write the configuration of a run that was started from plain Python, as the command line writes it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ def write_configuration(module: TaskModule, folder: Path) -> None:
 
 
 def configuration(module: TaskModule) -> dict[str, Any]:
-    """Return what ``config.yaml`` says of a module and its data: seed, model, data."""
+    """Return the content of ``config.yaml``: seed, model and data.
+
+    Args:
+        module: attached to a Trainer with its data module.
+    """
     seed = os.environ.get("PL_GLOBAL_SEED")
     data = {name: _class_of(value) if isinstance(value, Stream) else value for name, value in module.data.given.items()}
     data = {name: str(value) if isinstance(value, Path) else value for name, value in data.items()}

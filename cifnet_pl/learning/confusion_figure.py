@@ -1,4 +1,4 @@
-"""Pictures of how a model does on labelled photos: which classes it confuses, and whether its confidences are right."""
+"""Draw how a model does on labelled photos: which classes it confuses, and whether its confidences are right."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ LONGEST = 24
 
 
 def clustered(shares: np.ndarray) -> np.ndarray:
-    """Order of classes in which those that are confused with each other are neighbours.
+    """Order classes so that those that are confused with each other are neighbours.
 
     Average linkage of the distances ``1 − (s_ij + s_ji)/2`` with the optimal order of leaves (Bar-Joseph et al., 2001).
 
     Args:
         shares: (C, C) share of the photos of class i that were taken for class j.
+
+    Returns:
+        (C,) int64 classes in this order.
     """
     if len(shares) < 3:
         return np.arange(len(shares))
@@ -47,7 +50,14 @@ def shares_of(matrix: np.ndarray) -> np.ndarray:
 
 
 def draw_confusion(matrix: np.ndarray, names: Sequence[str], letters: Lettering, title: str) -> Figure:
-    """Draw (C, C) counts, rows the true classes, as percent of each row, with similar classes together."""
+    """Draw counts as percent of each row, with similar classes together.
+
+    Args:
+        matrix: (C, C) numbers of photos, true classes in rows.
+        names: of the classes.
+        letters: fonts for the names.
+        title: of the figure.
+    """
     tested = np.flatnonzero(matrix.sum(axis=1) + matrix.sum(axis=0))
     shares = shares_of(matrix)
     if len(tested) > MOST_CLASSES:
@@ -106,7 +116,14 @@ def _write_numbers(axes: Axes, percent: np.ndarray) -> None:
 
 
 def draw_calibration(confidence: np.ndarray, right: np.ndarray, title: str, letters: Lettering) -> Figure:
-    """Draw how often the model is right at each confidence: ten bins of (n,) confidences and (n,) bool."""
+    """Draw how often the model is right at each confidence, in ten bins.
+
+    Args:
+        confidence: (n,) in 0–1.
+        right: (n,) bool.
+        title: of the figure.
+        letters: fonts for the title.
+    """
     edges = np.linspace(0, 1, 11)
     bins = np.clip(np.digitize(confidence, edges) - 1, 0, 9)
     counts = np.bincount(bins, minlength=10)

@@ -19,12 +19,17 @@ from cifnet_pl.model.metrics import percent
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result of one evaluation over all classes seen: percentages, NLL in nats, None where nothing was tested.
+    """Result of one evaluation over all classes seen: percentages, NLL in nats, None if nothing was tested.
 
     Attributes:
-        top5: share of images whose class is among the five most probable; None up to five classes, where it is always.
+        accuracy: A_k, over all test images.
+        task_accuracy: on the classes, or the domain, of each task.
+        ece: expected calibration error.
+        nll: mean of ``−log p`` at the true class.
+        seconds: time that the evaluation took.
+        top5: share of images whose class is among the five most probable; None with up to five classes, when it is 100.
         confusion: (C, C) int64 numbers of images, rows the true classes, columns the answers.
-        accuracy_by: accuracy by way of answering, where the module has more than one.
+        accuracy_by: accuracy for each way of answering, if the module has more than one.
     """
 
     accuracy: float | None
@@ -39,7 +44,7 @@ class Evaluation:
     def metrics(self) -> dict[str, float]:
         """Return what was measured: ``A_k``, ``ece``, ``nll``, ``top5``, and ``A_k1``, ``A_k2``, … of each task.
 
-        ``A_k_classifier`` and so on where there are several ways of answering.
+        If there are several ways of answering, also ``A_k_classifier`` and so on.
         """
         named: dict[str, float | None] = {"A_k": self.accuracy, "ece": self.ece, "nll": self.nll, "top5": self.top5}
         named |= {f"A_k{j}": accuracy for j, accuracy in enumerate(self.task_accuracy, 1)}
@@ -85,10 +90,10 @@ class EvaluationCounts:
         self._nll.update(-label_probability.clamp_min(torch.finfo(label_probability.dtype).tiny).log().float())
 
     def update_ways(self, probabilities: Mapping[str, Tensor], label: Tensor) -> None:
-        """Count the correct answers of a batch by way of answering.
+        """Count the correct answers of a batch for each way of answering.
 
         Args:
-            probabilities: (n, C) of each way.
+            probabilities: way → (n, C).
             label: (n,) int64 true columns.
         """
         for way, found in probabilities.items():

@@ -7,23 +7,28 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from cifnet_pl.data.image_sets import SampleSet, Source
+from cifnet_pl.data.content_hashes import ContentHashes
 
 SAMPLED = 256
 """Samples of each set whose contents are in its fingerprint."""
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Return the machine in words, its processor, how many of its cores this process may use, and its GPU.
+    """Describe the machine of a run.
 
     Args:
         device: of the run.
+
+    Returns:
+        One line for people, the processor, the GPU or None, the cores that this process may use, and torch's threads.
     """
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     name, count = processor(), cores()
@@ -32,7 +37,11 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def processor(info: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the model of the processor, as the system calls it."""
+    """Return the model of the processor, as the system calls it.
+
+    Args:
+        info: Linux's description of the processors.
+    """
     try:
         match = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", info.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
@@ -49,9 +58,7 @@ def cores() -> int:
 
 @cache
 def package_commit(folder: Path = Path(__file__).parents[1]) -> str | None:
-    """Return the git commit that the package is of, with "+changes" if its files differ from it.
-
-    The result is None outside a repository.
+    """Return the git commit of the package, with "+changes" if its files differ from it; None outside a repository.
 
     Args:
         folder: of the package.
@@ -72,37 +79,25 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def fingerprint(source: Source) -> str:
-    """Return a hash of a data set as it is split: 16 hexadecimal digits.
+def fingerprint(train: ContentHashes, test: ContentHashes, class_names: Sequence[str]) -> str:
+    """Hash a data set as it is split.
 
-    It covers the class, the name and, for files, the size of every training and test sample, and the contents of 256 of
+    The hash covers the class, the name and, for files, the size of every sample, and the contents of 256 samples of
     each set, evenly spread: to read all would take as long as to learn them.
 
     Args:
-        source: the two sets.
+        train, test: the two sets; contents whose hashes are known are not read again.
+        class_names: name of each label.
+
+    Returns:
+        16 hexadecimal digits.
     """
     digest = hashlib.sha256()
-    for images in (source.train, source.val):
+    for hashes in (train, test):
         digest.update(b"\0\0")
-        for row in range(len(images)):
-            line = f"{source.class_names[images.labels[row]]}\0{images.names[row]}\0{_size(images, row)}\0"
-            digest.update(line.encode("utf-8", "surrogateescape"))
-        for row in sorted(
-            {round(i * (len(images) - 1) / (SAMPLED - 1)) for i in range(SAMPLED)} if len(images) else ()
-        ):
-            digest.update(hashlib.sha256(_content(images, row)).digest())
+        count, names, labels = len(hashes.samples), hashes.samples.names, hashes.samples.labels
+        for row, size in enumerate(hashes.sizes(np.arange(count)).tolist()):
+            digest.update(f"{class_names[labels[row]]}\0{names[row]}\0{size}\0".encode("utf-8", "surrogateescape"))
+        sampled = np.linspace(0, count - 1, min(count, SAMPLED)).round().astype(np.int64)
+        digest.update(hashes.of(sampled).tobytes())
     return digest.hexdigest()[:16]
-
-
-def _size(images: SampleSet, row: int) -> int:
-    try:
-        return images.size(row)
-    except OSError:
-        return -1
-
-
-def _content(images: SampleSet, row: int) -> bytes:
-    try:
-        return images.content(row)
-    except Exception:  # an unreadable image: the run says what is wrong with it
-        return b""

@@ -23,7 +23,11 @@ class StoredRun(Table):
 
 
 def read_stored(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what ``TaskModule.on_save_checkpoint`` added, checked; CheckpointError if it is not as written there."""
+    """Read and check what ``TaskModule.on_save_checkpoint`` added to a checkpoint.
+
+    Raises:
+        CheckpointError: it is not there, or not as written there.
+    """
     stored = checkpoint.get("cifnet")
     if not isinstance(stored, dict):
         raise CheckpointError("the checkpoint is a plain Lightning checkpoint, not one of cifnet_pl")
@@ -36,9 +40,16 @@ def read_stored(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rewind_checkpoint(checkpoint: Mapping[str, Any], tasks: int) -> None:
-    """Set Lightning's counters to ``tasks`` finished epochs, whichever hook the checkpoint was written in.
+    """Set Lightning's counters to the end of a task, whichever hook the checkpoint was written in.
 
-    Resumed as they are, counters of a task that was under way would skip its hooks and its first batches.
+    Resumed without this, counters of a task that was under way would skip its hooks and its first batches.
+
+    Args:
+        checkpoint: it is changed in place.
+        tasks: number of tasks that are finished.
+
+    Raises:
+        CheckpointError: it holds weights only.
     """
     try:
         if not checkpoint.keys() >= {"callbacks", "optimizer_states", "lr_schedulers"}:
@@ -72,12 +83,20 @@ def require_same(settings: Mapping[str, Any], stored: Any) -> None:
 
 
 def require_same_images(fingerprints: Mapping[str, Any], stored: Any) -> None:
-    """Compare what ``CIFNetDataModule.describe_images`` says by :func:`require_same`: preparation, held-back photos."""
+    """Compare how photos are prepared, and which were held back, with a checkpoint.
+
+    Args:
+        fingerprints: from ``CIFNetDataModule.describe_images``.
+        stored: the same in the checkpoint.
+
+    Raises:
+        CheckpointError: they differ.
+    """
     require_same(_named(fingerprints), _named(stored))
 
 
 def _named(images: Any) -> dict[str, Any]:
-    """By the names of the options."""
+    """Return the preparation of photos by the names of the options."""
     images = images if isinstance(images, Mapping) else {}
     split = images.get("held_back")
     fraction, seed = split if isinstance(split, list) and len(split) == 2 else (None, None)
@@ -86,7 +105,7 @@ def _named(images: Any) -> dict[str, Any]:
 
 
 def count_tasks(trainer: Trainer, tasks: int) -> None:
-    """Let ``current_epoch`` and ``global_step`` of a Trainer say that ``tasks`` tasks are learned."""
+    """Set the Trainer's ``current_epoch`` and ``global_step`` to a number of learned tasks."""
     epochs = trainer.fit_loop.epoch_progress
     steps = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
     for counts in (epochs.current, epochs.total, steps.total):
@@ -95,7 +114,12 @@ def count_tasks(trainer: Trainer, tasks: int) -> None:
 
 
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested settings as one level, ``{"head": {"ridge": 1}}`` → ``{"head.ridge": 1}``."""
+    """Flatten nested settings to one level.
+
+    Example:
+        >>> flat_settings({"head": {"ridge": 1}})
+        {'head.ridge': 1}
+    """
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):

@@ -72,7 +72,11 @@ class RunRecord:
         return cls(rows, [list(row) for row in state["matrix"]], dict(state["energy"]), dates)
 
     def summary(self, **about: Any) -> dict[str, Any]:
-        """Return the content of ``summary.json``; ``about`` adds what the record does not know (head, seed, …)."""
+        """Return the content of ``summary.json``.
+
+        Args:
+            about: what the record does not know (head, seed, …).
+        """
         last = self.rows[-1]
         energy = _sum_if_all_known([row.energy_kwh for row in self.rows])
         known = energy is not None
@@ -120,7 +124,12 @@ class RunRecord:
         write_text(folder / "accuracy_matrix.csv", to_csv(header, body))
 
     def write_summary(self, folder: Path, **about: Any) -> None:
-        """Write ``summary.json`` atomically: it says that the run is whole."""
+        """Write ``summary.json`` atomically; a run with this file is complete.
+
+        Args:
+            folder: of the run.
+            about: what the record does not know (head, seed, …).
+        """
         write_json(folder / "summary.json", self.summary(**about))
 
 
@@ -135,7 +144,18 @@ def _sum_if_all_known(values: Sequence[float | None]) -> float | None:
 
 
 def to_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return CSV text; None is an empty cell, short rows are filled with empty cells."""
+    """Return CSV text; None is an empty cell, and short rows are filled with empty cells.
+
+    Args:
+        header: names of the columns.
+        rows: the cells of each row.
+
+    Example:
+        >>> print(to_csv(["task", "A_k"], [[1, 97.5], [2]]), end="")
+        task,A_k
+        1,97.5
+        2,
+    """
     lines = []
     for row in (header, *rows):
         cells = ["" if value is None else value for value in row]

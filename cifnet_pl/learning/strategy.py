@@ -18,9 +18,9 @@ from cifnet_pl.utilities.errors import UsageError
 
 
 class StatisticsDDPStrategy(DDPStrategy):
-    """Lightning's DDP launcher, process group and reductions, for modules that reduce what they learn themselves.
+    """Lightning's DDP launcher, process group and reductions, for modules that reduce by themselves what they learn.
 
-    That is those in which nothing has a gradient, and those that say so by ``averages_gradients = True``.
+    These are modules in which nothing has a gradient, and those that declare ``averages_gradients = True``.
     """
 
     strategy_name = "ddp"
@@ -36,7 +36,7 @@ class StatisticsDDPStrategy(DDPStrategy):
 
 
 def register_strategy() -> None:
-    """Put the strategy in the place of "ddp", so that ``strategy: auto`` finds it too."""
+    """Register the strategy as "ddp", so that ``strategy: auto`` finds it too."""
     StrategyRegistry.register(
         "ddp",
         StatisticsDDPStrategy,
@@ -48,9 +48,9 @@ def register_strategy() -> None:
 
 @contextmanager
 def leaving_the_group() -> Iterator[None]:
-    """End the process group of a run with the block: an interpreter that ends before gloo's threads is aborted.
+    """Leave the process group at the end of the block: an interpreter that ends before gloo's threads is aborted.
 
-    After an error NCCL's group is left alone, as it would wait for processes that may be gone.
+    After an error NCCL's group is kept, as leaving it would wait for processes that may be gone.
     """
     try:
         yield
@@ -67,7 +67,11 @@ def _leave(backends: Collection[str]) -> None:
 
 
 def check_number(trainer: Trainer) -> None:
-    """Refuse a Trainer that expects another number of processes than torchrun started."""
+    """Check the number of processes.
+
+    Raises:
+        UsageError: the Trainer expects another number than torchrun started.
+    """
     started, expected = int(os.environ.get("WORLD_SIZE") or 1), trainer.num_devices * trainer.num_nodes
     if TorchElasticEnvironment.detect() and started != expected:
         raise UsageError(
@@ -77,7 +81,11 @@ def check_number(trainer: Trainer) -> None:
 
 
 def check_trainer(trainer: Trainer) -> None:
-    """Refuse a Trainer, however it was made, that would round the sums, or whose processes would not learn together."""
+    """Check a Trainer, however it was made.
+
+    Raises:
+        UsageError: it would round the sums, or its processes would not learn together.
+    """
     check_precision(str(trainer.precision))
     strategy = trainer.strategy
     if type(strategy).__name__.startswith("Ray"):
@@ -94,7 +102,12 @@ def check_trainer(trainer: Trainer) -> None:
 
 
 def check_strategy(strategy: Any) -> None:
-    """Refuse strategies that start processes by spawning or forking: the parent would never see what they learned."""
+    """Check a strategy.
+
+    Raises:
+        UsageError: it starts processes by spawning or forking, so that the parent would never see what they learned, or
+            it shards gradients.
+    """
     name = strategy if isinstance(strategy, str) else getattr(strategy, "strategy_name", type(strategy).__name__)
     if "spawn" in name or "fork" in name or "notebook" in name:
         raise UsageError(f"strategy '{name}' would lose what the processes learn: use auto or ddp")

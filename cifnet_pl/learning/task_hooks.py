@@ -1,4 +1,4 @@
-"""The methods that a subclass of :class:`cifnet_pl.learning.task_module.TaskModule` writes itself."""
+"""The methods that each subclass of :class:`cifnet_pl.learning.task_module.TaskModule` implements."""
 
 from __future__ import annotations
 
@@ -35,17 +35,30 @@ class TaskHooks(LightningModule):
         return cast(CIFNetDataModule, cast(Any, self.trainer).datamodule)
 
     def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
-        """Return the training images ``rows`` of task ``task`` (from 0) as they are learned, one array per pass.
+        """Return the order in which the images of a task are learned, one array per pass.
 
-        Asked more than once for a task, before ``begin_task`` too.
+        It is called more than once for a task, before ``begin_task`` too.
+
+        Args:
+            rows: (n,) positions of the task's training images.
+            task: number of the task, from 0.
         """
         return [rows]
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
-        """Make room for the classes of a new task."""
+        """Make room for the classes of a new task.
+
+        Args:
+            names: of its classes.
+            labels: of its classes.
+        """
 
     def check_returning(self) -> None:
-        """Raise an error unless this module can learn samples of classes that it has learned in an earlier task."""
+        """Check that this module can learn samples of classes that it has learned in an earlier task.
+
+        Raises:
+            UsageError: it cannot.
+        """
         raise UsageError(
             f"{type(self).__name__} learns each class in one task, but with --data.stream "
             f"{type(self.data.plan.kind).__name__} classes return: leave that out, or choose LongTailed"
@@ -78,7 +91,7 @@ class TaskHooks(LightningModule):
 
     @property
     def bytes_per_element(self) -> int:
-        """Bytes of one of those numbers, the buffer's apart."""
+        """Bytes of one of those numbers, except the buffer's."""
         return 4
 
     @property
@@ -90,12 +103,26 @@ class TaskHooks(LightningModule):
         """Forget what was seen of a task that was under way when the run stopped."""
 
     def refuse_several_processes(self, name: str) -> None:
-        """Raise UsageError if the run has more than one process, as ``name`` cannot learn in them."""
+        """Check that the run has one process.
+
+        Args:
+            name: what learns in one process only.
+
+        Raises:
+            UsageError: there are more.
+        """
         if self.trainer.world_size > 1:
             raise UsageError(f"{name} learns in one process, not in {self.trainer.world_size}: --trainer.devices 1")
 
     def refuse_empty(self, names: list[str]) -> None:
-        """Raise DataError if there are ``names`` of classes of which no image could be learned."""
+        """Check that every class has an image.
+
+        Args:
+            names: classes of which no image could be learned.
+
+        Raises:
+            DataError: there is one.
+        """
         if names:
             raise DataError(
                 f"no image of class '{names[0]}' was learned: none could be read, or trainer options limit the batches"

@@ -24,7 +24,7 @@ from cifnet_pl.utilities.errors import CheckpointError, UsageError
 
 
 class TaskModule(TaskHooks):
-    """One task is one epoch: opens tasks, evaluates after each, and owns the map from class name to label.
+    """A module for which a task is an epoch: it opens tasks, evaluates after each, and numbers the classes.
 
     Subclasses learn in ``training_step`` and finish a task in ``finish_task``; they score in ``probabilities``.
 
@@ -51,7 +51,7 @@ class TaskModule(TaskHooks):
 
     @property
     def tasks_finished(self) -> int:
-        """Number of tasks learned to their end."""
+        """Number of tasks that are learned completely."""
         return len(self.learned_tasks) - self._under_way
 
     def configure_optimizers(self) -> list[Any]:
@@ -92,7 +92,7 @@ class TaskModule(TaskHooks):
         self._evaluate()
 
     def close_task(self) -> None:
-        """Mark the state as between two tasks until the task is finished: no run can go on from there."""
+        """Mark the task as being finished: no run can go on from a checkpoint that is written now."""
         self._closing = True
 
     def _count_step(self) -> None:
@@ -119,7 +119,11 @@ class TaskModule(TaskHooks):
         self._evaluated = EvaluationCounts(len(self.class_names), count, self.device, self.ways)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Count a batch; returns its probabilities (n, C), which callbacks get as ``outputs``, or None if empty."""
+        """Count a batch.
+
+        Returns:
+            Its probabilities (n, C), which callbacks get as ``outputs``; None if it is empty.
+        """
         if len(batch.label):
             assert self._evaluated is not None
             probabilities, by_way = self.probabilities_by_way(batch)
@@ -146,7 +150,7 @@ class TaskModule(TaskHooks):
         return torch.from_numpy(domains.val[rows.cpu().numpy()]).to(self.device)
 
     def on_validation_end(self) -> None:
-        """Let the cache have what each process embedded."""
+        """Give the cache what each process embedded."""
         self.data.share_collected()
 
     on_test_epoch_start = on_validation_epoch_start
@@ -204,7 +208,7 @@ class TaskModule(TaskHooks):
             rewind_checkpoint(checkpoint, self.tasks_finished)
 
     def _rewind_task(self) -> None:
-        """Take back a task that a mid-epoch checkpoint (a signal, a SLURM requeue) caught under way."""
+        """Take back a task that was under way when the checkpoint was written (a signal, a SLURM requeue)."""
         if self._under_way:
             classes, names = len(self.class_names), self.learned_tasks.pop()
             self.abort_task(list(range(classes - len(names), classes)))

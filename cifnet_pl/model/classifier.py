@@ -147,8 +147,7 @@ class Classifier(IncrementalClassifier):
 
         Args:
             unknown, coverage, per_class: as for :class:`~cifnet_pl.model.verdicts.Judge`; with neither share the
-                verdicts
-                are empty.
+                verdicts are empty.
         """
         if unknown is None and coverage is None:
             return lambda z, probabilities: [Verdict()] * len(z)

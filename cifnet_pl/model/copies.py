@@ -25,8 +25,7 @@ def without_copies(
 
     Returns:
         The photos to learn, the copies, and sentences for the user. A photo in two classes is kept in both, as it is
-        not
-        known which label is wrong.
+        not known which label is wrong.
 
     Raises:
         DataError: no photo is left.

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cifnet_pl.data.content_hashes import ContentHashes
 from cifnet_pl.data.image_sets import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.learning.provenance import cores, fingerprint, machine, package_commit, processor
@@ -19,7 +20,8 @@ def test_a_fingerprint_is_of_the_data_and_its_split(tmp_path: Path) -> None:
     copy = make_photos(tmp_path / "copy", ["ant", "bee"])
 
     def of(root: Path, **options: float) -> str:
-        return fingerprint(build_source("folder", SourceOptions(root, **options)))  # type: ignore[arg-type]
+        source = build_source("folder", SourceOptions(root, **options))  # type: ignore[arg-type]
+        return fingerprint(ContentHashes(source.train), ContentHashes(source.val), source.class_names)
 
     first = of(photos)
     assert first == of(copy)

@@ -18,11 +18,12 @@ FILE = "activations.csv"
 
 
 class ActivationTable(Callback):
-    """Writes ``activations.csv`` after each task: row i, column j is the mean over the test images of task i of the
-    largest activation, the sigmoid of the score, among the neurons of task j.
+    """Writes ``activations.csv`` after each task.
 
-    Above the diagonal are neurons that were added after the images' classes had been learned: uncalibrated, they
-    fire on them. Evaluation is not repeated for it; add it to ``trainer.callbacks``.
+    Row i, column j is the mean over the test images of task i of the largest activation, the sigmoid of the score,
+    among the neurons of task j. Above the diagonal are neurons that were added after the images' classes had been
+    learned: without calibration, they respond to them. Evaluation is not repeated for it; add it to
+    ``trainer.callbacks``.
     """
 
     def __init__(self) -> None:
@@ -31,7 +32,7 @@ class ActivationTable(Callback):
         self._hook: Any = None
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Listen to the head."""
+        """Start to read the scores that the head computes."""
         module = cast(CIFNetModule, pl_module)
         tasks = len(module.learned_tasks)
         self._sums = torch.zeros(tasks, tasks, dtype=torch.float64, device=module.device)
@@ -58,7 +59,7 @@ class ActivationTable(Callback):
             self._counts += torch.bincount(task_of, minlength=len(sizes))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the table; with several processes, of the images of all."""
+        """Write the table over the images of all processes."""
         self._hook.remove()
         for total in (self._sums, self._counts):
             trainer.strategy.reduce(total, reduce_op="sum")

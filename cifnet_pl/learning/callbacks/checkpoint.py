@@ -1,4 +1,4 @@
-"""Write a checkpoint after every task, in such a way that a kill at any moment leaves a whole one."""
+"""Write a checkpoint after every task, atomically: a kill at any moment leaves a complete one."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def _save(checkpoint: dict[str, Any], file: IO[bytes]) -> None:
 
 
 class TaskCheckpoint(Checkpoint):
-    """Saves ``checkpoints/last.ckpt`` after each task's evaluation and, if asked for, inside tasks.
+    """Saves ``checkpoints/last.ckpt`` after each task's evaluation and, if wanted, inside tasks.
 
     A trained method goes on inside the task, with the same bits; a closed-form one starts the task again.
 
     Args:
         every_task: keep ``task_<k>.ckpt`` of each task as well.
-        every_steps: save after every so many batches of a task too, or null.
-        every_minutes: save when so many minutes have passed since the last time, or null.
+        every_steps: batches of a task after which it is saved too, or null.
+        every_minutes: minutes after which it is saved too, or null.
     """
 
     def __init__(self, every_task: bool = False, every_steps: int | None = None, every_minutes: float | None = None):

@@ -1,4 +1,4 @@
-"""Record the accuracy of each class after every task, and at the end which classes are taken for which."""
+"""Record the accuracy of each class after every task, and at the end which classes are mistaken for which."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ClassResults(Callback):
         self.history: dict[int, Tensor] = {}
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove the last matrix of a run that goes on with more tasks."""
+        """Remove the confusion matrix of a finished run that goes on with more tasks."""
         folder = run_folder(trainer)  # asks all processes
         if trainer.is_global_zero and folder is not None:
             for name in (CONFUSION_FILE, PICTURE_FILE):
@@ -60,7 +60,7 @@ class ClassResults(Callback):
                 write_text(folder / CONFUSION_FILE, to_csv(["true_class", *names], body))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the matrix, from its file: the run may have been interrupted after it was written."""
+        """Draw the matrix from its file, as the run may have been interrupted after it was written."""
         folder = run_folder(trainer)
         if not trainer.is_global_zero or folder is None or not (folder / CONFUSION_FILE).is_file():
             return
@@ -110,7 +110,14 @@ class ClassResults(Callback):
 
 
 def read_confusion(path: Path) -> tuple[list[str], np.ndarray]:
-    """Return the class names and (C, C) int64 numbers of a ``confusion.csv``."""
+    """Read a ``confusion.csv``.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The class names, and (C, C) int64 numbers of images.
+    """
     with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
         rows = list(csv.reader(file))
     return rows[0][1:], np.array([row[1:] for row in rows[1:]], dtype=np.int64).reshape(len(rows) - 1, -1)

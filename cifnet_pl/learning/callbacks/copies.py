@@ -25,10 +25,10 @@ WITHOUT_HASHES = (
 
 
 class CopiesReport(Callback):
-    """Name photos that occur twice, in two classes, or in both training and test set; write all of them to a file."""
+    """Name photos that occur twice, in two classes, or in both training and test set; write all to a file."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say it once a run can begin, so that a failed start leaves no folder."""
+        """Report once all checks of the run are over, so that a run that is refused leaves no folder."""
         data, folder = cast(TaskModule, pl_module).data, run_folder(trainer)
         if isinstance(pl_module, CIFNetModule) and pl_module.photos is None:
             rank_zero_info(WITHOUT_HASHES)

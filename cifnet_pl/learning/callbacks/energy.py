@@ -38,7 +38,17 @@ class Energy:
 
 
 def check_country(code: str) -> str:
-    """Return the ISO 3166 code of a country that CodeCarbon has a carbon intensity for; UsageError otherwise."""
+    """Check a country code.
+
+    Args:
+        code: three-letter ISO 3166 code.
+
+    Returns:
+        The code.
+
+    Raises:
+        UsageError: CodeCarbon has no carbon intensity for it.
+    """
     from codecarbon.input import DataSource
 
     known = cast(Any, DataSource)().get_global_energy_mix_data()
@@ -48,12 +58,14 @@ def check_country(code: str) -> str:
 
 
 class EnergyMonitor(Callback):
-    """Measures every task's learning and its evaluation; one tracker a node, and no fault of it ends a run.
+    """Measures the energy of every task's learning and of its evaluation, with one tracker per node.
+
+    An error in the tracker is reported once and never ends a run.
 
     Args:
         enabled: whether to measure at all.
         country_iso_code: three-letter code for the carbon intensity of electricity.
-        measure_seconds: interval of the tracker's own sampling, between task edges.
+        measure_seconds: interval of the tracker's own sampling, between the ends of tasks.
         tracking_mode: machine counts the processor and memory with all other processes, process only this run's share.
             The Trainer's GPUs are counted whole in both modes, other GPUs in neither.
     """
@@ -82,15 +94,15 @@ class EnergyMonitor(Callback):
             self._start(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start to measure what learning the task takes."""
+        """Start to measure the learning of a task."""
         self._lap()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start to measure what the evaluation takes."""
+        """Start to measure the evaluation."""
         self.learning = self._lap()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Read what the evaluation took; with several nodes, add up what their trackers read."""
+        """Read the energy of the evaluation; with several nodes, the sum over nodes."""
         self.evaluation = self._lap()
         if self.enabled and trainer.num_nodes > 1:
             self.learning = _over_nodes(trainer, self.learning)
@@ -127,7 +139,7 @@ class EnergyMonitor(Callback):
         self._guard(start)
 
     def _lap(self) -> Energy | None:
-        """Return the energy since the last call; None where nothing is measured."""
+        """Return the energy since the last call; None if nothing is measured."""
         if self._tracker is None:
             return None
         before = self._mark
@@ -153,7 +165,7 @@ class EnergyMonitor(Callback):
 
 
 def physical_gpus(device_ids: Sequence[int]) -> list[int]:
-    """Return the driver's numbers of a process's GPUs: CUDA_VISIBLE_DEVICES renumbers them for the process only.
+    """Return the driver's numbers of a process's GPUs, which CUDA_VISIBLE_DEVICES may number differently.
 
     Args:
         device_ids: indices as the process counts its GPUs.
@@ -210,7 +222,7 @@ def _gpu_source(device: Any) -> str:
 
 
 def _over_nodes(trainer: Trainer, energy: Energy | None) -> Energy:
-    """Sum over processes: only one a node holds a reading."""
+    """Sum over processes; only one process on each node has a reading."""
     local = energy if energy is not None else Energy()
     values = torch.tensor([local.cpu, local.gpu, local.ram, local.co2_kg], dtype=torch.float64)
     total = trainer.strategy.reduce(values.to(trainer.strategy.root_device), reduce_op="sum")

@@ -88,7 +88,7 @@ class PredictionRecord(Callback):
         write_atomic(_part(folder, module.tasks_finished), lambda file: _write([table], file))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the tasks together, one after the other."""
+        """Join the tables of all tasks."""
         folder, tasks = run_folder(trainer), cast(TaskModule, pl_module).tasks_finished
         if not self.every_task or not trainer.is_global_zero or folder is None or not (folder / PARTS).is_dir():
             return
@@ -133,12 +133,12 @@ def _named(columns: np.ndarray, classes: Any) -> Any:
 
 
 def _utf8(name: str) -> str:
-    """Return a name as Parquet can hold it: bytes that are no UTF-8 as escapes."""
+    """Return a name that Parquet can store: bytes that are no UTF-8 become escapes."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _tasks(folder: Path, tasks: int) -> Iterator[Any]:
-    """The tables of the tasks there are: new ones, and those of a run that was whole before it got more tasks."""
+    """Yield the tables of all tasks: new ones, and those in the file of a finished run that got more tasks."""
     import pyarrow.parquet as pq
 
     before = pq.ParquetFile(folder / FILE) if (folder / FILE).is_file() else None

@@ -46,6 +46,6 @@ class PredictionTable(BasePredictionWriter):
         self._written = f"{len(rows)} predictions in {target}"
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Say where they are, once the progress bar is gone."""
+        """Print where the predictions are, once the progress bar is gone."""
         if self._written:
             print(self._written, flush=True)

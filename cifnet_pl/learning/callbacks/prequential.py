@@ -44,7 +44,7 @@ class PrequentialAccuracy(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Predict the batch, which is not in that head."""
+        """Predict the batch with the head from before the task, which has not learned it."""
         if self._head is not None and len(outputs["label"]):
             self._right += int((self._head.predict(outputs["z"]) == outputs["label"]).sum())
             self._total += len(outputs["label"])
@@ -75,9 +75,12 @@ class PrequentialAccuracy(Callback):
     def forward_transfer(self) -> float | None:
         """Return how far earlier tasks help with one before it is learned, in percentage points.
 
-        The mean over tasks of the accuracy on a task's samples before they are learned, minus that of a guess among
-        the classes known then (Lopez-Paz & Ranzato, 2017, with the task's training samples in place of test samples).
-        None where classes do not return: of a new class nothing can be known before.
+        That is the mean over tasks of the accuracy on a task's samples before they are learned, minus that of a guess
+        among the classes known then (Lopez-Paz & Ranzato, 2017, with the task's training samples in place of test
+        samples).
+
+        Returns:
+            None if no class returns: of a new class nothing can be known before.
         """
         gains = [100.0 * row[2] / row[1] - 100.0 / row[3] for row in self.rows if len(row) > 3 and row[1] and row[3]]
         return sum(gains) / len(gains) if gains else None

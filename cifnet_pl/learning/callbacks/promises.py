@@ -60,12 +60,12 @@ class PromiseCheck(Callback):
         self._counts = torch.zeros(4, dtype=torch.int64)  # images, covered, classes among answers, called unknown
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find the foreign photos and embed them, before hours of learning.
+        """Find and embed the foreign photos before anything is learned.
 
         Raises:
             UsageError: a method that is not closed-form, or a model of embeddings.
             UnsupportedError: a head that cannot tell unknown things.
-            DataError: no photos there, or one that cannot be read (``on_corrupt: skip`` leaves it out).
+            DataError: there are no photos, or one cannot be read (``on_corrupt: skip`` leaves it out).
         """
         folder = cast(TaskModule, pl_module).data.unknown
         if folder is None:
@@ -94,7 +94,7 @@ class PromiseCheck(Callback):
         return z
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Calibrate what will be measured."""
+        """Choose the thresholds that are to be measured."""
         self._judge, self._novelty, self._counts = None, [], torch.zeros_like(self._counts)
         if trainer.state.fn != "fit" or not isinstance(pl_module, CIFNetModule):
             return
@@ -130,7 +130,7 @@ class PromiseCheck(Callback):
         self._counts += counts
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the counts of all processes together."""
+        """Sum the counts of all processes."""
         if trainer.state.fn != "fit" or not isinstance(pl_module, CIFNetModule):
             return
         self.found = Promises()

@@ -46,7 +46,13 @@ class TaskProgressBar(RichProgressBar):
 
 
 def number(value: float | None, digits: int = 1, unit: str = "") -> str:
-    """Return a number for the screen; a dash where nothing was measured."""
+    """Return a number for the screen; a dash if it was not measured.
+
+    Args:
+        value: the number, or None.
+        digits: after the decimal point.
+        unit: what follows it.
+    """
     return "–" if value is None else f"{value:.{digits}f}{unit}"
 
 
@@ -56,7 +62,12 @@ def small(value: float | None) -> str:
 
 
 def megabytes(row: TaskRow, module: TaskModule) -> float:
-    """Return what is kept after a task, in megabytes: statistics and the buffer's content, each in its precision."""
+    """Return what is kept after a task in megabytes: statistics and the buffer's content, each in its own precision.
+
+    Args:
+        row: of the task.
+        module: that learned it.
+    """
     statistics = row.state_elements - row.buffer_elements
     return (statistics * module.bytes_per_element + row.buffer_elements * module.bytes_per_buffer_element) / 1e6
 
@@ -75,7 +86,13 @@ COLUMNS: dict[Words, tuple[str, ...]] = {
 
 
 def record_table(record: RunRecord, module: TaskModule, words: Words = "research") -> Table:
-    """Return a row per task."""
+    """Return the table of a run, with a row for each task.
+
+    Args:
+        record: what was measured.
+        module: that learned.
+        words: how columns are called.
+    """
     table = Table()
     for name in COLUMNS[words]:
         table.add_column(name, justify="right")
@@ -95,7 +112,13 @@ def record_table(record: RunRecord, module: TaskModule, words: Words = "research
 
 
 def summary_lines(record: RunRecord, module: TaskModule, words: Words) -> list[str]:
-    """Return the run as a whole, below the table."""
+    """Return the lines about the run as a whole, below the table.
+
+    Args:
+        record: what was measured.
+        module: that learned.
+        words: how numbers are called.
+    """
     s = record.summary()
     energy = f"{small(s['energy_kwh'])} kWh" + (f" ({s['energy_source']})" if s["energy_source"] else "")
     size = f"{megabytes(record.rows[-1], module):.2f} MB"
@@ -128,9 +151,10 @@ def summary_lines(record: RunRecord, module: TaskModule, words: Words) -> list[s
 
 
 def untested(counts: dict[str, int]) -> list[str]:
-    """Return a sentence about classes with too few test photos to say anything of them.
+    """Return a sentence about classes with too few test photos for a conclusion; none if there are no such classes.
 
-    The result is None if there are no such classes.
+    Args:
+        counts: class name → number of test photos.
     """
     few = [f"{printable(name)} ({count})" for name, count in counts.items() if count < FEW]
     if not few:
@@ -152,7 +176,7 @@ class RunTable(Callback):
         self.console = console if console.is_terminal else Console(width=LOG_WIDTH)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say how the task went, unless the progress bar does."""
+        """Print the result of the task, unless the progress bar shows it."""
         evaluation = cast(TaskModule, pl_module).evaluation
         assert evaluation is not None
         if trainer.is_global_zero and trainer.state.fn == "fit" and not self.console.is_terminal:
@@ -165,12 +189,12 @@ class RunTable(Callback):
                 self._say(f"step {done}: {right} of the test photos of {known} classes are named right")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Show what validate or test found, once the progress bar is gone."""
+        """Print the result of validate or test, once the progress bar is gone."""
         if stage in ("validate", "test") and trainer.is_global_zero:
             self._show_evaluation(cast(TaskModule, pl_module))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say what is going to be learned, and where its results will be."""
+        """Print what is going to be learned, and where its results will be."""
         module, folder = cast(TaskModule, pl_module), run_folder(trainer)
         if not trainer.is_global_zero:
             return
@@ -203,7 +227,7 @@ class RunTable(Callback):
             self._say(line)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Say how an interrupted run goes on."""
+        """Print how to resume an interrupted run."""
         done = cast(TaskModule, pl_module).tasks_finished
         if (
             trainer.state.fn == "fit"
@@ -213,7 +237,7 @@ class RunTable(Callback):
             self._say(f"stopped after task {done}: the same command with --ckpt_path last goes on from there")
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the table and where everything is."""
+        """Print the table, and where the results are."""
         folder = run_folder(trainer)  # asks all processes
         metrics = [c for c in cast(Any, trainer).callbacks if isinstance(c, TaskMetrics)]
         if not trainer.is_global_zero or not metrics or not metrics[0].record.rows:

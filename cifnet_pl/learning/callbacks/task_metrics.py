@@ -43,10 +43,10 @@ class TaskMetrics(Callback):
         self._cached = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that all that was learned before has been measured.
+        """Check that everything that was learned before was measured.
 
         Raises:
-            CheckpointError: it has not.
+            CheckpointError: it was not.
         """
         learned, measured = cast(TaskModule, pl_module).tasks_finished, len(self.record.rows)
         if learned != measured:
@@ -56,7 +56,7 @@ class TaskMetrics(Callback):
             )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin a task: a run that goes on with more tasks is not whole any more."""
+        """Begin a task; remove the summary of a finished run that goes on with more tasks."""
         folder = run_folder(trainer)
         if trainer.is_global_zero and folder is not None:
             (folder / "summary.json").unlink(missing_ok=True)
@@ -97,7 +97,7 @@ class TaskMetrics(Callback):
             self._log_hyperparameters(trainer, cast(TaskModule, pl_module))
 
     def _log_hyperparameters(self, trainer: Trainer, module: TaskModule) -> None:
-        """TensorBoard's table of runs: settings beside the final metrics."""
+        """Write the settings and the final metrics to TensorBoard's table of runs."""
         summary = self.record.summary()
         names = ("A_K", "A_bar", "forgetting", "state_elements")
         metrics = {f"final/{name}": summary[name] for name in names if summary[name] is not None}
@@ -153,8 +153,12 @@ class TaskMetrics(Callback):
 
 
 def about(module: TaskModule) -> dict[str, Any]:
-    """Return what ``summary.json`` says about the run apart from its measurements."""
-    packages = ("cifnet_pl", "torch", "torchvision", "lightning", "codecarbon")
+    """Return what ``summary.json`` says about the run besides its measurements.
+
+    Args:
+        module: that learned.
+    """
+    data, packages = module.data, ("cifnet_pl", "torch", "torchvision", "lightning", "codecarbon")
     seed = os.environ.get("PL_GLOBAL_SEED")
     device = module.trainer.strategy.root_device  # at the end Lightning has moved the module back to the CPU
     components, monitor = module.state_elements(), _energy(module.trainer)
@@ -167,11 +171,11 @@ def about(module: TaskModule) -> dict[str, Any]:
             name: module.bytes_per_buffer_element if name == "buffer" else module.bytes_per_element
             for name in components
         },
-        "image_size": module.data.image_shape(module.backbone.preprocessing)[0],
+        "image_size": data.image_shape(module.backbone.preprocessing)[0],
         "seed": int(seed) if seed else None,
         "class_order": module.class_names,
         "tasks": [list(names) for names in module.learned_tasks],
-        "data_fingerprint": fingerprint(module.data.source),
+        "data_fingerprint": fingerprint(data.train_hashes, data.test_hashes, data.source.class_names),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
         "git_commit": package_commit(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),

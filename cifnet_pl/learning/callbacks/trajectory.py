@@ -1,4 +1,4 @@
-"""The accuracy trajectory as a picture: in the run's folder and in TensorBoard."""
+"""Draw the accuracy trajectory, in the run's folder and in TensorBoard."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ NUMBERED = 16
 
 
 def draw_trajectory(record: RunRecord, title: str) -> Figure:
-    """Draw A_k and Ā over the number of classes seen, and below it each task's own accuracy over time."""
+    """Draw A_k and Ā over the number of classes seen, and below it each task's own accuracy over time.
+
+    Args:
+        record: what was measured.
+        title: of the figure.
+    """
     figure = Figure(figsize=(7, 6.2), dpi=120)
     # Axes at places that have room for all numbers: matplotlib's own layout takes longer than the drawing.
     places = ((0.09, 0.49, 0.77, 0.45), (0.09, 0.08, 0.77, 0.31), (0.88, 0.08, 0.025, 0.31))
@@ -50,7 +55,11 @@ def draw_trajectory(record: RunRecord, title: str) -> Figure:
 
 
 def limits(accuracies: Sequence[float | None]) -> tuple[float, float]:
-    """Return ends of an axis in percent that always reaches from 50 or less to 100: small changes must look small."""
+    """Return the ends of an axis in percent; it reaches from 50 or less to 100, so that small changes look small.
+
+    Args:
+        accuracies: in percent; None is ignored.
+    """
     lowest = min((a for a in accuracies if a is not None), default=100.0)
     return min(50.0, 10.0 * math.floor((lowest - 2) / 10)) if lowest >= 2 else 0.0, 101.0
 

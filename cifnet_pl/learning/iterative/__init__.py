@@ -1,4 +1,4 @@
-"""Networks trained by gradient descent, task after task: what learning without training is measured against."""
+"""Networks that are trained by gradient descent, task after task: the methods that ours are compared with."""
 
 from cifnet_pl.learning.iterative.base import IterativeModule
 from cifnet_pl.learning.iterative.create import CREATEModule

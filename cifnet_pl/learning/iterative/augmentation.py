@@ -1,4 +1,4 @@
-"""Random changes of training images, drawn for each image from its identity: the same in any batch or process."""
+"""Random changes of training images, which depend on the image's identity only: the same in any batch or process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ _WEIGHTS = (0.299, 0.587, 0.114)  # ITU-R 601 luma, as Pillow's grey
 
 
 def uniform(keys: np.ndarray, seed: Sequence[int], count: int) -> np.ndarray:
-    """Return (n, count) float64 in [0, 1) from each key (n,) int64 and the seed alone, by the SplitMix64 hash."""
+    """Draw uniform numbers from keys and a seed alone, by the SplitMix64 hash.
+
+    Args:
+        keys: (n,) int64.
+        seed: any number of integers.
+        count: numbers for each key.
+
+    Returns:
+        (n, count) float64 in [0, 1).
+    """
     state = np.uint64(int(np.random.SeedSequence(list(seed)).generate_state(1, np.uint64)[0]))
     with np.errstate(over="ignore"):
         steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -49,12 +58,13 @@ class Augmentation:
     saturation: float = 0.0
 
     def __call__(self, images: Tensor, keys: Tensor, seed: Sequence[int]) -> Tensor:
-        """Return changed copies of uint8 images (n, 3, s, s).
+        """Return changed copies of images.
 
         Args:
-            images: uint8.
+            images: (n, 3, s, s) uint8.
             keys: (n,) int64, the identity of each image.
-            seed: what the draw depends on besides, such as the seed of the run, the task, the pass and the view.
+            seed: further numbers that the draw depends on, such as the seed of the run, the task, the pass and the
+                view.
         """
         draws = torch.from_numpy(uniform(keys.cpu().numpy(), seed, DRAWS)).to(images.device)
         if self.flip:

@@ -64,11 +64,11 @@ class CREATEModule(ReplayModule):
 
     @property
     def output_layer(self) -> nn.Module:
-        """The auto-encoders."""
+        """Auto-encoders of all classes."""
         return self.encoders
 
     def before_task(self) -> None:
-        """Keep the network as it is."""
+        """Keep a copy of the network from before the task."""
         self._teacher = (frozen(self.network), frozen(self.encoders))
 
     def logits(self, z: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ class ExpandingModule(ReplayModule):
         self.network = nn.Identity()
 
     def expand(self, classes: int) -> None:
-        """Add a branch, which starts from the newest one; the others stay as they are."""
+        """Add a branch, which starts from the newest one; the older branches do not change."""
         self.branches.requires_grad_(False)
         self.branches.append(self.new_branch().to(self.device))
         inputs = self.width * len(self.branches)

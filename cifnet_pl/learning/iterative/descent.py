@@ -1,4 +1,4 @@
-"""Steps of SGD in mixed precision and in several processes, whichever weights learn."""
+"""Take steps of SGD on any part of a network, in mixed precision and in several processes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch.optim import SGD
 
 
 class Descent:
-    """SGD on the parts of a network that learn, with loss scaling where the precision is float16.
+    """SGD on the parts of a network that learn, with loss scaling if the precision is float16.
 
-    Gradients are averaged over processes after each step's backward pass, in one message with the running statistics
-    of batch normalisation: a network that grows from task to task, with parts that are frozen or unused, could not be
-    wrapped once for all tasks.
+    Gradients and the running statistics of batch normalisation are averaged over processes after each step's backward
+    pass, in one message. DistributedDataParallel could not do this: the network grows from task to task, with parts
+    that are frozen or unused.
 
     Args:
         module: whose Trainer computes the gradients.
-        parts: modules that learn; those of their parameters that want gradients are descended on.
+        parts: modules that learn; their parameters with ``requires_grad`` are descended on.
         learning_rate, momentum, weight_decay: of SGD.
     """
 
@@ -44,9 +44,14 @@ class Descent:
             self._scaler.load_state_dict(fresh.state_dict())
 
     def step(self, loss: Tensor, factor: float) -> float:
-        """Descend on a scalar loss at ``factor`` times the learning rate; returns the loss over all processes.
+        """Take one step; a loss that is not finite changes nothing.
 
-        A loss that is not finite changes nothing.
+        Args:
+            loss: () of this process.
+            factor: of the learning rate.
+
+        Returns:
+            The loss over all processes.
         """
         for group in self._optimizer.param_groups:
             group["lr"] = self.learning_rate * factor
@@ -63,7 +68,7 @@ class Descent:
         return value
 
     def _average(self, loss: Tensor) -> float:
-        """Average loss, gradients and running statistics over processes; the loss."""
+        """Average loss, gradients and running statistics over processes; return the loss."""
         if self._module.trainer.world_size == 1:
             return float(loss.detach())
         for p in self.weights:
@@ -84,7 +89,7 @@ class Descent:
         return {"optimizer": self._optimizer.state_dict(), "scaler": scale}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from another one's momenta and loss scale."""
+        """Continue with stored momenta and a stored loss scale."""
         self._optimizer.load_state_dict(state["optimizer"])
         if self._scaler is not None and state["scaler"]:
             self._scaler.load_state_dict(state["scaler"])
@@ -110,7 +115,13 @@ class _Gather(torch.autograd.Function):
 
 
 def gathered(local: Tensor, world: int, rank: int) -> Tensor:
-    """Return the rows (n, …) of all processes, in the order of their ranks; gradients flow back to each."""
+    """Return the rows of all processes, in the order of their ranks; gradients flow back to each.
+
+    Args:
+        local: (n, …) rows of this process.
+        world: number of processes.
+        rank: number of this process.
+    """
     if world == 1:
         return local
     size = torch.tensor([len(local)], device=local.device)

@@ -10,12 +10,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Examples:
-    """A step's images of one process, as they are kept.
+    """The images of one step in one process.
 
     Attributes:
-        images: (n, 3, s, s) uint8; labels, keys: (n,) int64.
-        seed: what the random changes of the images depend on, besides their keys.
-        prepare: makes the network's inputs (n, 3, s, s) float32 of images, their keys and a seed.
+        images: (n, 3, s, s) uint8.
+        labels, keys: (n,) int64.
+        seed: numbers that the random changes of the images depend on, besides their keys.
+        prepare: function from images, their keys and a seed to the network's inputs (n, 3, s, s) float32.
     """
 
     images: Tensor

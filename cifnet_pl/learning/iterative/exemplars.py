@@ -14,7 +14,9 @@ class ExemplarSet(GrowingModule):
     """Images of past classes, best first within each class, and the mean embedding of each class.
 
     Buffers:
-        image: (n, 3, s, s) uint8; label, key: (n,) int64; mean: (C, d) float32, each row of length 1.
+        image: (n, 3, s, s) uint8.
+        label, key: (n,) int64.
+        mean: (C, d) float32, each row of length 1.
     """
 
     image: Tensor
@@ -54,7 +56,12 @@ class ExemplarSet(GrowingModule):
 
 
 def quota(capacity: int, per_class: int | None, classes: int) -> int:
-    """Return the number of exemplars of each of ``classes`` classes.
+    """Return the number of exemplars of each class.
+
+    Args:
+        capacity: number of exemplars in all.
+        per_class: number of each class instead, or None.
+        classes: number of classes.
 
     Raises:
         UsageError: the capacity is smaller than the number of classes.

@@ -1,4 +1,4 @@
-"""Fine-tuning: the network learns each task as if there had been no other, and forgets."""
+"""Fine-tuning: the network learns each task without any regard to earlier ones, and forgets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FinetuneModule(IterativeModule):
 
     @property
     def output_layer(self) -> nn.Module:
-        """The classifier, once there are classes."""
+        """Classifier, once there are classes."""
         assert self.classifier is not None
         return self.classifier
 

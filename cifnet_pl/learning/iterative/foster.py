@@ -71,7 +71,12 @@ class FOSTERModule(ReplayModule):
     # ------------------------------------------------------------------ memory
 
     def _places(self, images: int, task: int) -> int | None:
-        """Return the exemplars that task ``task`` (from 0) with so many images has places for, or None for all."""
+        """Return how many exemplars a task has places for, or None if they are not limited.
+
+        Args:
+            images: number of the task's images.
+            task: number of the task, from 0.
+        """
         share = self._shares[min(max(task - 1, 0), len(self._shares) - 1)]
         return None if share is None else round(share * (self.capacity + images))
 
@@ -83,7 +88,7 @@ class FOSTERModule(ReplayModule):
         return self.capacity if places is None else max(places, self.classes)
 
     def kept_rows(self, rows: np.ndarray, task: int) -> np.ndarray:
-        """Return the images of a task that find a place beside the exemplars."""
+        """Return the images of a task that have a place in memory beside the exemplars."""
         if not task or self._places(len(rows), task) is None:
             return rows
         places = max(self.capacity + len(rows) - len(self.exemplars), 1)
@@ -114,7 +119,7 @@ class FOSTERModule(ReplayModule):
                 self.classifier.weight[self.old :, : self.width] = 0
 
     def before_task(self) -> None:
-        """Keep the old branch's classifier."""
+        """Keep a copy of the old branch's classifier."""
         self._teacher = (frozen(self.output_layer),)
 
     def rebuild(self, sizes: list[int]) -> None:
@@ -142,7 +147,7 @@ class FOSTERModule(ReplayModule):
         return [self.phase("boost"), self.phase("compress", self._own["compression"], decay=0.0)]
 
     def begin_phase(self) -> None:
-        """Set the class weights of the phase; for compression a student as the old branch was."""
+        """Set the class weights of the phase; for compression, add a student with the old branch's weights."""
         if self.first:
             return
         boosts = self.current == "boost"
@@ -205,7 +210,7 @@ class FOSTERModule(ReplayModule):
         return boosting(self.logits(z), expansion_scores, old, batch.labels, self._weights)
 
     def after_learning(self) -> None:
-        """Leave the student alone."""
+        """Keep only the student."""
         if self.student is not None:
             self.branches = Branches([self.student[0]])
             self.classifier = cast(nn.Linear, self.student[1])

@@ -18,12 +18,12 @@ Loss = Literal["softmax", "binary"]
 
 
 class DistillingModule(ReplayModule):
-    """Replay with the network from before the task at hand, for methods of one network that distil it."""
+    """Replay with a copy of the network from before the task, for methods of one network that distil it."""
 
     _teacher: tuple[nn.Module, ...] = ()
 
     def before_task(self) -> None:
-        """Keep the network as it is."""
+        """Keep a copy of the network from before the task."""
         # In a tuple, so that it is no part of what learns or is stored: it follows from the weights before the task.
         self._teacher = (frozen(self.network), frozen(self.output_layer))
 

@@ -181,12 +181,15 @@ def balanced_distillation(scores: Tensor, teacher: Tensor, weights: Tensor, temp
 
 
 def info_nce(a: Tensor, b: Tensor, temperature: float = 0.2) -> Tensor:
-    """Compute InfoNCE between two sets of rows (2n, d).
+    """Compute InfoNCE: ``−mean [cos(a_i, b_i')/τ − log Σ_{j≠i} exp(cos(a_i, b_j)/τ)]``.
 
-    The positive of row i is row i + n, modulo 2n (TagFex, eq. 4, 6).
+    The positive i' of row i is row i + n, modulo 2n (TagFex, eqs. 4 and 6).
 
-    ``−mean [cos(a_i, b_i')/τ − log Σ_{j≠i} exp(cos(a_i, b_j)/τ)]``. With ``a`` and ``b`` the same: contrast of two
-    views. With predicted and old embeddings: distillation of task-agnostic features.
+    Args:
+        a: (2n, d) rows, those of the second view after those of the first.
+        b: the same as ``a`` for the contrast of two views; predicted or old embeddings to distil task-agnostic
+            features.
+        temperature: τ.
     """
     cosines = functional.normalize(a, dim=1) @ functional.normalize(b, dim=1).T / temperature
     diagonal = torch.eye(len(a), dtype=torch.bool, device=a.device)
@@ -210,13 +213,25 @@ def transfer(scores: Tensor, merged: Tensor, temperature: float = 2.0) -> Tensor
 
 
 def confusion(errors: Tensor) -> Tensor:
-    """Return how far the best class is ahead: ``(max − second)/(max − min)`` of scores (n, C ≥ 2), without gradient."""
+    """Return how far the best class is ahead of the second: ``(max − second)/(max − min)``, without gradient.
+
+    Args:
+        errors: (n, C) scores of at least two classes.
+
+    Returns:
+        (n,).
+    """
     best = errors.detach().sort(dim=1, descending=True).values
     return (best[:, 1] - best[:, 0]).abs() / ((best[:, 0] - best[:, -1]).abs() + 1e-8)
 
 
 def confusion_weights(errors: Tensor, alpha: float = 4.0) -> Tensor:
-    """Return CREATE's weight of each sample: ``1 + exp(−α s)`` with s of :func:`confusion`."""
+    """Return CREATE's weight of each sample: ``1 + exp(−α s)`` with s of :func:`confusion`.
+
+    Args:
+        errors: (n, C) scores of at least two classes.
+        alpha: α.
+    """
     return 1 + (-alpha * confusion(errors)).exp()
 
 
@@ -225,8 +240,8 @@ def separation(
 ) -> Tensor:
     """Compute the contrastive separation within each class's auto-encoder, the mean over classes.
 
-    It is CREATE's, after Khosla et al. (2020). In the latent space of class c, samples of c are drawn together against
-    all others; samples of other classes are no anchors there.
+    It is CREATE's, after Khosla et al. (2020). In the latent space of class c the samples of c are pulled together and
+    pushed away from all others; samples of other classes are no anchors there.
 
     Args:
         latent: (n, C, l) latent codes of each sample in each auto-encoder.

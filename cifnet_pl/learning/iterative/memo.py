@@ -1,4 +1,4 @@
-"""MEMO: the first stages are shared, the last one is added anew for each task (Zhou et al., ICLR 2023)."""
+"""MEMO: the first stages are shared, and a new last stage is added for each task (Zhou et al., ICLR 2023)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MEMOModule(ExpandingModule):
         self._start = (nn.Sequential(stages[-1], pool),)
 
     def new_branch(self) -> nn.Module:
-        """Return a last stage as the newest one."""
+        """Return a last stage with the weights of the newest one."""
         source = self.branches[-1] if len(self.branches) else self._start[0]
         return copy.deepcopy(source).requires_grad_(True)
 

@@ -1,4 +1,4 @@
-"""The base class of trained methods: what each writes itself, and helpers that it may use."""
+"""The base class of trained methods: the methods that each implements, and helpers that it may use."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Method(TaskModule):
 
     @abstractmethod
     def expand(self, classes: int) -> None:
-        """Add what a task with so many new classes needs; called with the seed of the task set."""
+        """Add what a task with ``classes`` new classes needs; torch's seed is set before."""
 
     @abstractmethod
     def loss(self, batch: Examples) -> Tensor:
@@ -65,20 +65,24 @@ class Method(TaskModule):
         """Return the modules that learn in the current phase of the current task."""
 
     def before_task(self) -> None:
-        """Keep what the task needs of the network as it is; not called before the first task."""
+        """Keep what the task needs of the network from before it; not called before the first task."""
 
     def phases(self) -> list[Phase]:
         """Return the phases of the current task."""
         return [self.phase("learn")]
 
     def begin_phase(self) -> None:
-        """Prepare for the current phase, see ``current``."""
+        """Prepare for the current phase (``current``)."""
 
     def after_learning(self) -> None:
         """Correct the network once all phases are over."""
 
     def rebuild(self, sizes: list[int]) -> None:
-        """Make room for the weights of a network that has finished tasks with so many classes each."""
+        """Make room for the weights of a network that has finished some tasks.
+
+        Args:
+            sizes: number of classes of each task.
+        """
         for size in sizes:
             self.old, self.classes = self.classes, self.classes + size
             self.expand(size)
@@ -100,14 +104,21 @@ class Method(TaskModule):
         return self.phases()[self._phase].name
 
     def phase(self, name: str, share: float = 1.0, rate: float | None = None, decay: float | None = None) -> Phase:
-        """Plan a phase of the current task, with a share of its epochs and, unless given, its rate and weight decay."""
+        """Plan a phase of the current task.
+
+        Args:
+            name: of the phase.
+            share: of the task's epochs.
+            rate: learning rate; None for that of the task.
+            decay: weight decay; None for that of the task.
+        """
         later = not self.first
         epochs = max(1, round(share * self.regime.epochs[later]))
         rate = self.regime.learning_rates[later] if rate is None else rate
         return Phase(name, epochs, rate, self.regime.weight_decays[later] if decay is None else decay)
 
     def fresh_network(self) -> nn.Module:
-        """Return another network as the first one was at the beginning; if at random, with other random weights."""
+        """Return a network like the first one was at the beginning; random weights are drawn anew."""
         network = build_backbone(*self._source, engine="torch").network
         return network.requires_grad_(True).to(self.device)
 
@@ -123,26 +134,28 @@ class Method(TaskModule):
     def gathered(self, local: Tensor) -> Tensor:
         """Return the rows (n, …) of all processes.
 
-        A loss on them is divided by ``share``, as each process computes all of it.
+        Divide a loss on them by ``share``, as each process computes all of it.
         """
         return gathered(local, self.trainer.world_size, self.trainer.global_rank)
 
     def mean_where(self, values: Tensor, chosen: Tensor) -> Tensor:
-        """Return the mean of values (n,) over the samples ``chosen``, (n,) bool, of all processes.
+        """Return the mean of some values over all processes, 0 if there are none.
 
-        0 where there are none.
+        Args:
+            values: (n,).
+            chosen: (n,) bool, which values count.
         """
         count = float(self._summed(chosen.sum().float()))
         scale = self.trainer.world_size / (self.share * max(count, 1.0))
         return (values * chosen).sum() * scale
 
     def over_processes(self, loss: Tensor) -> float:
-        """Return a mean loss of each process as the mean over all samples."""
+        """Return the mean loss over all samples, from the mean loss of each process."""
         return float(self._summed(loss.detach() * self.share)) / self.trainer.world_size
 
     @contextmanager
     def drawing(self, *purpose: int) -> Iterator[None]:
-        """Open a block in which torch's random numbers depend on the seed and on ``purpose`` alone."""
+        """Within the block, make torch's random numbers depend on the seed and on ``purpose`` alone."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(np.random.SeedSequence([self.seed, *purpose]).generate_state(1)[0]))
             yield

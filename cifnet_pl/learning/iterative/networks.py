@@ -15,7 +15,12 @@ from cifnet_pl.utilities.errors import UsageError
 
 
 def grown(layer: nn.Linear | None, inputs: int, outputs: int) -> nn.Linear:
-    """Return a linear layer with the weights of ``layer`` in its corner; the others are drawn, new biases are zero."""
+    """Return a larger linear layer with the weights of ``layer`` in its corner.
+
+    Args:
+        layer: the old one, or None.
+        inputs, outputs: sizes of the new one; further weights are drawn, and further biases are zero.
+    """
     new = nn.Linear(inputs, outputs)
     nn.init.kaiming_uniform_(new.weight, nonlinearity="linear")
     nn.init.zeros_(new.bias)
@@ -38,10 +43,17 @@ def parameters_of(parts: Iterable[nn.Module]) -> int:
 
 
 def stages_of(network: nn.Module, method: str) -> tuple[list[nn.Module], nn.Module]:
-    """Return the stages of a residual network, the stem among the first, and what pools the last map to embeddings.
+    """Return the stages of a residual network.
+
+    Args:
+        network: a ResNet of torchvision or of this package.
+        method: that needs them, for the error.
+
+    Returns:
+        The stages, the stem in the first one; and the module that pools the last map to embeddings.
 
     Raises:
-        UsageError: a network that does not say where its stages are.
+        UsageError: a network whose stages are not known.
     """
     if hasattr(network, "stages"):
         return cast(Any, network).stages()  # type: ignore[no-any-return]
@@ -56,7 +68,15 @@ def stages_of(network: nn.Module, method: str) -> tuple[list[nn.Module], nn.Modu
 
 
 def with_maps(stages: Sequence[nn.Module], pool: nn.Module, x: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Return the map (n, c, h, w) after each stage, and the embeddings (n, d), of normalised images."""
+    """Run a network stage by stage.
+
+    Args:
+        stages, pool: from :func:`stages_of`.
+        x: (n, 3, h, w) normalised images.
+
+    Returns:
+        The map (n, c, h, w) after each stage, and the embeddings (n, d).
+    """
     maps = []
     for stage in stages:
         x = stage(x)
@@ -68,7 +88,7 @@ class Branches(nn.ModuleList):
     """Networks side by side: their embeddings are joined, those of the first task first."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (n, Σ d) embeddings of what each branch understands."""
+        """Return the joined embeddings (n, Σ d) of all branches."""
         return torch.cat([branch(x) for branch in self], dim=1)
 
 

@@ -63,17 +63,17 @@ class PODNetModule(ReplayModule):
         self._teacher: tuple[nn.Module, ...] = ()
 
     def expand(self, classes: int) -> None:
-        """Add proxies of new classes; those of old ones stay."""
+        """Add proxies of new classes; those of old classes do not change."""
         self.cosine.proxies.requires_grad_(False)
         self.cosine.grow(classes)
 
     @property
     def output_layer(self) -> nn.Module:
-        """The classifier of proxies."""
+        """Classifier of proxies."""
         return self.cosine
 
     def before_task(self) -> None:
-        """Keep the network as it is."""
+        """Keep a copy of the network from before the task."""
         self._teacher = (frozen(self.network),)
 
     def loss(self, batch: Examples) -> Tensor:

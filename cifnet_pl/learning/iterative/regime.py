@@ -23,7 +23,7 @@ class Regime:
         learning_rates: of SGD at the beginning of a phase.
         weight_decays: of SGD.
         momentum: of SGD.
-        batch_statistics: whether those of batch normalisation are learned or stay.
+        batch_statistics: whether those of batch normalisation are learned or fixed.
         schedule: course of the learning rate.
         augmentation: random changes of images.
         seed: of everything that is drawn.

@@ -71,7 +71,7 @@ class ReplayModule(FinetuneModule):
     # ------------------------------------------------------------------ learning
 
     def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
-        """Return the steps of the task, and one pass for the embeddings that exemplars are chosen by."""
+        """Return the order of the task's images, and one pass more to embed those that may become exemplars."""
         rows = self.kept_rows(rows, task)
         return [*super().passes(rows, task), rows]
 
@@ -88,13 +88,13 @@ class ReplayModule(FinetuneModule):
         return len(self.exemplars)
 
     def exemplar_examples(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the images, labels and keys of exemplars."""
+        """Return the images, labels and keys of the exemplars at ``positions``."""
         held = self.exemplars
         positions = positions.to(held.label.device)
         return held.image[positions], held.label[positions], held.key[positions]
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
-        """Start with no candidates."""
+        """Make room for the new classes, without candidates for exemplars yet."""
         self._features = []
         super().begin_task(names, labels)
 
@@ -118,15 +118,21 @@ class ReplayModule(FinetuneModule):
         self.train()
 
     def after_choosing(self) -> None:
-        """Tune the network on as many images of each class, once these are chosen; from the second task on."""
+        """Fine-tune the network on the same number of images of each class; called from the second task on."""
 
     def fixed_features(self, x: Tensor) -> Tensor:
-        """Return (n, d) float32 embeddings of normalised images, from which nothing flows back."""
+        """Return (n, d) float32 embeddings of normalised images, without gradients."""
         with torch.no_grad():
             return self.features(x).float()
 
     def tune(self, phase: Phase, parts: list[nn.Module], loss: Callable[[Examples], Tensor]) -> None:
-        """Let ``parts`` learn from the exemplars alone (balanced fine-tuning)."""
+        """Learn from the exemplars alone (balanced fine-tuning).
+
+        Args:
+            phase: number of epochs, learning rate and weight decay.
+            parts: modules that learn.
+            loss: of a batch of exemplars.
+        """
         world, rank = self.trainer.world_size, self.trainer.global_rank
         random = np.random.default_rng([self.seed, len(self.learned_tasks), 4])
         everything = np.arange(len(self.exemplars))
@@ -143,7 +149,7 @@ class ReplayModule(FinetuneModule):
         return torch.cat([self.embed(images) for images in parts])
 
     def _choose(self) -> None:
-        """Exemplars of the new classes, the same on all processes."""
+        """Choose the exemplars of the new classes, the same in all processes."""
         kept = quota(self.room(), self.per_class, self.classes)
         self.exemplars.shrink(kept)
         local = [tuple(batch.cpu() for batch in parts) for parts in self._features]
@@ -162,7 +168,7 @@ class ReplayModule(FinetuneModule):
             self.exemplars.add(self._squares(row[chosen]), label, key[chosen])
 
     def _squares(self, rows: Tensor) -> Tensor:
-        """Return (n, 3, s, s) uint8 training images; decoded again, as a task's images need not fit into memory."""
+        """Decode training images again: (n, 3, s, s) uint8; all images of a task need not fit into memory."""
         size, crop_ratio = self.data.image_shape(self.backbone.preprocessing)
         images = self.data.source.train
         assert isinstance(images, ImageSet)

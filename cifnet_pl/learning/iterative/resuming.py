@@ -13,7 +13,7 @@ from cifnet_pl.utilities.text import first_line
 
 
 class ResumableModule(StepwiseModule):
-    """Keeps the weights of before a task, and the position inside it, in checkpoints."""
+    """Keeps the weights from before a task, and the position inside it, in checkpoints."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class ResumableModule(StepwiseModule):
         self._snapshot: dict[str, Any] | None = None
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
-        """Make room for the new classes, and go on inside the task if that is where the run stopped."""
+        """Make room for the new classes; if the run was stopped inside this task, go on from there."""
         # Weights are changed in place, all other tensors are replaced.
         self._before = {k: v.clone() for k, v in self.state_dict().items()}
         self._snapshot = None
@@ -50,13 +50,13 @@ class ResumableModule(StepwiseModule):
             self._before, self._resume, self._offset, self._plan = {}, None, 0, None
 
     def _position(self) -> dict[str, Any]:
-        """Return where the task stands after ``_done`` steps: enough to go on with the same bits."""
+        """Return the state of the task after ``_done`` steps: enough to go on with the same bits."""
         descent = self._descent.state_dict() if self._descent is not None else None
         weights = {k: v.clone() for k, v in self.state_dict().items()}
         return {"step": self._done, "weights": weights, "descent": descent, "counts": self._counts.clone()}
 
     def _go_on(self, position: dict[str, Any]) -> None:
-        """Continue the task from a position, once its structure is there."""
+        """Continue the task from a position; the network must have its structure already."""
         self._done = self._offset = position["step"]
         self._counts = position["counts"].to(self.device)
         steps = self._plan[1] if self._plan is not None else []
@@ -67,7 +67,7 @@ class ResumableModule(StepwiseModule):
             self._descent.load_state_dict(position["descent"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """While a task is under way, keep the weights of before and the position inside the task."""
+        """While a task is under way, add the weights from before it and the position inside it."""
         super().on_save_checkpoint(checkpoint)
         if checkpoint["cifnet"]["under_way"]:
             checkpoint["state_dict"] = dict(self._before)
@@ -82,7 +82,11 @@ class ResumableModule(StepwiseModule):
         self._restructure([len(task) for task in self.learned_tasks[: self.tasks_finished]])
 
     def _restructure(self, sizes: list[int]) -> None:
-        """Have the structure of a network that has finished tasks with so many classes each."""
+        """Build the structure of a network that has finished some tasks.
+
+        Args:
+            sizes: number of classes of each task.
+        """
         self.clear()
         with self.drawing(3):
             self.rebuild(sizes)
@@ -93,7 +97,11 @@ class ResumableModule(StepwiseModule):
         self.classes = self.old = 0
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load all weights; CheckpointError if they do not fit the classes that the checkpoint names."""
+        """Load all weights.
+
+        Raises:
+            CheckpointError: they do not fit the classes that the checkpoint names.
+        """
         try:
             return super().load_state_dict(state_dict, strict=strict, assign=assign)
         except (RuntimeError, TypeError, AttributeError, KeyError) as error:

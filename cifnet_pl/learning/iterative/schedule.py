@@ -35,7 +35,14 @@ class Phase:
 
 @dataclass(frozen=True)
 class Step:
-    """A step over all processes: its phase and pass, rows of new images, positions of exemplars."""
+    """One step over all processes.
+
+    Attributes:
+        phase: number of its phase, from 0.
+        epoch: number of its pass, from 0.
+        rows: positions of new images.
+        exemplars: positions of exemplars.
+    """
 
     phase: int
     epoch: int
@@ -70,7 +77,12 @@ class Schedule:
             raise UsageError(f"decay is {self.decay:g}, expected a factor between 0 and 1")
 
     def factor(self, progress: float, first: bool) -> float:
-        """Return the factor after the share ``progress`` of a phase, in the first task or a later one."""
+        """Return the factor of the learning rate.
+
+        Args:
+            progress: share of the phase that is over.
+            first: whether this is the first task.
+        """
         if self.name == "cosine":
             return 0.5 * (1 + math.cos(math.pi * progress))
         return float(self.decay ** sum(progress >= share for share in self.milestones[not first]))
@@ -92,9 +104,9 @@ def first_and_later(name: str, value: T | list[T]) -> tuple[T, T]:
 def plan_steps(
     rows: np.ndarray, exemplars: int, phases: Sequence[Phase], batch_size: int, random: np.random.Generator
 ) -> list[Step]:
-    """Deal new images and exemplars out to the steps of all phases, each once in each pass, in shuffled order.
+    """Divide new images and exemplars among the steps of all phases, each once per pass, in shuffled order.
 
-    Every step has the same share of both, so that steps differ in size by two at most.
+    Every step has the same share of both, so that the sizes of steps differ by two at most.
 
     Args:
         rows: positions of the task's new images.

@@ -1,4 +1,4 @@
-"""Run the training steps of a task, and what follows the last one."""
+"""Run the training steps of a task."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MEMORY = (
 
 
 class StepwiseModule(Method):
-    """Takes the steps of a task's plan; every phase has an optimizer and a schedule of its own."""
+    """Takes the steps of a task's plan; every phase has its own optimizer and schedule."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,10 +37,7 @@ class StepwiseModule(Method):
         self._descent: Descent | None = None
 
     def train(self, mode: bool = True) -> StepwiseModule:
-        """Put what learns in the current phase into training mode, if batch statistics learn.
-
-        Everything else is put into evaluation mode, and without ``mode`` all of it.
-        """
+        """Set training mode for what learns in the current phase if batch statistics learn, else evaluation mode."""
         super().train(False)
         self.training = mode
         if mode and self.regime.batch_statistics == "learned":
@@ -49,7 +46,7 @@ class StepwiseModule(Method):
         return self
 
     def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
-        """Return the task's new images in each of its steps; those that are already taken are left out."""
+        """Return the task's new images in each of its steps, without the steps that are already taken."""
         return [step.rows for step in self.steps(rows, task)[self._offset :]]
 
     def steps(self, rows: np.ndarray, task: int) -> list[Step]:
@@ -88,7 +85,7 @@ class StepwiseModule(Method):
         self._phase, self._done, self._learned = -1, 0, False
 
     def _enter(self, number: int) -> None:
-        """Begin the phase ``number``, and those before it that were not begun."""
+        """Begin phase ``number``, and all earlier ones that were not begun."""
         while self._phase < number:
             self._phase += 1
             with self.drawing(2, len(self.learned_tasks), self._phase):
@@ -97,7 +94,7 @@ class StepwiseModule(Method):
             self.descend_on(self.learning_parts(), self.phases()[self._phase])
 
     def descend_on(self, parts: list[nn.Module], phase: Phase) -> None:
-        """Let ``parts`` learn from here on, and nothing else."""
+        """Let only ``parts`` learn from here on."""
         self._learning = parts
         self._descent = Descent(self, parts, phase.learning_rate, self.regime.momentum, phase.weight_decay)
         self.train()
@@ -129,12 +126,12 @@ class StepwiseModule(Method):
         self.learn(Examples(images, labels, keys, seed, self.prepared), progress)
 
     def learn(self, batch: Examples, progress: float, loss_of: Callable[[Examples], Tensor] | None = None) -> None:
-        """Take one step of SGD on a batch, after the share ``progress`` of the phase.
+        """Take one step of SGD on a batch.
 
         Args:
             batch: this process's part of the step.
-            progress: between 0 and 1; the schedule's rate depends on it.
-            loss_of: what to descend on instead of ``loss``.
+            progress: share of the phase that is over; the schedule's rate depends on it.
+            loss_of: function to minimise instead of ``loss``.
 
         Raises:
             CifnetError: the loss is NaN or infinite.
@@ -161,7 +158,7 @@ class StepwiseModule(Method):
         )
 
     def end_learning(self) -> None:
-        """Correct the network after all steps of the task; it does not change any more."""
+        """Correct the network after all steps of the task; it does not change afterwards."""
         if self._learned:
             return
         self._learned, self._learning = True, []

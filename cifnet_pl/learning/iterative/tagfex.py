@@ -108,7 +108,7 @@ class TagFexModule(ExpandingModule):
         return branch
 
     def before_task(self) -> None:
-        """Keep the task-agnostic network and its projector."""
+        """Keep copies of the task-agnostic network and its projector from before the task."""
         self._teacher = (frozen(self.agnostic), frozen(self.projector))
 
     def learning_parts(self) -> list[nn.Module]:
