@@ -22,6 +22,7 @@ from cifnet_pl.data.image_sets import ImageSet, SampleSet, SourceOptions
 from cifnet_pl.data.images import LARGEST_IMAGE
 from cifnet_pl.data.loading import (
     EMBEDDED_BATCH,
+    SCORES,
     Batch,
     ImageBatch,
     ImageLoader,
@@ -159,7 +160,8 @@ class CIFNetDataModule(ComparedData):
         left = np.concatenate([none, *(rows[rank::world] for rows in self.plan.test_rows(learned, len(tasks)))])
         # At least one batch, empty if need be: Lightning skips a loop without any, and its hooks with it.
         if isinstance(images, EmbeddingSet):
-            parts = [(batch, images) for batch in pieces(left, EMBEDDED_BATCH) or [left]]
+            size = min(EMBEDDED_BATCH, max(1, SCORES // max(1, len(learned))))
+            parts = [(batch, images) for batch in pieces(left, size) or [left]]
             return StoredLoader(images, names, parts, None)
         plan = self._stores.plan_evaluation(left, self.batch_size)
         return StoredLoader(images, names, plan or [(left, None)], self._val_images)
@@ -231,9 +233,15 @@ class CIFNetDataModule(ComparedData):
         return self.trainer.global_rank, self.trainer.world_size
 
     def _shards(self, rows: np.ndarray) -> list[np.ndarray]:
+        rank, world = self._rank_and_world()
+        return shard_batches(rows, self.rows_per_batch // world, rank, world)
+
+    @property
+    def rows_per_batch(self) -> int:
+        """Samples of a training batch, over all processes."""
         # Embeddings take little memory, and sums are faster over many of them.
         size = self.batch_size if isinstance(self.source.train, ImageSet) else max(self.batch_size, EMBEDDED_BATCH)
-        return shard_batches(rows, size, *self._rank_and_world())
+        return size * self._rank_and_world()[1]
 
     # ------------------------------------------------------------------ batches
 

@@ -40,6 +40,9 @@ Batch = ImageBatch | EmbeddingBatch
 EMBEDDED_BATCH = 4096
 """Samples in a batch of embeddings that are stored already: they take little memory, and sums over many are faster."""
 
+SCORES = 2**20
+"""Scores of an evaluation batch of such samples, at most: with many classes they take more memory than embeddings."""
+
 
 def sample_key(class_name: str, name: str) -> int:
     """Return a 63-bit hash of a sample's class and name: its identity in the calibration buffer, on any machine.

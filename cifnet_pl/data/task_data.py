@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from typing import cast
 
@@ -55,6 +56,19 @@ class TaskData(LightningDataModule):
         """Return the positions of the training samples of ``task``; none after the last."""
         rows = self.plan.rows(task, self.learner.learned_tasks[:task])
         return np.sort(rows) if self.source.train.sequential else rows
+
+    @property
+    def rows_per_batch(self) -> int:
+        """Samples of a training batch, over all processes."""
+        raise NotImplementedError
+
+    def order_mark(self, task: int) -> str:
+        """Return a hash of the training samples of ``task`` in their order, and of the size of their batches."""
+        digest, samples = hashlib.sha256(str(self.rows_per_batch).encode()), self.source.train
+        for row in self.task_rows(task):
+            name = f"{self.source.class_names[samples.labels[row]]}\0{samples.names[row]}\0"
+            digest.update(name.encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
 
     def returning_classes(self, task: int) -> list[str]:
         """Return the names of classes that ``task`` brings samples of, but an earlier task introduced."""

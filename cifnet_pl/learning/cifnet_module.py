@@ -19,7 +19,7 @@ from cifnet_pl.heads import CIFNetHead, Head, calibration
 from cifnet_pl.heads.ridge_notes import about_choices
 from cifnet_pl.learning.buffer_update import BufferUpdate
 from cifnet_pl.learning.strategy import check_trainer
-from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.learning.task_position import PositionInTask
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.photo_hashes import PhotoHashes
 from cifnet_pl.utilities.errors import CheckpointError, UnsupportedError
@@ -31,7 +31,7 @@ AT_ONCE = 256
 """Embeddings that are added to the sums at once, at least: a Gram matrix is read and written for each addition."""
 
 
-class CIFNetModule(TaskModule):
+class CIFNetModule(PositionInTask):
     """A frozen backbone and a closed-form head: Lightning's side of :class:`~cifnet_pl.model.classifier.Classifier`.
 
     ``training_step`` embeds a batch and adds it to the head's sums; at the end of the epoch the sums are added over
@@ -82,11 +82,8 @@ class CIFNetModule(TaskModule):
         self.model = Classifier(
             *parts, [], preprocessing.image_size, preprocessing.crop_ratio, calibrated=calibrate, photos=self.photos
         )
-        self._hashed: list[tuple[list[int], list[int]]] = []  # labels and content hashes of this task's photos
-        self._embedded: list[tuple[Tensor, Tensor]] = []  # with their labels; not in the sums yet
         self._reduced = False
         self._told: set[str] = set()
-        self._more: list[Head] = []  # what this task brings of known classes; in a list, so that it is no sub-module
 
     def settings(self) -> dict[str, Any]:
         """Return the backbone, head and buffer, by everything that their tensors depend on."""
@@ -131,7 +128,7 @@ class CIFNetModule(TaskModule):
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Open the task in the model, and a second head for samples of classes that were learned before."""
         self.model.note_engines([self.engine()])
-        self._embedded, self._reduced, self._more, self._hashed = [], False, [], []
+        self._reduced, self._more = False, []
         returning = self.data.returning_classes(self.data.task)
         if returning:
             more = self.head.fresh()
@@ -139,6 +136,7 @@ class CIFNetModule(TaskModule):
             self._more = [more]
         if names:
             self.model.begin_task(names, self.data.class_counts(names))
+        self.go_on()
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Embed the batch, and add it to the sums with those before it; return what the buffer may keep."""
@@ -149,6 +147,7 @@ class CIFNetModule(TaskModule):
             self._hashed.append((batch.label.tolist(), hashes.tolist()))
         if sum(len(labels) for _, labels in self._embedded) >= AT_ONCE:
             self._observe()
+        self._learned_batches += 1
         return {"z": z, "label": batch.label, "key": batch.key}
 
     def _observe(self) -> None:

@@ -31,6 +31,7 @@ class TaskModule(TaskHooks):
     Attributes:
         evaluation: result of the last evaluation.
         solve_seconds: time that ``finish_task`` took for the last task.
+        between_batches: whether every part of the run has taken in the same batches of a task that is under way.
     """
 
     def __init__(self) -> None:
@@ -41,6 +42,7 @@ class TaskModule(TaskHooks):
         self.solve_seconds = 0.0
         self._evaluated: EvaluationCounts | None = None
         self._under_way = self._closing = False
+        self.between_batches = False
 
     # ------------------------------------------------------------------ the task protocol
 

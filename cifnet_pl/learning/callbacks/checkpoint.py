@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from cifnet_pl.learning.callbacks.folder import run_folder
+from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.loading import read_checkpoint
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import write_atomic
@@ -49,7 +50,8 @@ def _save(checkpoint: dict[str, Any], file: IO[bytes]) -> None:
 class TaskCheckpoint(Checkpoint):
     """Saves ``checkpoints/last.ckpt`` after each task's evaluation and, if wanted, inside tasks.
 
-    A trained method goes on inside the task, with the same bits; a closed-form one starts the task again.
+    A run goes on from there inside the task, with the same bits. A closed-form head does so in one process only; of
+    several, it starts the task again.
 
     Args:
         every_task: keep ``task_<k>.ckpt`` of each task as well.
@@ -83,7 +85,10 @@ class TaskCheckpoint(Checkpoint):
             due = bool(trainer.strategy.broadcast(passed)) or due
         folder = run_folder(trainer) if due else None
         if folder is not None:
+            module = cast(TaskModule, pl_module)
+            module.between_batches = True  # checkpoints come after all other callbacks
             trainer.save_checkpoint(folder / "checkpoints" / "last.ckpt", weights_only=False)
+            module.between_batches = False
             self._saved = time.monotonic()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
