@@ -63,10 +63,15 @@ def report(
 def read_study(runs: Sequence[str | Path], external: str | Path | None = None, reference: str = REFERENCE) -> Study:
     """Read runs and external results, and group them by configuration.
 
+    Args:
+        runs: run folders, or folders that hold them at any depth.
+        external: CSV file of methods run elsewhere, or None.
+        reference: label of the method whose energy the others are divided by.
+
     Raises:
         UsageError: a path that does not exist, external results that belong to no setting, or a reference that no
             method is called.
-        DataError: not one whole run.
+        DataError: there is no complete run.
     """
     whole, left_out = read_runs(runs)
     if not whole:
@@ -85,7 +90,13 @@ def read_study(runs: Sequence[str | Path], external: str | Path | None = None, r
 
 
 def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None:
-    """Write everything; each file is there whole or not at all, and the same study gives the same bytes."""
+    """Write the report; each file is written atomically, and the same study gives the same bytes.
+
+    Args:
+        study: all results.
+        folder: where the files are written.
+        pairs: comparisons of two methods.
+    """
     own_tables = {COMPARISON: [comparison_table(study, pair) for pair in pairs]} if pairs else {}
     tables = {**own_tables, **all_tables(study)}
     drawn: dict[str, list[tuple[Picture, bytes]]] = {}
@@ -113,7 +124,15 @@ def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None
 
 
 def all_pictures(study: Study, pairs: Sequence[Pair] = ()) -> dict[str, list[Picture]]:
-    """Map section of the report → its figures."""
+    """Draw all figures.
+
+    Args:
+        study: all results.
+        pairs: comparisons of two methods.
+
+    Returns:
+        Section of the report → its figures.
+    """
     with matplotlib.rc_context(SETTINGS):
         settings = study.settings
         return {

@@ -14,7 +14,7 @@ FILE = "predictions.parquet"
 
 
 def answers_of(folder: Path) -> Path | None:
-    """Return the file of a run that kept its predictions."""
+    """Return the file with the predictions of a run; None if it did not keep them."""
     path = folder / FILE
     return path if path.is_file() else None
 
@@ -22,6 +22,9 @@ def answers_of(folder: Path) -> Path | None:
 @lru_cache(maxsize=64)
 def right_answers(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return which test images a run named right after its last task.
+
+    Args:
+        path: its ``predictions.parquet``.
 
     Returns:
         (n,) identities of the images, class and name, sorted; (n,) bool.
@@ -60,7 +63,14 @@ def _last_task(path: Path) -> dict[str, list[Any]]:
 
 
 def paired(a: Path, b: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return whether two runs are right, on the test images that both have: two (n,) bool arrays."""
+    """Return whether two runs are right on the test images that both have.
+
+    Args:
+        a, b: their ``predictions.parquet``.
+
+    Returns:
+        (n,) bool twice, in the same order.
+    """
     ours, theirs = right_answers(a), right_answers(b)
     _, i, j = np.intersect1d(ours[0], theirs[0], assume_unique=False, return_indices=True)
     return ours[1][i], theirs[1][j]

@@ -24,7 +24,12 @@ PIXELS = 136
 
 @dataclass(frozen=True)
 class Shown:
-    """A photo on the page."""
+    """A photo on the page.
+
+    Attributes:
+        data: the small JPEG file, base64.
+        caption: text below it.
+    """
 
     data: str
     caption: str
@@ -32,7 +37,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Side:
-    """Photos of one class, beside those of another."""
+    """Photos of one class, shown beside those of another."""
 
     title: str
     photos: Sequence[Shown]
@@ -40,7 +45,16 @@ class Side:
 
 @dataclass
 class Section:
-    """A part of the page: sentences, then a picture, a table, pairs of rows of photos, and photos, where given."""
+    """A part of the page: sentences, then as far as given a picture, a table, pairs of rows of photos, and photos.
+
+    Attributes:
+        name: heading.
+        texts: sentences.
+        picture: PNG file, base64.
+        header, rows: of the table.
+        pairs: rows of photos of two classes.
+        photos: further photos.
+    """
 
     name: str
     texts: list[str] = field(default_factory=list)
@@ -52,7 +66,12 @@ class Section:
 
 
 def show(file: Path, caption: str) -> Shown:
-    """Return a photo, small, as the page holds it."""
+    """Return a small copy of a photo for the page.
+
+    Args:
+        file: the photo.
+        caption: text below it.
+    """
     try:
         square = read_square(file, PIXELS)
     except UnreadableImage:  # it could be read a minute ago
@@ -63,17 +82,23 @@ def show(file: Path, caption: str) -> Shown:
 
 
 def embedded(figure: Figure) -> str:
-    """Return a figure as the page holds it."""
+    """Return a figure as a base64 PNG file for the page."""
     return base64.b64encode(png(figure)).decode("ascii")
 
 
 def audit_page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
-    """Return the page; all texts are escaped."""
+    """Return the HTML page; all texts are escaped.
+
+    Args:
+        title: of the page.
+        lead: sentences at the top.
+        sections: parts of the page.
+    """
     return template("audit.html").render(title=title, lead=lead, sections=sections)
 
 
 def draw_learning_curve(curve: LearningCurve) -> Figure:
-    """Draw the accuracy by photos per class as measured, and the fitted curve up to four times as many."""
+    """Draw the measured accuracy over photos per class, and the fitted curve up to four times as many photos."""
     figure = Figure(figsize=(6.4, 3.8), dpi=120, layout="constrained")
     axes = figure.subplots()
     sizes, values = zip(*curve.points, strict=True)

@@ -43,7 +43,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two groups of one setting, and the lines of their comparison."""
+    """Two groups of one setting, and the rows of their comparison."""
 
     setting: Setting
     a: Group
@@ -86,7 +86,14 @@ def _named(groups: Sequence[Group], name: str) -> Group | None:
 
 
 def lines_of(a: Group, b: Group) -> list[Line]:
-    """Compute differences of Ā and A_K over seeds, of A_K over seeds and images, and of each seed over its images."""
+    """Compute the differences of Ā and A_K over seeds, of A_K over seeds and images, and of each seed over its images.
+
+    Args:
+        a, b: groups of one setting.
+
+    Returns:
+        One line for each; without a common seed there is none.
+    """
     lines = []
     for key, title in (("A_K", "final accuracy A_K"), ("A_bar", "average accuracy Ā")):
         ours, theirs = a.stat(key), b.stat(key)
@@ -130,7 +137,12 @@ def _over_images(a: Group, b: Group) -> list[Line]:
 
 
 def in_words(pair: Pair, line: Line) -> str:
-    """Return a line for the screen: the effect, its interval, and what it rests on."""
+    """Return a line for the screen: the difference, its interval, and the number of seeds and images.
+
+    Args:
+        pair: the two groups.
+        line: one row of their comparison.
+    """
     between = line.interval
     interval = f" (95 %: {between.low:+.2f} to {between.high:+.2f})" if between is not None else ""
     seeds = f"{line.seeds} common seed{'s' if line.seeds > 1 else ''}"
@@ -141,7 +153,12 @@ def in_words(pair: Pair, line: Line) -> str:
 
 
 def comparison_table(study: Study, pair: Pair) -> Table:
-    """Tabulate the effect first: the difference with its interval, then what it rests on, then p."""
+    """Tabulate a comparison: the difference with its interval, the numbers of seeds and images, then p.
+
+    Args:
+        study: all results.
+        pair: the two groups.
+    """
     first, second = pair.a.label, pair.b.label
     columns = [
         Column("quantity"), Column(first, 2), Column(second, 2), Column("difference (points)", 2),
@@ -171,7 +188,12 @@ NO_IMAGES = "No test images are compared: run with --predictions.every_task true
 
 
 def comparison_picture(study: Study, pair: Pair) -> Picture | None:
-    """Draw the differences with their intervals, and zero; None where there is no interval."""
+    """Draw the differences with their intervals; None if there is no interval.
+
+    Args:
+        study: all results.
+        pair: the two groups.
+    """
     shown = [(line, line.interval) for line in pair.lines if line.interval is not None]
     if not shown:
         return None

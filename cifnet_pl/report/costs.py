@@ -24,7 +24,13 @@ Panel = tuple[str, list[Group]]
 
 
 def panels(study: Study, groups: Sequence[Group], key: str) -> list[Panel]:
-    """Return the groups that have ``key``, by kind and conditions: measured ones first."""
+    """Divide groups into panels of a figure, by kind and conditions; measured ones come first.
+
+    Args:
+        study: all results.
+        groups: of one setting.
+        key: value that a group must have to be shown.
+    """
     by_title: dict[str, list[Group]] = {}
     for group in (alike for whole in groups for alike in whole.by_conditions()):
         if group.stat(key) is not None:
@@ -38,7 +44,15 @@ def panels(study: Study, groups: Sequence[Group], key: str) -> list[Panel]:
 
 
 def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
-    """Draw Ā against training time, the area of a bubble proportional to its energy (fig:bubble_green)."""
+    """Draw Ā against training time; the area of a bubble is proportional to the energy (fig:bubble_green).
+
+    Args:
+        study: all results.
+        setting: whose groups are drawn.
+
+    Returns:
+        One figure, or none if there is nothing to draw.
+    """
     shown = [
         (title, kept) for title, groups in panels(study, study.compared(setting), "train_seconds")
         if (kept := [group for group in groups if group.stat("A_bar")])
@@ -68,7 +82,7 @@ def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
 
 
 def area(energy: float, unit: float) -> float:
-    """Return area of a bubble in square points: ``energy / unit``, where that can be seen."""
+    """Return the area of a bubble in square points: ``energy / unit``, at least ``SMALLEST``."""
     return max(SMALLEST, energy / unit)
 
 
@@ -101,7 +115,12 @@ def _bubbles(axes: Axes, groups: Sequence[Group], unit: float) -> None:
 
 
 def energy_points(study: Study, setting: Setting) -> list[Picture]:
-    """Draw A_K per kWh (tab:cifar100-efficiency), and energy divided by that of the reference."""
+    """Draw A_K per kWh (tab:cifar100-efficiency), and the energy divided by that of the reference.
+
+    Args:
+        study: all results.
+        setting: whose groups are drawn.
+    """
     groups = study.with_published(setting)
     drawn = panels(study, groups, "A_K_per_kwh")
     name, slug = study.names[setting], study.slug(setting)
@@ -134,7 +153,7 @@ def _worth_drawing(panels: Sequence[Panel]) -> bool:
 def _points(
     title: str, shown: Sequence[Panel], xlabel: str, value: Callable[[Group], Stat | None], line: float | None = None
 ) -> Figure:
-    """Return a point with its deviation for each method, on one logarithmic axis for all panels."""
+    """Draw a point with its deviation for each method, on one logarithmic axis for all panels."""
     sizes = [len(groups) + 0.8 for _, groups in shown]
     chart = figure(6.4, 1.3 + 0.45 * len(shown) + 0.3 * sum(sizes))
     every = chart.subplots(len(shown), 1, squeeze=False, sharex=True, height_ratios=sizes)[:, 0]
@@ -164,7 +183,12 @@ def _points(
 
 
 def memory_points(study: Study, setting: Setting) -> list[Picture]:
-    """Draw the numbers kept, a point per component and one for the total, log scale (fig:memory)."""
+    """Draw the numbers kept on a log scale: a point per component, and one for the total (fig:memory).
+
+    Args:
+        study: all results.
+        setting: whose groups are drawn.
+    """
     groups = [group for group in study.with_published(setting) if group.components and group.stat("kept_elements")]
     if not any(group.kind == "measured" for group in groups):
         return []
@@ -181,7 +205,7 @@ def memory_points(study: Study, setting: Setting) -> list[Picture]:
 
 
 def buffer_points(study: Study) -> list[Picture]:
-    """Draw megabytes of a buffer of embeddings against as many raw images (the paper: 4.1 against 1206)."""
+    """Draw the megabytes of a buffer of embeddings and of as many raw images (the paper: 4.1 against 1206)."""
     names = ("embeddings", "images, bytes", "images, float32")
     rows: list[tuple[str, dict[str, float]]] = []
     for group in buffered(study):
@@ -205,7 +229,7 @@ def _parts(
     rows: Sequence[tuple[str, dict[str, float]]], parts: Sequence[str], xlabel: str, title: str,
     said: Callable[[float], str],
 ) -> Figure:  # fmt: skip
-    """Return a row for each method, a marker for each part; the number of the first part stands at the right."""
+    """Draw a row for each method, a marker for each component, and the value of the first component at the right."""
     chart = figure(6.4, 1.6 + 0.42 * len(rows))
     axes = chart.subplots()
     for row, (_, sizes) in enumerate(rows):
@@ -231,7 +255,7 @@ def _parts(
 
 
 def plain_log_ticks(axes: Axes) -> None:
-    """Put plain numbers on a log x axis, few enough that they do not touch; powers of ten where they are long."""
+    """Write plain numbers at a log x axis, few enough that they do not touch; powers of ten if they are long."""
     low, high = axes.get_xlim()
     subs = (1.0, 2.0, 5.0) if high / low > 8 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 300 else subs, numticks=8))

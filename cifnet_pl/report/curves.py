@@ -23,7 +23,12 @@ BARS = "Bars: ± one standard deviation over seeds, where there are several."
 
 
 def trajectories(study: Study, setting: Setting) -> list[Picture]:
-    """Draw A_k over classes seen: of the methods (fig:curves), of the classifiers, of the variants."""
+    """Draw A_k over classes seen: of the methods (fig:curves), of the classifiers, and of the variants.
+
+    Args:
+        study: all results.
+        setting: whose groups are drawn.
+    """
     slug, name = study.slug(setting), study.names[setting]
     every = study.compared(setting)
     methods = [group for group in every if group.name not in CLASSIFIERS]
@@ -75,7 +80,7 @@ def _lines(groups: Sequence[Group], title: str, variants: bool = False) -> Figur
 
 
 def _line(axes: Axes, group: Group, seen: Sequence[int], look: Look, label: str, phase: float) -> None:
-    """A_k with its deviation; of a long sequence only some tasks have a marker and a bar, each method at others."""
+    """Draw A_k with its deviation; in a long sequence only some tasks have a marker, at other tasks for each method."""
     stats = group.curve()
     x = list(group.classes_seen or seen or range(1, len(stats) + 1))[: len(stats)]
     known = [(a, s) for a, s in zip(x, stats, strict=True) if s is not None]
@@ -128,7 +133,12 @@ def sampling_bars(study: Study) -> list[Picture]:
 
 
 def pair_bars(bars: Sequence[tuple[str, Stat | None, Stat | None]], title: str) -> Figure:
-    """Draw two horizontal bars for each label: Ā hatched, A_K full; the numbers at their ends."""
+    """Draw two horizontal bars for each label: Ā hatched, A_K filled, each with its number at the end.
+
+    Args:
+        bars: label, Ā and A_K.
+        title: of the figure.
+    """
     chart = figure(6.4, 1.2 + 0.52 * len(bars))
     axes = chart.subplots()
     top = 0.0
@@ -152,7 +162,12 @@ def pair_bars(bars: Sequence[tuple[str, Stat | None, Stat | None]], title: str) 
 
 
 def value_curves(study: Study, *keys: str) -> list[Picture]:
-    """Draw A_K against each setting of ``keys`` that varies alone, such as the buffer's size (fig:buffer_ablation)."""
+    """Draw A_K against each setting that varies alone, such as the buffer's size (fig:buffer_ablation).
+
+    Args:
+        study: all results.
+        keys: dotted names of the settings.
+    """
     figures = []
     for key in keys:
         families = [[g for g in f if _is_number(g.config.get(key))] for f in study.varied(key)]
@@ -195,7 +210,7 @@ def _values(study: Study, families: Sequence[Sequence[Group]], key: str, title: 
 
 
 def calibration_maps(study: Study) -> list[Picture]:
-    """Draw how much later neurons fire on earlier classes, with and without calibration (fig:buffer_overlapping)."""
+    """Draw how much later neurons respond to earlier classes, with and without calibration (fig:buffer_overlapping)."""
     figures = []
     for family in study.varied("buffer"):
         shown = [(group, matrix) for group in reversed(family) if (matrix := mean_activations(group)) is not None]
@@ -212,7 +227,11 @@ def calibration_maps(study: Study) -> list[Picture]:
 
 
 def mean_activations(group: Group) -> np.ndarray | None:
-    """Return (K, K) float: mean over seeds of the recorded activations; None where no run recorded them."""
+    """Return the mean over seeds of the recorded activations.
+
+    Returns:
+        (K, K); None if no run recorded them.
+    """
     recorded = [o.run.activations for o in group.outcomes if o.run is not None and o.run.activations is not None]
     shapes = {len(matrix) for matrix in recorded}
     if len(shapes) != 1:

@@ -21,7 +21,15 @@ RESULT_TABLES = ("tab:accuracy-results", "tab:cifar100-efficiency", "tab:imagene
 
 
 class Published(NamedTuple):
-    """One number of the paper: the table it stands in, what it is of, and its value."""
+    """One number of the paper.
+
+    Attributes:
+        table: label of the table that it is in.
+        dataset, classes_per_task: the setting; an empty protocol means any.
+        method, variant: what it was measured with.
+        quantity: such as ``A_K``.
+        value: the number.
+    """
 
     table: str
     dataset: str
@@ -39,7 +47,17 @@ def published_numbers() -> list[Published]:
 
 
 def published_values(numbers: Sequence[Published], table: str, setting: Setting, quantity: str) -> dict[str, float]:
-    """Map variant → value of the paper's own method in one table, where data set and protocol match the setting."""
+    """Return the numbers of the paper's own method in one of its tables, if data set and protocol match the setting.
+
+    Args:
+        numbers: of the paper.
+        table: label of the table.
+        setting: of a report.
+        quantity: such as ``A_K``.
+
+    Returns:
+        Variant → value.
+    """
     return {
         n.variant: n.value
         for n in numbers
@@ -89,7 +107,7 @@ def _published_group(setting: Setting, method: str, values: Mapping[str, float],
 
 
 class ExternalRow(NamedTuple):
-    """One line of the file; None where a cell is empty. A line without a task speaks of the run as a whole."""
+    """One line of the file; None where a cell is empty. A line without a task is about the whole run."""
 
     task: int | None
     accuracy: float | None
@@ -104,7 +122,11 @@ def read_external(path: Path, settings: Sequence[Setting]) -> list[Group]:
     The file has the columns ``method, seed, task, A_k, seconds, kWh``: one line per task, tasks counted from 1, A_k in
     percent, seconds and kWh of that task alone. A line without a task holds the final accuracy and the totals of the
     run. Any cell but the method may be empty. ``dataset`` and ``classes_per_task`` say where a method belongs, and are
-    needed only where more than one setting of the report would fit; ``params`` is the number of parameters.
+    needed only if it fits more than one setting of the report; ``params`` is the number of parameters.
+
+    Args:
+        path: the file.
+        settings: of the report.
 
     Raises:
         UsageError: no such file, columns that are missing, a method that fits no setting or more than one.

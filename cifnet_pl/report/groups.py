@@ -67,14 +67,20 @@ def _conditions(run: Run) -> Conditions:
 
 
 def _sorted_source(source: str | None) -> str | None:
-    """Return the parts of an energy's source in one order: trackers list their hardware in any."""
+    """Return the sources of an energy in a fixed order, as trackers list their hardware in any order."""
     return ", ".join(sorted(source.split(", "))) if source else None
 
 
 def kept_components(run: Run) -> dict[str, float]:
     """Count the numbers kept between tasks by component, without the backbone that every method has.
 
-    A method that trains the network counts all of its parameters: those of one backbone are taken off.
+    A method that trains the network counts all of its parameters: those of one backbone are subtracted.
+
+    Args:
+        run: a complete run.
+
+    Returns:
+        Component → numbers.
     """
     parts = {name: float(count) for name, count in (run.summary.get("state_components") or {}).items() if count}
     if "parameters" in parts:
@@ -83,7 +89,12 @@ def kept_components(run: Run) -> dict[str, float]:
 
 
 def kept_bytes(run: Run, components: Mapping[str, float]) -> float:
-    """Return the bytes of the components as they are stored; runs of earlier versions did not say them by component."""
+    """Return the bytes of the components as they are stored; runs of earlier versions did not record them by component.
+
+    Args:
+        run: a complete run.
+        components: from :func:`kept_components`.
+    """
     sizes = run.summary.get("state_bytes_per_element") or {}
     dtype = str((run.summary.get("head_settings") or {}).get("dtype", "float32"))
     default: dict[str, float] = {"buffer": 1 if "parameters" in (run.summary.get("state_components") or {}) else 4}
@@ -96,7 +107,14 @@ def kept_bytes(run: Run, components: Mapping[str, float]) -> float:
 
 
 def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
-    """Group the runs in the order of tables; and a sentence for each that a later one of the same seed replaces."""
+    """Group runs that differ by their seed only.
+
+    Args:
+        runs: complete runs.
+
+    Returns:
+        The groups in the order of tables, and a sentence for each run that a later one of the same seed replaces.
+    """
     runs_of: dict[str, dict[Any, Run]] = defaultdict(dict)
     replaced = []
     for run in runs:
@@ -127,9 +145,10 @@ def _group(runs: list[Run]) -> Group:
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of ``b`` that differ from ``a``.
+    """Return the settings of ``b`` that differ from ``a``; if only one has a buffer, only its presence is listed.
 
-    If only one has a buffer, only its presence is listed.
+    Args:
+        a, b: settings by dotted name.
     """
     keys = {key for key in a.keys() | b.keys() if a.get(key) != b.get(key) or type(a.get(key)) is not type(b.get(key))}
     if "buffer" in keys:
@@ -138,9 +157,9 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _name_variants(family: list[Group]) -> None:
-    """Name each group of one method by what differs from its main configuration, which is one over all settings.
+    """Name each group of one method by its differences from the method's main configuration over all settings.
 
-    The reference of a setting, which its ablations are variants of, may be another one: its label then says so.
+    The reference of a setting, which its ablations are variants of, may be another one; its label then says so.
     """
     main = _reference(family)
     by_setting: dict[tuple[Any, ...], list[Group]] = defaultdict(list)
@@ -154,7 +173,7 @@ def _name_variants(family: list[Group]) -> None:
 
 
 def _reference(family: Sequence[Group]) -> Group:
-    """Return the configuration with the fewest differences to all others together: what the others are variations of.
+    """Return the configuration with the fewest differences to all others together.
 
     Ties go to the one that is nearest to the package's defaults, then to the one with the most seeds.
     """
@@ -180,14 +199,14 @@ def _defaults(head: str) -> dict[str, Any]:
 
 
 def group_order(group: Group) -> tuple[Any, ...]:
-    """Sort key: setting, measured before external, method, reference before its variants, numbers by size."""
+    """Return the sort key of a group: setting, measured before external, method, reference first, numbers by size."""
     changes = [(key, not isinstance(v, int | float), v if isinstance(v, int | float) else 0, str(v))
                for key, v in sorted(group.changes.items())]  # fmt: skip
     return (group.setting.order, *method_order(group), len(changes), changes)
 
 
 def method_order(group: Group) -> tuple[int, int, str]:
-    """Sort key of a method within a setting."""
+    """Return the sort key of a method within a setting."""
     kinds, known = ["measured", "external", "published"], [*METHODS.values(), JOINT]
     position = known.index(group.name) if group.name in known else len(known)
     return kinds.index(group.kind), position, group.name

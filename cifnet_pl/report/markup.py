@@ -24,14 +24,14 @@ TEMPLATES = jinja2.Environment(
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its header, how its numbers are written, and which of them is best.
+    """A column of a table.
 
     Attributes:
         header: plain text; ``A_K`` and ``A_bar`` are typeset where the format can.
         digits: decimals, or None for three significant digits.
-        better: "max", "min", or None where no value is better than another.
+        better: "max", "min", or None if no value is better than another.
         scale: numbers are multiplied by this before they are written.
-        spread: whether the deviation is written; not where a number cannot depend on the seed.
+        spread: whether the deviation is written; not for numbers that cannot depend on the seed.
     """
 
     header: str
@@ -53,11 +53,15 @@ COST_HEADERS = ("training (min)", "energy (kWh)", "A_K per kWh", "CO₂ (kg)")
 
 @dataclass
 class Table:
-    """Rows of cells under columns. ``name`` is the file's name, ``notes`` stand below.
+    """Rows of cells under columns.
 
     Attributes:
-        blocks: for each row, what it may be compared with: the best is looked for among rows of the same block.
-        cost_blocks: the same for columns of time and energy, where it differs.
+        name: of its files.
+        title: above the table.
+        columns, rows: its content.
+        notes: sentences below the table.
+        blocks: name for each row; only rows with the same name are compared to find the best.
+        cost_blocks: the same for columns of time and energy, if it differs.
     """
 
     name: str
@@ -89,9 +93,14 @@ class Table:
         return [[i for i, block in enumerate(blocks) if block == name] for name in names]
 
     def text(self, row: int, column: int, plus_minus: str = " ± ") -> str:
-        """Return a cell as plain text; with its number of seeds where measured rows of its column have different ones.
+        """Return a cell as plain text.
 
-        A column "seeds" says it for all cells of the row that have as many.
+        The number of seeds is added if measured rows of the column have different ones, unless a column "seeds" says
+        it.
+
+        Args:
+            row, column: position of the cell.
+            plus_minus: what stands before the deviation.
         """
         cell, header = self.rows[row][column], self.columns[column]
         plain = cell_text(cell, header, plus_minus)
@@ -117,7 +126,16 @@ class Table:
 
 
 def number(value: float, digits: int | None) -> str:
-    """Return a number with ``digits`` decimals, or with three significant digits at least; thousands separated."""
+    """Return a number as text, thousands separated.
+
+    Args:
+        value: the number.
+        digits: decimals; None for at least three significant digits.
+
+    Example:
+        >>> number(1234.5, None), number(0.01234, None), number(97.456, 1)
+        ('1,234', '0.0123', '97.5')
+    """
     if digits is not None:
         return f"{value:,.{digits}f}"
     if value == 0:
@@ -128,7 +146,13 @@ def number(value: float, digits: int | None) -> str:
 
 
 def cell_text(cell: Cell, column: Column, plus_minus: str = " ± ") -> str:
-    """Return a cell as plain text, mean and deviation with the same decimals; a dash where nothing was measured."""
+    """Return a cell as plain text, mean and deviation with the same decimals; a dash if nothing was measured.
+
+    Args:
+        cell: of the table.
+        column: that it is in.
+        plus_minus: what stands before the deviation.
+    """
     if cell is None or cell == "":
         return DASH
     if isinstance(cell, str):
@@ -161,7 +185,7 @@ def to_markdown(table: Table) -> str:
 
 
 def to_csv_table(table: Table) -> str:
-    """Write CSV: means in full precision, each followed by its deviation and number of seeds where it is a number."""
+    """Return CSV: means in full precision, and for numbers the deviation and the number of seeds in further columns."""
     header: list[str] = []
     for j, column in enumerate(table.columns):
         header += (
@@ -192,7 +216,12 @@ LATEX = {
 
 
 def latex(text: str) -> str:
-    """Return ``text`` with everything escaped that LaTeX reads as a command, and ``A_K`` typeset."""
+    r"""Return ``text`` with all special characters of LaTeX escaped, and ``A_K`` typeset.
+
+    Example:
+        >>> print(latex("A_K in %"))
+        $A_K$ in \%
+    """
     parts = text.split("A_K")
     return r"$A_K$".join("".join(LATEX.get(c, c) for c in piece) for piece in parts)
 

@@ -57,12 +57,17 @@ def paper_cifnet(sizes: Sizes) -> Elements:
 
 
 def triangle(width: int) -> int:
-    """Return how many numbers a symmetric matrix has (``width``, ``width``), each held once."""
+    """Return how many different numbers a symmetric matrix of some width has.
+
+    Example:
+        >>> triangle(3)
+        6
+    """
     return width * (width + 1) // 2
 
 
 def own_acil(sizes: Sizes) -> Elements:
-    """Compute ``B(B+1)/2 + 2CB``: a projection drawn from its seed is not stored, of symmetric matrices a half is."""
+    """Return ``B(B+1)/2 + 2CB``: the projection is drawn from its seed, and half of a symmetric matrix is stored."""
     c, b = sizes.classes, sizes.width
     return {"projection": 0, "factors": triangle(b), "moments": c * b, "weights": c * b}
 
@@ -85,7 +90,7 @@ def own_cifnet(sizes: Sizes) -> Elements:
 
 
 def own_ridge(sizes: Sizes) -> Elements:
-    """Return ``(d+1)(d+2)/2 + 2C(d+1)``, whatever the number of tasks; a buffer for calibration comes on top."""
+    """Return ``(d+1)(d+2)/2 + 2C(d+1)`` for any number of tasks; a buffer for calibration is not included."""
     d, c = sizes.features, sizes.classes
     return {"factors": triangle(d + 1), "moments": c * (d + 1), "weights": c * (d + 1)}
 

@@ -19,9 +19,13 @@ PAPER_NOTE = "Rows marked published are the paper's own numbers, at 4 bytes each
 
 
 def memory_table(study: Study, setting: Setting) -> Table:
-    """Count the numbers kept between tasks by component, and bytes as they are stored.
+    """Tabulate the numbers kept between tasks by component, and the bytes as they are stored.
 
     The backbone has a row of its own.
+
+    Args:
+        study: all results.
+        setting: whose groups are listed.
     """
     groups = [group for group in study.with_published(setting) if group.stat("kept_elements")]
     parts = list(dict.fromkeys(component for group in groups for component in group.components))
@@ -87,7 +91,7 @@ def _breakdown() -> Table:
 
 
 def _scaling() -> Table:
-    """tab:memory_scaling, over the number of tasks: the paper keeps a factor per class, this package one per task."""
+    """Tabulate memory by number of tasks (tab:memory_scaling): a factor per class in the paper, one per task here."""
     tasks = (10, 20, 50, 100)
     columns = [Column("method"), Column("grows with"), Column("the paper's formula (MB)", 1)]
     columns += [Column(f"here, {k} tasks (MB)", 1) for k in tasks]
@@ -122,7 +126,11 @@ def buffered(study: Study) -> list[Group]:
 
 
 def raw_images(group: Group) -> tuple[int, int, int] | None:
-    """Return (samples, features, side in pixels) of a group's buffer after the last task; None where not known."""
+    """Return the size of a group's buffer after the last task.
+
+    Returns:
+        Samples, features and side of the images in pixels; None if they are not known.
+    """
     run = group.outcomes[0].run if group.outcomes else None
     if run is None or not run.summary.get("buffer_elements") or not run.summary.get("image_size"):
         return None
@@ -133,13 +141,22 @@ def raw_images(group: Group) -> tuple[int, int, int] | None:
 
 
 def buffer_megabytes(samples: int, features: int, side: int) -> tuple[float, float, float]:
-    """Return megabytes of embeddings (float32), of as many images as bytes, and as float32 (the paper's count)."""
+    """Return the megabytes of a buffer.
+
+    Args:
+        samples: number of embeddings or images.
+        features: width of the embeddings.
+        side: of the images in pixels.
+
+    Returns:
+        As embeddings (float32), as images of bytes, and as images of float32 (the paper's count).
+    """
     pixels = samples * 3 * side * side
     return samples * features * 4e-6, pixels * 1e-6, pixels * 4e-6
 
 
 def buffer_bytes_table(study: Study) -> Table:
-    """Return a buffer of embeddings against as many raw images (the paper: 4.1 MB against 1206 MB)."""
+    """Tabulate a buffer of embeddings against as many raw images (the paper: 4.1 MB against 1206 MB)."""
     headers = ("embeddings (MB)", "images, uint8 (MB)", "images, float32 (MB)")
     columns = [
         Column("setting"),

@@ -26,13 +26,13 @@ COSTS = ("train_seconds", "eval_seconds", "energy_kwh", "A_K_per_kwh", "co2_kg")
 
 @dataclass(frozen=True, order=True)
 class Conditions:
-    """The conditions of time and energy besides the method; costs of different ones are neither averaged nor ranked.
+    """What time and energy depend on besides the method; costs under different ones are neither averaged nor ranked.
 
     Attributes:
         cached: whether embeddings were read from the cache, so that the backbone did not run for them.
         machine: processor or GPU, with its number.
         source: how energy was measured, e.g. "cpu estimated (cpu_load), ram estimated".
-        scope: "machine", or "process" where other processes were not counted.
+        scope: "machine", or "process" if other processes were not counted.
     """
 
     cached: bool = False
@@ -41,7 +41,11 @@ class Conditions:
     scope: str = "machine"
 
     def words(self, shown: Sequence[str]) -> str:
-        """Return those of the attributes named in ``shown``, for a method's name."""
+        """Return some of the attributes as words for a method's name.
+
+        Args:
+            shown: names of the attributes.
+        """
         texts = {
             "machine": self.machine,
             "source": self.source or "energy not measured",
@@ -53,10 +57,16 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of one seed. ``values`` has None where something was not measured; percentages, seconds, kWh.
+    """The results of one seed.
 
-    ``key`` identifies seed and class order: outcomes of two methods with one key are a pair. ``answers`` is the file of
-    its predictions, where it kept them.
+    Attributes:
+        seed: of the run; None if it is not known.
+        trajectory: A_k in percent after each task.
+        values: percentages, seconds, kWh by name; None where something was not measured.
+        conditions: of time and energy.
+        run: the run, if it was one of this package.
+        key: seed and class order; outcomes of two methods with the same key are a pair.
+        answers: file of the predictions, if they were kept.
     """
 
     seed: int | None
@@ -70,9 +80,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Stat:
-    """Mean over seeds, standard deviation (n − 1; None for a single seed), number of seeds, and each seed's value.
+    """Mean and deviation over seeds.
 
-    ``answers`` has the files of predictions of seeds whose value is a share of right answers.
+    Attributes:
+        mean: over seeds.
+        sd: standard deviation (n − 1); None for a single seed.
+        n: number of seeds.
+        by_seed: value of each seed.
+        answers: files of predictions of each seed, for values that are a share of right answers.
     """
 
     mean: float
@@ -143,12 +158,12 @@ class Group:
 
     @property
     def energy_source(self) -> str:
-        """Where the energies come from; all sources where seeds differ."""
+        """Where the energies come from; all sources if seeds differ."""
         measured = [o for o in self.outcomes if o.values.get("energy_kwh") is not None]
         return "; ".join(sorted({_said(o.conditions) for o in measured if o.conditions.source}))
 
     def by_conditions(self) -> list[Group]:
-        """Return the group once for each condition of its costs; more than one is told apart by its label."""
+        """Return the group once for each condition of its costs; if there are several, their labels differ."""
         if len(self.conditions) == 1:
             return [self]
         differing = [
@@ -167,8 +182,12 @@ class Group:
     def stat(self, key: str) -> Stat | None:
         """Return the mean and deviation of a value over the seeds that have it.
 
-        None where no seed has it, and for a cost that was measured under different conditions: see
-        :meth:`by_conditions`.
+        Args:
+            key: name of the value.
+
+        Returns:
+            None if no seed has it, or if it is a cost that was measured under different conditions
+            (:meth:`by_conditions`).
         """
         if key in COSTS and len(self.conditions) > 1:
             return None
@@ -178,7 +197,11 @@ class Group:
         return replace(stat, answers={o.key: o.answers for o in self.outcomes if o.answers is not None})
 
     def mean(self, key: str) -> float:
-        """Return the mean of a value that is there."""
+        """Return the mean of a value.
+
+        Raises:
+            KeyError: no seed has it.
+        """
         stat = self.stat(key)
         if stat is None:
             raise KeyError(f"{self.label} has no {key}")
@@ -200,7 +223,18 @@ class Group:
 
 
 def stat_of(values: Mapping[str, float | None]) -> Stat | None:
-    """Return the mean and sample standard deviation of what is known; ``values`` has one entry per seed."""
+    """Return the mean and sample standard deviation of the values that are not None.
+
+    Args:
+        values: one for each seed.
+
+    Returns:
+        None if all are None.
+
+    Example:
+        >>> stat_of({"1": 96.0, "2": 98.0, "3": None}).mean
+        97.0
+    """
     known = {key: float(value) for key, value in values.items() if value is not None}
     if not known:
         return None
@@ -209,7 +243,12 @@ def stat_of(values: Mapping[str, float | None]) -> Stat | None:
 
 
 def fixed(value: float | None, seeds: int = 1) -> Stat | None:
-    """Return a number that has no deviation: of a formula, or of the paper."""
+    """Return a number without deviation, such as that of a formula or of the paper.
+
+    Args:
+        value: the number, or None.
+        seeds: number of seeds to show.
+    """
     return None if value is None else Stat(float(value), None, seeds)
 
 

@@ -16,7 +16,15 @@ def to_page(
     tables: Mapping[str, Sequence[Table]],
     pictures: Mapping[str, Sequence[tuple[Picture, bytes]]],
 ) -> str:
-    """Return the page; pictures come with their SVG, sections in the order of ``tables`` and then ``pictures``."""
+    """Return the HTML page; sections follow in the order of ``tables``, then of ``pictures``.
+
+    Args:
+        title: of the page.
+        lead: sentence at the top.
+        warnings: sentences below it.
+        tables: section → tables.
+        pictures: section → pictures with their SVG.
+    """
     sections = [
         {
             "name": name,

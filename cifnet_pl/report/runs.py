@@ -1,4 +1,4 @@
-"""Read run folders: complete ones as :class:`Run`, all others named with the reason they are left out."""
+"""Read run folders: complete ones as :class:`Run`, and for all others the reason why they are left out."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ NEEDED = ("A_K", "A_bar", "A_k", "n_tasks", "n_classes", "head", "train_seconds"
 
 @dataclass(frozen=True)
 class Run:
-    """One whole run: its configuration, its summary and its rows, as the run's folder holds them.
+    """One complete run: its configuration, its summary and its rows, as the run's folder holds them.
 
     Attributes:
         folder: where it was read from.
         config: content of ``config.yaml``.
         summary: content of ``summary.json``.
         classes_seen: number of classes after each task.
-        activations: ``activations.csv`` where the run recorded it: row i, column j is the mean over the test images
+        activations: ``activations.csv`` if the run recorded it: row i, column j is the mean over the test images
             of task i of the largest activation among the neurons of task j.
     """
 
@@ -50,7 +50,13 @@ class Run:
 
 
 def find_folders(paths: Iterable[str | Path]) -> list[Path]:
-    """Find all run folders at or below ``paths``, sorted, each once: folders with one of a run's files or checkpoints.
+    """Find all run folders at or below some paths: folders with one of a run's files or checkpoints.
+
+    Args:
+        paths: folders.
+
+    Returns:
+        The run folders, sorted, each once.
 
     Raises:
         UsageError: a path that does not exist.
@@ -76,8 +82,11 @@ def _natural(name: str) -> tuple[str, int]:
 def read_run(folder: Path) -> Run:
     """Read one run's folder.
 
+    Args:
+        folder: of the run.
+
     Raises:
-        DataError: the run is not whole, or a file of it is damaged; the sentence says which.
+        DataError: the run is not complete, or a file of it is damaged; the sentence says which.
     """
     summary = _summary(folder)
     config = _config(folder / "config.yaml")
@@ -94,7 +103,13 @@ def read_run(folder: Path) -> Run:
 
 
 def read_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
-    """Return all whole runs below ``paths``, and a sentence for each folder that is left out.
+    """Read all runs at or below some paths.
+
+    Args:
+        paths: folders.
+
+    Returns:
+        The complete runs, and a sentence for each folder that is left out.
 
     Raises:
         UsageError: a path that does not exist.
@@ -110,7 +125,7 @@ def read_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
 
 @dataclass(frozen=True)
 class MissingPoint:
-    """A point of a sweep that has no whole run: its folder, and why, as far as the sweep knows."""
+    """A point of a sweep that has no complete run, and why, as far as the sweep knows."""
 
     folder: Path
     reason: str
@@ -120,7 +135,14 @@ class MissingPoint:
 
 
 def find_missing(paths: Iterable[str | Path]) -> list[MissingPoint]:
-    """Return the points of sweeps at or below ``paths`` that have no whole run, sorted by name."""
+    """Find the points of sweeps that have no complete run.
+
+    Args:
+        paths: folders.
+
+    Returns:
+        The points at or below the paths, sorted by name.
+    """
     missing = {}
     for path in map(Path, paths):
         # A run's own folder belongs to a point too, but then the user asked for that run alone.
@@ -139,7 +161,7 @@ def _reason(folder: Path) -> str:
 
 
 def is_complete(folder: Path) -> bool:
-    """Return whether ``folder`` holds a whole run."""
+    """Return whether ``folder`` holds a complete run."""
     try:
         read_run(folder)
     except DataError:

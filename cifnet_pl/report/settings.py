@@ -120,6 +120,9 @@ def configuration(run: Run) -> dict[str, Any]:
 
     ``model.init_args.head.init_args.ridge`` becomes ``head.ridge``, and so on for the buffer. A buffer that the
     head had no use for is left out.
+
+    Args:
+        run: a complete run.
     """
     config = {key: value for key, value in run.config.items() if key not in ("model", "lightning.pytorch")}
     flat = flatten(config)
@@ -134,7 +137,7 @@ def configuration(run: Run) -> dict[str, Any]:
 
 
 def _defaults(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of settings that the run's version of this package did not have yet, or did not write."""
+    """Return the values of settings that an older version of this package did not have or did not write."""
     from lightning.pytorch import Trainer
 
     from cifnet_pl.data import CIFNetDataModule
@@ -176,7 +179,16 @@ def _model(run: Run) -> dict[str, Any]:
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested mappings as one, keys joined by dots; an empty mapping is None."""
+    """Flatten nested mappings to one level; an empty mapping becomes None.
+
+    Args:
+        config: nested mappings.
+        prefix: of all keys.
+
+    Example:
+        >>> flatten({"head": {"ridge": 1.0}, "buffer": {}})
+        {'head.ridge': 1.0, 'buffer': None}
+    """
     flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
@@ -206,6 +218,15 @@ def setting_of(run: Run) -> Setting:
 
 
 def protocol_name(per_task: Any, initial: Any = None) -> str:
-    """Return the classes of each task in words: "10", "50 + 10" or "4, 3, 3"."""
+    """Return the classes of each task in words.
+
+    Args:
+        per_task: one number, or a list.
+        initial: classes of a larger first task, or None.
+
+    Example:
+        >>> protocol_name(10, 50), protocol_name([4, 3, 3])
+        ('50 + 10', '4, 3, 3')
+    """
     text = ", ".join(map(str, per_task)) if isinstance(per_task, list) else str(per_task)
     return f"{initial} + {text}" if initial else text

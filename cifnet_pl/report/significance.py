@@ -18,14 +18,22 @@ ROUNDING = 1e-12
 
 
 def common_differences(a: Stat, b: Stat) -> np.ndarray:
-    """Return (n,) float64: a − b over the seeds that both have."""
+    """Return the differences a − b over the seeds that both have.
+
+    Returns:
+        (n,) float64.
+    """
     return np.array([a.by_seed[key] - b.by_seed[key] for key in a.by_seed if key in b.by_seed], dtype=np.float64)
 
 
 def paired_test(differences: np.ndarray) -> float | None:
-    """Compute the two-sided p of the paired t-test that the mean of ``differences`` is 0.
+    """Compute the two-sided p of the paired t-test that the mean difference is 0.
 
-    The result is None for fewer than two pairs.
+    Args:
+        differences: (n,).
+
+    Returns:
+        None for fewer than two pairs.
     """
     if len(differences) < 2:
         return None
@@ -35,9 +43,14 @@ def paired_test(differences: np.ndarray) -> float | None:
 
 
 def is_worse(cell: Stat, rival: Stat, better: str) -> bool | None:
-    """Test whether ``cell`` is significantly worse than ``rival``, over common seeds or one seed's test images.
+    """Test whether one cell is significantly worse than another, over common seeds or over one seed's test images.
 
-    None where that cannot be tested.
+    Args:
+        cell, rival: of one column.
+        better: "max" or "min".
+
+    Returns:
+        None if it cannot be tested.
     """
     differences = common_differences(cell, rival)
     p = paired_test(differences)
@@ -50,7 +63,7 @@ def is_worse(cell: Stat, rival: Stat, better: str) -> bool | None:
 
 
 def _single_run_test(cell: Stat, rival: Stat) -> float | None:
-    """Compute McNemar's p of two runs of one common seed that kept their predictions; None where they did not."""
+    """Compute McNemar's p of two runs of one common seed; None if they did not keep their predictions."""
     common = [key for key in cell.answers if key in rival.answers]
     if len(common) != 1:
         return None
@@ -59,14 +72,17 @@ def _single_run_test(cell: Stat, rival: Stat) -> float | None:
 
 
 def marked(cells: Sequence[Stat | None], better: str, exact: bool = False) -> set[int]:
-    """Return the positions of the cells to mark as best: those that no other one is significantly better than.
+    """Return the cells to mark as best: those that no other one is significantly better than.
 
-    Nothing is marked where nothing can be told apart: fewer than two cells with two common seeds, or all of them tied.
+    Nothing is marked if nothing can be distinguished: fewer than two cells with two common seeds, or all of them tied.
 
     Args:
         cells: of one column, and comparable with each other.
         better: "max" or "min".
         exact: whether the values cannot depend on chance, so that their means are compared as they are.
+
+    Returns:
+        Positions of the cells.
     """
     known = {i: cell for i, cell in enumerate(cells) if cell is not None}
     if exact:
@@ -141,7 +157,11 @@ def mcnemar(a: np.ndarray, b: np.ndarray) -> tuple[int, int, float]:
 
 
 def seed_interval(differences: np.ndarray) -> Interval | None:
-    """Return the mean difference with its t interval over seeds; None for fewer than two."""
+    """Return the mean difference with its t interval over seeds; None for fewer than two seeds.
+
+    Args:
+        differences: (n,), one for each seed.
+    """
     if len(differences) < 2:
         return None
     half = float(stats.t.ppf(1 - LEVEL / 2, len(differences) - 1) * stats.sem(differences))
@@ -150,7 +170,7 @@ def seed_interval(differences: np.ndarray) -> Interval | None:
 
 
 def ratio(cell: Stat | None, reference: Stat | None) -> Stat | None:
-    """Return ``cell`` / ``reference``, over common seeds where there are any; None where one of them is missing."""
+    """Return ``cell`` / ``reference``, over common seeds if there are any; None if one of them is missing."""
     if cell is None or reference is None or not reference.mean:
         return None
     common: Mapping[str, float] = {

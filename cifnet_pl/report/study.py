@@ -31,12 +31,12 @@ REFERENCE = "CIFNet"
 
 @dataclass
 class Study:
-    """Everything that was read.
+    """All results of a report.
 
     Attributes:
         groups: measured ones, then those of external files, in the order of tables.
         left_out: a sentence for each folder that was not read, or not used.
-        missing: a sentence for each point of a sweep that has no whole run.
+        missing: a sentence for each point of a sweep that has no complete run.
         reference: label of the method whose energy others are divided by.
     """
 
@@ -52,7 +52,7 @@ class Study:
 
     @cached_property
     def names(self) -> dict[Setting, str]:
-        """A short name of each setting that no other one has."""
+        """Short name of each setting that no other setting has."""
         names = {setting: setting.short for setting in self.settings}
         extras: list[Callable[[Setting], str]] = [
             lambda s: s.backbone,
@@ -91,7 +91,7 @@ class Study:
         return [group for group in self.published if group.setting == setting]
 
     def references(self, setting: Setting) -> list[Group]:
-        """Return one group for each method of a setting: the one that its others are variations of."""
+        """Return one group for each method of a setting: the one that the others are variations of."""
         return [group for group in self.of(setting) if group.is_reference]
 
     def compared(self, setting: Setting) -> list[Group]:
@@ -103,15 +103,20 @@ class Study:
         return self.compared(setting) + self.published_in(setting)
 
     def row_order(self, group: Group) -> tuple[object, ...]:
-        """Sort key of a row that stands for several settings: measured, external, published in the paper's order."""
+        """Return the sort key of a row for several settings: measured, external, published in the paper's order."""
         kind, position, name = method_order(group)
         measured_order = (position, name, len(group.named), group.label) if group.kind == "measured" else (0, "", 0, "")
         return (kind, *measured_order)
 
     def variants(self, reference: Group, *keys: str) -> list[Group]:
-        """Return the reference, and the groups of its method that differ from it in exactly one of ``keys``.
+        """Return a reference, and the groups of its method that differ from it in exactly one setting.
 
-        [] if none.
+        Args:
+            reference: a group.
+            keys: dotted names of the settings.
+
+        Returns:
+            Nothing if there are no such groups.
         """
         variants = [
             group for group in self.of(reference.setting)
@@ -121,7 +126,11 @@ class Study:
         return [reference, *variants] if variants else []
 
     def varied(self, *keys: str) -> list[list[Group]]:
-        """Return :meth:`variants` of every reference that has some."""
+        """Return :meth:`variants` of every reference that has some.
+
+        Args:
+            keys: dotted names of the settings.
+        """
         references = [group for group in self.groups if group.is_reference]
         return [family for family in (self.variants(ref, *keys) for ref in references) if family]
 
@@ -132,7 +141,16 @@ class Study:
         return sorted(changed - named)
 
     def published_of(self, table: str, setting: Setting, quantity: str) -> dict[str, Stat]:
-        """Map variant → the paper's number for its own method in one of its tables."""
+        """Return the paper's numbers for its own method in one of its tables.
+
+        Args:
+            table: label of the table.
+            setting: whose data set and protocol must match.
+            quantity: such as ``A_K``.
+
+        Returns:
+            Variant → number.
+        """
         values = published_values(self.numbers, table, setting, quantity)
         return {variant: stat for variant, value in values.items() if (stat := fixed(value, 3)) is not None}
 
@@ -159,7 +177,7 @@ class Study:
         return {key: _letter(i) for i, key in enumerate(keys)}
 
     def condition_words(self, groups: Sequence[Group]) -> dict[str, str]:
-        """Map letter → what it stands for."""
+        """Return what each letter of :meth:`condition_letters` stands for."""
         phrases = {}
         for (kind, conditions), letter in self.condition_letters(groups).items():
             shown = [name for name in ("machine", "source") if getattr(conditions, name) or name == "source"]
@@ -171,10 +189,7 @@ class Study:
     # ------------------------------------------------------------------ what a reader must know
 
     def cache_note(self, groups: Sequence[Group]) -> list[str]:
-        """Return a note about the costs of runs with the embedding cache.
-
-        It is empty where there are no such runs.
-        """
+        """Return a note about the costs of runs with the embedding cache; none if there are no such runs."""
         cached = sorted({group.label for group in groups if any(c.cached for c in group.conditions)})
         if not cached:
             return []
@@ -184,7 +199,7 @@ class Study:
         ]
 
     def seeds_note(self, groups: Iterable[Group]) -> str:
-        """Return what the deviations are over: seeds, class orders, or both."""
+        """Return a note that says what the deviations are over: seeds, class orders, or both."""
         runs = [o.run for g in groups if g.kind == "measured" for o in g.outcomes if o.run is not None]
         orders = [run.config["data"].get("class_order") for run in runs]
         both = [order == run.seed and order is not None for run, order in zip(runs, orders, strict=True)]
@@ -214,6 +229,6 @@ def notes_of(settings: Sequence[Setting]) -> list[str]:
 
 
 def sources(groups: Sequence[Group]) -> str | None:
-    """Return a sentence that says where the energies of ``groups`` come from; None where there are none."""
+    """Return a sentence that says where the energies of groups come from; None if there are none."""
     names = sorted({group.energy_source for group in groups if group.energy_source})
     return f"Energy: {'; '.join(names)}." if names else None

@@ -1,4 +1,4 @@
-"""Set how every figure looks: colours that differ in grey too, a marker and a line style for each method."""
+"""Define how every figure looks: colours that differ in grey too, a marker and a line style for each method."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Look:
 def looks(labels: Sequence[str]) -> dict[str, Look]:
     """Return a look for each label.
 
-    The lists have different lengths, so that no two labels of a figure look the same.
+    The lists of colours, markers and lines have different lengths, so that no two labels of a figure look the same.
     """
     return {
         label: Look(COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)], LINES[i % len(LINES)])
@@ -71,7 +71,11 @@ def looks(labels: Sequence[str]) -> dict[str, Look]:
 
 
 def figure(width: float, height: float) -> Figure:
-    """Return an empty figure in inches whose parts never overlap."""
+    """Return an empty figure whose parts never overlap.
+
+    Args:
+        width, height: in inches.
+    """
     return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
@@ -82,13 +86,21 @@ def fill(index: int) -> dict[str, Any]:
 
 
 def legend_of_bars(target: Figure, names: Sequence[str], kinds: Sequence[int], location: str, columns: int = 1) -> None:
-    """Add a legend outside the axes that says what the bars of each kind are."""
+    """Add a legend of bars outside the axes.
+
+    Args:
+        target: the figure.
+        names: of the kinds of bars.
+        kinds: number of each kind, as for :func:`fill`.
+        location: such as "lower center".
+        columns: of the legend.
+    """
     patches = [Patch(label=name, **fill(kind)) for name, kind in zip(names, kinds, strict=True)]
     target.legend(handles=patches, loc=cast(Any, f"outside {location}"), ncols=columns)
 
 
 def legend_of_points(target: Figure, names: Sequence[str]) -> None:
-    """Add a legend below the axes that says which part each marker stands for; the first one is the full one."""
+    """Add a legend below the axes that says which component each marker stands for; the first marker is filled."""
     handles = [
         Line2D(
             [], [], linestyle="none", marker=MARKERS[i], markersize=7, label=name, markeredgewidth=1.4,
@@ -100,14 +112,14 @@ def legend_of_points(target: Figure, names: Sequence[str]) -> None:
 
 
 def legend_below(target: Figure, axes: Axes, columns: int) -> None:
-    """Add a legend outside, below the axes: it can hide no data; long names are wrapped."""
+    """Add a legend outside the axes, below them, where it hides no data; long names are wrapped."""
     handles, labels = axes.get_legend_handles_labels()
     names = [wrapped(label, 60 if columns == 1 else 34) for label in labels]
     target.legend(handles, names, loc="outside lower center", ncols=_columns(target, names, columns))
 
 
 def _columns(target: Figure, names: Sequence[str], wanted: int) -> int:
-    """As many columns as fit, of at most ``wanted``: a letter is about 5 points wide, the sample line 50."""
+    """Return how many columns fit, at most ``wanted``: a letter is about 5 points wide, the sample line 50."""
     longest = max((len(line) for name in names for line in name.splitlines()), default=1)
     fitting = int(72 * target.get_figwidth() / (5 * longest + 50))
     return max(1, min(wanted, fitting, len(names)))
@@ -119,7 +131,7 @@ def wrapped(text: str, width: int) -> str:
 
 
 def render(picture: Picture) -> tuple[bytes, bytes]:
-    """Return (PNG, SVG) of a figure; the same figure gives the same bytes."""
+    """Return a figure as PNG and SVG; the same figure gives the same bytes."""
     png, svg = io.BytesIO(), io.BytesIO()
     with matplotlib.rc_context(SETTINGS):
         picture.figure.savefig(png, format="png", metadata={"Software": None})

@@ -30,7 +30,11 @@ ACCURACY = (("Ā", "A_bar"), ("A_K", "A_K"))
 
 
 def all_tables(study: Study) -> dict[str, list[Table]]:
-    """Map section of the report → its tables; sections without any are left out."""
+    """Make all tables.
+
+    Returns:
+        Section of the report → its tables; sections without tables are left out.
+    """
     each = study.settings
     sections = {
         "Accuracy": [accuracy_table(study)],
@@ -65,14 +69,18 @@ def accuracy_table(study: Study) -> Table:
 
 
 def _kinds(rows: Sequence[Sequence[Cell]]) -> list[str]:
-    """Return what each row may be compared with: measured rows with measured ones, and so on."""
+    """Return the block of each row: measured rows are compared with measured ones, and so on."""
     return [str(row[1]) for row in rows]
 
 
 def efficiency_table(study: Study, setting: Setting) -> Table:
     """Tabulate parameters, minutes, energy and A_K per kWh (tab:cifar100-efficiency, tab:imagenet100-efficiency).
 
-    A configuration whose seeds ran under different conditions has one row for each of them.
+    A configuration whose seeds ran under different conditions has one row for each condition.
+
+    Args:
+        study: all results.
+        setting: whose groups are listed.
     """
     groups = [
         alike for group in study.with_published(setting) for alike in group.by_conditions()
@@ -123,7 +131,7 @@ def _published_notes(groups: Sequence[Group]) -> list[str]:
 
 
 def ablation_table(study: Study) -> Table:
-    """Return the method without one of its parts, each at a time (tab:ablation)."""
+    """Tabulate the method without one of its parts at a time (tab:ablation)."""
     families = study.varied(*ABLATIONS)
     settings = [s for s in study.settings if any(family[0].setting == s for family in families)]
     columns = [Column("variant"), Column("numbers")]
@@ -154,7 +162,13 @@ def ablation_table(study: Study) -> Table:
 
 
 def value_table(study: Study, key: str, name: str) -> Table:
-    """Tabulate the final accuracy for each value of one setting (fig:buffer_ablation for the size of the buffer)."""
+    """Tabulate the final accuracy for each value of one setting (fig:buffer_ablation for the size of the buffer).
+
+    Args:
+        study: all results.
+        key: dotted name of the setting.
+        name: of the table's files.
+    """
     families = study.varied(key)
     values = {str(g.config.get(key)): g.config.get(key) for family in families for g in family}
     ordered = sorted(
@@ -223,7 +237,7 @@ def results_table(study: Study, setting: Setting) -> Table:
 
 
 def settings_table(study: Study) -> Table:
-    """Return the reference configuration of each method in each setting."""
+    """Tabulate the reference configuration of each method in each setting."""
     rows: list[list[Cell]] = []
     for group in (g for g in study.groups if g.is_reference):
         shown = {k: v for k, v in group.config.items() if k.startswith(("head.", "buffer.")) or k == "buffer"}
@@ -238,7 +252,7 @@ def settings_table(study: Study) -> Table:
 
 
 def runs_table(study: Study) -> Table:
-    """Return every run that was used, with its folder and its machine."""
+    """Tabulate every run that was used, with its folder and its machine."""
     rows: list[list[Cell]] = []
     for group in study.groups:
         for outcome in group.outcomes:

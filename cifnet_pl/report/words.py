@@ -77,7 +77,16 @@ def method_name(head: str) -> str:
 
 
 def words(key: str, value: Any) -> str:
-    """Return a setting and its value, for a method's name."""
+    """Return a setting and its value as part of a method's name.
+
+    Args:
+        key: dotted name of the setting.
+        value: of the setting.
+
+    Example:
+        >>> words("head.ridge", 0.01)
+        'λ 0.01'
+    """
     known = WORDS.get((key, value)) if isinstance(value, str | bool | None) else None
     if known is not None:
         return known
@@ -86,12 +95,22 @@ def words(key: str, value: Any) -> str:
 
 
 def heading(key: str) -> str:
-    """Return a setting as a heading or the label of an axis: ``head.width`` as "width of the random projection"."""
+    """Return a setting as a heading or the label of an axis.
+
+    Example:
+        >>> heading("head.width")
+        'width of the random projection'
+    """
     return LONG.get(key) or _last(key)
 
 
 def value_name(key: str, value: Any) -> str:
-    """Return a setting's value under its heading."""
+    """Return a setting's value as it is shown under its heading.
+
+    Args:
+        key: dotted name of the setting.
+        value: of the setting.
+    """
     if key == "buffer.strategy":
         return strategy_name(value)
     if key in SAID_BY_HEADING and isinstance(value, bool | None):
@@ -102,7 +121,7 @@ def value_name(key: str, value: Any) -> str:
 
 
 def strategy_name(strategy: object) -> str:
-    """Return a way to select the buffer, in words."""
+    """Return the name of a way to select the buffer."""
     return WORDS.get(("buffer.strategy", strategy), str(strategy)).removesuffix(" buffer")
 
 

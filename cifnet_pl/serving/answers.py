@@ -1,4 +1,4 @@
-"""Define what the service answers, as types that the OpenAPI description is made from."""
+"""Define the answers of the service, as types that the OpenAPI description is made from."""
 
 from __future__ import annotations
 

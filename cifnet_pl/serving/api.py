@@ -46,7 +46,11 @@ def named(files: list[UploadFile]) -> list[tuple[str, UploadFile]]:
 
 
 async def contents(files: list[UploadFile], service: Service) -> list[tuple[str, bytes]]:
-    """Return the content of each file; RequestError for one that is too large."""
+    """Read the files of a request.
+
+    Raises:
+        RequestError: one is too large.
+    """
     largest, photos = service.options.limits.photo_bytes, []
     for name, file in named(files):
         if file.size is not None and file.size > largest:
@@ -238,7 +242,7 @@ def history(service: Service) -> APIRouter:
 
 @contextmanager
 def alone(lock: Lock) -> Iterator[None]:
-    """Do what takes seconds for one client at a time, so that many of them cannot take every thread."""
+    """Within the block, work for one client only: work that takes seconds for many would take every thread."""
     if not lock.acquire(blocking=False):
         raise RequestError(503, "an audit or an ONNX graph is being made already: try again in a few seconds")
     try:
@@ -248,7 +252,7 @@ def alone(lock: Lock) -> Iterator[None]:
 
 
 def download(service: Service, write: Callable[[Path], object], name: str, kind: str) -> StreamingResponse:
-    """Return a file that is made in the workspace, sent, and removed."""
+    """Return a file that is written into the workspace, sent, and removed."""
     folder = service.workspace.folder / "incoming"
     folder.mkdir(exist_ok=True)
     folder_of_download = Path(tempfile.mkdtemp(dir=folder))
@@ -280,7 +284,7 @@ async def ended(service: Service, job: Job, wait: bool) -> Response:
 
 
 def job_info(service: Service, job: Job) -> answers.JobInfo:
-    """Return where a job is."""
+    """Return the state of a job."""
     state: answers.State = "waiting" if not job.started else "at work" if not job.result.done() else "done"
     info = answers.JobInfo(
         job=job.key, what=job.what, state=state, place=service.learner.place(job), done=job.done, total=job.total

@@ -43,7 +43,12 @@ class Access:
 
 
 def make_app(service: Service, access: Access) -> Guard:
-    """Build the application; it closes the service when it shuts down."""
+    """Build the application, which closes the service when it shuts down.
+
+    Args:
+        service: what answers.
+        access: who may ask.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -112,7 +117,7 @@ def _operations(schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _fields(description: dict[str, Any], schema: dict[str, Any]) -> dict[str, str]:
-    """Name → description of the fields of an object, lists of objects included."""
+    """Return the description of each field of an object or of a list of objects."""
     description = description.get("items", description)
     name = description.get("$ref", "").rpartition("/")[2]
     description = schema["components"]["schemas"].get(name, description)
@@ -140,5 +145,5 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _failed(request: Request, error: Exception) -> JSONResponse:
-    """Answer a fault of ours; Starlette raises it again afterwards, and the guard writes it to the log."""
+    """Answer an unexpected error; Starlette raises it again afterwards, and the guard writes it to the log."""
     return JSONResponse({"error": "the server failed; its log says why"}, status_code=500)

@@ -21,7 +21,12 @@ SHOWN = 24
 
 
 def audited(model: Classifier, gallery: Gallery, kept: Mapping[str, Sequence[str]]) -> Audit:
-    """Judge kept photos, and draw the curve of accuracy over photos from the model's stored samples.
+    """Judge kept photos, and measure accuracy by number of photos on the model's stored samples.
+
+    Args:
+        model: the served model.
+        gallery: with the embeddings of the kept photos.
+        kept: class name → names of its kept photos.
 
     Raises:
         RequestError: nothing is stored that could be judged.

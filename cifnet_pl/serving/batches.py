@@ -24,8 +24,9 @@ class Served:
     """A model that answers, and the number of its version; replaced as a whole, never changed.
 
     Attributes:
-        unknown, coverage: what else to say of each photo, as :meth:`Classifier.judge` takes them, as far as the model
-            can.
+        model: the model.
+        version: its number.
+        unknown, coverage: as for :meth:`Classifier.judge`; ignored if the model cannot keep the promise.
     """
 
     model: Classifier
@@ -34,7 +35,7 @@ class Served:
     coverage: float | None = None
 
     def judging(self) -> Judged:
-        """Return a function: embeddings (n, d) and probabilities (n, C) → verdicts; made at the first call."""
+        """Return a function from embeddings (n, d) and probabilities (n, C) to verdicts; prepared at the first call."""
         return self.model.judging(*able(self.model, self.unknown, self.coverage))
 
 
@@ -46,7 +47,7 @@ class Scored:
         served: the model and version that answered.
         z: (d,) float32 embedding.
         probabilities: (C,) float64, columns as the model's class names.
-        verdict: whether it is of a known class, and the set of classes that it may be, as far as the model can tell.
+        verdict: whether it is of a known class, and the set of classes that it may be, if the model can tell.
     """
 
     served: Served
@@ -56,15 +57,17 @@ class Scored:
 
 
 class Batcher:
-    """Decodes photos in threads and embeds those that are ready together in other threads.
+    """Decodes photos in threads, and embeds those that are ready together in other threads.
 
     A photo waits at most ``window`` seconds for others, and only while others are being decoded: a single client
-    never waits. On a CPU one thread per core embeds. Networks run with one thread each then are faster together than
-    one after the other with all threads: those wait for each other at every layer, above all where other programs use
+    never waits. On a CPU one thread per core embeds. Networks that run side by side with one thread each are faster
+    than
+    one after the other with all threads, because those wait for each other at every layer, above all if other programs
+    use
     the same cores.
 
     Args:
-        served: () → the model that answers now.
+        served: returns the model that answers now.
         window: longest wait in seconds.
         waiting: largest number of photos under way; more are refused.
         workers: threads that embed; by default one per core, and one if the model is not on the CPU.
@@ -99,7 +102,7 @@ class Batcher:
         """Answer one photo.
 
         Args:
-            decode: gives the photo as (s, s, 3) uint8; called in another thread. What it raises, the future raises.
+            decode: returns the photo as (s, s, 3) uint8; called in another thread. Its errors are those of the future.
 
         Raises:
             RequestError: too many photos are waiting.
@@ -115,7 +118,7 @@ class Batcher:
         return answer
 
     def close(self) -> None:
-        """Answer what is under way and stop."""
+        """Answer everything that is under way, and stop."""
         self._decoders.shutdown()
         self._ready.put(None)
         for thread in self._threads:
@@ -155,7 +158,7 @@ class Batcher:
                         answer.set_exception(error)
 
     def _next(self) -> list[tuple[np.ndarray, Future[Scored]]]:
-        """Return the next batch; empty when this is to end."""
+        """Return the next batch; empty when the thread is to end."""
         first = self._ready.get()
         if first is None:
             self._ready.put(None)  # for the next thread

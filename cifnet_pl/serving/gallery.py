@@ -25,8 +25,8 @@ class Gallery:
     """The kept photos of the served version, embedded in the background after every change.
 
     Args:
-        kept: () → class name → names of its kept photos.
-        submit: embeds one of them.
+        kept: returns the names of the kept photos of each class.
+        submit: embeds one photo.
     """
 
     def __init__(self, kept: Callable[[], Mapping[str, Sequence[str]]], submit: Submit):
@@ -38,22 +38,34 @@ class Gallery:
         self._thread.start()
 
     def update(self) -> None:
-        """Embed what is new; returns at once."""
+        """Start to embed new photos; return at once."""
         self._changed.set()
 
     def close(self) -> None:
-        """Stop."""
+        """Stop the thread that embeds."""
         self._ended = True
         self._changed.set()
         self._thread.join()
 
     def nearest(self, name: str, z: Tensor) -> str | None:
-        """Name of the photo of class ``name`` with the largest cosine to the embedding (d,); None if none is kept."""
+        """Return the kept photo of a class with the largest cosine to an embedding; None if none is kept.
+
+        Args:
+            name: of the class.
+            z: (d,).
+        """
         files, unit = self._classes.get(name, ([], z.new_zeros(0, len(z))))
         return files[int((unit @ z.cpu().float()).argmax())] if files else None
 
     def embeddings(self, names: Sequence[str]) -> tuple[list[str], Tensor]:
-        """Return the photos among ``names`` that can be read, and their embeddings (n, d); waits for them."""
+        """Embed kept photos, and wait for the result.
+
+        Args:
+            names: of the photos.
+
+        Returns:
+            Names of the photos that can be read, and their embeddings (n, d).
+        """
         self._embed([name for name in names if name not in self._known])
         present = [name for name in names if name in self._known]
         return present, torch.stack([self._known[name] for name in present]) if present else torch.zeros(0, 0)

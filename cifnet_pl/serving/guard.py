@@ -1,4 +1,4 @@
-"""Check every request before anything reads it: who may ask, from where, how often and how much."""
+"""Check every request before anything else reads it: host, origin, token, rate and size."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ CLIENTS = 10_000
 
 
 class Rate:
-    """Requests per second for each client, with a reserve of two seconds' worth (token bucket).
+    """Limit of requests per second for each client, with a reserve of two seconds' worth (token bucket).
 
     Args:
         per_second: number of requests; 0 for no limit.
-        clock: () → seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic):
@@ -54,7 +54,7 @@ class Rate:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def allows(self, client: str) -> bool:
-        """Return whether one more request of ``client`` is within its rate; counts it if so."""
+        """Return whether one more request of a client is within its rate; if so, count it."""
         if not self.per_second:
             return True
         now, most = self.clock(), max(1.0, 2 * self.per_second)
@@ -164,7 +164,7 @@ class _Reply:
         await self._send(message)
 
     async def refuse(self, status: int, sentence: str) -> None:
-        """Answer with an error, unless an answer has begun."""
+        """Answer with an error, unless an answer has begun already."""
         if self.status:
             return
         content = json.dumps({"error": sentence}).encode()
@@ -176,7 +176,7 @@ class _Reply:
 
 
 class _Body:
-    """The body of one request, as far as it is neither too long nor too slow."""
+    """The body of one request; it ends early if it is too long or too slow."""
 
     def __init__(self, receive: Receive, largest: int):
         self._receive, self._left, self._whole = receive, largest, False
@@ -200,7 +200,7 @@ class _Body:
 
 
 def _unless(body: _Body, reply: _Reply) -> Send:
-    """Pass an answer on unless the body was refused: the refusal is the answer then."""
+    """Return a function that passes an answer on unless the body was refused, as then the refusal is the answer."""
 
     async def send(message: Message) -> None:
         if body.refusal is None or reply.status:

@@ -1,4 +1,4 @@
-"""Keep the versions of a served model, from the records of a journal: undo, redo, comparing, kept photos."""
+"""Keep the versions of a served model, from the records of a journal: undo, redo, comparison, kept photos."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cifnet_pl.serving.refusals import RequestError
 
 @dataclass(frozen=True)
 class Change:
-    """The difference of a version from the one before.
+    """The difference between a version and the one before.
 
     Attributes:
         what: "open", "extend", "forget" or "rename".
@@ -19,7 +19,7 @@ class Change:
         learned: class name → file names of its kept photos.
         forgotten: class that was removed.
         renamed: old and new name of a class.
-        scores: percentages that were measured, by name; only those that were.
+        scores: percentages that were measured, by name.
     """
 
     what: str
@@ -88,19 +88,31 @@ class History:
         return self._place + 1 < len(self._line)
 
     def earlier(self) -> int:
-        """Return the version that ``undo`` serves; RequestError if there is none."""
+        """Return the version that ``undo`` serves.
+
+        Raises:
+            RequestError: there is none.
+        """
         if not self.can_undo:
             raise RequestError(409, "there is no change that could be undone")
         return self._line[self._place - 1]
 
     def later(self) -> int:
-        """Return the version that ``redo`` serves; RequestError if there is none."""
+        """Return the version that ``redo`` serves.
+
+        Raises:
+            RequestError: there is none.
+        """
         if not self.can_redo:
             raise RequestError(409, "there is no undone change that could be done again")
         return self._line[self._place + 1]
 
     def version(self, number: int) -> Version:
-        """Return the version ``number``; RequestError if there is none or its bundle was removed."""
+        """Return a version whose bundle is stored.
+
+        Raises:
+            RequestError: there is no such version, or its bundle was removed.
+        """
         version = self.versions.get(number)
         if version is None:
             raise RequestError(404, f"there is no version {number}: the newest is {max(self.versions)}")
@@ -111,9 +123,13 @@ class History:
         return version
 
     def compare(self, before: int, after: int) -> dict[str, tuple[int | None, int | None]]:
-        """Return the number of photos learned of each class whose number differs between two versions.
+        """Return the classes whose number of learned photos differs between two versions.
 
-        A number is None where the class is unknown to that version.
+        Args:
+            before, after: numbers of the versions.
+
+        Returns:
+            Class name → both numbers; None if the version does not know the class.
         """
         old, new = self.version(before).counts, self.version(after).counts
         names = [*old, *(name for name in new if name not in old)]
@@ -138,7 +154,7 @@ class History:
         return {name: [file for file in files if file not in purged] for name, files in kept.items()}
 
     def apply(self, record: Record) -> None:
-        """Change the state as a record of the journal says."""
+        """Apply a record of the journal."""
         event = record["what"]
         if event == "dropped":
             dropped = set(record["numbers"])

@@ -153,7 +153,19 @@ def protocol(service: Service) -> APIRouter:
 
 
 def _parsed(body: bytes, header: str | None, service: Service) -> tuple[InferRequest, list[Decode]]:
-    """Return the request, and for each image what decodes it; RequestError for anything else."""
+    """Parse a request.
+
+    Args:
+        body: of the request.
+        header: value of ``Inference-Header-Content-Length``, or None.
+        service: that answers.
+
+    Returns:
+        The request, and a function for each image that decodes it.
+
+    Raises:
+        RequestError: the request is not as the protocol defines it.
+    """
     if header is not None and not (header.isascii() and header.isdecimal() and int(header[:12]) <= len(body)):
         raise RequestError(400, "Inference-Header-Content-Length is not a length within the request")
     length = len(body) if header is None else int(header[:12])

@@ -16,9 +16,10 @@ LARGEST_CONFUSION = 40
 
 
 def stored_answers(model: Classifier) -> tuple[Tensor, Tensor] | None:
-    """Return (n,) true and (n,) answered columns of the stored samples, each answered as if it had never been learned.
+    """Answer for each stored sample as if it had never been learned.
 
-    None where the head has no leave-one-out scores or nothing is stored.
+    Returns:
+        (n,) true columns and (n,) answered columns; None if the head has no leave-one-out scores or nothing is stored.
     """
     if model.buffer is None or not len(model.buffer.y) or not model.head.leaves_one_out or len(model.class_names) < 2:
         return None
@@ -30,9 +31,14 @@ def stored_answers(model: Classifier) -> tuple[Tensor, Tensor] | None:
 
 
 def stored_accuracy(model: Classifier, names: Sequence[str]) -> float | None:
-    """Return the leave-one-out accuracy in percent on the stored samples of classes ``names``.
+    """Return the leave-one-out accuracy on the stored samples of some classes.
 
-    The result is None if it cannot be measured.
+    Args:
+        model: a learned model.
+        names: of the classes.
+
+    Returns:
+        Percent; None if it cannot be measured.
     """
     stored = stored_answers(model)
     if stored is None:
@@ -44,7 +50,14 @@ def stored_accuracy(model: Classifier, names: Sequence[str]) -> float | None:
 
 
 def look(model: Classifier, name: str, version: int, read_only: bool) -> Look:
-    """Return the state of a model, for the page."""
+    """Return the state of a model, for the page.
+
+    Args:
+        model: a learned model.
+        name: of the model.
+        version: its number.
+        read_only: whether changes are refused.
+    """
     stored = stored_answers(model)
     confusion: list[list[float]] | None = None
     accuracy: float | None = None
@@ -85,10 +98,17 @@ def _bytes(model: Classifier) -> dict[str, int]:
 
 
 def groups_of(z: Tensor, largest: int = 12) -> list[list[int]]:
-    """Group the rows of (n, d) embeddings by likeness, the largest group first.
+    """Group embeddings by likeness.
 
     Average-linkage clustering of the cosine distances, into the number of groups (2 to ``largest``) with the best mean
     silhouette (Rousseeuw, 1987). Fewer than three photos are one group.
+
+    Args:
+        z: (n, d) embeddings.
+        largest: number of groups at most.
+
+    Returns:
+        Rows of each group, the largest group first.
     """
     from sklearn.cluster import AgglomerativeClustering  # loads for seconds, and few ask for groups
     from sklearn.metrics import silhouette_score

@@ -1,4 +1,4 @@
-"""Append records to a file, each flushed to the disk before it counts."""
+"""Append records to a file, each flushed to the disk before it is acknowledged."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Journal:
             raise CifnetError(f"cannot open {path}: {error.strerror or error}") from error
 
     def _read(self) -> int:
-        """Fill ``records``; gives the number of bytes up to the end of the last whole record."""
+        """Fill ``records``; return the number of bytes up to the end of the last complete record."""
         content = self.path.read_bytes()
         position = 0
         while position < len(content):

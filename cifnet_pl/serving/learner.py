@@ -1,4 +1,4 @@
-"""Learn while answering: one change at a time, on a copy, stored before it is served."""
+"""Learn while answering: one change at a time, on a copy, which is stored before it is served."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ class Job:
 
     Attributes:
         what: "extend", "forget", …
-        work: job → the model and version to serve from then on (None to leave it), and the answer.
-        number: 1, 2, …, in the order they were asked for.
-        key: what a client asks for it by.
-        done, total: photos learned so far, and in all; None where there are none.
+        work: function that returns the model and version to serve from then on (None to keep the old one), and the
+            answer.
+        number: 1, 2, …, in the order of the requests.
+        key: by which a client asks for it.
+        done, total: photos learned so far, and in all; None if there are none.
+        started: whether it is being done or finished.
         result: the answer, or the RequestError that refuses it.
     """
 
@@ -46,7 +48,7 @@ class Job:
     result: Future[Result] = field(default_factory=Future)
 
     def progress(self, done: int, total: int) -> None:
-        """Say how far it is."""
+        """Record how many photos are learned."""
         self.done, self.total = done, total
 
 
@@ -76,7 +78,15 @@ class Learner:
         return self._asked - self._finished
 
     def submit(self, action: str, work: Callable[[Job], tuple[Served | None, Result]]) -> Job:
-        """Queue a change; RequestError if too many wait."""
+        """Queue a change.
+
+        Args:
+            action: "extend", "forget", …
+            work: as for :class:`Job`.
+
+        Raises:
+            RequestError: too many changes are waiting.
+        """
         with self._lock:
             if self.queued >= self.waiting:
                 raise RequestError(503, f"{self.queued} changes are waiting already: try again later")
@@ -89,7 +99,11 @@ class Learner:
         return job
 
     def job(self, key: str) -> Job:
-        """Return the job of a key; RequestError if it is not known."""
+        """Return the job with a key.
+
+        Raises:
+            RequestError: there is no such job, or it ended long ago.
+        """
         job = self._jobs.get(key)
         if job is None:
             raise RequestError(404, "there is no such job, or it ended long ago")
@@ -100,7 +114,7 @@ class Learner:
         return 0 if job.started else job.number - self._finished - 1
 
     def close(self) -> None:
-        """Finish what is queued and stop."""
+        """Finish what is queued, and stop."""
         self._queue.put(None)
         self._thread.join()
 

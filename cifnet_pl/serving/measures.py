@@ -28,11 +28,23 @@ class Measures:
         self.learned = Counter("cifnet_photos_learned", "Photos learned", registry=registry)
 
     def watch(self, name: str, about: str, value: Callable[[], float]) -> None:
-        """Add a number that is read when it is asked for."""
+        """Add a number that is computed when it is read.
+
+        Args:
+            name: of the metric.
+            about: its description.
+            value: returns the number.
+        """
         Gauge(name, about, registry=self.registry).set_function(value)
 
     def request(self, scope: Scope, status: int, seconds: float) -> None:
-        """Count one request, by the template of its path: what clients make up must not fill memory."""
+        """Count one request by the template of its path; paths that clients make up would fill the memory.
+
+        Args:
+            scope: of the request.
+            status: HTTP status of the answer.
+            seconds: that it took.
+        """
         route = scope.get("route")
         path = getattr(route, "path", None) or "other"
         method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD") else "other"

@@ -1,4 +1,4 @@
-"""Refuse requests with one sentence and the HTTP status that fits it."""
+"""Refuse requests with one sentence and an HTTP status."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RequestError(UsageError):
 
 
 def explained(error: CifnetError) -> RequestError:
-    """Return the package's own error as the answer to a request, without paths of the server."""
+    """Return an error of the package as the answer to a request, without paths of the server."""
     if isinstance(error, RequestError):
         return error
     cause: BaseException | None = error

@@ -1,6 +1,6 @@
 """Decode the photos of a batch and classify them, in each replica. Needs LitServe.
 
-LitServe reads what a request holds from an annotation, which therefore is no text here.
+LitServe reads the annotation of a request at run time, so annotations must not be strings in this module.
 """
 
 import base64
@@ -48,7 +48,7 @@ class Replica(LitAPI):  # type: ignore[misc]
         self.limits, self.asked = Limits(), able(self.model, 0.05, 0.95)
 
     def decode_request(self, request: Photo, **options: Any) -> bytes:
-        """Return the content of the image file; 422 for what is none."""
+        """Return the content of the image file; HTTP error 422 if it is none."""
         try:
             content = base64.b64decode(request.image, validate=True)
             opened(content, self.limits).close()
@@ -64,15 +64,15 @@ class Replica(LitAPI):  # type: ignore[misc]
         return list(self.model.classify(x, TOP, unknown=unknown, coverage=coverage))
 
     def batch(self, inputs: list[bytes]) -> list[bytes]:
-        """Return a batch is a list: photos have different sizes."""
+        """Return the photos as a list, because they have different sizes."""
         return inputs
 
     def unbatch(self, output: list[Prediction]) -> list[Prediction]:
-        """Return the answers of a batch, one by one."""
+        """Return the list of answers."""
         return output
 
     def encode_response(self, output: Prediction, **options: Any) -> PhotoAnswer:
-        """Return the same fields as ``/classify`` of ``serve`` has."""
+        """Return the fields that ``/classify`` of ``serve`` has."""
         pairs = zip(output.classes, output.probabilities, strict=True)
         return PhotoAnswer(
             file="image",

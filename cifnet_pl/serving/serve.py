@@ -104,7 +104,11 @@ def serve(
 
 
 def _token(host: str, token: str | None, token_file: str | None) -> str | None:
-    """Return the token; UsageError where one is needed, or cannot be used."""
+    """Return the token, or None.
+
+    Raises:
+        UsageError: one is needed and missing, or cannot be used.
+    """
     if token is not None and token_file is not None:
         raise UsageError("--token and --token_file: give one of them")
     if token_file is not None:

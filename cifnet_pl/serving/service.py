@@ -1,4 +1,4 @@
-"""Do everything that the service can do, without HTTP: classify, teach, inspect and change one workspace."""
+"""Everything that the service can do, without HTTP: classify, teach, inspect and change one workspace."""
 
 from __future__ import annotations
 
@@ -90,12 +90,18 @@ class Service:
     # ------------------------------------------------------------------ ask
 
     def decoder(self, content: bytes) -> Callable[[], np.ndarray]:
-        """Return () → a photo as the square that the model sees."""
+        """Return a function that decodes a photo to the square that the model takes."""
         model = self.model
         return partial(decoded, content, model.image_size, model.crop_ratio, self.options.limits)
 
     def answer(self, file: str, scored: Scored, top: int) -> answers.PhotoAnswer:
-        """Return what one photo's probabilities say, and whether it is of a known class."""
+        """Return the answer for one photo.
+
+        Args:
+            file: name that the photo was sent with.
+            scored: the model's result.
+            top: number of classes.
+        """
         names = scored.served.model.class_names
         best = scored.probabilities.topk(min(top, len(names)))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
@@ -123,7 +129,7 @@ class Service:
         return self.batcher.submit(self.decoder(self.workspace.photo(name).read_bytes()))
 
     def group(self, files: Sequence[tuple[str, bytes]]) -> answers.Groups:
-        """Group photos by likeness, each with the class that most of it looks like."""
+        """Group photos by likeness, and suggest for each group the class that most of its photos are given."""
         waiting = [(name, self.batcher.submit(self.decoder(content))) for name, content in files]
         good: list[tuple[int, str, Scored]] = []
         bad: list[answers.Unreadable] = []
@@ -147,7 +153,7 @@ class Service:
     # ------------------------------------------------------------------ teach
 
     def stage(self, files: Sequence[tuple[str, IO[bytes]]], class_name: str | None) -> Staged:
-        """Put photos where the learner finds them; every one is decoded once, so that unreadable ones are named."""
+        """Write photos into a folder for the learner; each is decoded once, to report unreadable ones early."""
         model, limits = self.model, self.options.limits
         readable = partial(decoded, size=model.image_size, crop_ratio=model.crop_ratio, limits=limits)
         photos: Iterator[Upload] = uploads(files, limits, zips=True)
@@ -256,7 +262,7 @@ class Service:
         return self._served(model, version.number), {"changed": answers.Changed(version=version.number, says=says)}
 
     def _served(self, model: Classifier, number: int) -> Served:
-        """Return a model to be served; what tells unknown photos is made now, so that no answer waits for it."""
+        """Return a model to be served; what detects unknown photos is prepared now, so that no answer waits for it."""
         served = Served(model, number, self.options.unknown, self.options.coverage)
         served.judging()
         return served
@@ -288,5 +294,5 @@ def require(model: Classifier, name: str) -> None:
 
 
 def stack(rows: Sequence[Tensor]) -> Tensor:
-    """Stack rows as a matrix; (0, 0) without any."""
+    """Stack rows to a matrix; (0, 0) if there are none."""
     return torch.stack(list(rows)) if rows else torch.zeros(0, 0)

@@ -1,4 +1,4 @@
-"""Teach one lesson from uploaded photos, on a copy: score it before it is learned, and what it costs older classes."""
+"""Teach one lesson from uploaded photos, on a copy; score it before it is learned, and measure the older classes."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Taught:
     """A model that learned uploaded photos.
 
     Attributes:
-        model: what learned; the one before is unchanged.
+        model: the model that learned; the one before is unchanged.
         learned: photos of each class.
         score: of the fifth that was held back.
-        old_before, old_after: leave-one-out accuracy in percent on stored samples of the earlier classes; None where
+        old_before, old_after: leave-one-out accuracy in percent on stored samples of the earlier classes; None if
             the head or the buffer cannot give it.
     """
 
@@ -55,7 +55,11 @@ class Taught:
     old_after: float | None
 
     def change(self, kept: Mapping[str, list[str]]) -> Change:
-        """Return the entry of the journal."""
+        """Return the entry for the journal.
+
+        Args:
+            kept: class name → file names of its kept photos.
+        """
         names = ", ".join(f"'{printable(name)}'" for name in list(self.learned)[:3])
         names += ", …" if len(self.learned) > 3 else ""
         scores = {"held_back": self.score.percent, "old_before": self.old_before, "old_after": self.old_after}
@@ -66,7 +70,12 @@ class Taught:
 
 
 def taught(old: Classifier, staged: Staged, report: Progress) -> Taught:
-    """Learn staged photos on a copy of ``old``.
+    """Learn staged photos on a copy of a model.
+
+    Args:
+        old: the model; it is not changed.
+        staged: the photos.
+        report: called with the number of photos learned, and of all.
 
     Raises:
         UnsupportedError: photos of a class that is known, and a head that cannot take in more of those.

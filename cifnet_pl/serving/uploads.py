@@ -52,7 +52,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Upload:
-    """One photo of a request: the path it was sent with, for messages and its class only, and its content."""
+    """One photo of a request: its content, and the path it was sent with (used only for messages and the class)."""
 
     name: str
     content: bytes
@@ -65,7 +65,12 @@ class Upload:
 
 
 def uploads(files: Iterable[tuple[str, IO[bytes]]], limits: Limits, zips: bool = False) -> Iterator[Upload]:
-    """Yield the photos of a request, one at a time; with ``zips``, those in zip files too.
+    """Yield the photos of a request, one at a time.
+
+    Args:
+        files: names and open files.
+        limits: of one request.
+        zips: whether photos in zip files are yielded too.
 
     Raises:
         RequestError: more than the limits allow, or a zip file that is damaged or hostile.
@@ -88,7 +93,7 @@ def _whole(name: str, file: IO[bytes], limits: Limits) -> bytes:
 
 
 def _of_zip(name: str, file: IO[bytes], limits: Limits) -> Iterator[Upload]:
-    """The photos in a zip file; nothing is unpacked to the disk, and no name in it is used as a path."""
+    """Yield the photos in a zip file; nothing is unpacked to the disk, and no name in it is used as a path."""
     where = printable(name[:200])
     try:
         with zipfile.ZipFile(file) as archive:
@@ -108,7 +113,7 @@ def _of_zip(name: str, file: IO[bytes], limits: Limits) -> Iterator[Upload]:
 
 
 def _check_entries(entries: list[zipfile.ZipInfo], where: str, limits: Limits) -> None:
-    """Refuse a zip file for what its directory says; RequestError."""
+    """Check the directory of a zip file; RequestError if it is hostile or too large."""
     if len(entries) > 2 * limits.photos:
         raise RequestError(413, f"{where} has more than {2 * limits.photos} entries: send it in parts")
     unpacked, packed = (sum(getattr(e, size) for e in entries) for size in ("file_size", "compress_size"))
@@ -148,7 +153,7 @@ def opened(content: bytes, limits: Limits) -> Image.Image:
 
 
 def decoded(content: bytes, size: int, crop_ratio: float, limits: Limits) -> np.ndarray:
-    """Return a photo as (size, size, 3) uint8; UnreadableImage."""
+    """Decode a photo to (size, size, 3) uint8; UnreadableImage if that fails."""
     with opened(content, limits) as image:
         return opened_square(image, size, crop_ratio)
 

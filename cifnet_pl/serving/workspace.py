@@ -2,7 +2,7 @@
 
 A workspace holds ``versions/N`` (one bundle per version), ``photos`` (what was taught here, if photos are kept),
 ``incoming`` (uploads that are being learned) and ``journal.jsonl``. A change first writes its bundle and then one
-record of the journal. The record is what makes the change count: a bundle without one was never acknowledged, and is
+record of the journal. Only the record makes the change valid: a bundle without one was never acknowledged, and is
 removed when the workspace is opened again.
 """
 
@@ -84,7 +84,11 @@ class Workspace(History):
         return read_bundle(self.bundle(number), trust=self.trust)
 
     def photo(self, name: str) -> Path:
-        """Return the file of a kept photo; RequestError for a name that is not one."""
+        """Return the file of a kept photo.
+
+        Raises:
+            RequestError: there is no such photo.
+        """
         path = self.folder / "photos" / name
         if not PHOTO.fullmatch(name) or not path.is_file():
             raise RequestError(404, "there is no such photo in the workspace")
@@ -92,7 +96,15 @@ class Workspace(History):
 
     @contextmanager
     def photos_of(self, name: str, count: int) -> Iterator[Path | None]:
-        """Open a folder with the kept photos of a class of the current version; None unless all ``count`` are kept."""
+        """Open a folder with the kept photos of a class of the current version.
+
+        Args:
+            name: of the class.
+            count: number of photos that it was learned from.
+
+        Yields:
+            The folder; None unless all photos are kept.
+        """
         files = [self.folder / "photos" / file for file in self.kept(self.current).get(name, [])]
         if len(files) != count or not all(file.is_file() for file in files):
             yield None
@@ -161,14 +173,17 @@ class Workspace(History):
         return self._move("go_to", self.version(number).number)
 
     def close(self) -> None:
-        """Let another process open the workspace."""
+        """Release the workspace for other processes."""
         self._stack.close()
 
     def purge(self, every: bool) -> int:
-        """Delete photos, and all versions but the served one, for good; gives the number of photos.
+        """Delete photos, and all versions but the served one, for good.
 
         Args:
             every: all kept photos; otherwise those that the served version did not learn.
+
+        Returns:
+            Number of photos.
         """
         stay = set() if every else {name for files in self.kept(self.current).values() for name in files}
         names = sorted(name for name in self._learned() - self.purged - stay if self._file(name).is_file())
@@ -181,7 +196,7 @@ class Workspace(History):
         return len(names)
 
     def remove_unused_photos(self) -> None:
-        """Remove kept photos that no version learned: their lesson was refused, or its process was killed."""
+        """Remove kept photos that no version learned, because their lesson was refused or its process was killed."""
         learned = self._learned() - self.purged
         folder = self.folder / "photos"
         for entry in folder.iterdir() if folder.is_dir() else ():
@@ -201,7 +216,7 @@ class Workspace(History):
         self.apply(record)
 
     def _replay(self, record: Record) -> None:
-        """Apply a record that was read; CheckpointError for one that another program wrote."""
+        """Apply a record that was read; CheckpointError if another version of the program wrote it."""
         try:
             self.apply(record)
         except (KeyError, TypeError, ValueError) as error:
@@ -224,7 +239,7 @@ class Workspace(History):
             self._remove_leftovers()
 
     def _remove_leftovers(self) -> None:
-        """Remove versions that no record speaks of: half-written ones of killed processes, and dropped ones."""
+        """Remove versions without a record: half-written ones of killed processes, and dropped ones."""
         known = {f"{number:06d}" for number, version in self.versions.items() if version.here}
         folder = self.folder / "versions"
         for entry in folder.iterdir() if folder.is_dir() else ():
@@ -233,7 +248,7 @@ class Workspace(History):
 
 
 def _link(file: Path, target: Path) -> None:
-    """Another name of a file; a copy where the file system has only one name for each."""
+    """Link a file to another name; copy it where the file system has no links."""
     try:
         os.link(file, target)
     except OSError:
@@ -241,5 +256,5 @@ def _link(file: Path, target: Path) -> None:
 
 
 def _origin(model: Classifier) -> dict[str, Any]:
-    """Return what a model is recognised by when its workspace is opened again."""
+    """Return what identifies a model when its workspace is opened again."""
     return {"backbone": model.backbone.name, "head": type(model.head).__name__, "counts": model.counts}
