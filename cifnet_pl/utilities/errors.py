@@ -82,6 +82,13 @@ def check_choice(kind: str, value: str, choices: object) -> None:
         raise unknown_name(kind, str(value), get_args(choices))
 
 
+def check_that(fits: bool, option: str, value: object, expected: str) -> None:
+    """Check an option's value: UsageError ``OPTION is VALUE, expected …`` unless it ``fits``."""
+    if not fits:
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        raise UsageError(f"{option} is {shown}, expected {expected}")
+
+
 def check_embeddings(z: Tensor, width: int) -> None:
     """Check that ``z`` is a finite floating-point matrix.
 

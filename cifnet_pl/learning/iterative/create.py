@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.losses import SMALLEST, confusion_weights, distillation, separation
 from cifnet_pl.learning.iterative.networks import AutoEncoders, frozen
+from cifnet_pl.learning.iterative.regime import check_tuning
 from cifnet_pl.learning.iterative.replay import ReplayModule
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import check_that
 
 
 class CREATEModule(ReplayModule):
@@ -46,11 +47,8 @@ class CREATEModule(ReplayModule):
         **options: Any,
     ):
         super().__init__(**options)
-        if latent < 1 or tuning < 0 or tuning_rate <= 0:
-            raise UsageError(
-                f"latent is {latent}, tuning {tuning:g}, tuning_rate {tuning_rate:g}: "
-                "expected at least 1, at least 0, and a positive number"
-            )
+        check_that(latent >= 1, "latent", latent, "at least 1")
+        check_tuning(tuning, tuning_rate)
         self._own: dict[str, Any] = {
             **{"latent": latent, "alpha": alpha, "distillation_weight": distillation_weight},
             **{"separation_weight": separation_weight, "tuning": tuning, "tuning_rate": tuning_rate},

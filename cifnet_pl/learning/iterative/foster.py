@@ -14,7 +14,7 @@ from cifnet_pl.learning.iterative.losses import balanced_distillation, boosting,
 from cifnet_pl.learning.iterative.networks import Branches, frozen, grown
 from cifnet_pl.learning.iterative.replay import ReplayModule
 from cifnet_pl.learning.iterative.schedule import Phase
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import check_that
 
 
 class FOSTERModule(ReplayModule):
@@ -47,14 +47,12 @@ class FOSTERModule(ReplayModule):
         **options: Any,
     ):
         super().__init__(**options)
-        if not all(0 <= beta < 1 for beta in (boosting_beta, compression_beta)) or not compression > 0:
-            raise UsageError(
-                f"boosting_beta is {boosting_beta:g}, compression_beta {compression_beta:g}, compression "
-                f"{compression:g}: expected two numbers in [0, 1), and a positive one"
-            )
+        for name, beta in (("boosting_beta", boosting_beta), ("compression_beta", compression_beta)):
+            check_that(0 <= beta < 1, name, beta, "at least 0 and below 1")
+        check_that(compression > 0, "compression", compression, "a positive number")
         shares = memory_share if isinstance(memory_share, list) else [memory_share]
-        if not shares or not all(share is None or 0 < share < 1 for share in shares):
-            raise UsageError(f"memory_share is {memory_share}, expected shares between 0 and 1, or null")
+        fit = bool(shares) and all(share is None or 0 < share < 1 for share in shares)
+        check_that(fit, "memory_share", memory_share, "shares between 0 and 1, or null")
         self._own: dict[str, Any] = {
             "boosting_beta": boosting_beta,
             "compression_beta": compression_beta,

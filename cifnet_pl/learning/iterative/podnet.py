@@ -11,8 +11,9 @@ from torch.nn import functional
 from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.losses import cosine_distance, nca, pod_factor, pooled_maps_distance
 from cifnet_pl.learning.iterative.networks import CosineClassifier, frozen, stages_of, with_maps
+from cifnet_pl.learning.iterative.regime import check_tuning
 from cifnet_pl.learning.iterative.replay import ReplayModule
-from cifnet_pl.utilities.errors import UsageError, check_choice
+from cifnet_pl.utilities.errors import check_choice, check_that
 
 Loss = Literal["nca", "softmax"]
 
@@ -49,11 +50,8 @@ class PODNetModule(ReplayModule):
     ):
         super().__init__(**options)
         check_choice("loss", loss, Loss)
-        if proxies < 1 or tuning < 0 or tuning_rate <= 0:
-            raise UsageError(
-                f"proxies is {proxies}, tuning {tuning:g}, tuning_rate {tuning_rate:g}: "
-                "expected at least 1, at least 0, and a positive number"
-            )
+        check_that(proxies >= 1, "proxies", proxies, "at least 1")
+        check_tuning(tuning, tuning_rate)
         stages_of(self.network, "PODNet")
         self._own: dict[str, Any] = {
             **{"loss": loss, "proxies": proxies, "spatial": spatial},

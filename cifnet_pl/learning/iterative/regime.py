@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 
 from cifnet_pl.learning.iterative.augmentation import Augmentation
 from cifnet_pl.learning.iterative.schedule import Schedule, first_and_later
-from cifnet_pl.utilities.errors import UsageError, check_choice
+from cifnet_pl.utilities.errors import check_choice, check_that
 
 BatchStatistics = Literal["learned", "fixed"]
 
@@ -46,11 +46,9 @@ class Regime:
             UsageError: a value that makes no sense; says what is expected.
         """
         padding, jitter = options["crop_padding"], [options[name] for name in ("brightness", "contrast", "saturation")]
-        if padding < 0 or not all(0 <= value <= 1 for value in jitter):
-            raise UsageError(
-                f"crop_padding is {padding}, brightness, contrast and saturation {jitter}: "
-                "expected at least 0, and numbers between 0 and 1"
-            )
+        check_that(padding >= 0, "crop_padding", padding, "at least 0")
+        for name in ("brightness", "contrast", "saturation"):
+            check_that(0 <= options[name] <= 1, name, options[name], "a number between 0 and 1")
         return cls(
             first_and_later("epochs", options["epochs"]),
             first_and_later("learning_rate", options["learning_rate"]),
@@ -63,16 +61,13 @@ class Regime:
         )
 
     def __post_init__(self) -> None:
-        if min(self.epochs) < 1 or self.seed < 0:
-            raise UsageError(f"epochs is {min(self.epochs)}, seed {self.seed}: expected at least 1 and 0")
-        rates_fit = all(0 < rate < math.inf for rate in self.learning_rates)
-        decays_fit = all(0 <= decay < math.inf for decay in self.weight_decays)
-        if not rates_fit or not 0 <= self.momentum < 1 or not decays_fit:
-            raise UsageError(
-                f"learning_rate is {_plain(self.learning_rates)}, momentum {self.momentum:g}, "
-                f"weight_decay {_plain(self.weight_decays)}: "
-                "expected a positive number, one in [0, 1), and one of at least 0"
-            )
+        check_that(min(self.epochs) >= 1, "epochs", min(self.epochs), "at least 1")
+        check_that(self.seed >= 0, "seed", self.seed, "at least 0")
+        for rate in self.learning_rates:
+            check_that(0 < rate < math.inf, "learning_rate", rate, "a positive number")
+        for weight_decay in self.weight_decays:
+            check_that(0 <= weight_decay < math.inf, "weight_decay", weight_decay, "at least 0")
+        check_that(0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1")
         check_choice("batch_statistics", self.batch_statistics, BatchStatistics)
 
 
@@ -87,5 +82,7 @@ def _milestones(fractions: list[float] | list[list[float]] | None) -> tuple[tupl
     return shares, shares
 
 
-def _plain(values: tuple[float, float]) -> str:
-    return f"{values[0]:g}" if values[0] == values[1] else f"[{values[0]:g}, {values[1]:g}]"
+def check_tuning(tuning: float, rate: float) -> None:
+    """Check the share of epochs and the learning rate of balanced fine-tuning; UsageError where they make no sense."""
+    check_that(tuning >= 0, "tuning", tuning, "at least 0")
+    check_that(rate > 0, "tuning_rate", rate, "a positive number")

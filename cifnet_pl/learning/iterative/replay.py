@@ -17,7 +17,7 @@ from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.exemplars import ExemplarSet, quota
 from cifnet_pl.learning.iterative.finetune import FinetuneModule
 from cifnet_pl.learning.iterative.schedule import Phase, plan_steps
-from cifnet_pl.utilities.errors import UsageError, check_choice
+from cifnet_pl.utilities.errors import check_choice, check_that
 from cifnet_pl.utilities.processes import of_all_processes
 
 Selection = Literal["herding", "random"]
@@ -52,10 +52,9 @@ class ReplayModule(FinetuneModule):
         **options: Any,
     ):
         super().__init__(**options)
-        if exemplars < 1 or (exemplars_per_class is not None and exemplars_per_class < 1):
-            raise UsageError(
-                f"exemplars is {exemplars}, exemplars_per_class {exemplars_per_class}: expected at least 1"
-            )
+        check_that(exemplars >= 1, "exemplars", exemplars, "at least 1")
+        if exemplars_per_class is not None:
+            check_that(exemplars_per_class >= 1, "exemplars_per_class", exemplars_per_class, "at least 1")
         check_choice("selection", selection, Selection)
         check_choice("prediction", prediction, Prediction)
         self.capacity, self.per_class = exemplars, exemplars_per_class

@@ -12,7 +12,7 @@ from cifnet_pl.learning.iterative.der import ExpandingModule
 from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.losses import info_nce, transfer
 from cifnet_pl.learning.iterative.networks import MergeAttention, frozen, grown, stages_of, with_maps
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import check_that
 
 TEMPERATURE = 0.2
 """Of both contrastive losses."""
@@ -57,11 +57,8 @@ class TagFexModule(ExpandingModule):
     ):
         super().__init__(auxiliary=auxiliary, **options)
         projection = [2048, 1024] if projection is None else projection
-        if len(projection) != 2 or min(projection) < 1 or not 0 <= interpolation <= 1:
-            raise UsageError(
-                f"projection is {projection}, interpolation {interpolation:g}: "
-                "expected two widths, and a number between 0 and 1"
-            )
+        check_that(len(projection) == 2 and min(projection) >= 1, "projection", projection, "two widths")
+        check_that(0 <= interpolation <= 1, "interpolation", interpolation, "a number between 0 and 1")
         self._own: dict[str, Any] = {
             **{"contrast": contrast, "contrast_distillation": contrast_distillation, "merged": merged},
             **{"transfer": transfer, "interpolation": interpolation, "projection": projection},
