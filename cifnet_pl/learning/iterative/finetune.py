@@ -13,7 +13,10 @@ from cifnet_pl.learning.iterative.networks import grown
 
 
 class FinetuneModule(IterativeModule):
-    """Cross-entropy over all classes seen, on the images of the current task alone: the lower bound of the field."""
+    """Cross-entropy over all classes seen, on the images of the current task alone: the lower bound of the field.
+
+    PyCIL's code of this name leaves the old classes' scores out of the softmax, so that it forgets a little less.
+    """
 
     classifier: nn.Linear | None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, cast
 
 import numpy as np
@@ -20,9 +21,10 @@ from cifnet_pl.utilities.errors import check_that
 class FOSTERModule(ReplayModule):
     """Feature boosting and compression; equations are the paper's.
 
-    * Boosting: the old branch stays, a new one learns. Loss (eqs. 7, 10): ``CE(scores/w, y) + CE(scores of the new
-      branch's own classifier, y) + distillation of old classes`` at temperature 2, with class weights w of the
-      effective numbers of images at β = ``boosting_beta``. New classes see the new branch alone.
+    * Boosting: the old branch stays; a new one learns, from the old one's weights as in the reference code. Loss
+      (eqs. 7, 10): ``CE(scores/w, y) + CE(scores of the new branch's own classifier, y) + distillation of old classes``
+      at temperature 2, with class weights w of the effective numbers of images at β = ``boosting_beta``. New classes
+      see the new branch alone.
     * Compression: a single branch, from the old one's weights, learns ``balanced_distillation`` (eq. 12) of both at
       β = ``compression_beta``, for ``compression`` of the epochs, without weight decay.
     * ``memory_share``: RMM (Liu et al., NeurIPS 2021) without the policy that it learns: the exemplars and the task's
@@ -106,10 +108,10 @@ class FOSTERModule(ReplayModule):
     # ------------------------------------------------------------------ structure
 
     def expand(self, classes: int) -> None:
-        """Add a branch and outputs from the second task on."""
+        """Add a branch, which starts from the old one's weights, and outputs from the second task on."""
         if self.old:
             self.branches.requires_grad_(False)
-            self.branches.append(self.fresh_network())
+            self.branches.append(copy.deepcopy(self.branches[0]).requires_grad_(True))
             self.expansion = grown(None, self.width, self.classes)
         self.classifier = grown(self.classifier, self.width * len(self.branches), self.classes)
         if self.old:

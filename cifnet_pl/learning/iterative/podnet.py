@@ -25,8 +25,8 @@ class PODNetModule(ReplayModule):
       Those of old classes stay as they are.
     * Loss: :func:`nca` (eq. 8; in the reference code the margin cancels), or cross-entropy, and from the second task
       on ``f·(spatial · POD-spatial + flat · POD-flat)`` (eqs. 5, 6) with ``f = √(all classes / new classes)``.
-    * After each task but the first the classifier is tuned on as many images of each class, for ``tuning`` of the
-      epochs.
+    * After each task but the first all of it is tuned on as many images of each class, by the same loss, for
+      ``tuning`` of the epochs. That is the reference code's way; the paper tunes the classifier alone.
 
     Args:
         loss: "nca" or "softmax".
@@ -94,13 +94,10 @@ class PODNetModule(ReplayModule):
         return nca(scores, labels) if self._own["loss"] == "nca" else functional.cross_entropy(scores, labels)
 
     def after_choosing(self) -> None:
-        """Fine-tune the classifier on balanced classes."""
+        """Fine-tune on balanced classes."""
         if self._own["tuning"]:
             phase = self.phase("tune", self._own["tuning"], self._own["tuning_rate"])
-            self.tune(phase, [self.cosine], self._tuning_loss)
-
-    def _tuning_loss(self, batch: Examples) -> Tensor:
-        return self._classification(self.fixed_features(batch.inputs()), batch.labels)
+            self.tune(phase, self.learning_parts(), self.loss)
 
     def settings(self) -> dict[str, Any]:
         """Return everything that the weights and the exemplars depend on."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cifnet_pl.learning.callbacks import TaskMetrics
-from cifnet_pl.learning.iterative import METHODS, FinetuneModule, FOSTERModule
+from cifnet_pl.learning.iterative import METHODS, FinetuneModule, FOSTERModule, PODNetModule
 from tests.killing import Act, Killed
 from tests.learning.iterative.suite import NAMES, assert_same_weights, data, learner, run
 from tests.lightning_runs import trainer
@@ -130,3 +130,27 @@ def test_foster_goes_on_from_any_phase(batches, tmp_path):
     again = learner(FOSTERModule, epochs=2, compression=0.5)
     trainer(tmp_path).fit(again, datamodule=data(), ckpt_path=tmp_path / "mid.ckpt")
     assert_same_weights(again, whole)
+
+
+def test_the_new_branch_of_foster_begins_where_the_old_one_is(tmp_path):
+    made, _ = run(FOSTERModule, tmp_path, given={"max_tasks": 1}, epochs=1)
+    made.old, made.classes = made.classes, made.classes + 2
+    made.expand(2)
+    old, new = made.branches
+    assert_same_weights(old, new)
+    assert all(p.requires_grad for p in new.parameters())
+    assert not any(p.requires_grad for p in old.parameters())
+
+
+def test_podnet_tunes_its_network_but_not_the_proxies_of_old_classes(tmp_path):
+    """The last step before the tuning is that of the weights that are kept here."""
+    seen = {}
+
+    def keep(t):
+        seen.update({name: value.clone() for name, value in t.lightning_module.state_dict().items()})
+
+    made, _ = run(PODNetModule, tmp_path, Act("on_train_batch_end", 1, keep, batches=9 * 2), epochs=2, tuning=1.0)
+    after = made.state_dict()
+    assert not torch.equal(after["network.first.0.weight"], seen["network.first.0.weight"])
+    assert not torch.equal(after["cosine.proxies.1"], seen["cosine.proxies.1"])
+    assert torch.equal(after["cosine.proxies.0"], seen["cosine.proxies.0"])
