@@ -107,7 +107,7 @@ def photos_of_run(model: Path) -> str:
 
 
 def about_copies(result: Audit) -> str | None:
-    """Return one sentence about near-copies, and the accuracy on the others; None if there are none."""
+    """Return a sentence about near-copies and the accuracy on the other photos; None if there are no near-copies."""
     count, without = int(result.copied.sum()), result.accuracy_without_copies
     if not count:
         return None
@@ -129,7 +129,18 @@ def more_photos(curve: LearningCurve) -> str:
 
 
 def write_audit(target: Path, result: Audit, curve: LearningCurve, files: list[Path], model: Classifier) -> str | None:
-    """Write the page, its pictures and tables; gives a sentence about characters that could not be drawn."""
+    """Write the page, its pictures and tables.
+
+    Args:
+        target: folder.
+        result: verdict on each photo.
+        curve: accuracy by number of photos.
+        files: the photos.
+        model: whose embeddings were used.
+
+    Returns:
+        A note about characters that could not be drawn, or None.
+    """
     evaluation = result.evaluation
     letters = lettering(evaluation.class_names)
     title = f"{evaluation.accuracy:.1f} % of {len(files)} photos right, each left out"
@@ -230,7 +241,15 @@ def _far(result: Audit, files: list[Path]) -> Section:
 
 
 def small_photos(files: list[Path], size: int) -> dict[int, int]:
-    """Map position → short side in pixels of photos that have fewer than ``size``, the smallest first."""
+    """Find photos whose short side is smaller than the model's images.
+
+    Args:
+        files: the photos.
+        size: side of the model's images in pixels.
+
+    Returns:
+        Position → short side in pixels, the smallest first.
+    """
     sizes = {}
     for row, file in enumerate(files):
         try:
@@ -250,7 +269,7 @@ def _small(small: dict[int, int], files: list[Path], size: int) -> Section:
 
 
 def photos_csv(result: Audit, files: list[Path], small: dict[int, int]) -> str:
-    """Return every photo with what the audit says of it, the most doubtful label first."""
+    """Return a row for each photo with its verdict, the most doubtful label first."""
     evaluation, doubtful = result.evaluation, set(result.doubtful().tolist())
     names = evaluation.class_names
     rows = []

@@ -36,7 +36,15 @@ def arguments(name: str) -> tuple[str, ...] | None:
 
 @cache
 def choices(name: str, argument: str) -> tuple[str, ...] | None:
-    """Return the words that an argument of a class may be, where its annotation is a ``Literal`` of words."""
+    """Return the words that an argument of a class may be, if its annotation is a ``Literal`` of words.
+
+    Args:
+        name: of a class of this package.
+        argument: of its constructor.
+
+    Returns:
+        The words; None if they are not known.
+    """
     found = _constructor(name)
     if found is None:
         return None
@@ -55,7 +63,12 @@ def head_names() -> list[str]:
 
 
 def class_arguments(path: Path, name: str) -> list[str]:
-    """Return the arguments of the constructor of a class in a file; none where there is no such file or class."""
+    """Return the arguments of a constructor; none if there is no such file or class.
+
+    Args:
+        path: a Python file.
+        name: of a class in it.
+    """
     for node in _classes(path, name) if path.is_file() else ():
         constructor = _own_constructor(node)
         if constructor is not None:

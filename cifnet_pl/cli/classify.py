@@ -116,11 +116,11 @@ class Asked:
 
     @property
     def columns(self) -> list[str]:
-        """Their columns."""
+        """Names of the further columns."""
         return ["known", "novelty", "p_value"] * (self.unknown is not None) + ["answers"] * (self.coverage is not None)
 
     def cells(self, prediction: Prediction) -> list[str]:
-        """Return their cells in the row of one photo."""
+        """Return the further cells in the row of one photo."""
         cells = []
         if prediction.known is not None:
             cells += [str(prediction.known).lower(), f"{prediction.novelty:.6g}", f"{prediction.p_value:.6f}"]
@@ -173,7 +173,7 @@ class Table:
             raise DataError(f"none of the {self.unreadable} photos of {printable(', '.join(self.images))} can be read")
 
     def verdicts(self) -> Iterator[str]:
-        """Yield what there is to say of all photos together, in sentences."""
+        """Yield sentences about all photos together."""
         if self.asked.unknown is not None:
             yield (
                 f"{self.unknown} of them show nothing that this model knows; "
@@ -211,12 +211,12 @@ class Table:
             print(f"skipped {message}", file=sys.stderr)
 
     def _photos(self) -> Iterator[Path]:
-        """Find all photos; every place is looked at first, so that a wrong one is named before the work begins."""
+        """Find all photos; every source is opened first, so that a wrong one is reported before the work begins."""
         return chain.from_iterable([find_photos(source) for source in self.images])
 
     @property
     def sample(self) -> list[Prediction]:
-        """The photos of the gallery: by name where drawn at random, else the most telling first."""
+        """Return the photos of the gallery: sorted by name if drawn at random, else the most telling first."""
         if self.show == "random":
             return sorted((p for _, _, p in self._kept), key=lambda prediction: str(prediction.file))
         return [prediction for _, _, prediction in sorted(self._kept, reverse=True)]

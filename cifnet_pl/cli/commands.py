@@ -27,11 +27,12 @@ class Command(NamedTuple):
 
     Attributes:
         summary: what it does, in one line.
-        module: has a function of the command's name; its parameters become options, ``Args:`` of its docstring their
-            help. A parameter that ends with an underscore (``class_``) is an option without it; a bare ``--name`` of a
-            boolean is true.
-        positional: the parameter that is given by position, a list of strings.
-        overrides: the parameter that takes the options with a dot in their name, as (name, value) pairs.
+        module: has a function of the command's name; its parameters become options, and ``Args:`` of its docstring
+            their
+            help. A parameter that ends with an underscore (``class_``) becomes an option without it; ``--name`` without
+            a value sets a boolean to true.
+        positional: name of the parameter that is given by position, a list of strings.
+        overrides: name of the parameter that takes the options with a dot in their name, as (name, value) pairs.
     """
 
     summary: str
@@ -60,7 +61,11 @@ COMMANDS: dict[str, Command] = {
 
 
 def run_command(name: str, args: Sequence[str]) -> None:
-    """Parse ``args`` by the signature of command ``name`` and call it.
+    """Parse the arguments of a command by its signature, and call it.
+
+    Args:
+        name: of the command.
+        args: arguments of the command line after the name.
 
     Raises:
         UsageError: an option or a value that the command does not have; found before the command is imported.
@@ -83,9 +88,12 @@ def run_command(name: str, args: Sequence[str]) -> None:
 
 
 def outline(name: str) -> Callable[..., object]:
-    """Compile a command's function from the module's source: its signature and docstring, without its body.
+    """Compile the signature and docstring of a command's function, without its body.
 
-    Help and errors in options need no more, and importing the module takes seconds where it imports torch.
+    Help and errors in options need no more than that, and importing the module takes seconds if it imports torch.
+
+    Args:
+        name: of the command.
     """
     spec = find_spec(COMMANDS[name].module)
     assert spec is not None
@@ -119,7 +127,7 @@ def _choices(imports: Sequence[ast.ImportFrom], root: Path) -> list[ast.stmt]:
 
 
 def _without_underscores(parser: Any) -> dict[str, str]:
-    """Rename options that end with an underscore, as their parameters do; gives each option's parameter."""
+    """Rename options that end with an underscore, as their parameters do; return each option's parameter."""
     renamed = {}
     for action in parser._actions:
         if action.dest.endswith("_"):
@@ -131,7 +139,12 @@ def _without_underscores(parser: Any) -> dict[str, str]:
 
 
 def with_values(function: Callable[..., object], args: Sequence[str]) -> list[str]:
-    """Return ``args`` with the value that a bare boolean leaves out."""
+    """Add the value ``true`` to booleans that are given without one.
+
+    Args:
+        function: of the command.
+        args: arguments of the command line.
+    """
     parameters = inspect.signature(function).parameters
     flags = {f"--{key}" for key, parameter in parameters.items() if isinstance(parameter.default, bool)}
     pairs = zip(args, [*args, "--"][1:], strict=True)
@@ -139,9 +152,13 @@ def with_values(function: Callable[..., object], args: Sequence[str]) -> list[st
 
 
 def with_lists(function: Callable[..., object], args: Sequence[str]) -> list[str]:
-    """Return ``args`` with all values of an option that takes a list in one word.
+    """Join all values of an option that takes a list to one argument.
 
     ``--images A B``, ``--images A --images B`` and ``--images=A --images=B`` all mean ``["A", "B"]``.
+
+    Args:
+        function: of the command.
+        args: arguments of the command line.
     """
     parameters = inspect.signature(function, eval_str=True).parameters
     lists = {f"--{key.rstrip('_')}" for key, p in parameters.items() if p.annotation in (list[str], list[str] | None)}
@@ -174,8 +191,18 @@ def _items(value: str) -> list[str]:
 def split_overrides(args: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """Separate the options with a dot in their name (``--data.root DIR`` or ``--data.root=DIR``) from the others.
 
+    Args:
+        args: arguments of the command line.
+
+    Returns:
+        The other arguments, and (name, value) pairs.
+
     Raises:
         UsageError: such an option without a value.
+
+    Example:
+        >>> split_overrides(["grid.yaml", "--data.root", "photos", "--dry_run"])
+        (['grid.yaml', '--dry_run'], [('data.root', 'photos')])
     """
     arguments, overrides = [], []
     remaining = iter(args)

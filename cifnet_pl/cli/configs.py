@@ -32,7 +32,7 @@ def configs() -> None:
 
 
 def config_files() -> dict[str, Path]:
-    """Name, such as ``heads/ridge``, → file; those of the top folder first."""
+    """Return the file of each configuration by its name, such as ``heads/ridge``; the top folder comes first."""
     package = Path(cifnet_pl.__file__).parent
     folder = package / "configs"
     if not folder.is_dir():  # a checkout, not an installation
@@ -42,10 +42,10 @@ def config_files() -> dict[str, Path]:
 
 
 def find_config(word: str) -> Path:
-    """Return the file that ``word`` means: a path, or the name of a configuration of the package.
+    """Return the file that is meant by a path or the name of a configuration of the package.
 
     Raises:
-        UsageError: neither; lists the nearest names.
+        UsageError: neither exists; lists the nearest names.
     """
     path, files = Path(word).expanduser(), config_files()
     if path.is_file():
@@ -58,7 +58,11 @@ def find_config(word: str) -> Path:
 
 
 def with_named_configs(args: Sequence[str]) -> list[str]:
-    """Return ``args`` with the file in place of every name after ``--config``."""
+    """Replace the name after every ``--config`` by its file.
+
+    Args:
+        args: arguments of the command line.
+    """
     result: list[str] = []
     for i, arg in enumerate(args):
         key, equals, value = arg.partition("=")
@@ -72,10 +76,13 @@ def with_named_configs(args: Sequence[str]) -> list[str]:
 
 
 def with_recommended(args: Sequence[str]) -> list[str]:
-    """Return ``fit --data.root PHOTOS`` with the configuration that suits photos; other arguments as they are.
+    """Add the configuration for photos to ``fit --data.root PHOTOS``; return other arguments as they are.
+
+    Args:
+        args: arguments of the command line.
 
     Raises:
-        DataError: there are no photos there.
+        DataError: there are no photos.
     """
     keys = {arg.partition("=")[0] for arg in args}
     own_head = any(key.startswith(("--model.head.", "--model.buffer.")) for key in keys - set(RECOMMENDED_ONLY))

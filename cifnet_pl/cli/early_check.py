@@ -1,7 +1,7 @@
 """Find options of ``fit`` and other runs that do not exist, before Lightning and torch are imported.
 
-The names are read from the source of the classes that the options are arguments of, without running it. What cannot be
-told from those names alone is left to the parser.
+The names are read from the source of the classes that the options are arguments of, without running it. What these
+names do not decide is left to the parser.
 """
 
 from __future__ import annotations
@@ -37,10 +37,14 @@ ANSWERED = {"--print_config", "--help", "-h"}
 
 
 def check_options(args: Sequence[str]) -> None:
-    """Raise UsageError for the first option of the command line ``args`` whose class has no such argument.
+    """Check the names of the options of a run.
+
+    Args:
+        args: arguments of the command line.
 
     Raises:
-        UsageError: that, a configuration that does not exist, an unknown head, or a word that an argument cannot be.
+        UsageError: an option whose class has no such argument, a configuration that does not exist, an unknown head, or
+            a word that an argument cannot be.
     """
     if {word.split("=")[0] for word in args} & ANSWERED:
         return
@@ -54,7 +58,14 @@ def check_options(args: Sequence[str]) -> None:
 
 
 def _check(word: str, parts: list[str], value: str, classes: dict[str, list[str] | None]) -> None:
-    """Raise UsageError if the option ``word``, of these parts, is none of its class, or cannot be ``value``."""
+    """Raise UsageError if an option is not one of its class, or cannot have its value.
+
+    Args:
+        word: the option as it was given.
+        parts: of its name.
+        value: of the option.
+        classes: group of options → classes that may have them.
+    """
     group, names = parts[0], [part for part in parts[1:] if part != "init_args"]
     while names:
         known = _known(group, classes)

@@ -28,7 +28,7 @@ WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Raise CifnetError for errors of the block about processes that are gone and files that cannot be written."""
+    """Within the block, replace errors about lost processes and files that cannot be written by a CifnetError."""
     try:
         yield
     except RuntimeError as error:

@@ -28,7 +28,7 @@ class Cost:
 
 
 def elapsed(folder: Path) -> float | None:
-    """Return the seconds that a point's processes took so far; None where no sweep has run it."""
+    """Return the seconds that a point's processes took so far; None if no sweep has run it."""
     try:
         content = json.loads((folder / ELAPSED).read_text(encoding="utf-8"))
         return float(content["seconds"])
@@ -37,12 +37,17 @@ def elapsed(folder: Path) -> float | None:
 
 
 def add_elapsed(folder: Path, seconds: float) -> None:
-    """Add the time of one attempt to a point's."""
+    """Add the time of one attempt to the file of a point."""
     write_json(folder / ELAPSED, {"seconds": (elapsed(folder) or 0.0) + seconds})
 
 
 def cost_of(folder: Path, run: Path) -> Cost:
-    """Return what a point took: its processes' time, or that of its run where no sweep has run it."""
+    """Return what a point took: the time of its processes, or of its run if no sweep has run it.
+
+    Args:
+        folder: of the point's experiment.
+        run: folder of its run.
+    """
     summary = read_run(run).summary
     measured = summary["train_seconds"] + (summary.get("eval_seconds") or 0.0)
     parts = [summary.get("energy_kwh"), summary.get("eval_energy_kwh")]
@@ -51,9 +56,17 @@ def cost_of(folder: Path, run: Path) -> Cost:
 
 
 def estimate(point: Point, folder: Path, ran: Sequence[tuple[Point, Cost]]) -> Cost | None:
-    """Estimate what is left of a point: the mean of those with the same labels but for the seed, else of all that ran.
+    """Estimate what is left of a point: the mean of points with the same labels except the seed, else of all that ran.
 
-    Of a point that was stopped the tasks that it has learned are taken off. None where nothing has run yet.
+    The tasks that a stopped point has learned are subtracted.
+
+    Args:
+        point: of the sweep.
+        folder: of its experiment.
+        ran: points that ran, and what they took.
+
+    Returns:
+        None if nothing has run yet.
     """
     same = [cost for other, cost in ran if _without_seed(other.labels) == _without_seed(point.labels)]
     known = same or [cost for _, cost in ran]
@@ -67,7 +80,7 @@ def estimate(point: Point, folder: Path, ran: Sequence[tuple[Point, Cost]]) -> C
 
 
 def total(costs: Sequence[Cost | None]) -> str:
-    """Return a sentence on the sum of estimates, which says how many points have none."""
+    """Return a sentence about the sum of estimates, with the number of points that have none."""
     known = [cost for cost in costs if cost is not None]
     if not known:
         return "no estimate: none of these points has run yet"
@@ -79,7 +92,12 @@ def total(costs: Sequence[Cost | None]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format seconds in the unit that suits them."""
+    """Format seconds as seconds, minutes or hours.
+
+    Example:
+        >>> duration(42), duration(600), duration(7200)
+        ('42 s', '10 min', '2.0 h')
+    """
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

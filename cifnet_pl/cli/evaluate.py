@@ -84,7 +84,7 @@ def evaluate(
 
 
 def refuse_files(target: Path, overwrite: bool) -> None:
-    """Raise UsageError where something is at ``target`` that may not be replaced."""
+    """Raise UsageError if something at ``target`` may not be replaced."""
     if target.exists() and not target.is_dir():
         raise UsageError(f"{target} is a file, expected a folder for the results")
     if target.is_dir() and any(target.iterdir()) and not overwrite:
@@ -92,7 +92,7 @@ def refuse_files(target: Path, overwrite: bool) -> None:
 
 
 def labelled(images: str) -> ClassPhotos:
-    """Return the photos of class folders; those held out where there are ``train`` and ``val``."""
+    """Return the photos of class folders; if there are ``train`` and ``val``, those in ``val``."""
     root = expanded(Path(images))
     if has_parts(root):
         print(f"{images} has train and val: evaluating on val")
@@ -115,14 +115,20 @@ def _evaluate(model: Classifier, photos: ClassPhotos, unreadable: list[Unreadabl
 
 
 def on_all(evaluation: Evaluation, known: ClassPhotos, photos: ClassPhotos) -> Evaluation:
-    """Return the evaluation with rows of ``photos`` instead of those of ``known``, a part of them."""
+    """Return the evaluation with rows of all photos.
+
+    Args:
+        evaluation: with rows of ``known``.
+        known: a part of ``photos``.
+        photos: all photos.
+    """
     position = {name: row for row, name in enumerate(photos.files.names)}
     rows = np.array([position[known.files.names[row]] for row in evaluation.rows], dtype=np.int64)
     return replace(evaluation, rows=rows)
 
 
 def summary_lines(evaluation: Evaluation) -> list[str]:
-    """Return what matters most, in two sentences."""
+    """Return accuracy and calibration in two sentences."""
     classes, (low, high) = evaluation.class_scores(), evaluation.interval
     return [
         f"{evaluation.accuracy:.1f} % of {len(evaluation.rows)} photos of {len(classes)} classes are named right "
@@ -133,7 +139,7 @@ def summary_lines(evaluation: Evaluation) -> list[str]:
 
 
 def class_table(evaluation: Evaluation) -> Table:
-    """Return the classes, the worst first."""
+    """Tabulate the classes, the worst first."""
     table = Table("class", "photos", "right %", "95 % interval", "most often taken for")
     for column in table.columns[1:4]:
         column.justify = "right"
@@ -159,7 +165,12 @@ def confusion_lines(evaluation: Evaluation) -> list[str]:
 
 
 def comparison_line(comparison: Comparison, model: str, against: str) -> str:
-    """Compare both models on the same photos, in one line."""
+    """Return a sentence that compares two models on the same photos.
+
+    Args:
+        comparison: of the models.
+        model, against: their names.
+    """
     ours, theirs = comparison.accuracies
     return (
         f"on the same {comparison.photos} photos {model} names {ours:.1f} % right and {against} {theirs:.1f} %: "
@@ -169,7 +180,13 @@ def comparison_line(comparison: Comparison, model: str, against: str) -> str:
 
 
 def files_of(evaluation: Evaluation, photos: ClassPhotos, comparison: Comparison | None) -> dict[str, bytes]:
-    """Name of each result file → its content."""
+    """Return the content of each result file by its name.
+
+    Args:
+        evaluation: of the model.
+        photos: that it was evaluated on.
+        comparison: with another model, or None.
+    """
     letters = lettering(evaluation.class_names)
     title = f"{evaluation.accuracy:.1f} % of {len(evaluation.rows)} photos right"
     if letters.note:
@@ -203,7 +220,7 @@ def _summary(evaluation: Evaluation, comparison: Comparison | None) -> Mapping[s
 
 
 def classes_csv(evaluation: Evaluation) -> str:
-    """Return the classes, one per row."""
+    """Return CSV with a row for each class."""
     header = ["class", "photos", "right", "accuracy", "low", "high", "tested", "taken_for", "times"]
     rows = []
     for s in evaluation.class_scores():
@@ -214,7 +231,7 @@ def classes_csv(evaluation: Evaluation) -> str:
 
 
 def confusion_csv(evaluation: Evaluation) -> str:
-    """Return the numbers of photos, rows the true classes, columns the answers."""
+    """Return CSV with the numbers of photos, true classes in rows and answers in columns."""
     matrix = evaluation.confusion()
     return to_csv(
         ["class", *evaluation.class_names], [[n, *row] for n, row in zip(evaluation.class_names, matrix, strict=True)]

@@ -91,7 +91,7 @@ def _export_onnx(model: Classifier, target: Path, overwrite: bool) -> None:
 
 
 def _export_triton(model: Classifier, target: Path, overwrite: bool) -> None:
-    """Write ``1/model.onnx``, ``labels.txt`` and, when both are there, ``config.pbtxt``."""
+    """Write ``1/model.onnx`` and ``labels.txt``, and ``config.pbtxt`` last."""
     from cifnet_pl.model.onnx import onnx_bytes
     from cifnet_pl.model.triton import triton_config
 

@@ -1,4 +1,4 @@
-"""Find out why a process ended without doing its work: a signal, an exit code, or lack of memory."""
+"""Find out why a process ended without doing its work: a signal, an exit code, or too little memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ COUNTERS = ("memory.events", "memory.oom_control", "memory/memory.oom_control")
 
 
 def reason(code: int, log: str, killed_for_memory: bool = False) -> str:
-    """Return what happened to a process.
+    """Return why a process ended, in a few words.
 
     Args:
         code: its exit code as :mod:`subprocess` gives it, negative for a signal.
-        log: what it wrote on its streams.
+        log: what it wrote to its streams.
         killed_for_memory: whether the system has killed a process for memory meanwhile.
     """
     number = -code if code < 0 else code - 128
@@ -39,7 +39,14 @@ def reason(code: int, log: str, killed_for_memory: bool = False) -> str:
 
 
 def memory_kills(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return how often the system has killed a process of this control group for memory; None where it does not say."""
+    """Return how often the system has killed a process of this control group for memory.
+
+    Args:
+        root: of the control groups' files.
+
+    Returns:
+        None if the system does not say.
+    """
     for name in COUNTERS:
         try:
             text = (root / name).read_text(encoding="utf-8")

@@ -64,7 +64,12 @@ def forget(
 
 
 def exactly(result: Forgetting[Classifier], name: str) -> list[str]:
-    """Say what was forgotten with its photos."""
+    """Return sentences about a class that was forgotten with its photos.
+
+    Args:
+        result: of forgetting.
+        name: of the class.
+    """
     how = "exactly" if result.rounding is None else f"to about 1e-5 of its share, not to 1e-8 ({result.rounding})"
     whose = "what its" if name in result.recalled else "its"
     subject = "photos had left, which the model remembered, was" if name in result.recalled else "photos were"
@@ -79,7 +84,13 @@ def exactly(result: Forgetting[Classifier], name: str) -> list[str]:
 
 
 def removed(result: Forgetting[Classifier], name: str, model: Path | None) -> list[str]:
-    """Say what was removed without its photos, what remains of it, and how to undo that."""
+    """Return sentences about a class that was removed without its photos: what remains of it, and how to undo that.
+
+    Args:
+        result: of forgetting.
+        name: of the class.
+        model: path of the model before, or None if it was replaced.
+    """
     head, count = result.model.head, result.photos[name]
     left = ", and has left the buffer" if result.model.buffer is not None else ""
     lines = [f"class '{printable(name)}' is removed: it cannot be predicted any more{left};"]

@@ -77,7 +77,7 @@ def _draw_photo(axes: Any, prediction: Prediction, letters: Lettering) -> None:
 
 
 def _mark_unknown(axes: Any) -> None:
-    """Frame a photo that shows nothing known, and say so on it."""
+    """Draw a frame around a photo that shows nothing known, and write so on it."""
     from matplotlib.patches import Rectangle
 
     axes.add_patch(Rectangle((0, 0), 1, 1, transform=axes.transAxes, fill=False, linewidth=4, edgecolor=UNKNOWN))

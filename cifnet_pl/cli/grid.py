@@ -44,7 +44,12 @@ class Point:
 
 
 def choose(points: Sequence[Point], only: Sequence[str], without: Sequence[str]) -> list[Point]:
-    """Choose points that have one of the labels ``only`` of each axis that these belong to, and none of ``without``.
+    """Choose points by the labels of their options.
+
+    Args:
+        points: of a sweep.
+        only: labels; of each axis that one belongs to, a point must have one of these labels.
+        without: labels that a point must not have.
 
     Raises:
         UsageError: a label that no point has.
@@ -140,7 +145,7 @@ def _product(
 
 
 def _start_from(config: dict[str, Any], other: Mapping[str, Any] | None) -> None:
-    """Put the sections of another configuration into one; names and seeds are the sweep's own."""
+    """Copy the sections of another configuration into one; names and seeds stay those of the sweep."""
     for section, content in (other or {}).items():
         if section == "data":
             config["data"] = {**config.get("data", {}), **copy.deepcopy(content)}
@@ -169,12 +174,24 @@ def identity(config: Mapping[str, Any]) -> str:
 
 
 def put(config: dict[str, Any], name: str, value: Any, where: str) -> None:
-    """Set a dotted name in a configuration; ``init_args`` may be left out of it, as on the command line.
+    """Set a dotted name in a configuration; ``init_args`` may be left out of the name, as on the command line.
 
-    A mapping is merged into the one that is there, unless it names a class: then it takes its place.
+    A mapping is merged into the one that is there, unless it names a class: then it replaces it.
+
+    Args:
+        config: it is changed in place.
+        name: dotted name.
+        value: of the setting.
+        where: the file or command line, for errors.
 
     Raises:
-        UsageError: the name leads through something that has no parts.
+        UsageError: the name leads through something that has no settings.
+
+    Example:
+        >>> config = {"model": {"head": {"class_path": "RidgeHead", "init_args": {}}}}
+        >>> put(config, "model.head.ridge", 0.1, "grid.yaml")
+        >>> config["model"]["head"]["init_args"]
+        {'ridge': 0.1}
     """
     *path, last = name.split(".")
     node: Any = config

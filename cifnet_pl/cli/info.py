@@ -36,7 +36,7 @@ def info(model: str, trust: bool = False) -> None:
 
 
 def class_table(model: Classifier) -> Table:
-    """Return one row per task: its classes, each with the number of photos learned."""
+    """Tabulate the tasks: the classes of each, with the number of photos learned."""
     table = Table("task", "classes", "learned from")
     for k, names in enumerate(model.tasks):
         shown = ", ".join(f"{printable(name)} ({model.counts[name]})" for name in names)
@@ -45,7 +45,7 @@ def class_table(model: Classifier) -> Table:
 
 
 def history_table(history: list[Event]) -> Table:
-    """Return a row for everything that happened to the model."""
+    """Tabulate the steps in the model's life."""
     table = Table()
     for name in ("step", "date (UTC)", "classes", "photos", "accuracy %", "old classes %", "s", "kWh"):
         table.add_column(name, justify="left" if name in ("step", "date (UTC)") else "right")
@@ -65,7 +65,12 @@ def history_table(history: list[Event]) -> Table:
 
 
 def lines(model: Classifier, versions: dict[str, str]) -> list[str]:
-    """Return everything about a model that is no table."""
+    """Return lines about the model besides its tables.
+
+    Args:
+        model: the model.
+        versions: of the software that wrote it.
+    """
     elements = model.state_elements()
     stored = sum(value.numel() * value.element_size() for value in model.tensors().values())
     parts = ", ".join(f"{name} {count:,}" for name, count in elements.items() if count)

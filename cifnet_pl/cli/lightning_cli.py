@@ -1,4 +1,4 @@
-"""Run ``fit``, ``validate``, ``test`` and ``predict`` with LightningCLI, which only this file knows."""
+"""Run ``fit``, ``validate``, ``test`` and ``predict`` with LightningCLI; no other file depends on it."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ class SaveConfig(SaveConfigCallback):
     """Writes ``config.yaml`` atomically, without the checkpoint that the run started from: it re-runs as it is."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Do nothing yet: whether the run can begin at all is not known before its checkpoint is read."""
+        """Do nothing: whether the run can begin is not known before its checkpoint is read."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the configuration when a run begins to learn; that makes its folder a run's folder."""
+        """Write the configuration when a run begins to learn; a folder with this file is a run's folder."""
         folder = trainer.log_dir  # asks all processes
         if trainer.is_global_zero and folder:
             config = self.config.clone()
@@ -80,11 +80,11 @@ class SaveConfig(SaveConfigCallback):
 
 
 class CIFNetCLI(LightningCLI):
-    """``fit``, ``validate``, ``test`` and ``predict`` from YAML files and options.
+    """The commands ``fit``, ``validate``, ``test`` and ``predict`` from YAML files and options.
 
     Args:
-        wanted: the sub-commands to build parsers for; each takes a tenth of a second.
-        held: takes the right to write the run's folder, until it is closed.
+        wanted: sub-commands to build parsers for; each takes a tenth of a second.
+        held: context that keeps the run's folder locked until it is closed.
         options: of LightningCLI.
     """
 
@@ -99,13 +99,13 @@ class CIFNetCLI(LightningCLI):
     def setup_parser(
         self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]
     ) -> None:
-        """Describe the sub-commands in this package's words."""
+        """Add a description to each sub-command."""
         super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
         for choice in cast(Any, self.parser)._subcommands_action._choices_actions:
             choice.help = RUNS[choice.dest]
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the experiment's name, the energy options, and derive what need not be said twice."""
+        """Add the experiment's name and the energy options, and link options that follow from others."""
         parser.add_argument("--experiment", default="default", help="name of the run's folder under lightning_logs/")
         parser.add_argument("--logs", default=LOG_FOLDER, help="folder that holds all experiments")
         parser.add_argument(
@@ -121,10 +121,10 @@ class CIFNetCLI(LightningCLI):
         parser.set_defaults({"model": DEFAULT_MODEL})
 
     def _parse_ckpt_path(self) -> None:
-        """Never let a checkpoint override the given settings: the module compares both and says what differs."""
+        """Do nothing: a checkpoint must not override the given settings; the module compares both."""
 
     def _set_seed(self) -> None:
-        """Seed everything, or say what a seed may be."""
+        """Seed everything; UsageError if the seed is out of range."""
         seed = self._own.get("seed_everything")
         if isinstance(seed, int) and not 0 <= seed < 2**32:
             raise UsageError(f"seed_everything is {seed}, expected 0 to {2**32 - 1}")
@@ -160,7 +160,12 @@ class CIFNetCLI(LightningCLI):
         return runs.place_evaluation(base, config.get("ckpt_path"), configs)
 
     def before_fit(self) -> None:
-        """Take the run's folder, before anything is computed, and refuse one that cannot be written to or is taken."""
+        """Lock the run's folder before anything is computed.
+
+        Raises:
+            UsageError: another run uses it.
+            CifnetError: it cannot be written to.
+        """
         folder = self.place.folder
         if is_first_process():  # the one that writes
             fresh = not folder.exists()
@@ -172,7 +177,7 @@ class CIFNetCLI(LightningCLI):
                 self._held.push(lambda kind, *_: runs.remove_unbegun(folder) if kind is not None else None)
 
     def instantiate_classes(self) -> None:
-        """Build everything; an error of this package reaches the user as it is, not as jsonargparse reports it."""
+        """Build everything; raise an error of this package unchanged, not as jsonargparse reports it."""
         try:
             super().instantiate_classes()
         except (ValueError, TypeError) as error:
@@ -224,6 +229,9 @@ def _as_list(value: Any) -> list[Any]:
 
 def run(args: list[str]) -> None:
     """Run one sub-command.
+
+    Args:
+        args: arguments of the command line, the sub-command first.
 
     Raises:
         CifnetError: bad input; any other exception is a fault of the package.

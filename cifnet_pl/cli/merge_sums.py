@@ -12,10 +12,16 @@ from cifnet_pl.utilities.files import exclusive
 
 
 def sums_files(places: Sequence[str]) -> list[Path]:
-    """Return the files of sums that ``places`` name, each a file or a folder of them; none where they are models.
+    """Return the files of sums that some paths name.
+
+    Args:
+        places: files, or folders of them.
+
+    Returns:
+        The files; none if the paths are models.
 
     Raises:
-        UsageError: files of sums and models.
+        UsageError: both files of sums and models.
     """
     groups: list[list[Path]] = []
     for path in (Path(text).expanduser() for text in places):
@@ -48,7 +54,17 @@ def reduce_sums(files: Sequence[Path], trust: bool = False, engine: str = "auto"
 
 
 def merge_sums(files: Sequence[Path], target: Path, overwrite: bool, trust: bool, engine: str) -> None:
-    """Write what ``files`` add up to: a bundle, or a file of sums where ``target`` ends in .sums; errors as above."""
+    """Add up files of sums, and write a bundle, or a file of sums if ``target`` ends in .sums.
+
+    Args:
+        files: of parts that do not overlap.
+        target: bundle or file.
+        overwrite: whether it may be replaced.
+        trust, engine: as for :func:`reduce_sums`.
+
+    Raises:
+        UsageError: as :func:`reduce_sums`, or something is at ``target`` already.
+    """
     with exclusive(target):
         if is_sums(target):
             if target.exists() and not overwrite:
@@ -67,7 +83,7 @@ def merge_sums(files: Sequence[Path], target: Path, overwrite: bool, trust: bool
 
 
 def _first(path: Path) -> tuple[str, int, str]:
-    """Sort key: where the first part of a file begins; nothing is checked here."""
+    """Return the sort key of a file: where its first part begins; nothing is checked here."""
     first = parts_of(path)[0]
     return first.listing, first.start, path.name
 

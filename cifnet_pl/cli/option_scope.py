@@ -16,9 +16,13 @@ OPEN = ("trainer", "energy", "checkpoint")
 
 
 def fits(config: Mapping[str, Any], name: str) -> bool:
-    """Return whether the dotted ``name`` is an option of the classes that ``config`` names.
+    """Return whether the classes of a configuration have an option.
 
-    A class that cannot be imported is taken to have every option: ``fit`` says what is wrong with it.
+    A class that cannot be imported is taken to have every option: ``fit`` reports what is wrong with it.
+
+    Args:
+        config: a configuration.
+        name: dotted name of the option.
     """
     section, *path = name.split(".")
     if section in OPEN or not path:
@@ -44,10 +48,7 @@ def fits(config: Mapping[str, Any], name: str) -> bool:
 
 @cache
 def _parameters(class_path: str) -> frozenset[str] | None:
-    """Return the options of a class, those of the classes that it passes them on to included.
-
-    The result is None where it cannot be found.
-    """
+    """Return the options of a class, and of the classes that it passes options on to; None if it cannot be found."""
     module, _, name = class_path.rpartition(".")
     for module_name in [module] if module else SHORT_NAMES:
         try:

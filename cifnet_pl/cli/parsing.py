@@ -21,10 +21,10 @@ EPOCHS = "--trainer.max_epochs cannot be set, a task is one epoch: use --data.ma
 
 
 class OneSentence(ArgumentParser):
-    """A parser that raises :class:`UsageError` with one sentence where jsonargparse prints its whole search."""
+    """A parser that raises :class:`UsageError` with one sentence instead of jsonargparse's long message."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise the short error; parsers that jsonargparse uses within itself keep its own."""
+        """Raise the short error; parsers that jsonargparse uses internally keep its own."""
         if not self.exit_on_error:
             super().error(message, ex)
         parser = getattr(ex, "subcommand_parser", None) or self
@@ -33,7 +33,12 @@ class OneSentence(ArgumentParser):
 
 
 def sentence(message: str, options: Collection[str] = ()) -> str:
-    """Return the one thing in a message of jsonargparse that the user can act on; ``options`` are those that exist."""
+    """Return the part of jsonargparse's message that the user can act on, as one sentence.
+
+    Args:
+        message: of jsonargparse.
+        options: that exist.
+    """
     linked = re.search(r"--> trainer\.max_epochs", message)
     if linked:
         return EPOCHS
@@ -62,7 +67,12 @@ def sentence(message: str, options: Collection[str] = ()) -> str:
 
 
 def unknown_option(name: str, options: Collection[str]) -> str:
-    """Return a sentence about an option ``name`` that is not among ``options``, with the nearest of those."""
+    """Return a sentence about an unknown option, with the nearest options.
+
+    Args:
+        name: the unknown option.
+        options: that exist.
+    """
     option = name.split("=")[0]
     known = [
         o for o in options if o.startswith("--") and not o.endswith(("+", ".help")) and not option.startswith(f"{o}.")
@@ -80,7 +90,7 @@ def _plain_type(kind: str) -> str:
 
 
 def buried_error(error: BaseException) -> CifnetError | None:
-    """Return the package's own error that a library wrapped into one of its own, if there is one."""
+    """Return the package's own error that a library wrapped into one of its own, or None."""
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, CifnetError):
         seen = seen.__cause__ or seen.__context__
@@ -91,11 +101,14 @@ def buried_error(error: BaseException) -> CifnetError | None:
 
 
 def with_clean_heads(args: Sequence[str]) -> list[str]:
-    """Return arguments with which a head never inherits options of another class; refuse unknown heads.
+    """Change the arguments so that a head never inherits options of another class; refuse unknown heads.
 
     jsonargparse keeps the options of an earlier class that the new one happens to accept: a RidgeHead over a
-    configuration with a CIFNetHead would get its ridge, which is on another scale. Where the class changes, the
+    configuration with a CIFNetHead would get its ridge, which is on another scale. If the class changes, the
     head is set to null first. Options given before the class still apply.
+
+    Args:
+        args: arguments of the command line.
 
     Raises:
         UsageError: an unknown head, with the nearest names; a configuration file that is missing or not YAML.
@@ -179,7 +192,15 @@ def _import_method(model: Any) -> None:
 
 
 def import_offered(kind: str, name: str) -> bool:
-    """Import what an installed package offers as ``name``, so that jsonargparse finds the class; False without one."""
+    """Import what an installed package offers, so that jsonargparse finds the class.
+
+    Args:
+        kind: one of :data:`cifnet_pl.utilities.outside.GROUPS`.
+        name: of the entry point.
+
+    Returns:
+        Whether a package offers it.
+    """
     factory = entry_point(kind, name)
     if factory is not None:
         import_part(factory)
@@ -190,7 +211,7 @@ def import_offered(kind: str, name: str) -> bool:
 
 
 def choose_backbone(config: Any) -> None:
-    """Set the backbone to ``none:<width>`` where the data are embeddings, which need no network.
+    """Set the backbone to ``none:<width>`` if the data are embeddings, which need no network.
 
     Args:
         config: configuration of ``fit``; ``model.init_args.backbone`` is changed.

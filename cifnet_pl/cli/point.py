@@ -12,7 +12,7 @@ from cifnet_pl.cli.point_lock import running
 
 
 def run(config: Path) -> int:
-    """Learn what the configuration says, from the last checkpoint if there is one; returns the exit code."""
+    """Learn from a configuration, starting from the last checkpoint if there is one; return the exit code."""
     # Lightning starts this module again for each further process of the run: they belong to the one with the lock.
     with nullcontext() if "LOCAL_RANK" in os.environ else running(config.parent):
         return main(["fit", "--config", str(config), "--ckpt_path", "last"])

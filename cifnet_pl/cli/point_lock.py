@@ -11,7 +11,12 @@ from filelock import FileLock, Timeout
 
 @contextmanager
 def waiting_lock(folder: Path, name: str) -> Iterator[None]:
-    """Hold the lock ``name`` of an experiment's folder, once no other process does; say that it is waited for."""
+    """Hold a lock of an experiment's folder; if another process holds it, say so and wait.
+
+    Args:
+        folder: of the experiment.
+        name: of the lock's file.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / name)
     try:
@@ -26,5 +31,5 @@ def waiting_lock(folder: Path, name: str) -> Iterator[None]:
 
 
 def running(folder: Path) -> AbstractContextManager[None]:
-    """Hold the lock that a point's process has as long as it lives, whether or not its sweep still does."""
+    """Return the lock that a point's process holds as long as it lives, even if its sweep was killed."""
     return waiting_lock(folder, ".running")

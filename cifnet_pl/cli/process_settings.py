@@ -1,4 +1,4 @@
-"""Set up the process for a network on a CPU: how memory is freed, and how threads wait."""
+"""Set up the process for networks on a CPU: how memory is freed, and how threads wait."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 def keep_freed_memory() -> bool:
     """Tell the GNU C library's allocator to reuse large blocks instead of giving each back to the system.
 
-    On a CPU every activation of a layer is a block of many megabytes. By default each comes fresh from the system and
+    On a CPU every activation of a layer is a block of many megabytes. By default each block is fresh from the system
+    and
     goes back at once, and the system clears every page of it: measured, up to three quarters of the time of a small
-    network. The process then keeps the largest amount of memory that it ever used.
+    network. With this setting the process keeps the largest amount of memory that it ever used.
 
     Returns:
-        Whether it could: other C libraries are left as they are.
+        Whether the setting was changed; other C libraries are left as they are.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -35,27 +36,28 @@ def keep_freed_memory() -> bool:
 
 
 def wait_briefly() -> None:
-    """Let a network's threads wait for the next layer as before, but not for milliseconds after the last one.
+    """Shorten the time for which a network's idle threads keep their cores busy.
 
-    By default a thread of GNU's OpenMP, which torch's Linux builds use, turns in a loop of 300,000 steps before it
-    sleeps (measured: 9 ms), on the core that a worker is to decode the next images on; with ``SPINS`` steps, 1 ms. Who
-    has told OpenMP how to wait is left alone. To be called before torch is imported, which reads the environment then.
+    By default a thread of GNU's OpenMP, which torch's Linux builds use, spins for 300,000 steps before it sleeps
+    (measured: 9 ms), on the core on which a worker is to decode the next images; with ``SPINS`` steps it is 1 ms.
+    Settings
+    that the user made for OpenMP are not changed. Call this before torch is imported, which reads the environment then.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
 
 
 class News(logging.Handler):
-    """Prints what parts of the package have to tell the user, one line each, from the first process of a run."""
+    """Handler that prints notes for the user, one line each, from the first process of a run."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print to what is the standard error stream now."""
+        """Print to the current standard error stream."""
         if is_first_process():
             print(f"cifnet: {record.getMessage()}", file=sys.stderr, flush=True)
 
 
 def show_news() -> None:
-    """Show on the standard error stream which engine runs the network, and why."""
+    """Print on the standard error stream which engine runs the network, and why."""
     logger = logging.getLogger("cifnet_pl.backbones")
     if not logger.handlers:
         logger.addHandler(News())

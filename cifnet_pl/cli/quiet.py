@@ -42,7 +42,7 @@ LOGGERS = (
 
 
 def quieten() -> None:
-    """Silence advice that is wrong for a run without gradients, and news that the run's own lines tell better."""
+    """Silence advice that is wrong for a run without gradients, and messages that the run's own lines replace."""
     for message in QUIET_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     for name in LOGGERS:

@@ -22,7 +22,17 @@ HEAD = "RidgeHead"
 
 
 def make(folder: Path, shards: Sequence[Shard], options: Sequence[str], threads: int = 1) -> list[str]:
-    """Make the files of ``shards`` that are not there yet, and say of each what was done."""
+    """Compute the files of shards that are missing.
+
+    Args:
+        folder: of the files.
+        shards: to compute.
+        options: of ``fit``.
+        threads: of torch.
+
+    Returns:
+        A sentence for each shard.
+    """
     missing = [shard for shard in shards if not is_finished(folder, shard)]
     messages = [f"{shard.name} is finished already" for shard in shards if shard not in missing]
     learner = learner_of(tuple(options)) if missing else None
@@ -37,12 +47,12 @@ def make(folder: Path, shards: Sequence[Shard], options: Sequence[str], threads:
 
 
 def file_of(folder: Path, shard: Shard) -> Path:
-    """Return where the sums of a shard are."""
+    """Return the path of the sums of a shard."""
     return folder / (shard.name + ENDING)
 
 
 def is_finished(folder: Path, shard: Shard) -> bool:
-    """Return whether the file of a shard is there and whole; a damaged one is made again."""
+    """Return whether the file of a shard is complete; a damaged one is made again."""
     path = file_of(folder, shard)
     if not path.is_file():
         return False
@@ -56,6 +66,9 @@ def is_finished(folder: Path, shard: Shard) -> bool:
 @lru_cache(maxsize=1)
 def learner_of(options: tuple[str, ...]) -> ShardLearner:
     """Build data, backbone and head from the options of ``fit``.
+
+    Args:
+        options: arguments of the command line.
 
     Raises:
         UsageError: options that do not fit.
@@ -92,7 +105,7 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
 
 @contextmanager
 def _threads(number: int) -> Iterator[None]:
-    """Compute with so many threads in the block: with another number sums round differently."""
+    """Within the block, compute with a fixed number of threads, as sums round differently with another number."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

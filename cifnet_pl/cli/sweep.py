@@ -128,7 +128,7 @@ def _said_labels(point: Point) -> str:
 def _print_plan(
     console: Console, placed: Sequence[tuple[Point, Path]], left: Sequence[tuple[Point, Path]], whole: bool
 ) -> None:
-    """Say how long the points that are left will take; with ``whole`` also what is known of each point."""
+    """Print how long the remaining points will take; with ``whole`` also the state of each point."""
     ran = _costs(placed)
     expected = {point.identity: estimate(point, folder, ran) for point, folder in left}
     for point, folder in placed if whole else ():
@@ -154,7 +154,11 @@ def _costs(placed: Sequence[tuple[Point, Path]]) -> list[tuple[Point, Cost]]:
 def _run_all(
     console: Console, placed: Sequence[tuple[Point, Path]], budget: float | None
 ) -> tuple[list[Path], list[Path], int]:
-    """Return (runs that are complete, folders of points that failed, number of points left for want of time)."""
+    """Run all points within the budget.
+
+    Returns:
+        Complete runs, folders of points that failed, and the number of points that were left out for lack of time.
+    """
     done: list[Path] = []
     failed: list[Path] = []
     skipped, start = 0, time.monotonic()
@@ -191,21 +195,29 @@ def _progress(console: Console) -> Progress:
 
 
 def _folder(logs: Path, point: Point) -> Path:
-    """Return the point's experiment: one that holds the same configuration under whatever name, or a new one."""
+    """Return the point's experiment: one that holds the same configuration under any name, or a new one."""
     present = sorted(logs.glob(f"*-{point.identity}")) if logs.is_dir() else []
     return present[0] if present else logs / point.name
 
 
 def complete_run(folder: Path) -> Path | None:
-    """Return the newest whole run of an experiment."""
+    """Return the newest complete run of an experiment, or None."""
     return next((path for path in reversed(versions(folder)) if is_complete(path)), None)
 
 
 def _ensure(folder: Path, point: Point, end: float | None = None) -> tuple[Path | None, str]:
-    """Run the point unless it is complete: its run's folder, or None if it failed, and what to say of it.
+    """Run a point unless it is complete.
+
+    Args:
+        folder: of its experiment.
+        point: of the sweep.
+        end: when to stop it, in seconds of the monotonic clock, or None.
+
+    Returns:
+        The folder of its run, or None if it failed; and a message.
 
     Raises:
-        TimeoutError: it still ran at ``end``, in seconds of the monotonic clock.
+        TimeoutError: it still ran at ``end``.
     """
     with _alone(folder):
         run = complete_run(folder)
@@ -229,7 +241,7 @@ def _ensure(folder: Path, point: Point, end: float | None = None) -> tuple[Path 
 
 
 def _run(folder: Path, point: Point, end: float | None = None) -> int:
-    """Run ``fit`` as a process; it goes on from the last checkpoint if there is one. Returns the exit code."""
+    """Run ``fit`` as a process, starting from the last checkpoint if there is one; return the exit code."""
     _write_point(folder, point)
     command = [sys.executable, "-m", "cifnet_pl.cli.point", str(folder / POINT)]
     with (folder / "output.log").open("ab") as log:
@@ -250,7 +262,7 @@ def _write_point(folder: Path, point: Point) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of an experiment's folder, once no other sweep does and no run goes on that a killed one began."""
+    """Hold the lock of an experiment's folder; wait for another sweep, and for a run that a killed sweep started."""
     with waiting_lock(folder, ".lock"):
         with running(folder):
             pass
@@ -259,7 +271,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _stopped_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the point that is running as well, instead of leaving it behind."""
+    """Within the block, let SIGTERM stop the point that is running as well."""
 
     def stop(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)

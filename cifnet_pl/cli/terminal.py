@@ -1,4 +1,4 @@
-"""Print on any terminal: characters that its encoding lacks are replaced and never end a run."""
+"""Print on any terminal: characters that its encoding lacks are replaced, and never end a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HANDLER = "cifnet_pl.stand_ins"
 
 
 def _stand_in(error: UnicodeError) -> tuple[str, int]:
-    """Handle characters that cannot be encoded, as an error handler of :mod:`codecs`."""
+    """Replace characters that cannot be encoded; an error handler of :mod:`codecs`."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     missing = error.object[error.start : error.end]
@@ -43,7 +43,7 @@ def _stand_in(error: UnicodeError) -> tuple[str, int]:
 
 
 def accept_all_characters() -> None:
-    """Make standard output and standard error take every character, whatever their encoding (cp1252, ASCII, …)."""
+    """Make standard output and standard error accept every character, whatever their encoding (cp1252, ASCII, …)."""
     codecs.register_error(HANDLER, _stand_in)
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)  # streams that a test or a notebook put there may lack it

@@ -1,4 +1,4 @@
-"""What starts the workers of ``cifnet sums --shards n``: one short file each."""
+"""Start the workers of ``cifnet sums --shards n``; one short file for each way to do it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cifnet_pl.model.shards import Shard
 
 @dataclass(frozen=True)
 class Job:
-    """Shards to be made.
+    """Shards that are to be computed.
 
     Attributes:
-        folder: where their files are.
+        folder: of their files.
         shards: all of them.
         options: of data and model, as on the command line.
         workers: number at a time.
@@ -33,11 +33,11 @@ class Job:
     retries: int
 
     def missing(self) -> list[Shard]:
-        """Return the shards whose file is not there, or not whole."""
+        """Return the shards whose file is missing or not complete."""
         return [shard for shard in self.shards if not is_finished(self.folder, shard)]
 
     def command(self, *shards: str) -> list[str]:
-        """Return the words after ``cifnet`` that make ``shards``, such as "3/64"."""
+        """Return the arguments after ``cifnet`` that compute ``shards``, such as "3/64"."""
         arguments = ["sums", "--output", str(self.folder), "--threads", str(self.threads)]
         return [*arguments, *(word for shard in shards for word in ("--shard", shard)), *self.options]
 

@@ -1,4 +1,4 @@
-"""Run the workers as plain processes on this machine, and share out again what failed."""
+"""Run the workers as plain processes on this machine, and distribute again what failed."""
 
 from __future__ import annotations
 

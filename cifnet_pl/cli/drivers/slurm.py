@@ -25,7 +25,7 @@ exec {command}
 
 
 def run(job: Job) -> None:
-    """Write the script for the missing shards, and say how to start it."""
+    """Write the script for the missing shards, and print how to start it."""
     missing = job.missing()
     path = job.folder / "sums.sbatch"
     if not missing:
