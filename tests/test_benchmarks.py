@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import fit_overhead, gpu, growth, head_update, http_load, precision
+from benchmarks import engine_accuracy, fit_overhead, gpu, growth, head_update, http_load, precision, trained
 from benchmarks.__main__ import BENCHMARKS, LETTERS, chosen, main
 from benchmarks.measure import Row
 from cifnet_pl.backbones.precision import PRECISIONS
 from tests.data.tree import class_tree
+from tests.report.synthetic import write_run
 from tests.serving.services import ThreadServer
 from tests.simulated_device import simulated_device
 
@@ -129,3 +130,31 @@ def test_clients_of_a_service(tmp_path: Path) -> None:
     assert good.rate > 0
     assert max(good.times) >= good.percentile(99) >= good.percentile(50) > 0
     assert job["lesson"]["learned"] == {"new": 4}
+
+
+def test_table_of_trained_methods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = (("ridge-s1-0", 1, 0.01, 50.0), ("ridge-s2-0", 2, 0.03, 52.0), ("der-s1-0", 1, 0.1, 30.0))
+    for name, seed, energy, final in points:
+        both = {"A_k_classifier": [9.0, final], "A_k_nearest_mean": [8.0, 31.0]} if name.startswith("der") else {}
+        write_run(tmp_path / name / "version_0", seed=seed, tasks=2, kwh=energy, first=90.0, final=final, about=both)
+    monkeypatch.setattr(sys, "argv", ["trained", str(tmp_path)])
+    trained.main()
+    _, _, der, ridge = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert (der[0], der[3:9]) == ("der", ["30.0", "–", "–", "–", "30.0", "31.0"])
+    assert der[-2:] == ["5", "11.17 M"]  # 0.1 kWh against 0.02
+    assert (ridge[0], ridge[3], ridge[6:9], ridge[-2]) == ("ridge", "50.0", ["52.0", "–", "–"], "1")
+
+
+def test_accuracy_by_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for part in ("train", "val"):
+        class_tree(tmp_path / part, count=3)
+    monkeypatch.setattr(engine_accuracy, "CALIBRATION", 4)
+    monkeypatch.setattr(sys, "argv", ["engine_accuracy", str(tmp_path), "--image_size", "32"])
+    engine_accuracy.main()
+    *_, head, _, ridge, _, _, _, _, _ = (line.split("|") for line in capsys.readouterr().out.splitlines())
+    assert [cell.strip() for cell in head[2:-1]] == ["torch", "onnxruntime", "int8"]
+    assert len({float(cell) for cell in ridge[2:4]}) == 1
