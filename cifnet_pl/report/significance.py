@@ -106,11 +106,6 @@ class Interval:
     low: float
     high: float
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the difference is more than chance at the level of the interval."""
-        return self.low > 0 or self.high < 0
-
 
 def bootstrap(pairs: Sequence[tuple[np.ndarray, np.ndarray]], seed: int = 0) -> Interval:
     """Return the mean difference of accuracy a − b in percentage points, with its percentile interval.

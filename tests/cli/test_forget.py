@@ -8,55 +8,11 @@ import torch
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.heads import Head
-from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.forget import check_same
-from cifnet_pl.utilities.errors import DataError
 from tests.cli.test_extend import assert_same_scores, fit, queries
 from tests.command_line import make_photos
-from tests.models import WIDTH, empty, learned, samples
+from tests.models import learned, samples
 
 NAMES = ["ant", "bee", "cat", "dog"]
-
-
-def forgotten(model: Classifier, name: str) -> Classifier:
-    """Take a class out, with the embeddings that it was learned from."""
-    z, own, _ = samples([name])
-    label = model.labels([name])[0]
-    other = model.head.fresh()
-    other.begin_task([label], [len(own)])
-    other.observe(z, torch.full((len(z),), label))
-    model.head.subtract_(other)
-    model.remove_classes([name])
-    return model
-
-
-@pytest.mark.parametrize("head", ["ridge", "ridge-joined", "acil", "ncm", "slda"])
-@pytest.mark.parametrize("name", ["ant", "cat", "fox"])
-def test_exact_from_embeddings(head: str, name: str):
-    """First class, only class of its task, last class."""
-    tasks = [["ant", "bee"], ["cat"], ["dog", "fox"]]
-    without = [[own for own in task if own != name] for task in tasks]
-    model = forgotten(learned(head, tasks), name)
-    never = learned(head, [task for task in without if task])
-    assert model.tasks == never.tasks
-    assert model.counts == never.counts
-    assert_same_scores(model, never, queries(), 1e-8)
-
-
-@pytest.mark.parametrize("head", ["cifnet", "ridge", "slda", "knn", "logistic", "acil", "dsal"])
-def test_removal_leaves_the_others_alone(head: str):
-    model = learned(head)
-    kept = [i for i, name in enumerate(model.class_names) if name != "dog"]
-    before = model.head(queries())[:, kept]
-    model.remove_classes(["dog"])
-    assert model.class_names == ["ant", "bee", "cat", "elk", "fox"]
-    assert model.tasks == [["ant", "bee"], ["cat"], ["elk", "fox"]]
-    if head not in ("knn", "slda", "acil", "dsal"):
-        torch.testing.assert_close(model.head(queries()), before, rtol=0, atol=1e-12)
-    if model.buffer is not None:
-        assert set(model.buffer.y.tolist()) <= set(model.head.classes)
-        assert len(model.buffer.y) == 10  # two of each class
 
 
 def test_a_forgotten_class_can_be_learned_again(tmp_path: Path):
@@ -195,29 +151,3 @@ def test_the_option_is_a_word_that_python_keeps_for_itself(capsys: pytest.Captur
     assert capsys.readouterr().err.endswith("unknown option --classes: did you mean --class?\n")
     assert main(["forget", "--frame", "a"]) == 2
     assert capsys.readouterr().err.endswith("unknown option --frame: see --help\n")
-
-
-def test_width_of_the_fixtures():
-    """The embeddings of the models above are those of ``samples``."""
-    assert empty("ridge").head.in_features == samples(["ant"])[0].shape[1] == WIDTH
-
-
-@pytest.mark.parametrize("count", [100, 2000])
-def test_one_other_photo_is_noticed_in_a_large_class(count: int, tmp_path: Path):
-    model = empty("ridge")
-    model.begin_task(["ant", "bee"])
-    z = 5 + torch.randn(2 * count, model.head.in_features, generator=torch.Generator().manual_seed(0))
-    model.observe(z, torch.arange(2).repeat_interleave(count), torch.arange(2 * count))
-    model.finish_task()
-
-    def given(photos: torch.Tensor) -> Head:
-        own, label = model.head.fresh(), model.labels(["ant"])[0]
-        own.begin_task([label])
-        own.observe(photos, torch.full((len(photos),), label))
-        return own
-
-    rounded = z[:count] * (1 + 1e-6 * torch.randn(count, 1))
-    check_same(model, given(rounded), "ant", tmp_path)
-    rounded[0] = z[count]
-    with pytest.raises(DataError, match="holds others"):
-        check_same(model, given(rounded), "ant", tmp_path)

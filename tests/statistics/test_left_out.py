@@ -1,0 +1,33 @@
+"""Scores without a sample or its group equal those of a solve without them."""
+
+from __future__ import annotations
+
+import torch
+
+from cifnet_pl.statistics.left_out import half_products, left_out_together, shared_groups
+from cifnet_pl.statistics.solve import solve_ridge
+
+
+def test_equals_a_solve_without_the_group():
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(12, 4, generator=draw).double(), torch.randn(12, 3, generator=draw).double()
+    groups = torch.tensor([0, 1, 1, 1, 2, 3, 4, 4, 5, 6, 7, 8])
+    penalty = torch.full((4,), 0.3, dtype=torch.float64)
+    weights = solve_ridge(x.T @ x, x.T @ y, penalty)
+    half = half_products(x.T @ x, penalty, x)
+    scores = left_out_together(x @ weights, half, torch.ones(12, dtype=torch.float64), y, groups)
+    for group in groups.unique():
+        rest = groups != group
+        expected = x[~rest] @ solve_ridge(x[rest].T @ x[rest], x[rest].T @ y[rest], penalty)
+        torch.testing.assert_close(scores[~rest], expected, rtol=0, atol=1e-10)
+    assert [rows.tolist() for rows in shared_groups(groups)] == [[1, 2, 3], [6, 7]]
+
+
+def test_a_sample_that_was_never_seen_keeps_its_score():
+    x = torch.eye(3, dtype=torch.float64)
+    half = half_products(x, torch.ones(3, dtype=torch.float64), x)
+    scores = torch.tensor([[1.0], [2.0], [3.0]])
+    weight = torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64)
+    result = left_out_together(scores, half, weight, torch.zeros(3, 1, dtype=torch.float64), None)
+    assert result[0].item() == 1.0
+    torch.testing.assert_close(result[1:].flatten(), torch.tensor([4.0, 6.0], dtype=torch.float64), rtol=0, atol=1e-12)
