@@ -51,8 +51,8 @@ def main(names: list[str]) -> int:
     for column in ("what", "ours", "rival", "ratio", "wanted"):
         table.add_column(column)
     about: list[str] = []
-    for place in chosen(names or BENCHMARKS):
-        module, _, function = place.partition(".")
+    for benchmark in chosen(names or BENCHMARKS):
+        module, _, function = benchmark.partition(".")
         for row in getattr(importlib.import_module(f"benchmarks.{module}"), function)():
             table.add_row(row.name, row.ours, row.rival, row.ratio, row.wanted)
             about.append(f"{row.name}: {row.settings}")

@@ -48,8 +48,8 @@ def shares(make: Make, photos: Photos) -> Shares:
     average, final = torch.zeros(len(photos.val_y)).double(), torch.zeros(len(photos.val_y)).double()
     for order in ORDERS:
         right, counts, state = correct(make, photos, order)
-        part = 100 * right / counts.sum(1, keepdim=True) / len(ORDERS)
-        average, final = average + part.mean(0), final + part[-1]
+        share = 100 * right / counts.sum(1, keepdim=True) / len(ORDERS)
+        average, final = average + share.mean(0), final + share[-1]
     return average, final, state
 
 
@@ -65,35 +65,35 @@ def interval(ours: Tensor, theirs: Tensor) -> str:
 def best_ridge(name: str, make: Callable[..., Head], photos: Photos) -> Make:
     """The head with the best ridge by A_K on the validation images in the first order; steps up, then down."""
     unit = mean_eigenvalue(photos.z, 256)  # which hardly depends on the width
-    found: dict[float, float] = {}
+    by_ridge: dict[float, float] = {}
 
     def better(share: float) -> bool:
         right, *_ = correct(partial(make, ridge=share * unit), photos, ORDERS[0])
-        found[share] = 100 * right[-1].mean().item()
-        return found[share] == max(found.values())
+        by_ridge[share] = 100 * right[-1].mean().item()
+        return by_ridge[share] == max(by_ridge.values())
 
     better(SHARE)
     for step in (STEP, 1 / STEP):
         share = SHARE * step
         while better(share):
             share *= step
-    shown = ", ".join(f"{share:.2g}: {found[share]:.2f}" for share in sorted(found))
+    shown = ", ".join(f"{share:.2g}: {by_ridge[share]:.2f}" for share in sorted(by_ridge))
     print(f"{name}, A_K by ridge as a share of the mean eigenvalue: {shown}", flush=True)
-    return partial(make, ridge=max(found, key=lambda share: found[share]) * unit)
+    return partial(make, ridge=max(by_ridge, key=lambda share: by_ridge[share]) * unit)
 
 
 def offline(name: str, photos: Photos) -> Tensor:
     """Logistic regression on everything at once, standardised, best penalty: each validation image's share of A_K."""
     mean, scale = photos.z.mean(0), photos.z.std(0) + 1e-6
     x, val = (((z - mean) / scale).numpy() for z in (photos.z, photos.val_z))
-    found = {}
+    by_penalty = {}
     for penalty in PENALTIES:
         model = LogisticRegression(C=1 / (penalty * len(x)), max_iter=150, tol=1e-3)
         model.fit(x, photos.y.numpy())
-        found[penalty] = 100 * (torch.from_numpy(model.predict(val)) == photos.val_y).double() / len(photos.val_y)
-    shown = ", ".join(f"{penalty:g}: {part.sum().item():.2f}" for penalty, part in found.items())
+        by_penalty[penalty] = 100 * (torch.from_numpy(model.predict(val)) == photos.val_y).double() / len(photos.val_y)
+    shown = ", ".join(f"{penalty:g}: {share.sum().item():.2f}" for penalty, share in by_penalty.items())
     print(f"{name}, accuracy by penalty: {shown}", flush=True)
-    return max(found.values(), key=lambda part: part.sum().item())
+    return max(by_penalty.values(), key=lambda share: share.sum().item())
 
 
 def calibration(make: Make, photos: Photos) -> str:
@@ -101,8 +101,8 @@ def calibration(make: Make, photos: Photos) -> str:
     head, buffer, rows = make(photos.z.shape[1]), CalibrationBuffer(2000), []
     for classes in photos.tasks(ORDERS[0], PER_TASK):
         learn(head, photos, classes, buffer)
-        own = seen(photos, head)
-        scores, y = head(photos.val_z[own]), photos.val_y[own]
+        seen_samples = seen(photos, head)
+        scores, y = head(photos.val_z[seen_samples]), photos.val_y[seen_samples]
         columns = (y[:, None] == head.labels).int().argmax(dim=1)
         temperatures = (1.0, calibrate(head, *buffer.items()), fit_temperature(scores, columns))
         rows.append([ece(scores / t, columns) for t in temperatures])
@@ -150,17 +150,17 @@ def print_calibration(plain: Photos, rich: Photos) -> None:
 def print_comparison(plain: Photos, rich: Photos, width: int) -> None:
     """A row a head, all compared with the first."""
     acil, dsal = (partial(kind, width=width, dtype="float32") for kind in (ACILHead, DSALHead))
-    found: dict[str, Shares] = {"ours": shares(RidgeHead, rich)}
-    found["ours, joined"] = shares(partial(RidgeHead, transform="joined"), rich)
-    found["RidgeHead"] = shares(RidgeHead, plain)
+    rows_of: dict[str, Shares] = {"ours": shares(RidgeHead, rich)}
+    rows_of["ours, joined"] = shares(partial(RidgeHead, transform="joined"), rich)
+    rows_of["RidgeHead"] = shares(RidgeHead, plain)
     for name, make, photos in (("ACIL", acil, plain), ("ACIL, our embeddings", acil, rich), ("DS-AL", dsal, plain)):
-        found[f"{name} {width}"] = shares(best_ridge(name, make, photos), photos)
+        rows_of[f"{name} {width}"] = shares(best_ridge(name, make, photos), photos)
     for name, photos in (("offline bound", plain), ("offline bound, our embeddings", rich)):
         bound = offline(name, photos)
-        found[name] = torch.full_like(bound, torch.nan), bound, photos.z.numel()
-    (average, final, _), *_ = found.values()
+        rows_of[name] = torch.full_like(bound, torch.nan), bound, photos.z.numel()
+    (average, final, _), *_ = rows_of.values()
     print("| head | Ā | A_K | ours − it, Ā | ours − it, A_K | numbers kept, millions |\n|---|---|---|---|---|---|")
-    for name, (theirs, last, state) in found.items():
+    for name, (theirs, last, state) in rows_of.items():
         gaps = f"{interval(average, theirs)} | {interval(final, last)}"
         shown = "–" if theirs.isnan().any() else f"{theirs.sum():.2f}"
         print(f"| {name} | {shown} | {last.sum():.2f} | {gaps} | {state / 1e6:.2f} |")

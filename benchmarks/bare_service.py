@@ -21,7 +21,7 @@ def main(bundle: str) -> None:
 
     @app.post("/classify")
     def classify(files: list[UploadFile]) -> list[dict[str, Any]]:
-        found = model.classify([file.file.read() for file in files])
+        predictions = model.classify([file.file.read() for file in files])
         return [
             {
                 "classes": [
@@ -29,7 +29,7 @@ def main(bundle: str) -> None:
                     for name, share in zip(one.classes, one.probabilities, strict=True)
                 ]
             }
-            for one in found
+            for one in predictions
         ]
 
     with socket.socket() as listening:

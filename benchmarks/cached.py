@@ -42,7 +42,7 @@ def rows() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(0)
         torch.save(resnet18().state_dict(), Path(folder, "resnet18.pth"))
-        words = [
+        arguments = [
             "fit", "--config", "configs/folder.yaml", "--data.source", "noise", "--data.image_size", str(EMBEDDED_SIDE),
             "--data.batch_size", "256", "--model.backbone", f"file:{folder}/resnet18.pth", "--model.architecture",
             "resnet18", "--data.classes_per_task", "10", "--logs", folder,
@@ -50,7 +50,7 @@ def rows() -> list[Row]:
         cache = ["--data.cache", "true", "--data.cache_folder", str(Path(folder, "cache"))]
 
         def run(*more: str) -> None:
-            assert main([*words, *more]) == 0
+            assert main([*arguments, *more]) == 0
 
         without = [seconds(run)]
         run(*cache)

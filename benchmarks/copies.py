@@ -105,7 +105,7 @@ class Regression:
     def choose(self, name: str) -> float:
         """The ridge that a rule chooses."""
         values, energy = (
-            torch.nn.functional.pad(part, (self.missing, 0)) for part in (self.values, self.rotated.square().sum(1))
+            torch.nn.functional.pad(vector, (self.missing, 0)) for vector in (self.values, self.rotated.square().sum(1))
         )
         with rule(name):
             return gcv_ridge(values, energy, self.energy, self.distinct).ridge
@@ -133,15 +133,15 @@ def joint(photos: Photos, settings: list[tuple[int, int, int]], held_back: bool,
         few = classes * per_class <= photos.z.shape[1]
         pairs = [(kind, share) for kind in KINDS for share in SHARES] if few else list(MANY)
         for kind, share in [("none", 0.0), *pairs]:
-            found: list[list[float]] = []
+            results: list[list[float]] = []
             for seed in range(draws):
                 chosen = np.random.default_rng(order + seed).permutation(photos.classes)[:classes].tolist()
                 once = draw(photos, chosen, per_class, held_back, seed)
                 whole = with_copies(once, kind, share, seed)
                 fit = Regression(whole, len(once.y) if kind == KINDS[0] else len(whole.y))
                 ridges = [fit.choose(name) for name in RULES]
-                found.append([v for r in ridges for v in (np.log(r), fit.freedom(r), fit.accuracy(r))] + [fit.best()])
-            *cells, best = np.mean(found, axis=0).tolist()
+                results.append([v for r in ridges for v in (np.log(r), fit.freedom(r), fit.accuracy(r))] + [fit.best()])
+            *cells, best = np.mean(results, axis=0).tolist()
             shown = " | ".join(
                 f"{np.exp(ridge):.2g} | {df:.2f} | {right:.1f}"
                 for ridge, df, right in zip(cells[::3], cells[1::3], cells[2::3], strict=True)

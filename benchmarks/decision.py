@@ -69,12 +69,12 @@ def row(name: str, subsets: Sequence[Photos]) -> str:
 
 def decisions(photos: Photos) -> str:
     """What ``auto`` decides after each task in one order, by 2000 stored samples: r or d."""
-    head, buffer, found = RidgeHead(photos.z.shape[1], decision="auto"), CalibrationBuffer(2000), ""
+    head, buffer, letters = RidgeHead(photos.z.shape[1], decision="auto"), CalibrationBuffer(2000), ""
     for classes in photos.tasks(ORDER, 10):
         learn(head, photos, classes, buffer)
         head.decide(*buffer.items())
-        found += "d" if head.discriminates else "r"
-    return found
+        letters += "d" if head.discriminates else "r"
+    return letters
 
 
 def final(photos: Photos, width: int) -> None:
@@ -84,11 +84,11 @@ def final(photos: Photos, width: int) -> None:
     for name, make in compared(width).items():
         head = make(photos.z.shape[1])
         learn(head, photos, list(range(photos.classes)))
-        own = 100 * (head.predict(photos.val_z) == photos.val_y).double() / len(photos.val_y)
-        first = own if first is None else first
-        gap = interval(own, first) if own is not first else ""
+        accuracy = 100 * (head.predict(photos.val_z) == photos.val_y).double() / len(photos.val_y)
+        first = accuracy if first is None else first
+        gap = interval(accuracy, first) if accuracy is not first else ""
         state = sum(head.state_elements().values())
-        print(f"| {name} | {own.sum().item():.2f} | {gap} | {state / 1e6:.2f} |", flush=True)
+        print(f"| {name} | {accuracy.sum().item():.2f} | {gap} | {state / 1e6:.2f} |", flush=True)
 
 
 def main() -> None:

@@ -80,8 +80,8 @@ def learn(head: Head, photos: Photos, classes: list[int], buffer: CalibrationBuf
     """One task; a buffer samples from it, and is shown to the head."""
     rows = torch.isin(photos.y, torch.tensor(classes)).nonzero().flatten()
     head.begin_task(classes, [int((photos.y == c).sum()) for c in classes])
-    for part in torch.split(rows, 2048):
-        head.observe(photos.z[part], photos.y[part])
+    for batch in torch.split(rows, 2048):
+        head.observe(photos.z[batch], photos.y[batch])
     if buffer is not None:
         buffer.add(photos.z[rows], photos.y[rows], rows)
         buffer.show_to(head)

@@ -99,10 +99,10 @@ def graphs(root: Path, side: int, folder: Path) -> tuple[Path, Path]:
 def embedders(root: Path, side: int, folder: Path) -> dict[str, Embed]:
     """Engine → images → embeddings."""
     _, small = graphs(root, side, folder)
-    found: dict[str, Embed] = {name: build_backbone(BACKBONE, engine=name) for name in ENGINES[:2]}
+    by_name: dict[str, Embed] = {name: build_backbone(BACKBONE, engine=name) for name in ENGINES[:2]}
     running = session(small)
-    found["int8"] = lambda images: torch.from_numpy(running.run(None, {"images": pixels(images)})[0])
-    return found
+    by_name["int8"] = lambda images: torch.from_numpy(running.run(None, {"images": pixels(images)})[0])
+    return by_name
 
 
 def embedded(root: Path, side: int, embed: Embed) -> Photos:
@@ -128,17 +128,17 @@ def compare_accuracy(root: Path, side: int, engines: tuple[str, ...]) -> None:
     """Print A_K of every row by engine."""
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         known = embedders(root, side, Path(folder))
-        found = {}
+        by_name = {}
         for engine in engines:
-            found[engine] = embedded(root, side, known[engine])
+            by_name[engine] = embedded(root, side, known[engine])
             print(f"{engine}: embedded", flush=True)
-    first = found[engines[0]]
-    for engine, photos in found.items():
+    first = by_name[engines[0]]
+    for engine, photos in by_name.items():
         off = (photos.val_z - first.val_z).abs().max() / first.val_z.abs().max()
         print(f"{engine}: embeddings differ from {engines[0]} by {float(off):.1g} of the largest number")
     print(f"| {root.name}, A_K % | " + " | ".join(engines) + " |\n" + "|---" * (len(engines) + 1) + "|")
     for name, (make, buffered) in ROWS.items():
-        cells = [f"{final_accuracy(make, buffered, found[engine]):.2f}" for engine in engines]
+        cells = [f"{final_accuracy(make, buffered, by_name[engine]):.2f}" for engine in engines]
         print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
 
 

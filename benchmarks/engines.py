@@ -36,10 +36,10 @@ FILES = {"64 px": (64, 64), "500 px": (500, 375), "12 MP": (4000, 3000)}
 
 def fit(root: Path, logs: Path, setup: Setup, engine: str) -> float:
     """Seconds of learning all tasks, the evaluation apart."""
-    words = ["fit", "--config", "heads/ridge", "--data.root", str(root), "--data.image_size", str(setup.side)]
-    words += ["--data.classes_per_task", str(setup.classes // setup.tasks), "--data.batch_size", str(setup.batch)]
-    words += ["--logs", str(logs), "--experiment", engine, "--model.engine", engine, "--trainer.accelerator", "cpu"]
-    assert main(words) == 0
+    arguments = ["fit", "--config", "heads/ridge", "--data.root", str(root), "--data.image_size", str(setup.side)]
+    arguments += ["--data.classes_per_task", str(setup.classes // setup.tasks), "--data.batch_size", str(setup.batch)]
+    arguments += ["--logs", str(logs), "--experiment", engine, "--model.engine", engine, "--trainer.accelerator", "cpu"]
+    assert main(arguments) == 0
     newest = max((logs / engine).glob("version_*"), key=lambda path: path.stat().st_mtime)
     with (newest / "tasks.csv").open() as file:
         return sum(float(row["train_seconds"]) for row in csv.DictReader(file))
@@ -67,8 +67,8 @@ def engine_rows(setup: Setup) -> Iterator[Row]:
         write_photos(root, setup)
         write_photos(Path(folder, "more"), setup)
         new, files = Path(folder, "more", "train"), sorted((root / "train").rglob("*.jpg"))
-        for place in sorted(new.iterdir()):  # for extend, to which other names are other classes
-            place.rename(place.with_name(f"new_{place.name}"))
+        for entry in sorted(new.iterdir()):  # for extend, to which other names are other classes
+            entry.rename(entry.with_name(f"new_{entry.name}"))
         times: dict[str, list[list[float]]] = {"fit": [[], []], "extend": [[], []], "classify": [[], []]}
         alone: list[float] = []
         for _ in range(setup.rounds):
@@ -82,10 +82,10 @@ def engine_rows(setup: Setup) -> Iterator[Row]:
         about = f"EfficientNet-Lite0, {images} JPEGs, {setup.rounds} rounds, {torch.get_num_threads()} threads"
         for name, (ours, rival) in times.items():
             rates = f"; images/s: auto {images / np.median(ours):.0f}, torch {images / np.median(rival):.0f}"
-            what = f"(k) {name} with engine auto, torch / auto, {setup.side} px"
-            yield Row(what, spread(ours), spread(rival), ratio(rival, ours), "≥ 1.8", about + rates)
-        what = f"(k) decoding and a bare ONNX Runtime loop / fit, {setup.side} px"
-        yield Row(what, spread(times["fit"][0]), spread(alone), ratio(alone, times["fit"][0]), "≥ 0.93", about)
+            label = f"(k) {name} with engine auto, torch / auto, {setup.side} px"
+            yield Row(label, spread(ours), spread(rival), ratio(rival, ours), "≥ 1.8", about + rates)
+        label = f"(k) decoding and a bare ONNX Runtime loop / fit, {setup.side} px"
+        yield Row(label, spread(times["fit"][0]), spread(alone), ratio(alone, times["fit"][0]), "≥ 0.93", about)
 
 
 def file_rows() -> Iterator[Row]:
@@ -132,9 +132,9 @@ def start_rows(rounds: int = 5) -> Iterator[Row]:
             "an error behind --config": ["fit", "--config", "quickstart", "--model.hed", "x"],
             "classify of one photo": [*classify, "--overwrite"],
         }
-        for name, words in commands.items():
+        for name, arguments in commands.items():
             pairs = [
-                (seconds(_process("-m", "cifnet_pl", *words)), seconds(_process("-c", "import torch")))
+                (seconds(_process("-m", "cifnet_pl", *arguments)), seconds(_process("-c", "import torch")))
                 for _ in range(rounds)
             ]
             ours, rival = ([pair[i] for pair in pairs] for i in (0, 1))
@@ -142,8 +142,8 @@ def start_rows(rounds: int = 5) -> Iterator[Row]:
                       f"{rounds} pairs of processes")  # fmt: skip
 
 
-def _process(*words: str) -> Callable[[], object]:
-    return lambda: subprocess.run([sys.executable, *words], capture_output=True, check=False)
+def _process(*arguments: str) -> Callable[[], object]:
+    return lambda: subprocess.run([sys.executable, *arguments], capture_output=True, check=False)
 
 
 def rows() -> Iterator[Row]:

@@ -62,9 +62,9 @@ OWN_SIZE = replace(CPU, side=224, rounds=3)
 def write_photos(root: Path, setup: Setup) -> None:
     """JPEG files of smoothed noise: as costly to decode and embed as photos of their size."""
     generator, shape = np.random.default_rng(0), (setup.side, setup.side)
-    for part, count in (("train", setup.per_class), ("val", 1)):
+    for split, count in (("train", setup.per_class), ("val", 1)):
         for c in range(setup.classes):
-            folder = root / part / f"class_{c:03d}"
+            folder = root / split / f"class_{c:03d}"
             folder.mkdir(parents=True)
             for i in range(count):
                 small = generator.integers(0, 256, (16, 16, 3), dtype=np.uint8)
@@ -180,7 +180,7 @@ def measure(setup: Setup, root: Path, logs: Path, head: str) -> list[Row]:
     rival = Rivals.seconds = Seconds()
     Rivals.setup_ = setup
     rounds = [fit(root, logs, head, setup) for _ in range(setup.rounds)]
-    learning, solving = ([s for times in part for s in times] for part in zip(*rounds, strict=True))
+    learning, solving = ([s for times in round_times for s in times] for round_times in zip(*rounds, strict=True))
 
     def runs(times: list[float]) -> list[float]:
         """All tasks of each run."""

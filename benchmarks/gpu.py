@@ -24,8 +24,8 @@ def rows(setup: fit_overhead.Setup = SETUP) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(0)
         torch.save(resnet18().state_dict(), Path(folder, "resnet18.pth"))
-        words = ["--model.backbone", f"file:{folder}/resnet18.pth", "--model.architecture", "resnet18"]
-        words += ["--trainer.accelerator", "gpu", "--trainer.devices", "1", "--trainer.precision", "bf16-mixed"]
+        arguments = ["--model.backbone", f"file:{folder}/resnet18.pth", "--model.architecture", "resnet18"]
+        arguments += ["--trainer.accelerator", "gpu", "--trainer.devices", "1", "--trainer.precision", "bf16-mixed"]
         about = f"{setup.about} on one {torch.cuda.get_device_name()}"
-        found = fit_overhead.rows(replace(setup, about=about, network=tuple(words)))
-        return [replace(row, name=f"(j) GPU: {row.name}") for row in found]
+        measured = fit_overhead.rows(replace(setup, about=about, network=tuple(arguments)))
+        return [replace(row, name=f"(j) GPU: {row.name}") for row in measured]

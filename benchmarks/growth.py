@@ -33,7 +33,7 @@ def task(head: Head, first: int, draw: torch.Generator, classes: int = 2) -> Non
 
 def growth(name: str, make: Callable[[], Head]) -> list[Row]:
     """One more task, solved and ready to predict, after many tasks and after few: a fresh copy of both each time."""
-    head, draw, found = make(), torch.Generator().manual_seed(0), []
+    head, draw, rows = make(), torch.Generator().manual_seed(0), []
     kept: dict[int, int] = {}
     for tasks in range(1, max(CHECKPOINTS) + 1):
         task(head, 2 * tasks - 2, draw)
@@ -49,8 +49,8 @@ def growth(name: str, make: Callable[[], Head]) -> list[Row]:
         title = f"(f) {name}: one more task after {tasks} / after {FEW}"
         about = f"d={FEATURES}, tasks of 2 classes and {2 * SAMPLES} samples, float64; numbers kept: "
         about += f"{kept[tasks]:,} after {tasks}, {kept[FEW]:,} after {FEW}"
-        found.append(Row(title, spread(many), spread(rival), ratio(many, rival), wanted, about))
-    return found
+        rows.append(Row(title, spread(many), spread(rival), ratio(many, rival), wanted, about))
+    return rows
 
 
 def one_more(head: Head, rival: Head, draw: torch.Generator) -> tuple[list[float], list[float]]:
@@ -90,7 +90,7 @@ def many_systems() -> Row:
     head, draw = CIFNetHead(FEATURES, ridge=1.0), torch.Generator().manual_seed(0)
     for k in range(COHORTS):
         task(head, 2 * k, draw)
-    sums = [part for part in head.modules() if isinstance(part, Sums)]
+    sums = [module for module in head.modules() if isinstance(module, Sums)]
     penalty = sums[0].gram.new_tensor(1.0)
 
     unseen = itertools.count(2 * COHORTS, 2)
@@ -100,8 +100,8 @@ def many_systems() -> Row:
         head.refresh()
 
     def bare() -> None:
-        for part in sums:
-            solve_ridge(part.gram, part.class_sums.T, penalty)
+        for module in sums:
+            solve_ridge(module.gram, module.class_sums.T, penalty)
 
     whole, systems = side_by_side(ours, bare, REPEATS)
     title = f"(f) CIFNetHead: one more task after {COHORTS} / as many systems solved"
@@ -145,10 +145,10 @@ def class_rows() -> list[Row]:
 def task_rows() -> list[Row]:
     """Both heads at every checkpoint, and what limits them."""
     keep_freed_memory()  # as the command line does
-    found = [many_systems(), same_classes()]
+    rows = [many_systems(), same_classes()]
     for name, make in (
         ("RidgeHead", lambda: RidgeHead(FEATURES)),
         ("CIFNetHead", lambda: CIFNetHead(FEATURES, ridge=1.0)),
     ):
-        found += growth(name, make)
-    return found
+        rows += growth(name, make)
+    return rows

@@ -27,7 +27,7 @@ def observe(make: Callable[[], Head], z: Tensor, y: Tensor) -> None:
 
 def rows() -> list[Row]:
     """Both heads at two widths: samples a second, against 2(d+1)² operations a sample at the peak rate."""
-    found = []
+    measured = []
     for d in (512, 1280):
         z, y = torch.randn(SAMPLES, d), torch.randint(CLASSES, (SAMPLES,))
         # As many operations as the sums need, in square products: the fastest that this machine multiplies.
@@ -51,5 +51,5 @@ def rows() -> list[Row]:
             about = f"d={d}, {SAMPLES:,} samples in batches of {BATCH}, float64; peak: products of {SQUARE}² matrices"
             about += f", {operations / sorted(rival)[len(rival) // 2] / 1e9:.0f} GFLOP/s; both with all threads"
             title = f"(i) sums of {name}, d={d} / peak product rate"
-            found.append(Row(title, rates[0], rates[1], ratio(allowed, ours), "near 1", about))
-    return found
+            measured.append(Row(title, rates[0], rates[1], ratio(allowed, ours), "near 1", about))
+    return measured

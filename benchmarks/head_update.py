@@ -25,9 +25,9 @@ def literal_svd(z: Tensor, y: Tensor, batch: int, dtype: torch.dtype, together: 
     factors: list[Tensor | None] = [None] * classes
     moments = torch.zeros(classes, D + 1, dtype=dtype)
     for start in range(0, len(z), batch):
-        part, labels = x[:, start : start + batch], y[start : start + batch]
+        batch_rows, labels = x[:, start : start + batch], y[start : start + batch]
         targets = torch.where(labels[None] == torch.arange(classes)[:, None], limit, -limit)
-        weighted = part * slope
+        weighted = batch_rows * slope
         moments += targets @ (weighted * slope).T
         stack = [weighted for _ in range(classes)]
         fresh = _scaled_left_factors(stack, together)
@@ -71,7 +71,7 @@ def rows() -> list[Row]:
     z, y = torch.randn(SAMPLES, D).relu(), torch.randint(CLASSES, (SAMPLES,))
     exact = ours(z, y).weights()
     threads = torch.get_num_threads()
-    found = []
+    measured = []
     for batches, wanted in (([BATCH], "≥ 150"), ([BATCH, 512, 1000, SAMPLES], "reported")):
         settings = list(itertools.product(sorted({1, threads}), (torch.float32, torch.float64), (False, True), batches))
         timed = []
@@ -96,5 +96,5 @@ def rows() -> list[Row]:
         name = "(a) head: update and solve" + (", rival's best batch size" if len(batches) > 1 else "")
         about = f"rival: {n} threads, {str(dtype)[6:]}, batch {batch}, {'batched' if together else 'looped'} SVD"
         about += f"; ours: {threads} threads, float64, batch {BATCH}"
-        found.append(Row(name, spread(a, 1e3, "ms"), spread(b, 1e3, "ms"), ratio(b, a), wanted, about))
-    return found
+        measured.append(Row(name, spread(a, 1e3, "ms"), spread(b, 1e3, "ms"), ratio(b, a), wanted, about))
+    return measured

@@ -43,13 +43,13 @@ class Load:
 
 def jpegs(count: int, shape: tuple[int, int], seed: int = 0) -> list[bytes]:
     """JPEG files of smoothed noise, (width, height)."""
-    draw, found = np.random.default_rng(seed), []
+    draw, files = np.random.default_rng(seed), []
     for _ in range(count):
         small = draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)
         out = io.BytesIO()
         Image.fromarray(small).resize(shape, Image.Resampling.BICUBIC).save(out, "JPEG")
-        found.append(out.getvalue())
-    return found
+        files.append(out.getvalue())
+    return files
 
 
 def form(files: Sequence[bytes], **fields: str) -> bytes:
@@ -61,7 +61,7 @@ def form(files: Sequence[bytes], **fields: str) -> bytes:
         for i, content in enumerate(files)
     ]
     start = f"--{BOUNDARY}\r\n".encode()
-    return b"".join(start + part + b"\r\n" for part in parts) + f"--{BOUNDARY}--\r\n".encode()
+    return b"".join(start + field + b"\r\n" for field in parts) + f"--{BOUNDARY}--\r\n".encode()
 
 
 def ask(url: str, photos: Sequence[bytes], requests: int, clients: int, until: Event | None = None) -> Load:
@@ -117,14 +117,14 @@ class Process:
         """The answer to a change."""
         request = urllib.request.Request(self.url + path, body, {"Content-Type": kind})
         with urllib.request.urlopen(request, timeout=300) as answer:
-            found: dict[str, Any] = json.loads(answer.read())
-        return found
+            content: dict[str, Any] = json.loads(answer.read())
+        return content
 
     def get(self, path: str) -> dict[str, Any]:
         """A JSON answer."""
         with urllib.request.urlopen(self.url + path, timeout=300) as answer:
-            found: dict[str, Any] = json.loads(answer.read())
-        return found
+            content: dict[str, Any] = json.loads(answer.read())
+        return content
 
     def teach(self, photos: Sequence[bytes], name: str) -> dict[str, Any]:
         """Begin a lesson; gives its job."""
@@ -145,21 +145,21 @@ class Process:
 
 
 @contextmanager
-def serving(*words: str) -> Iterator[Process]:
+def serving(*arguments: str) -> Iterator[Process]:
     """Run ``python -m words`` until it says its address, and end it afterwards."""
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, "-u", "-m", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    said = []
+    lines = []
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            said.append(line)
+            lines.append(line)
             if " at http://" in line:
                 yield Process(line.split(" at ")[1].split()[0], process.pid)
                 break
         else:
-            raise RuntimeError("".join(said))
+            raise RuntimeError("".join(lines))
     finally:
         process.kill()
         process.wait()

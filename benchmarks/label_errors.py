@@ -44,25 +44,25 @@ def leave_one_out(photos: Photos, labels: np.ndarray) -> np.ndarray:
     head.observe(photos.z, y)
     head.solve()
     parts = zip(photos.z.split(4096), y.split(4096), strict=True)
-    scores: Tensor = torch.cat([head.leave_one_out(z, own) for z, own in parts])
+    scores: Tensor = torch.cat([head.leave_one_out(z, label) for z, label in parts])
     return torch.softmax(scores / fit_temperature(scores, y), dim=1).numpy()
 
 
 def main() -> None:
-    given = study_parser(__doc__).parse_args()
-    photos = read_photos(given.root, given.image_size, given.cache_folder)
+    arguments = study_parser(__doc__).parse_args()
+    photos = read_photos(arguments.root, arguments.image_size, arguments.cache_folder)
     names = [str(c) for c in range(photos.classes)]
     print("seed  photos  planted  ours %  also named  cleanlab self-confidence %  normalized margin %")
     for seed in SEEDS:
         labels, wrong = plant(photos.y.numpy(), photos.classes, seed)
-        found = audit(photos.z.numpy(), labels, names)
+        result = audit(photos.z.numpy(), labels, names)
         p = leave_one_out(photos, labels)
         rivals = [
             precision(get_label_quality_scores(labels, p, method=method), wrong)
             for method in ("self_confidence", "normalized_margin")
         ]
-        named = len(found.doubtful())
-        ours = precision(found.own, wrong)
+        named = len(result.doubtful())
+        ours = precision(result.own, wrong)
         print(
             f"{seed:4}  {len(labels):6}  {wrong.sum():7}  {ours:6.1f}  {named:10}  {rivals[0]:26.1f}  {rivals[1]:19.1f}"
         )

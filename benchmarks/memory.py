@@ -39,16 +39,16 @@ def learned(head: Head, tasks: int) -> tuple[int, int]:
 def rows() -> list[Row]:
     """One row for each number of tasks, and one for the exact head."""
     reference = paper(D, CLASSES, CAPACITY)
-    found = []
+    table = []
     for tasks in (5, 10, 20, 50, 100):
-        own, stored = learned(CIFNetHead(D, ridge=1.0), tasks)
+        kept, stored = learned(CIFNetHead(D, ridge=1.0), tasks)
         wanted = "1/7" if tasks == 10 else "reported"
-        found.append(_row(f"(c) state, CIFNetHead, K = {tasks}", own + stored, reference, wanted, "buffer included"))
-    own, stored = learned(RidgeHead(D), 10)
-    found.append(_row("(c) state, RidgeHead, any K", own + stored, reference, "1/50", "no buffer"))
-    return found
+        table.append(_row(f"(c) state, CIFNetHead, K = {tasks}", kept + stored, reference, wanted, "buffer included"))
+    kept, stored = learned(RidgeHead(D), 10)
+    table.append(_row("(c) state, RidgeHead, any K", kept + stored, reference, "1/50", "no buffer"))
+    return table
 
 
-def _row(name: str, own: int, reference: int, wanted: str, about: str) -> Row:
-    numbers = (f"{own / 1e6:.2f} M", f"{reference / 1e6:.2f} M", f"1/{reference / own:.1f}")
+def _row(name: str, kept: int, reference: int, wanted: str, about: str) -> Row:
+    numbers = (f"{kept / 1e6:.2f} M", f"{reference / 1e6:.2f} M", f"1/{reference / kept:.1f}")
     return Row(name, *numbers, wanted, f"d = {D}, C = {CLASSES}, buffer {CAPACITY} in the formula; {about}")

@@ -75,8 +75,8 @@ def write_embeddings(path: Path, samples: int) -> None:
     raw = path.with_suffix(".npy")
     z = np.lib.format.open_memmap(raw, "w+", np.float32, (samples, D))
     for start in range(0, samples, PIECE):
-        part = labels[start : start + PIECE]
-        z[start : start + PIECE] = centres[part] + 2 * draw.standard_normal((len(part), D), dtype=np.float32)
+        piece = labels[start : start + PIECE]
+        z[start : start + PIECE] = centres[piece] + 2 * draw.standard_normal((len(piece), D), dtype=np.float32)
     z.flush()
     np.savez(path, embeddings=z, labels=labels)
     raw.unlink()
@@ -114,8 +114,8 @@ def watch(process: subprocess.Popen[bytes], path: Path) -> Memory:
     """Return the largest memory of a process until it ends; ``path`` is the file that it maps."""
     private = beyond = 0
     while process.poll() is None:
-        found = _kib(process.pid, path)
-        private, beyond = max(private, found[0]), max(beyond, found[1])
+        kilobytes = _kib(process.pid, path)
+        private, beyond = max(private, kilobytes[0]), max(beyond, kilobytes[1])
         time.sleep(0.02)
     return Memory(private / 1024, beyond / 1024)
 
@@ -143,21 +143,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True, help="where files and runs are")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
     print(
         "samples learned | task s | of it solve s | samples/s | share of product rate | private MiB | beyond the file"
     )
-    print(f"(imports only) | | | | | {only_imports(given.folder / 'none')}")
-    for size in given.sizes:
-        path = given.folder / f"{size}.npz"
+    print(f"(imports only) | | | | | {only_imports(arguments.folder / 'none')}")
+    for size in arguments.sizes:
+        path = arguments.folder / f"{size}.npz"
         if not path.exists():
             write_embeddings(path, size)
-        found = learn(path, given.folder / "logs")
-        speed = found.samples / (found.seconds - found.solve)
+        measured = learn(path, arguments.folder / "logs")
+        speed = measured.samples / (measured.seconds - measured.solve)
         print(
-            f"{found.samples:,} | {found.seconds:.1f} | {found.solve:.1f} | {speed:,.0f} | {found.share:.2f} | "
-            f"{found.memory}",
+            f"{measured.samples:,} | {measured.seconds:.1f} | {measured.solve:.1f} | {speed:,.0f} | "
+            f"{measured.share:.2f} | {measured.memory}",
             flush=True,
         )
 

@@ -47,14 +47,14 @@ def versions(photo: Image.Image) -> dict[str, Image.Image]:
 
     again = io.BytesIO()
     photo.save(again, "JPEG", quality=60)
-    found = {"as it is": photo, "quality 60": Image.open(again).convert("RGB")}
-    found["brighter"] = ImageEnhance.Brightness(photo).enhance(1.1)
-    found["half"] = photo.resize((max(1, width // 2), max(1, height // 2)), Image.Resampling.BILINEAR)
+    edited = {"as it is": photo, "quality 60": Image.open(again).convert("RGB")}
+    edited["brighter"] = ImageEnhance.Brightness(photo).enhance(1.1)
+    edited["half"] = photo.resize((max(1, width // 2), max(1, height // 2)), Image.Resampling.BILINEAR)
     margin = (round(0.03 * width), round(0.03 * height))
-    found["turned"] = photo.rotate(2, Image.Resampling.BICUBIC).crop((*margin, width - margin[0], height - margin[1]))
+    edited["turned"] = photo.rotate(2, Image.Resampling.BICUBIC).crop((*margin, width - margin[0], height - margin[1]))
     for share in (2, 4, 10):
-        found[f"{share} % a"], found[f"{share} % b"] = cut(0, 1 - share / 100), cut(share / 100, 1 - share / 100)
-    return found
+        edited[f"{share} % a"], edited[f"{share} % b"] = cut(0, 1 - share / 100), cut(share / 100, 1 - share / 100)
+    return edited
 
 
 def distinct_photos(root: Path, image_size: int, cache: Path) -> tuple[float, int, int, list[Path]]:
@@ -65,8 +65,8 @@ def distinct_photos(root: Path, image_size: int, cache: Path) -> tuple[float, in
     assert limit is not None
     sizes = near_groups(u, y, limit).bincount()
     source = build_source("folder", SourceOptions(root))
-    sets = [part for part in (source.train, source.val) if isinstance(part, FileSet)]
-    files = [part.root / name for part in sets for name in part.names]
+    sets = [image_set for image_set in (source.train, source.val) if isinstance(image_set, FileSet)]
+    files = [image_set.root / name for image_set in sets for name in image_set.names]
     by_class: dict[int, list[Path]] = defaultdict(list)
     for label, file in zip(y.tolist(), files, strict=True):
         by_class[label].append(file)
@@ -78,7 +78,7 @@ def distinct_photos(root: Path, image_size: int, cache: Path) -> tuple[float, in
 def shares(files: list[Path], image_size: int, limit: float) -> dict[str, tuple[float, float]]:
     """Share of pairs of changed versions that are called near-copies, by embedding and by thumbnail."""
     backbone = build_backbone(BACKBONE, engine="torch")
-    found: dict[str, list[tuple[bool, bool]]] = defaultdict(list)
+    by_edit: dict[str, list[tuple[bool, bool]]] = defaultdict(list)
     for file in files:
         with Image.open(file) as image:
             made = versions(image.convert("RGB"))
@@ -91,8 +91,8 @@ def shares(files: list[Path], image_size: int, limit: float) -> dict[str, tuple[
             i, j = names.index(one), names.index(other)
             first, second = looks[i], looks[j]
             seen = first is not None and second is not None and float(first @ second) > ALIKE
-            found[pair].append((float(u[i] @ u[j]) > limit, seen))
-    return {pair: (float(np.mean([a for a, _ in v])), float(np.mean([b for _, b in v]))) for pair, v in found.items()}
+            by_edit[pair].append((float(u[i] @ u[j]) > limit, seen))
+    return {pair: (float(np.mean([a for a, _ in v])), float(np.mean([b for _, b in v]))) for pair, v in by_edit.items()}
 
 
 def main() -> None:
@@ -100,8 +100,8 @@ def main() -> None:
     torch.set_num_threads(1)
     limit, near, looks, files = distinct_photos(options.root, options.image_size, options.cache_folder)
     print(f"distinct: {near} by embedding, {looks} by thumbnail, of {len(files)} photos (limit {limit:.3f})")
-    for pair, (own, seen) in shares(random.Random(0).sample(files, 100), options.image_size, limit).items():
-        print(f"{pair}: {100 * own:.0f} % by embedding, {100 * seen:.0f} % by thumbnail")
+    for pair, (shares_of, seen) in shares(random.Random(0).sample(files, 100), options.image_size, limit).items():
+        print(f"{pair}: {100 * shares_of:.0f} % by embedding, {100 * seen:.0f} % by thumbnail")
 
 
 if __name__ == "__main__":

@@ -84,13 +84,13 @@ def compare(photos: Photos, classes: list[int], foreign: Tensor) -> Tensor:
 
 def near(photos: Photos) -> Tensor:
     """Half of the classes are known; the mean of several splits."""
-    found = []
+    foreign = []
     for seed in SEEDS:
         order = torch.randperm(photos.classes, generator=torch.Generator().manual_seed(seed))
         known, unknown = order.chunk(2)
         rows = torch.isin(photos.val_y, unknown).nonzero().flatten()
-        found.append(compare(photos, known.tolist(), photos.val_z[drawn(rows, seed)]))
-    return torch.stack(found).mean(dim=0)
+        foreign.append(compare(photos, known.tolist(), photos.val_z[drawn(rows, seed)]))
+    return torch.stack(foreign).mean(dim=0)
 
 
 def kept_promises(head: Head, buffer: CalibrationBuffer, photos: Photos) -> Tensor:
@@ -99,19 +99,19 @@ def kept_promises(head: Head, buffer: CalibrationBuffer, photos: Photos) -> Tens
     z, y = photos.val_z[rows], photos.val_y[rows]
     columns = (y[:, None] == head.labels).int().argmax(dim=1)
     p = novelty_reference(head, *buffer.items()).p_values(head.novelty(z))
-    found = [100 * (p <= share).double().mean() for share in SHARES]
+    percentages = [100 * (p <= share).double().mean() for share in SHARES]
     probabilities = head.probabilities(z)
     for share in COVERAGES:
         sets = AnswerSets.of(head, *buffer.items(), share).of_probabilities(probabilities)
-        found += [100 * sets.gather(1, columns[:, None]).double().mean(), sets.sum(dim=1).double().mean()]
-    return torch.stack(found)
+        percentages += [100 * sets.gather(1, columns[:, None]).double().mean(), sets.sum(dim=1).double().mean()]
+    return torch.stack(percentages)
 
 
 def along_the_stream(photos: Photos, order: int) -> Iterator[tuple[str, Tensor]]:
     """A row after tasks 2, 5 and 10, after a task was removed, and after more photos of known classes."""
     head, buffer = RidgeHead(photos.z.shape[1]), CalibrationBuffer(2000)
     later = torch.arange(len(photos.y)) % 4 == 0  # come at the end
-    first, more = (replace(photos, z=photos.z[part], y=photos.y[part]) for part in (~later, later))
+    first, more = (replace(photos, z=photos.z[chosen], y=photos.y[chosen]) for chosen in (~later, later))
     tasks = photos.tasks(order, -(-photos.classes // 10))
     for k, classes in enumerate(tasks, start=1):
         learn(head, first, classes, buffer)
@@ -145,17 +145,17 @@ def main() -> None:
     parser.add_argument("--part", choices=("train", "val"), default="val")
     parser.add_argument("--image_size", type=int, default=128)
     parser.add_argument("--cache_folder", type=Path, default=Path("~/.cache/cifnet_pl"))
-    given = parser.parse_args()
-    sets = {root.name: read_photos(root, given.image_size, given.cache_folder) for root in given.roots}
-    if given.part == "train":
+    arguments = parser.parse_args()
+    sets = {root.name: read_photos(root, arguments.image_size, arguments.cache_folder) for root in arguments.roots}
+    if arguments.part == "train":
         sets = {name: with_held_back(photos) for name, photos in sets.items()}
     show(["known", "unknown", *COLUMNS])
     show(["---"] * (2 + len(COLUMNS)))
     for name, photos in sets.items():
         others = [(other, theirs.val_z) for other, theirs in sets.items() if other != name]
         rows = [(other, compare(photos, list(range(photos.classes)), drawn_of(z))) for other, z in others]
-        for unknown, found in [*rows, ("its other classes", near(photos))]:
-            show([name, unknown, *(f"{a:.1f} / {b:.1f}" for a, b in found.tolist())])
+        for unknown, scores in [*rows, ("its other classes", near(photos))]:
+            show([name, unknown, *(f"{a:.1f} / {b:.1f}" for a, b in scores.tolist())])
     print()
     promised = [f"{100 * share:g} % unknown" for share in SHARES]
     promised += [column for share in COVERAGES for column in (f"{100 * share:g} % covered", "classes")]

@@ -61,12 +61,12 @@ def rules(z: Tensor, labels: Tensor, queries: tuple[Tensor, Tensor]) -> Iterator
         ridges = {f"{k} × GCV": k * gcv for k in (1, 3, 10, 30)}
         ridges |= {f"{k:g} × mean": k * eigenvalue for k in (0.1, 0.3, 1, 3)}
         for length in ("own", "stretched") if transform == "none" else ("own",):
-            q = [TRANSFORMS[transform](part.double()) for part in queries]
+            q = [TRANSFORMS[transform](query.double()) for query in queries]
             if length == "stretched":
-                q = [torch.nn.functional.normalize(part, dim=1) * (gram.trace() / len(x)).sqrt() for part in q]
+                q = [torch.nn.functional.normalize(query, dim=1) * (gram.trace() / len(x)).sqrt() for query in q]
             for name, ridge in ridges.items():
-                near = [distance(within, ridge, means, part) for part in q]
-                overall = [distance(total, ridge, mean[None], part) for part in q]
+                near = [distance(within, ridge, means, query) for query in q]
+                overall = [distance(total, ridge, mean[None], query) for query in q]
                 for share in SHARES:
                     known, foreign = (a - share * b for a, b in zip(near, overall, strict=True))
                     yield (transform, length, name, share), detection(known, foreign)
@@ -81,7 +81,7 @@ def fifths(photos: Photos, classes: Tensor, draw: torch.Generator) -> tuple[Tens
 
 def compared(sets: dict[str, Photos]) -> dict[Rule, Tensor]:
     """Each rule's (2,) mean over all comparisons and seeds."""
-    found: dict[Rule, list[tuple[float, float]]] = defaultdict(list)
+    scores: dict[Rule, list[tuple[float, float]]] = defaultdict(list)
     for seed in SEEDS:
         draw = torch.Generator().manual_seed(seed)
         for name, photos in sets.items():
@@ -93,10 +93,10 @@ def compared(sets: dict[str, Photos]) -> dict[Rule, Tensor]:
             for other in (theirs for key, theirs in sets.items() if key != name):
                 parts.append(fifths(photos, torch.arange(photos.classes), draw))
                 others.append(other.z[torch.randperm(len(other.z), generator=draw)[:MOST]])
-            for (kept, own), foreign in zip(parts, others, strict=True):
-                for rule, result in rules(photos.z[kept], photos.y[kept], (photos.z[own], foreign)):
-                    found[rule].append(result)
-    return {rule: torch.tensor(results).mean(dim=0) for rule, results in found.items()}
+            for (kept, inside), foreign in zip(parts, others, strict=True):
+                for rule, result in rules(photos.z[kept], photos.y[kept], (photos.z[inside], foreign)):
+                    scores[rule].append(result)
+    return {rule: torch.tensor(results).mean(dim=0) for rule, results in scores.items()}
 
 
 def set_sizes(photos: Photos) -> Iterator[list[str]]:
@@ -121,8 +121,8 @@ def main() -> None:
     parser.add_argument("roots", type=Path, nargs="+", metavar="ROOT")
     parser.add_argument("--image_size", type=int, default=128)
     parser.add_argument("--cache_folder", type=Path, default=Path("~/.cache/cifnet_pl"))
-    given = parser.parse_args()
-    sets = {root.name: read_photos(root, given.image_size, given.cache_folder) for root in given.roots}
+    arguments = parser.parse_args()
+    sets = {root.name: read_photos(root, arguments.image_size, arguments.cache_folder) for root in arguments.roots}
     show(["transform", "query", "ridge", "overall", "AUROC / FPR95"])
     show(["---"] * 5)
     for (transform, length, ridge, share), (auroc, wrong) in compared(sets).items():

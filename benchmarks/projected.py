@@ -75,7 +75,7 @@ def recursion(tasks: Stream, projection: Tensor, update: Callable[..., None]) ->
 
 def rows() -> list[Row]:
     """At two widths, in float64, against two ways to write the recursion."""
-    tasks, found = stream(), []
+    tasks, measured = stream(), []
     queries = tasks[0][1][:200]
     for width in (2048, 4096):
         projection = draw_projection(width, FEATURES, seed=0)
@@ -90,5 +90,5 @@ def rows() -> list[Row]:
             about = f"d={FEATURES}, {TASKS} tasks of {CLASSES // TASKS} classes and {PER_TASK} samples, float64, "
             about += f"batches of {BATCH}, {torch.get_num_threads()} threads in both; scores differ by {off:.0e}"
             title = f"(d) recursion {name} / ACILHead, width {width}"
-            found.append(Row(title, spread(mine), spread(rival), ratio(rival, mine), "≥ 4", about))
-    return found
+            measured.append(Row(title, spread(mine), spread(rival), ratio(rival, mine), "≥ 4", about))
+    return measured

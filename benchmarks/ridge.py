@@ -27,11 +27,11 @@ SMALL = 1e-4
 
 def trajectory(head: Head, photos: Photos, tasks: list[list[int]]) -> list[float]:
     """A_k after each task."""
-    found = []
+    accuracies = []
     for classes in tasks:
         learn(head, photos, classes)
-        found.append(accuracy(head, photos))
-    return found
+        accuracies.append(accuracy(head, photos))
+    return accuracies
 
 
 def dips(values: list[float]) -> list[tuple[int, float]]:
@@ -62,9 +62,9 @@ def main() -> None:
             values = trajectory(head, photos, tasks)
             label = "RidgeHead" if exact else f"ACIL, width {width}"
             shown = f"{ridge:.2g}" if isinstance(ridge, float) else "GCV"
-            found = ", ".join(f"{task} ({points:.1f})" for task, points in dips(values)) or "none"
+            listed = ", ".join(f"{task} ({points:.1f})" for task, points in dips(values)) or "none"
             print(f"| {len(tasks)} | {label} | {shown} | {average_accuracy(values):.1f} | {values[-1]:.1f} "
-                  f"| {min(values):.1f} | {found} |", flush=True)  # fmt: skip
+                  f"| {min(values):.1f} | {listed} |", flush=True)  # fmt: skip
             axis.plot(range(1, len(tasks) + 1), values, style, ms=4, label=f"{label}, {name} ridge")
         sizes = [int(torch.isin(photos.y, torch.tensor(classes)).sum()) for classes in tasks]
         samples = np.cumsum([0, *sizes])

@@ -145,9 +145,9 @@ def _lessons(setup: Setup, photos: list[bytes], ours: Process, about: str) -> It
         with taught(ours, lesson, f"new {number}") as over:
             busy.append(ask(ours.url, photos, 10**6, CLIENTS, over).percentile(99))
         taking.append(time.perf_counter() - begun)
-    said = f"{about}; lessons of {setup.lesson} photos, {np.median(taking):.1f} s each"
+    details = f"{about}; lessons of {setup.lesson} photos, {np.median(taking):.1f} s each"
     yield Row("(m) p99 of answers while a class is taught / otherwise", spread(busy, 1000, "ms"),
-              spread(calm, 1000, "ms"), ratio(busy, calm), "≤ 3", said)  # fmt: skip
+              spread(calm, 1000, "ms"), ratio(busy, calm), "≤ 3", details)  # fmt: skip
 
 
 @contextmanager

@@ -85,14 +85,14 @@ def main() -> None:
     parser.add_argument("--photos", required=True)
     parser.add_argument("--logs", default="lightning_logs/streams")
     parser.add_argument("--figures", default="docs/figures")
-    given = parser.parse_args()
-    logs = Path(given.logs)
+    arguments = parser.parse_args()
+    logs = Path(arguments.logs)
     exact = ["--model.head", "RidgeHead", "--data.class_order", "1", "--data.num_workers", "0"]
     digits = [*exact, "--model.backbone", "pixels:8", "--data.image_size", "8", "--data.classes_per_task", "2"]
-    photos = [*exact, "--data.source", "folder", "--data.root", given.photos, "--data.cache", "true"]
+    photos = [*exact, "--data.source", "folder", "--data.root", arguments.photos, "--data.cache", "true"]
     photos += ["--data.image_size", "128", "--data.classes_per_task", "10"]
     sets = {"digits": [*digits, "--data.source", "digits"], "photos": photos}
-    found: dict[tuple[str, str], Path] = {}
+    runs: dict[tuple[str, str], Path] = {}
     for kind, options in KINDS.items():
         for name, own in sets.items():
             extra = ["--data.stream.every", EVERY[name]] if kind == "TaskFree" else []
@@ -103,18 +103,18 @@ def main() -> None:
                 own = [*digits, "--data.source", "domains", "--data.root", str(root)]
                 if not root.is_dir():
                     rotated_digits(root)
-            found[kind, name] = run(f"{kind}-{name}", logs, *own, *options, *extra)
-            print(kind, name, *(f"{value:.1f}" for value in column(found[kind, name], "tasks.csv", "A_k")[1]))
+            runs[kind, name] = run(f"{kind}-{name}", logs, *own, *options, *extra)
+            print(kind, name, *(f"{value:.1f}" for value in column(runs[kind, name], "tasks.csv", "A_k")[1]))
     for kind in KINDS:
-        names = [name for name in sets if (kind, name) in found]
+        names = [name for name in sets if (kind, name) in runs]
         figure = Figure(figsize=(4.6 * len(names), 4.0), dpi=110, layout="constrained")
         for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
-            compared = None if kind in ("Disjoint", "Domains") else found["Disjoint", name]
-            draw(axes, found[kind, name], compared, f"{kind}: {name}")
+            compared = None if kind in ("Disjoint", "Domains") else runs["Disjoint", name]
+            draw(axes, runs[kind, name], compared, f"{kind}: {name}")
         # Below each panel, so that it hides no line.
         for axes in figure.axes:
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize=8, frameon=False)
-        figure.savefig(Path(given.figures) / f"stream_{kind.lower()}.png")
+        figure.savefig(Path(arguments.figures) / f"stream_{kind.lower()}.png")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from cifnet_pl.model.copies import without_copies
 from cifnet_pl.model.description import Event, now
 from cifnet_pl.model.incremental import IncrementalClassifier, M
 from cifnet_pl.model.metrics import percent
-from cifnet_pl.model.near_copies import LearnedPhotos, NearCopyScore, about_near_copies
+from cifnet_pl.model.near_copies import LearnedPhotos, NearCopyScore
 from cifnet_pl.utilities.errors import DataError, UnsupportedError, UsageError
 from cifnet_pl.utilities.text import printable
 
@@ -63,8 +63,7 @@ class Score:
 
     def sentences(self) -> list[str]:
         """Return the sentences to print beside the score."""
-        sentences = [self.near_copy_score.sentence(), about_near_copies(self.near, self.learned)]
-        return [sentence for sentence in sentences if sentence]
+        return self.near_copy_score.sentences(self.near, self.learned)
 
     @property
     def percent(self) -> float | None:

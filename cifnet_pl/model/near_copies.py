@@ -125,6 +125,10 @@ class NearCopyScore:
             return f"{start}: with {self.others} others it says little of photos of another day"
         return f"{start}: of the {self.others} others {share:.1f} % are right"
 
+    def sentences(self, near: int, total: int) -> list[str]:
+        """Return the notes to print beside the score; arguments are those of :func:`about_near_copies`."""
+        return [note for note in (self.sentence(), about_near_copies(near, total)) if note]
+
 
 def about_near_copies(near: int, total: int) -> str | None:
     """Return a note about learned photos that have near-copies; None if there are none.

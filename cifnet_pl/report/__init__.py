@@ -20,7 +20,7 @@ from cifnet_pl.report.study import REFERENCE, Study
 from cifnet_pl.report.style import SETTINGS, Picture, render
 from cifnet_pl.report.tables import all_tables
 from cifnet_pl.utilities.errors import DataError, unknown_name
-from cifnet_pl.utilities.files import write_atomic, write_text
+from cifnet_pl.utilities.files import write_bytes, write_text
 
 __all__ = ["Study", "read_study", "report"]
 
@@ -103,8 +103,8 @@ def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None
     for section, pictures in all_pictures(study, pairs).items():
         for picture in pictures:
             png, svg = render(picture)
-            _write(folder / "figures" / f"{picture.name}.png", png)
-            _write(folder / "figures" / f"{picture.name}.svg", svg)
+            write_bytes(folder / "figures" / f"{picture.name}.png", png)
+            write_bytes(folder / "figures" / f"{picture.name}.svg", svg)
             drawn.setdefault(section, []).append((picture, svg))
     for table in (table for section in tables.values() for table in section):
         write_text(folder / "tables" / f"{table.name}.csv", to_csv_table(table))
@@ -144,10 +144,6 @@ def all_pictures(study: Study, pairs: Sequence[Pair] = ()) -> dict[str, list[Pic
             "Buffer": [*value_curves(study, "buffer.capacity"), *sampling_bars(study)],
             "Other settings": value_curves(study, *study.other_keys()),
         }
-
-
-def _write(path: Path, content: bytes) -> None:
-    write_atomic(path, lambda file: file.write(content))
 
 
 def _lead(study: Study) -> str:

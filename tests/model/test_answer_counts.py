@@ -11,9 +11,7 @@ def test_counts_of_two_batches():
     counts = AnswerCounts(7)
     probabilities = torch.tensor([[0.4, 0.3, 0.1, 0.05, 0.05, 0.05, 0.05], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]])
     counts.update(probabilities, torch.tensor([0, 6]))
-    counts.update(
-        probabilities, torch.tensor([6, 0])
-    )  # class 6 is the seventh of the first, class 0 the second of four
+    counts.update(probabilities, torch.tensor([6, 0]))  # class 6 is the last of seven in the first row
     confusion, among_first = counts.compute()
     expected = torch.zeros(7, 7, dtype=torch.int64)
     expected[0, 0] = expected[6, 6] = expected[6, 0] = expected[0, 6] = 1

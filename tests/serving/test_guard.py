@@ -6,7 +6,7 @@ from cifnet_pl.serving import guard
 from cifnet_pl.serving.guard import Rate
 
 
-def test_a_reserve_of_two_seconds_that_fills_again(monkeypatch):
+def test_a_reserve_of_two_seconds_that_fills_again():
     now = [0.0]
     rate = Rate(2.0, lambda: now[0])
     assert [rate.allows("a") for _ in range(5)] == [True, True, True, True, False]

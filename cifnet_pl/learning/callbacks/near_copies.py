@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.model.near_copies import LearnedPhotos, NearCopyScore, about_near_copies
+from cifnet_pl.model.near_copies import LearnedPhotos, NearCopyScore
 from cifnet_pl.utilities.processes import of_all_processes
 
 
@@ -82,8 +82,7 @@ class NearCopies(Callback):
 
     def sentences(self) -> list[str]:
         """Return the sentences to print beside the score."""
-        sentences = [self.near_copy_score.sentence(), about_near_copies(self.near, self.learned)]
-        return [sentence for sentence in sentences if sentence]
+        return self.near_copy_score.sentences(self.near, self.learned)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what tasks before left behind, so that a run that goes on says the same."""
