@@ -25,7 +25,7 @@ from cifnet_pl.report.audit_page import Section, Shown, Side, audit_page, draw_l
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import exclusive, write_bytes, write_text
 from cifnet_pl.utilities.lettering import lettering
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import is_or_are, number_of, printable
 
 ON_PAGE = 60
 """Photos in one section of the page; the tables have all."""
@@ -83,8 +83,8 @@ def audit(
         print(note)
     low, high = result.evaluation.interval
     right = f"{result.evaluation.accuracy:.1f} % right"
-    print(f"{len(files)} photos of {len(names)} classes, each judged by all others: {right}")
-    print(f"(with 95 % certainty {low:.1f} to {high:.1f} %); {len(result.doubtful())} doubtful labels")
+    print(f"{number_of(len(files), 'photo')} of {len(names)} classes, each judged by all others: {right}")
+    print(f"(with 95 % certainty {low:.1f} to {high:.1f} %); {number_of(len(result.doubtful()), 'doubtful label')}")
     if copies := about_copies(result):
         print(copies)
     print(more_photos(curve))
@@ -111,9 +111,10 @@ def about_copies(result: Audit) -> str | None:
     count, without = int(result.copied.sum()), result.accuracy_without_copies
     if not count:
         return None
-    others = f"; of those without one {without:.1f} % are right" if without is not None else ""
+    others = f"; of the photos without one {without:.1f} % are right" if without is not None else ""
     return (
-        f"{count} photos have a near-copy in their class, such as the next of a burst, that helps to name them{others}"
+        f"{count} photos have near-copies in their class, such as the next of a burst; none is judged by its own, "
+        f"unless they are most of the class{others}"
     )
 
 
@@ -165,7 +166,7 @@ def write_audit(target: Path, result: Audit, curve: LearningCurve, files: list[P
     lead = [
         f"{len(files)} photos of {len(evaluation.class_names)} classes. Each is judged by a classifier that learned "
         f"all the others: {evaluation.accuracy:.1f} % are named right (with 95 % certainty {low:.1f} to {high:.1f} %).",
-        *([f"{copies}. Photos of another day will do no better."] if (copies := about_copies(result)) else []),
+        *([f"{copies}."] if (copies := about_copies(result)) else []),
         "photos.csv has every photo with what is said of it here, classes.csv and confusion.csv the numbers.",
     ]
     write_text(target / "audit.html", audit_page("Audit of photos", lead, sections))
@@ -174,7 +175,7 @@ def write_audit(target: Path, result: Audit, curve: LearningCurve, files: list[P
 
 _READING = (
     "A row is what the photos are, a column what they are taken for, in percent of the row; classes that are confused "
-    "with each other are neighbours. Copies and bursts make this look better than new photos will be named."
+    "with each other are neighbours."
 )
 
 
@@ -189,7 +190,8 @@ def _caption(result: Audit, row: int, file: Path) -> str:
 def _doubtful(result: Audit, files: list[Path]) -> Section:
     rows = result.doubtful()
     text = (
-        f"{len(rows)} photos look like another class than their folder's, the most doubtful first"
+        f"{number_of(len(rows), 'photo looks', 'photos look')} like another class than that of the folder, the most "
+        "doubtful first"
         + (f"; here are {ON_PAGE}" if len(rows) > ON_PAGE else "")
         + ". Look at them: some are in the wrong folder, others are only hard."
     )
@@ -206,7 +208,8 @@ def _pairs(result: Audit, files: list[Path]) -> Section:
         usual = usual[np.argsort(-result.own[usual], kind="stable")]
         left = [_named(files[row]) for row in wrong[np.argsort(-evaluation.confidence[wrong])][:PER_SIDE]]
         right = [_named(files[row]) for row in usual[:PER_SIDE]]
-        first = f"{count} of {total} photos of {printable(true)} are taken for {printable(answer)}"
+        some = f"{count} of {number_of(total, 'photo')} of {printable(true)}"
+        first = f"{some} {is_or_are(count)} taken for {printable(answer)}"
         pairs.append((Side(first, left), Side(f"usual photos of {printable(answer)}", right)))
     return Section("Classes that are confused most", [] if pairs else ["None is."], pairs=pairs)
 
@@ -263,7 +266,8 @@ def small_photos(files: list[Path], size: int) -> dict[int, int]:
 
 
 def _small(small: dict[int, int], files: list[Path], size: int) -> Section:
-    text = f"{len(small)} photos have fewer pixels on their short side than the {size} that the network looks at."
+    count = number_of(len(small), "photo has", "photos have")
+    text = f"{count} fewer pixels on the short side than the {size} that the network looks at."
     shown = [show(files[row], f"{files[row].name}: {side} pixels") for row, side in list(small.items())[: ON_PAGE // 4]]
     return Section("Tiny photos", [text], photos=shown)
 

@@ -23,7 +23,7 @@ from cifnet_pl.model.loading import load
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import exclusive, write_atomic
 from cifnet_pl.utilities.progress import counted, on_terminal
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import number_of, printable
 
 
 def classify(
@@ -97,7 +97,7 @@ def classify(
         table = Table(classifier, images, top, strict, show, Asked(unknown, coverage, per_class))
         write_atomic(target, table.write)
         note = write_gallery(table.sample, picture) if picture is not None and table.sample else None
-    print(f"{table.classified} photos classified in {target}, {table.unreadable} unreadable left out")
+    print(f"{number_of(table.classified, 'photo')} classified in {target}, {table.unreadable} unreadable left out")
     for line in table.verdicts():
         print(line)
     if picture is not None and table.sample:
@@ -170,13 +170,14 @@ class Table:
             rows.writerow([str(prediction.file), *cells[: 2 * self.top], *self.asked.cells(prediction)])
         text.detach()
         if not self.classified:
-            raise DataError(f"none of the {self.unreadable} photos of {printable(', '.join(self.images))} can be read")
+            where = printable(", ".join(self.images))
+            raise DataError(f"no photo of {where} can be read ({number_of(self.unreadable, 'file')})")
 
     def verdicts(self) -> Iterator[str]:
         """Yield sentences about all photos together."""
         if self.asked.unknown is not None:
             yield (
-                f"{self.unknown} of them show nothing that this model knows; "
+                f"{self.unknown} of them {'shows' if self.unknown == 1 else 'show'} nothing that this model knows; "
                 f"{100 * self.asked.unknown:g} % of photos of known classes are called so, too"
             )
         if self.warning is not None:

@@ -78,6 +78,7 @@ def run_command(name: str, args: Sequence[str]) -> None:
     if command.positional:
         parser.add_argument(command.positional, nargs="+")
     arguments, overrides = with_values(outlined, with_lists(outlined, args)), {}
+    refuse_repeated(outlined, arguments)
     parser.add_function_arguments(outlined, skip=skipped, as_group=False, sub_configs=False)
     keywords = _without_underscores(parser)
     if command.overrides:
@@ -186,6 +187,15 @@ def _items(value: str) -> list[str]:
     except json.JSONDecodeError:
         items = value  # a name that begins with a bracket
     return items if isinstance(items, list) and all(isinstance(item, str) for item in items) else [value]
+
+
+def refuse_repeated(function: Callable[..., object], args: Sequence[str]) -> None:
+    """Raise UsageError for an option of ``function`` that is given twice: only the last value would count."""
+    own = {f"--{key.rstrip('_')}" for key in inspect.signature(function).parameters}
+    names = [word.partition("=")[0] for word in args]
+    for name in names:
+        if name in own and names.count(name) > 1:
+            raise UsageError(f"{name} is given twice: it takes one value")
 
 
 def split_overrides(args: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:

@@ -18,8 +18,8 @@ PER_TASK = 10
 DECIDES = ("--config", "-c", "--model", "--model.head", "--model.buffer", "--model.calibrate", "--data.source")
 """Options of ``fit`` by which the user chooses the method or the data: then nothing is recommended."""
 
-RECOMMENDED_ONLY = tuple(f"--model.head.{name}" for name in ("balanced", "decision", "remember", "transform"))
-"""Options of the recommended head that the head of a run without any configuration does not have."""
+PAPER_ONLY = tuple(f"--model.head.{name}" for name in ("update_past", "weighting"))
+"""Options of ``CIFNetHead``, the head of a run without any configuration, that the recommended head does not have."""
 
 
 def configs() -> None:
@@ -85,8 +85,12 @@ def with_recommended(args: Sequence[str]) -> list[str]:
         DataError: there are no photos.
     """
     keys = {arg.partition("=")[0] for arg in args}
-    own_head = any(key.startswith(("--model.head.", "--model.buffer.")) for key in keys - set(RECOMMENDED_ONLY))
-    if not args or args[0] != "fit" or "--data.root" not in keys or own_head or keys & set(DECIDES):
+    if not args or args[0] != "fit" or "--data.root" not in keys or keys & set(DECIDES):
+        return list(args)
+    of_paper = sorted(keys & set(PAPER_ONLY))
+    if of_paper:
+        news = f"cifnet: {of_paper[0]} is an option of CIFNetHead, so that is used; --model.head NAME chooses another"
+        print(news, file=sys.stderr)
         return list(args)
     chosen = ["--config", str(config_files()[RECOMMENDED]), "--experiment", "default"]
     if not keys & {"--data.classes_per_task", "--data.initial_classes", "-h", "--help", "--print_config"}:

@@ -26,7 +26,7 @@ from cifnet_pl.model.loading import load
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import exclusive, write_bytes
 from cifnet_pl.utilities.lettering import lettering
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import is_or_are, number_of, printable
 
 ON_SCREEN = 25
 """Classes in the table on the screen, the worst first."""
@@ -109,7 +109,8 @@ def _evaluate(model: Classifier, photos: ClassPhotos, unreadable: list[Unreadabl
     if strange:
         listed = ", ".join(strange[:5]) + (", …" if len(strange) > 5 else "")
         left = len(photos.files) - len(known.files)
-        print(f"{left} photos of classes that {name} does not know are left out: {listed}")
+        what = f"{number_of(left, 'photo')} of classes that {name} does not know"
+        print(f"{what} {is_or_are(left)} left out: {listed}")
     evaluation = evaluated(model, known, unreadable, progress=True)
     return on_all(evaluation, known, photos)
 
@@ -129,9 +130,9 @@ def on_all(evaluation: Evaluation, known: ClassPhotos, photos: ClassPhotos) -> E
 
 def summary_lines(evaluation: Evaluation) -> list[str]:
     """Return accuracy and calibration in two sentences."""
-    classes, (low, high) = evaluation.class_scores(), evaluation.interval
+    classes, (low, high) = number_of(len(evaluation.class_scores()), "class"), evaluation.interval
     return [
-        f"{evaluation.accuracy:.1f} % of {len(evaluation.rows)} photos of {len(classes)} classes are named right "
+        f"{evaluation.accuracy:.1f} % of {number_of(len(evaluation.rows), 'photo')} of {classes} are named right "
         f"(with 95 % certainty {low:.1f} to {high:.1f} %)",
         f"the model is {100 * evaluation.confidence.mean():.1f} % sure on average; ECE {evaluation.ece:.1f} % "
         "(how far its confidences are from the share that is right)",
@@ -159,7 +160,7 @@ def class_table(evaluation: Evaluation) -> Table:
 def confusion_lines(evaluation: Evaluation) -> list[str]:
     """Return the most frequent confusions, one line each."""
     return [
-        f"{count} of {total} photos of {printable(true)} are taken for {printable(answer)}"
+        f"{count} of {number_of(total, 'photo')} of {printable(true)} {is_or_are(count)} taken for {printable(answer)}"
         for true, answer, count, total in evaluation.confused_pairs()[:PAIRS_ON_SCREEN]
     ]
 

@@ -14,7 +14,7 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.loading import load
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import exclusive, write_atomic, write_bytes, write_text
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import number_of, printable
 
 if TYPE_CHECKING:
     from cifnet_pl.model.onnx import Check
@@ -65,7 +65,7 @@ def export(
             refuse_existing(target, overwrite)
             loaded = load(model, device="cpu", trust=trust, download=download)
             loaded.save(target, overwrite)
-            print(f"{len(loaded.class_names)} classes in bundle {target}: cifnet_pl.load({str(target)!r})")
+            print(f"{number_of(len(loaded.class_names), 'class')} in bundle {target}: cifnet_pl.load({str(target)!r})")
             print(f"next: cifnet classify --model {shlex.quote(str(target))} --images PHOTOS --output out.csv")
 
 
@@ -112,14 +112,26 @@ def _export_triton(model: Classifier, target: Path, overwrite: bool) -> None:
     write_text(target / "labels.txt", "".join(f"{one}\n" for one in model.class_names))
     write_text(target / "config.pbtxt", config)
     _say(model, target, check)
-    print(f"next: tritonserver --model-repository {shlex.quote(str(target.resolve().parent))}")
+    print(_next_for_server(target))
+
+
+def _next_for_server(target: Path) -> str:
+    """Return the command that serves the folder above a model, or what to do first where that holds other things."""
+    above = target.resolve().parent
+    others = [e.name for e in above.iterdir() if not e.name.startswith(".") and not (e / "config.pbtxt").is_file()]
+    if not others:
+        return f"next: tritonserver --model-repository {shlex.quote(str(above))}"
+    return (
+        f"next: a server takes every folder beside {target.name} for a model, such as {printable(min(others))}: move "
+        f"{target.name} into a folder of its own, MODELS, and run tritonserver --model-repository MODELS"
+    )
 
 
 def _say(model: Classifier, target: Path, check: Check) -> None:
     outputs = "probabilities" if check.novelty is None else "probabilities and novelty"
     photos = "images (n, height, width, 3) uint8 RGB"
     checked_on = photos if check.pillow is not None else f"embeddings (n, {model.head.in_features}) float32"
-    print(f"{len(model.class_names)} classes in {target}: {checked_on} → {outputs}")
+    print(f"{number_of(len(model.class_names), 'class')} in {target}: {checked_on} → {outputs}")
     if model.precision != FLOAT32:
         print(f"the graph computes in float32; the model learned from embeddings in {model.precision}")
     if check.pillow is None:

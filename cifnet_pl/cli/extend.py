@@ -12,7 +12,7 @@ from cifnet_pl.model.bundle import refuse_existing
 from cifnet_pl.model.class_photos import Unreadable
 from cifnet_pl.model.loading import load
 from cifnet_pl.utilities.files import exclusive
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import number_of, printable
 
 
 def extend(
@@ -57,9 +57,8 @@ def extend(
     warn(result.warnings, result.unreadable)
     photos, classes = sum(result.learned.values()), len(result.learned)
     print(
-        f"learned {photos} {'photo' if photos == 1 else 'photos'} "
-        f"of {classes} {'class' if classes == 1 else 'classes'} in {result.seconds:.1f} s: "
-        f"{len(result.model.class_names)} classes in {target}"
+        f"learned {number_of(photos, 'photo')} of {number_of(classes, 'class')} in {result.seconds:.1f} s: "
+        f"{number_of(len(result.model.class_names), 'class')} in {target}"
     )
     if result.score.total:
         right = f"{result.score.percent:.1f} % of {result.score.total} right"
@@ -68,7 +67,7 @@ def extend(
         print(sentence)
     if result.old_before.total:
         change = f"{result.old_before.percent:.1f} % right before, {result.old_after.percent:.1f} % after"
-        print(f"old classes, {result.old_before.total} photos of {check}: {change}")
+        print(f"old classes, {number_of(result.old_before.total, 'photo')} of {check}: {change}")
     print(f"next: cifnet classify --model {shlex.quote(str(target))} --images PHOTOS --output out.csv")
 
 

@@ -12,14 +12,14 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.forget import Forgetting
 from cifnet_pl.model.loading import load
 from cifnet_pl.utilities.files import exclusive
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import is_or_are, number_of, printable
 
 
 def forget(
     model: str,
     class_: list[str],
     output: str,
-    images: str | None = None,
+    images: list[str] | None = None,
     engine: EngineChoice = "auto",
     overwrite: bool = False,
     trust: bool = False,
@@ -34,8 +34,8 @@ def forget(
         model: a run's folder, a checkpoint file or a bundle; it is not changed.
         class_: name of the class; several where more than one is to go.
         output: folder for the bundle without it.
-        images: folder that holds all photos that the class was learned from; where the model knows their content
-            hashes, anything else in it is passed over.
+        images: folders or Zip archives that hold all photos that the class was learned from; where the model knows
+            their content hashes, anything else in them is passed over.
         engine: what runs the network: auto, torch or onnxruntime; auto is the one that the model learned with.
         overwrite: whether a bundle at output may be replaced.
         trust: whether heads and networks from outside the package that a model names may be imported, code and all.
@@ -59,8 +59,10 @@ def forget(
         for line in exactly(result, name) if taken_out else removed(result, name, None if gone else Path(model)):
             print(line)
     if result.ignored:
-        print(f"{result.ignored} other photos in {images} were not learned, and are passed over")
-    print(f"{len(result.model.class_names)} classes in bundle {target}")
+        places, count = ", ".join(images or []), result.ignored
+        others = number_of(count, "other photo", "other photos")
+        print(f"{others} in {places} {'was' if count == 1 else 'were'} not learned, and {is_or_are(count)} passed over")
+    print(f"{number_of(len(result.model.class_names), 'class')} in bundle {target}")
 
 
 def exactly(result: Forgetting[Classifier], name: str) -> list[str]:
@@ -91,12 +93,12 @@ def removed(result: Forgetting[Classifier], name: str, model: Path | None) -> li
         name: of the class.
         model: path of the model before, or None if it was replaced.
     """
-    head, count = result.model.head, result.photos[name]
+    head, photos = result.model.head, number_of(result.photos[name], "photo")
     left = ", and has left the buffer" if result.model.buffer is not None else ""
     lines = [f"class '{printable(name)}' is removed: it cannot be predicted any more{left};"]
     if not head.counterexamples:
-        return [*lines, f"nothing remains of its {count} photos, as {type(head).__name__} learns each class on its own"]
-    lines.append(f"what the other classes learned from its {count} photos remains;")
+        return [*lines, f"nothing remains of its {photos}, as {type(head).__name__} learns each class on its own"]
+    lines.append(f"what the other classes learned from its {photos} remains;")
     if not result.can_be_exact:
         return [*lines, f"{type(head).__name__} cannot undo that. Learned again, its old photos count against it"]
     if model is None:

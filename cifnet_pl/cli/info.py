@@ -11,7 +11,7 @@ from cifnet_pl.model.bundle import is_bundle, read_versions
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.description import Event
 from cifnet_pl.model.loading import load
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import number_of, printable
 
 
 def info(model: str, trust: bool = False) -> None:
@@ -46,9 +46,11 @@ def class_table(model: Classifier) -> Table:
 
 def history_table(history: list[Event]) -> Table:
     """Tabulate the steps in the model's life."""
-    table = Table()
-    for name in ("step", "date (UTC)", "classes", "photos", "accuracy %", "old classes %", "s", "kWh"):
-        table.add_column(name, justify="left" if name in ("step", "date (UTC)") else "right")
+    table = Table(show_edge=False, pad_edge=False)  # so that a step has room in 80 columns
+    table.add_column("step", no_wrap=True)
+    table.add_column("date (UTC)", min_width=len("2026-01-01"))  # the time may stand below
+    for name in ("classes", "photos", "right %", "old right %", "s", "kWh"):
+        table.add_column(name, justify="right", no_wrap=name != "old right %")
     for event in history:
         old = "–" if event.old_accuracy is None else f"{event.old_accuracy_before:.1f} → {event.old_accuracy:.1f}"
         table.add_row(
@@ -90,14 +92,20 @@ def lines(model: Classifier, versions: dict[str, str]) -> list[str]:
         f"{line}; from {', '.join(map(printable, e.parents))}" if e.parents else line
         for line, (_, e) in zip(steps, told, strict=True)
     ]
-    known = "of all photos" if model.knows_photos else "not of all photos: copies and common ancestors go unnoticed"
+    known = (
+        "of all photos"
+        if model.knows_photos
+        else "not of all photos: those learned again with --more or by merge go unnoticed and count twice; "
+        "forgetting a class exactly takes exactly its photos"
+    )
     if model.remembers_removed:
         known += "; photos of classes that were removed without them still count, and copies of those go unnoticed"
     return [
         f"model {model.identity}",
         *from_models,
         f"content hashes {known}",
-        f"{len(model.class_names)} classes in {len(model.tasks)} tasks, from {sum(model.counts.values()):,} photos",
+        f"{number_of(len(model.class_names), 'class')} in {number_of(len(model.tasks), 'task')}, "
+        f"from {number_of(sum(model.counts.values()), 'photo')}",
         f"head {type(head).__name__} ({settings}), temperature {float(head.temperature):.3g}",
         f"backbone {printable(backbone.name)}, {backbone.parameters_count:,} parameters, sha256 {backbone.sha256[:12]}",
         f"photos: {model.image_size} px, crop ratio {model.crop_ratio:g}, embedded in {model.precision}",

@@ -174,7 +174,7 @@ class CIFNetCLI(LightningCLI):
             if fresh and folder.exists():
                 raise UsageError(f"another run has just used {folder}: give the command once more")
             if fresh:
-                self._held.push(lambda kind, *_: runs.remove_unbegun(folder) if kind is not None else None)
+                self._held.push(lambda kind, *_: _clear(folder, kind))
 
     def instantiate_classes(self) -> None:
         """Build everything; raise an error of this package unchanged, not as jsonargparse reports it."""
@@ -221,6 +221,11 @@ class CIFNetCLI(LightningCLI):
             if name in kwargs:
                 kwargs[name] = False
         return kwargs
+
+
+def _clear(folder: Path, kind: type[BaseException] | None) -> None:
+    if kind is not None:  # neither Ctrl-C nor a signal, which leaves by SystemExit, is an Exception
+        runs.remove_unbegun(folder, failed=issubclass(kind, Exception))
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -13,6 +13,7 @@ from cifnet_pl.model.bundle import refuse_existing
 from cifnet_pl.model.loading import load
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import exclusive
+from cifnet_pl.utilities.text import number_of
 
 
 def merge(
@@ -67,5 +68,5 @@ def merge(
         result = merging.merge([first, *others], models, ancestor)
         result.model.save(target, overwrite)
     warn(result.warnings, [])
-    classes = len(result.model.class_names)
-    print(f"{len(models)} models merged: {classes} classes from {result.photos:,} photos in bundle {target}")
+    classes, photos = number_of(len(result.model.class_names), "class"), number_of(result.photos, "photo")
+    print(f"{len(models)} models merged: {classes} from {photos} in bundle {target}")

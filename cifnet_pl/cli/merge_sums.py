@@ -9,6 +9,7 @@ from cifnet_pl.model.bundle import refuse_existing
 from cifnet_pl.model.partial_sums import ENDING, PartialSums, is_sums, parts_of, read_sums, write_sums
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import exclusive
+from cifnet_pl.utilities.text import is_or_are, number_of
 
 
 def sums_files(places: Sequence[str]) -> list[Path]:
@@ -71,15 +72,21 @@ def merge_sums(files: Sequence[Path], target: Path, overwrite: bool, trust: bool
                 raise UsageError(f"{target} exists already: choose another --output, or add --overwrite true")
             total = reduce_sums(files, trust, engine)
             write_sums(total, target)
-            state = f"{len(total.missing)} parts are missing" if total.missing else "nothing is missing"
-            print(f"{len(files)} files of sums added up in {target}: {_samples(total):,} samples, {state}")
+            state = (
+                f"{number_of(len(total.missing), 'part')} {is_or_are(len(total.missing))} missing"
+                if total.missing
+                else "nothing is missing"
+            )
+            count = number_of(_samples(total), "sample")
+            print(f"{number_of(len(files), 'file')} of sums added up in {target}: {count}, {state}")
             return
         refuse_existing(target, overwrite)
         total = reduce_sums(files, trust, engine)
         samples = _samples(total)
         model = total.solved()
         model.save(target, overwrite)
-    print(f"{len(files)} files of sums merged: {len(model.class_names)} classes from {samples:,} samples in {target}")
+    classes = number_of(len(model.class_names), "class")
+    print(f"{number_of(len(files), 'file')} of sums merged: {classes} from {number_of(samples, 'sample')} in {target}")
 
 
 def _first(path: Path) -> tuple[str, int, str]:

@@ -14,6 +14,7 @@ from jsonargparse import ArgumentParser
 from cifnet_pl.utilities.errors import CifnetError, UsageError, unknown_name
 from cifnet_pl.utilities.files import read_yaml
 from cifnet_pl.utilities.outside import entry_point, import_part, offered
+from cifnet_pl.utilities.text import printable
 
 DEFAULT_HEAD = "CIFNetHead"
 DEFAULT_BACKBONE = "embedded:efficientnet_lite0"
@@ -29,26 +30,35 @@ class OneSentence(ArgumentParser):
             super().error(message, ex)
         parser = getattr(ex, "subcommand_parser", None) or self
         options = [option for action in parser._actions for option in action.option_strings]
-        raise UsageError(sentence(message, options)) from ex
+        raise UsageError(sentence(message, options, parser.prog)) from ex
 
 
-def sentence(message: str, options: Collection[str] = ()) -> str:
+def sentence(message: str, options: Collection[str] = (), program: str = "cifnet") -> str:
     """Return the part of jsonargparse's message that the user can act on, as one sentence.
 
     Args:
         message: of jsonargparse.
         options: that exist.
+        program: beginning of the command line, such as ``cifnet report``.
     """
     linked = re.search(r"--> trainer\.max_epochs", message)
     if linked:
         return EPOCHS
     missing = re.match(r"the following arguments are required: (.*)", message)
     if missing:
-        names = (f"--{name}" if f"--{name}" in options else name for name in missing[1].split(", "))
-        return f"the following arguments are required: {', '.join(names)}"
+        names = missing[1].split(", ")
+        first = next((name for name in names if f"--{name}" not in options), None)
+        if first is not None:
+            return f"no {first} are given: name them before the options, {program} {first.upper()} …"
+        return f"the following arguments are required: {', '.join(f'--{name}' for name in names)}"
     unrecognised = re.match(r"unrecognized arguments: (.*)", message)
     if unrecognised:
-        return unknown_option(unrecognised[1].split()[0], options)
+        word = unrecognised[1].split()[0]
+        if not word.startswith("-"):
+            also = "; photos to learn are given as --data.root FOLDER" if "--data.root" in options else ""
+            several = f"'{printable(word)}' is one word too many: an option takes one value, in quotes if it has spaces"
+            return several + also
+        return unknown_option(word, options)
     keys = re.findall(r'Parser key "([^"]+)"', message)
     refused = re.search(r"Option '([^']+)' is not accepted", message)
     if refused:

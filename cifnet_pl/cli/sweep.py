@@ -26,6 +26,7 @@ from cifnet_pl.report.runs import FAILURE, POINT, is_complete, read_run
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.files import write_text
 from cifnet_pl.utilities.run_folders import versions
+from cifnet_pl.utilities.text import is_or_are, number_of
 
 
 def sweep(
@@ -83,7 +84,8 @@ def sweep(
     if output is not None and done:
         report([str(folder) for _, folder in placed if folder.is_dir()], output, external)
     if skipped:
-        console.print(f"the budget is spent: {skipped} of {len(points)} points are left; the same command goes on")
+        remaining = f"{skipped} of {number_of(len(points), 'point')} {is_or_are(skipped)}"
+        console.print(f"the budget is spent: {remaining} left; the same command goes on")
     if failed:
         raise CifnetError(
             f"{len(failed)} of {len(points)} points failed, the first is {failed[0]} (see its output.log); "

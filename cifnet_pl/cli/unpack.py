@@ -12,6 +12,7 @@ from cifnet_pl.model.description import class_names
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.files import new_folder
 from cifnet_pl.utilities.progress import counted
+from cifnet_pl.utilities.text import number_of
 
 
 def unpack(
@@ -54,7 +55,7 @@ def unpack(
     with new_folder(target) as folder:
         count = _write(data_source.train, names, wanted, folder / "train", size)
         count += _write(data_source.val, names, wanted, folder / "val", size)
-    print(f"{count} images of {len(wanted)} classes in {target}/train and {target}/val")
+    print(f"{number_of(count, 'image')} of {number_of(len(wanted), 'class')} in {target}/train and {target}/val")
 
 
 def _write(images: ImageSet, names: list[str], wanted: set[str], folder: Path, size: int) -> int:

@@ -8,7 +8,7 @@ went on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -32,14 +32,16 @@ class Copies:
         twice: (copy, first) rows of training samples of one class; the first is the one that is learned.
         across: (later, earlier) rows of training samples of two classes: one label is probably wrong.
         tested: (test row, training row), of any class.
+        tested_across: (later, earlier) rows of test samples of two classes that are no training samples.
     """
 
     twice: list[tuple[int, int]]
     across: list[tuple[int, int]]
     tested: list[tuple[int, int]]
+    tested_across: list[tuple[int, int]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.twice or self.across or self.tested)
+        return bool(self.twice or self.across or self.tested or self.tested_across)
 
     def left_out(self, count: int) -> np.ndarray:
         """Return which training samples are copies of one that is learned.
@@ -70,7 +72,9 @@ class Copies:
         """
         train, val, names = source.train, source.val, source.class_names
         sentences = [about_copies([_shown(train, row) for row, _ in self.twice], duplicates)]
-        sentences += [about_labels([f"{_shown(train, a)} (also in {_class(train, names, b)})" for a, b in self.across])]
+        labels = [f"{_shown(train, a)} (also in {_class(train, names, b)})" for a, b in self.across]
+        labels += [f"{_shown(val, a)} (also in {_class(val, names, b)})" for a, b in self.tested_across]
+        sentences += [about_labels(labels)]
         other = [f"{_shown(val, a)} (learned as {_shown(train, b)})" for a, b in self.tested]
         if other:
             sentences += [f"note: {listed(other)} {_is(other)} learned and tested with: the score flatters"]
@@ -85,6 +89,7 @@ class Copies:
         train, val = source.train, source.val
         rows = [("copy", train.names[a], train.names[b]) for a, b in self.twice]
         rows += [("two classes", train.names[a], train.names[b]) for a, b in self.across]
+        rows += [("two classes", val.names[a], val.names[b]) for a, b in self.tested_across]
         return rows + [("learned and tested", val.names[a], train.names[b]) for a, b in self.tested]
 
 
@@ -113,11 +118,15 @@ def find_copies(source: Source, tasks: Iterable[np.ndarray], train: ContentHashe
             continue
         across += [(row, next(iter(same.values())))] if same else []
         same[label] = row
+    test_first: dict[int, int] = {}
+    tested_across = []
     for row, value in theirs:
+        label, earlier = int(source.val.labels[row]), test_first.setdefault(value, row)
         if value in first:
-            rows_of_class = first[value]
-            both.append((row, rows_of_class.get(int(source.val.labels[row]), next(iter(rows_of_class.values())))))
-    return Copies(twice, across, both)
+            both.append((row, first[value].get(label, next(iter(first[value].values())))))
+        elif source.val.labels[earlier] != label:
+            tested_across.append((row, earlier))
+    return Copies(twice, across, both, tested_across)
 
 
 # ---------------------------------------------------------------------- sentences

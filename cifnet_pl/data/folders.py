@@ -53,7 +53,7 @@ PART_NAMES = frozenset({"train", "training", "val", "valid", "validation", "test
 def folder(options: SourceOptions) -> Source:
     """Read class folders: ``root/train/<class>/…`` with ``root/val/<class>/…``, or ``root/<class>/…`` split by seed."""
     with listing():
-        root = existing(options, "a folder with one sub-folder of images per class")
+        root = existing(options, "a folder or Zip archive with one sub-folder of images per class")
         if has_parts(root) and options.group is not None:
             raise UsageError(
                 f"{place(root)} has train and val already, nothing is to be held back: leave --data.group out"
@@ -161,6 +161,18 @@ def existing(options: SourceOptions, noun: str) -> Path:
     if options.root is None:
         raise UsageError(f"no data folder was given: set --data.root to {noun}")
     root = expanded(options.root)
-    if not is_folder(root):
-        raise DataError(f"no folder {place(root)}: set --data.root to {noun}")
+    require_folder(root, "--data.root", noun)
     return root
+
+
+def require_folder(folder: Path, option: str, what: str) -> None:
+    """Raise DataError where ``folder``, which ``option`` named, is neither a folder nor a Zip archive.
+
+    Args:
+        folder: which should be there.
+        option: of the command line, such as ``--images``.
+        what: what it should be set to, such as "a folder with photos".
+    """
+    if not is_folder(folder):
+        kind = "Zip archive" if folder.suffix.lower() == ".zip" else "folder"
+        raise DataError(f"no {kind} {place(folder)}: set {option} to {what}")

@@ -65,10 +65,11 @@ def find_photos(source: str) -> Iterator[Path]:
     elif glob.has_magic(str(path)):
         photos, nothing = _matching(path), f"no photo matches {printable(source)}"
     else:
-        raise DataError(f"no file or folder {printable(source)}: give a photo, a folder, or a pattern in quotes")
+        kind = "Zip archive" if path.suffix.lower() == ".zip" else "file or folder"
+        raise DataError(f"no {kind} {printable(source)}: give a photo, a folder, a Zip archive, or a pattern in quotes")
     first = next(photos, None)
     if first is None:
-        raise DataError(f"{nothing}: give a photo, a folder of photos, or a pattern in quotes")
+        raise DataError(f"{nothing}: give a photo, a folder or Zip archive of photos, or a pattern in quotes")
     return chain([first], photos)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics import comparable, near_groups, near_limit
+from cifnet_pl.statistics import comparable, left_out_groups, near_groups, near_limit
 from cifnet_pl.utilities.errors import UsageError
 
 if TYPE_CHECKING:
@@ -70,11 +70,7 @@ def near_copies(z: Tensor, y: Tensor) -> Tensor | None:
     limit = near_limit(u, y)
     if limit is None:
         return None
-    groups = near_groups(u, y, limit)
-    of_class = torch.unique(y, return_inverse=True)[1]
-    too_large = 2 * groups.bincount()[groups] > of_class.bincount()[of_class]
-    alone = groups.max() + 1 + torch.arange(len(y), device=y.device)
-    return torch.where(too_large, alone, groups)
+    return left_out_groups(near_groups(u, y, limit), y)
 
 
 def check(head: Head, buffer: CalibrationBuffer | None, wanted: bool) -> None:

@@ -107,11 +107,11 @@ class Reference:
 
 
 def novelty_reference(head: Head, z: Tensor, y: Tensor) -> Reference:
-    """Return the leave-one-out novelty of stored samples.
+    """Return the leave-one-out novelty of stored samples; near-copies among them are left out together.
 
     Arguments and errors are those of :meth:`Head.leave_one_out_novelty`.
     """
-    return Reference.of(head.leave_one_out_novelty(z, y), _weights(head, y))
+    return Reference.of(head.leave_one_out_novelty(z, y, near_copies(z, y)), _weights(head, y))
 
 
 def set_scores(probabilities: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from cifnet_pl.heads.arguments import check_samples
 from cifnet_pl.heads.exactness import exact
 from cifnet_pl.heads.stored import StoredHead
-from cifnet_pl.statistics import ClassDistances, ClassMoments
+from cifnet_pl.statistics import ClassDistances, ClassMoments, shared_groups
 from cifnet_pl.utilities.errors import CifnetError, check_embeddings
 
 RIDGE = 3.0
@@ -97,24 +97,29 @@ class NoveltyHead(StoredHead):
         return lambda z: measure(self._rows(z))
 
     @exact
-    def leave_one_out_novelty(self, z: Tensor, y: Tensor) -> Tensor:
-        """Return the novelty (n,) float64 of learned samples, each as if it alone had never been learned.
+    def leave_one_out_novelty(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> Tensor:
+        """Return the novelty (n,) float64 of learned samples, each as if it, or its group, had never been learned.
 
         The result is exact at the same ridge.
 
         Args:
             z: (n, d) embeddings of samples that were observed once, with weight 1, in their class's task.
             y: (n,) int64 labels.
+            groups: (n,) int64, equal for samples that are left out together; None to leave out each alone.
 
         Returns:
-            NaN for a sample without which no class would be known.
+            NaN for a sample without which, or without whose group, no class would be known.
 
         Raises:
             UnsupportedError, CifnetError: as for :meth:`distances`.
         """
         check_samples(z, y, None, self.in_features)
         distances, columns = self.distances(), self._columns(y)
-        near, overall = distances.left_out(self._rows(z), columns, self._learned_weight(columns))
+        rows, weight = self._rows(z), self._learned_weight(columns)
+        near, overall = distances.left_out(rows, columns, weight)
+        for group in shared_groups(groups) if groups is not None else ():
+            own = (rows[group], columns[group], weight[group])
+            near[group], overall[group] = distances.left_out_together(*own)
         return near - OVERALL * overall
 
     def _rows(self, z: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.heads.arguments import Dtype, Ridge, check_ridge
+from cifnet_pl.heads.calibration import near_copies
 from cifnet_pl.heads.decision import Decision, is_better, rows_without
 from cifnet_pl.heads.exactness import exact
 from cifnet_pl.heads.remember import Remember, Remembered
@@ -240,12 +241,12 @@ class RidgeHead(LinearSumsHead):
 
     @exact
     def decide(self, z: Tensor, y: Tensor) -> None:
-        """Choose between ridge regression and the discriminant, by leave-one-out accuracy (see :meth:`Head.decide`)."""
+        """Choose by leave-one-out accuracy (see :meth:`Head.decide`); near-copies are left out together."""
         if not self.decides or not len(y):
             return
-        columns = self._columns(y)
-        z = z.to(self.dtype)
-        ridge, discriminant = self._ridge_left_out(z, columns), self._discriminant_left_out(z, columns)
+        columns, groups = self._columns(y), near_copies(z, y)
+        rows = (z.to(self.dtype), columns, groups)
+        ridge, discriminant = self._ridge_left_out(*rows), self._discriminant_left_out(*rows)
         if self.discriminates:
             change = is_better(ridge, discriminant, columns)
         else:

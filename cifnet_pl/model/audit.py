@@ -1,7 +1,7 @@
 """Judge photos by their embeddings: doubtful labels, photos far from their class, whether more would help.
 
-One exact ridge classifier learns all photos. Its leave-one-out scores have a closed form, so no photo judges itself,
-nothing is held out, and nothing is learned twice.
+One exact ridge classifier learns all photos. Its leave-one-out scores have a closed form, so no photo judges itself or
+its near-copies, nothing is held out, and nothing is learned twice.
 """
 
 from __future__ import annotations
@@ -18,19 +18,14 @@ from torchmetrics.functional.classification import binary_calibration_error
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.calibration import fit_temperature
 from cifnet_pl.model.evaluation import BINS, Evaluation
+from cifnet_pl.statistics import comparable, left_out_groups, near_groups, near_limit
+from cifnet_pl.statistics.near import SAMPLED
 
 AT_ONCE = 2048
 """Embeddings in memory at once, in float64."""
 
 FOR_TEMPERATURE = 5000
 """Photos that the temperature is fitted to, evenly spaced."""
-
-NEAR = 0.95
-"""Cosine of two embeddings, the mean of all subtracted, from which photos are near-copies.
-
-Of 5000 validation photos of Tiny-ImageNet none is so near to a training photo of its class, of those of Caltech-101 one
-in a hundred is; a copy with 5 % noise on its embedding has 0.998.
-"""
 
 DOUBTFUL = 0.05
 """A label is doubtful where, without the photo itself, its class has less than this probability, and another one has
@@ -39,14 +34,13 @@ more than all others together."""
 
 @dataclass(frozen=True)
 class Audit:
-    """The verdict on each photo of a classifier that learned all the others.
+    """The verdict on each photo of a classifier that learned all the others but its near-copies.
 
     Attributes:
         evaluation: the answers; ``rows`` are 0 … n−1.
         own: (n,) probability of the photo's own label.
-        distance: (n,) Mahalanobis distance to the mean of the other photos of its class, divided by the class's median.
-        copied: (n,) bool, whether the photo has a near-copy in its class, such as the next one of a burst; the
-            near-copy was then learned by the classifier that judges it.
+        distance: (n,) Mahalanobis distance to the mean of those of its class, divided by the class's median.
+        copied: (n,) bool, whether the photo has a near-copy in its class, such as the next one of a burst.
     """
 
     evaluation: Evaluation
@@ -74,26 +68,29 @@ class Audit:
 
 
 def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audit:
-    """Judge every photo by all others.
+    """Judge every photo by all others, except for its near-copies.
+
+    Photos that resemble more than half of their class are judged by their near-copies all the same, as without these
+    little would be known of the class.
 
     Args:
         z: (n, d) float32 embeddings; a memory-mapped array stays on the disk.
         labels: (n,) int64 positions in ``class_names``.
         class_names: names of the classes; each must have a photo.
     """
-    head = _learned(z, labels, len(class_names))
-    temperature = _temperature(head, z, labels)
-    parts: list[tuple[np.ndarray, ...]] = []
-    for x, y in _batches(z, labels):
-        scores = head.leave_one_out(x, y)
+    head, (groups, copied) = _learned(z, labels, len(class_names)), near_copies(z, labels)
+    temperature = _temperature(head, z, labels, groups)
+    predicted = np.zeros(len(labels), dtype=np.int64)
+    confidence, own_share = np.zeros(len(labels)), np.zeros(len(labels))
+    for rows in _whole_groups(groups):
+        x, y = _taken(z, rows), torch.from_numpy(labels[rows])
+        scores = head.leave_one_out(x, y, torch.from_numpy(groups[rows]))
         p = torch.softmax(torch.nan_to_num(scores) / temperature, dim=1)
-        best = p.max(dim=1)
-        label_share = p.gather(1, y[:, None]).flatten()
-        parts.append(tuple(t.numpy() for t in (best.indices, best.values, label_share)))
-    predicted, confidence, own_share = (np.concatenate(column) for column in zip(*parts, strict=True))
+        confidence[rows], predicted[rows] = (t.numpy() for t in p.max(dim=1))
+        own_share[rows] = p.gather(1, y[:, None]).flatten().numpy()
     ece = top_label_error(confidence, predicted == labels)
     evaluation = Evaluation(list(class_names), np.arange(len(labels)), labels, predicted, confidence, ece)
-    return Audit(evaluation, own_share, _distances(z, labels, len(class_names)), near_copies(z, labels))
+    return Audit(evaluation, own_share, _distances(z, labels, len(class_names), groups), copied)
 
 
 def top_label_error(confidence: np.ndarray, right: np.ndarray) -> float:
@@ -108,6 +105,18 @@ def top_label_error(confidence: np.ndarray, right: np.ndarray) -> float:
     """
     error = binary_calibration_error(torch.from_numpy(confidence), torch.from_numpy(right.astype(np.int64)), BINS)
     return 100 * float(error)
+
+
+def _taken(z: np.ndarray, rows: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.array(z[rows]))
+
+
+def _whole_groups(groups: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield all rows in parts of about ``AT_ONCE``, those of one group in one part."""
+    order = np.argsort(groups, kind="stable")
+    first = np.flatnonzero(np.diff(groups[order], prepend=-1))  # of each group
+    ends = first[np.searchsorted(first, np.arange(AT_ONCE, len(order), AT_ONCE), side="right") - 1]
+    yield from (np.sort(rows) for rows in np.split(order, np.unique(ends)) if len(rows))
 
 
 def _batches(z: np.ndarray, labels: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
@@ -125,18 +134,19 @@ def _learned(z: np.ndarray, labels: np.ndarray, classes: int) -> RidgeHead:
     return head
 
 
-def _temperature(head: RidgeHead, z: np.ndarray, labels: np.ndarray) -> float:
-    rows = np.unique(np.linspace(0, len(labels) - 1, min(len(labels), FOR_TEMPERATURE)).astype(np.int64))
+def _temperature(head: RidgeHead, z: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> float:
+    chosen = np.unique(np.linspace(0, len(labels) - 1, min(len(labels), FOR_TEMPERATURE)).astype(np.int64))
+    rows = np.flatnonzero(np.isin(groups, groups[chosen]))
     y = torch.from_numpy(labels[rows])
-    scores = head.leave_one_out(torch.from_numpy(np.array(z[rows])), y)
+    scores = head.leave_one_out(_taken(z, rows), y, torch.from_numpy(groups[rows]))
     known = scores.isfinite().all(dim=1)
     return fit_temperature(scores[known], y[known]) if known.any() else 1.0
 
 
-def _distances(z: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
+def _distances(z: np.ndarray, labels: np.ndarray, classes: int, groups: np.ndarray) -> np.ndarray:
     """Return (n,) distances under the within-class scatter plus a tenth of its mean eigenvalue.
 
-    They are scaled to a median of 1 in each class.
+    They are to the mean of the class without the photo's group, scaled to a median of 1 in each class.
     """
     width = z.shape[1]
     gram, sums = torch.zeros(width, width, dtype=torch.float64), torch.zeros(classes, width, dtype=torch.float64)
@@ -148,40 +158,44 @@ def _distances(z: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
     within = (gram - means.T @ sums) / len(labels)
     within.diagonal().add_(0.1 * within.diagonal().mean() + 1e-12)
     factor = torch.linalg.cholesky(within)
-    parts = []
-    for x, y in _batches(z, labels):
-        white = torch.linalg.solve_triangular(factor, (x.double() - means[y]).T, upper=False)
-        others = (counts[y] / (counts[y] - 1).clamp_min(1)) * (counts[y] > 1)  # the mean without the photo itself
-        parts.append((white.norm(dim=0) * others).numpy())
-    distances = np.concatenate(parts)
+    distances = np.zeros(len(labels))
+    for rows in _whole_groups(groups):
+        y, group = torch.from_numpy(labels[rows]), torch.from_numpy(np.unique(groups[rows], return_inverse=True)[1])
+        white = torch.linalg.solve_triangular(factor, (_taken(z, rows).double() - means[y]).T, upper=False).T
+        gone = torch.zeros(int(group.max()) + 1, width, dtype=torch.float64).index_add_(0, group, white)
+        others = counts[y] - group.bincount()[group]
+        away = white + gone[group] / others.clamp_min(1)[:, None]  # from the mean without the group
+        distances[rows] = (away.norm(dim=1) * (others > 0)).numpy()
     for label in range(classes):
         rows = labels == label
         distances[rows] /= max(float(np.median(distances[rows])), 1e-12)
     return distances
 
 
-def near_copies(z: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Find photos that have a near-copy in their class: a cosine of ``NEAR`` or more.
+def near_copies(z: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Find near-copies of one class, such as bursts; the embeddings of one class at a time are in memory.
 
     Args:
         z: (n, d) embeddings.
         labels: (n,) int64.
 
     Returns:
-        (n,) bool.
+        The groups to leave out together, (n,) int64, and which photos have a near-copy, (n,) bool.
     """
-    mean = sum((x.double().sum(dim=0) for x, _ in _batches(z, labels)), start=torch.zeros(z.shape[1])) / len(labels)
-    near = np.zeros(len(labels), dtype=bool)
+    groups, copied = np.arange(len(labels)), np.zeros(len(labels), dtype=bool)
+    by_class = np.argsort(labels, kind="stable")
+    sample = np.sort(by_class[:: -(-len(labels) // SAMPLED)])
+    limit = near_limit(comparable(_taken(z, sample)), torch.from_numpy(labels[sample]))
+    if limit is None:  # one class
+        return groups, copied
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
-        unit = torch.nn.functional.normalize(torch.from_numpy(np.array(z[rows])) - mean.float(), dim=1)
-        for start in range(0, len(rows), AT_ONCE):
-            similarity = unit[start : start + AT_ONCE] @ unit.T
-            similarity[
-                torch.arange(len(similarity)), torch.arange(start, start + len(similarity))
-            ] = -1  # the photo itself
-            near[rows[start : start + AT_ONCE]] = (similarity.max(dim=1).values >= NEAR).numpy()
-    return near
+        u, y = comparable(_taken(z, rows)), torch.from_numpy(labels[rows])
+        alike = near_groups(u, y, limit)
+        copied[rows] = (alike.bincount()[alike] > 1).numpy()
+        _, first, group = np.unique(left_out_groups(alike, y).numpy(), return_index=True, return_inverse=True)
+        groups[rows] = rows[first][group]
+    return groups, copied
 
 
 # ---------------------------------------------------------------------- have I got enough?
@@ -226,8 +240,12 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int, seed: int = 
     for size in [*sizes, largest]:
         rows = np.sort(np.concatenate([class_rows[:size] for class_rows in by_class]))
         z_part, own_labels = np.array(z[rows]), labels[rows]
-        head = _learned(z_part, own_labels, classes)
-        right = sum(int((head.leave_one_out(x, y).argmax(dim=1) == y).sum()) for x, y in _batches(z_part, own_labels))
+        head, (groups, _) = _learned(z_part, own_labels, classes), near_copies(z_part, own_labels)
+        right = 0
+        for own in _whole_groups(groups):
+            y = torch.from_numpy(own_labels[own])
+            scores = head.leave_one_out(_taken(z_part, own), y, torch.from_numpy(groups[own]))
+            right += int((scores.argmax(dim=1) == y).sum())
         points.append((size, 100 * right / len(rows)))
     return LearningCurve(points, _fit(points))
 

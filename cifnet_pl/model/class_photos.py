@@ -12,9 +12,8 @@ from torch import Tensor
 
 from cifnet_pl.data.alike import held_back_together
 from cifnet_pl.data.content_hashes import hashes_of
-from cifnet_pl.data.folders import class_folders, file_set, listing, require_classes
+from cifnet_pl.data.folders import class_folders, file_set, listing, require_classes, require_folder
 from cifnet_pl.data.image_sets import FileSet, expanded, place
-from cifnet_pl.data.photo_files import is_folder
 from cifnet_pl.data.photos import PhotoBatch, batch_size, place_of, squares
 from cifnet_pl.model.description import class_names
 from cifnet_pl.model.incremental import IncrementalClassifier
@@ -55,10 +54,7 @@ class ClassPhotos:
             DataError: no such folder, no class folder in it, one without a photo, or a name that cannot be stored.
         """
         root = expanded(Path(folder))
-        if not is_folder(root):
-            raise DataError(
-                f"no folder {place(root)}: set {option} to a folder with one sub-folder of photos per class"
-            )
+        require_folder(root, option, "a folder or Zip archive with one sub-folder of photos per class")
         with listing():
             names = [path.name for path in class_folders(root)]
             require_classes(names, root)

@@ -206,7 +206,9 @@ class Classifier(IncrementalClassifier):
         """
         return extend(self, images, check=check, more=more, duplicates=duplicates, progress=progress)
 
-    def forget(self, names: str | Sequence[str], images: Path | str | None = None) -> Forgetting[Classifier]:
+    def forget(
+        self, names: str | Sequence[str], images: Path | str | Sequence[Path | str] | None = None
+    ) -> Forgetting[Classifier]:
         """Remove classes, with or without their photos; see :func:`cifnet_pl.model.forget.forget`.
 
         This model is not changed; ``result.model`` is the one without the classes.

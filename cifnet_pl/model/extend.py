@@ -132,11 +132,14 @@ def extend(
     if known and not more:
         name = printable(known[0])
         raise UsageError(f"class '{name}' is already learned: add --more to give it more photos, or rename its folder")
-    warnings = [warning for warning in [old.warning_of(photos.class_names)] if warning]
-    copies: list[Path] = []
-    if old.photos is not None:
-        photos, copies, news = without_copies(old, photos.hashed(), duplicates)
-        warnings += news
+    warnings = old.warnings_of(photos.class_names)
+    photos, copies, news = without_copies(old, photos.hashed(), duplicates)
+    warnings += news
+    if known and not old.knows_photos:
+        warnings.append(
+            "note: the model does not have the content hashes of all photos that it learned: any of those among the "
+            "new ones count twice"
+        )
     old_photos = _old_photos(old, check) if check is not None else None
     unreadable: list[Unreadable] = []
     start = time.perf_counter()

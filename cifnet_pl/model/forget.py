@@ -14,16 +14,16 @@ from cifnet_pl.backbones.precision import FLOAT32
 from cifnet_pl.buffer import SAME
 from cifnet_pl.data.alike import held_back_together
 from cifnet_pl.data.content_hashes import hashes_of
-from cifnet_pl.data.folders import image_files, listing
+from cifnet_pl.data.folders import image_files, listing, require_folder
 from cifnet_pl.data.image_sets import expanded, held_back, place
-from cifnet_pl.data.photo_files import is_folder, read_bytes
+from cifnet_pl.data.photo_files import read_bytes
 from cifnet_pl.data.photos import squares
 from cifnet_pl.heads import Head
 from cifnet_pl.model.class_photos import Unreadable, embed_batch, unreadable_of
 from cifnet_pl.model.description import Event, now
 from cifnet_pl.model.incremental import IncrementalClassifier, M
-from cifnet_pl.utilities.errors import DataError, UnsupportedError
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.errors import DataError, UnsupportedError, UsageError
+from cifnet_pl.utilities.text import number_of, printable
 
 SHARE_OF_ONE = 0.1
 """Share of one photo's embedding by which a class's sums and those of its photos may differ in all.
@@ -59,7 +59,9 @@ class Forgetting(Generic[M]):
     recalled: frozenset[str] = frozenset()
 
 
-def forget(old: M, names: str | Sequence[str], images: Path | str | None = None) -> Forgetting[M]:
+def forget(
+    old: M, names: str | Sequence[str], images: Path | str | Sequence[Path | str] | None = None
+) -> Forgetting[M]:
     """Remove classes from a model; with their photos, also what they contributed to the statistics.
 
     Without the photos a class can no longer be predicted and leaves the buffer, but the other classes keep what they
@@ -69,9 +71,9 @@ def forget(old: M, names: str | Sequence[str], images: Path | str | None = None)
     Args:
         old: a learned model; it is not changed.
         names: one class name or several.
-        images: folder that holds all photos that the class was learned from. If the model knows their content
-            hashes, anything else in it is ignored; otherwise it must hold exactly those photos, and for several
-            classes one sub-folder for each.
+        images: folder that holds all photos that the class was learned from, or several folders that do together.
+            If the model knows their content hashes, anything else in them is ignored; otherwise it must be one folder
+            that holds exactly those photos, and for several classes one sub-folder for each.
 
     Returns:
         The model without the classes, and what was done.
@@ -89,10 +91,10 @@ def forget(old: M, names: str | Sequence[str], images: Path | str | None = None)
     rounding = None
     ignored: list[set[Path]] = []
     if images is not None:
-        folder = expanded(Path(images))
+        folders = [expanded(Path(place)) for place in ([images] if isinstance(images, Path | str) else images)]
         with model.backbone.preferring(old.engines):
             for name in names:
-                ignored.append(subtract(model, name, folder, len(names) == 1, unreadable))
+                ignored.append(subtract(model, name, folders, len(names) == 1, unreadable))
             rounding = _rounding(model)
     recalled = frozenset(name for name in names if images is None and _recall(model, name))
     exact = images is not None or len(recalled) == len(names)
@@ -122,26 +124,27 @@ def _rounding(model: IncrementalClassifier) -> str | None:
 
 
 def subtract(
-    model: IncrementalClassifier, name: str, folder: Path, only: bool, unreadable: list[Unreadable]
+    model: IncrementalClassifier, name: str, folders: Sequence[Path], only: bool, unreadable: list[Unreadable]
 ) -> set[Path]:
     """Take the photos of a class out of the statistics.
 
-    If the model knows the content hashes of the class's photos, they are picked out of ``folder``, which may hold
+    If the model knows the content hashes of the class's photos, they are picked out of ``folders``, which may hold
     others.
-    Otherwise ``folder`` must hold exactly those photos.
+    Otherwise one folder must hold exactly those photos.
 
     Args:
         model: it is changed in place.
         name: of the class.
-        folder: where the photos are.
+        folders: where the photos are.
         only: whether it is the only class to be forgotten; else its photos are in the sub-folder of its name.
         unreadable: photos that cannot be decoded are appended.
 
     Returns:
-        The other photos of the folder, which were ignored.
+        The other photos of the folders, which were ignored.
 
     Raises:
         UnsupportedError: the head's statistics cannot be taken back.
+        UsageError: several folders, and no content hashes.
         DataError: other photos than those.
     """
     label = model.labels([name])[0]
@@ -154,10 +157,15 @@ def subtract(
     known = model.photos.of(label) if model.photos is not None else np.zeros(0, dtype=np.int64)
     ignored: set[Path] = set()
     if len(known) == model.counts[name]:
-        files, ignored = _known_files(name, folder, known)
+        files, ignored = _known_files(name, folders, known)
+    elif len(folders) > 1:
+        raise UsageError(
+            f"the model keeps no content hashes of the photos of '{printable(name)}': give one folder with --images, "
+            "which holds exactly those that it learned"
+        )
     else:
-        folder = folder if only else folder / name
-        files = _learned_files(model, name, folder)
+        folders = folders if only else [folders[0] / name]
+        files = _learned_files(model, name, folders[0])
     seen = 0
     for batch in squares(files, model.image_size, model.crop_ratio):
         unreadable += unreadable_of(batch)
@@ -165,8 +173,8 @@ def subtract(
         learner.observe(z, torch.full((len(z),), label, dtype=torch.int64, device=z.device))
         seen += len(z)
     if seen != model.counts[name]:
-        raise DataError(_unlike(name, model.counts[name], folder, f"{seen} that can be read"))
-    check_same(model, learner, name, folder)
+        raise DataError(_unlike(name, model.counts[name], folders, f"{seen} that can be read"))
+    check_same(model, learner, name, folders)
     if model.photos is not None:
         before = model.photos.copies
         model.photos.remove([label])
@@ -182,25 +190,24 @@ def _learner_of(model: IncrementalClassifier, label: int, count: int) -> Head:
     return head
 
 
-def _known_files(name: str, folder: Path, known: np.ndarray) -> tuple[list[Path], set[Path]]:
-    """Return the photos below ``folder`` whose contents have the hashes ``known``, and the others."""
-    if not is_folder(folder):
-        raise DataError(f"no folder {place(folder)}: set --images to a folder with the photos of the class")
+def _known_files(name: str, folders: Sequence[Path], known: np.ndarray) -> tuple[list[Path], set[Path]]:
+    """Return the photos below ``folders`` whose contents have the hashes ``known``, and the others."""
+    for folder in folders:
+        require_folder(folder, "--images", "a folder or Zip archive with the photos of the class")
     with listing():
-        files = image_files(folder)
+        files = list(dict.fromkeys(file for folder in folders for file in image_files(folder)))
     hashes = hashes_of(lambda row: read_bytes(files[row]), range(len(files)))
     first = dict(reversed(list(zip(hashes.tolist(), files, strict=True))))
     missing = [value for value in known.tolist() if value not in first]
     if missing:
-        raise DataError(_unlike(name, len(known), folder, f"{len(known) - len(missing)} of them", "all of them"))
+        raise DataError(_unlike(name, len(known), folders, f"{len(known) - len(missing)} of them", "all of them"))
     others = {file for file, value in zip(files, np.isin(hashes, known), strict=True) if not value}
     return [first[value] for value in known.tolist()], others
 
 
 def _learned_files(model: IncrementalClassifier, name: str, folder: Path) -> list[Path]:
     """Find the learned photos below ``folder``: all, or those that the run's own split did not hold back."""
-    if not is_folder(folder):
-        raise DataError(f"no folder {place(folder)}: set --images to the folder with the photos of the class")
+    require_folder(folder, "--images", "a folder or Zip archive with the photos of the class")
     with listing():
         files = image_files(folder)
     if len(files) > model.counts[name] and model.held_back is not None:
@@ -220,14 +227,14 @@ def _distinct(files: list[Path]) -> list[Path]:
     return [files[i] for i in np.sort(np.unique(hashes, return_index=True)[1])]
 
 
-def check_same(model: IncrementalClassifier, learner: Head, name: str, folder: Path) -> None:
+def check_same(model: IncrementalClassifier, learner: Head, name: str, folders: Sequence[Path]) -> None:
     """Compare the class's share of the sums, if the head keeps it, with that of the photos given.
 
     Args:
         model: that is to forget.
         learner: a head that saw the photos given.
         name: of the class.
-        folder: of the photos, for messages.
+        folders: of the photos, for messages.
 
     Raises:
         DataError: they differ by more than rounding.
@@ -240,14 +247,16 @@ def check_same(model: IncrementalClassifier, learner: Head, name: str, folder: P
     kept, given_sum = sums.class_sums[column], theirs.class_sums[0]
     tolerance = min(SAME, SHARE_OF_ONE / model.counts[name])
     if float((kept - given_sum).norm()) > tolerance * float(kept.norm()):
-        reason = _unlike(name, model.counts[name], folder, "others")
+        reason = _unlike(name, model.counts[name], folders, "others")
         if model.precision != FLOAT32:
             reason += f" (in {model.precision}, other kinds of processors give others too: forget where it was learned)"
         raise DataError(reason)
 
 
-def _unlike(name: str, count: int, folder: Path, problem: str, needed: str = "exactly those") -> str:
+def _unlike(name: str, count: int, folders: Sequence[Path], problem: str, needed: str = "exactly those") -> str:
+    where = " and ".join(place(folder) for folder in folders)
+    holds = "holds" if len(folders) == 1 else "hold"
     return (
-        f"class '{printable(name)}' was learned from {count} photos, {place(folder)} holds {problem}: "
+        f"class '{printable(name)}' was learned from {number_of(count, 'photo')}, {where} {holds} {problem}: "
         f"give {needed}, or leave out --images to remove the class from what can be predicted"
     )

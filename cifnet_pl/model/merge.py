@@ -12,6 +12,7 @@ import numpy as np
 from cifnet_pl.model.description import Event, now
 from cifnet_pl.model.incremental import IncrementalClassifier, M
 from cifnet_pl.utilities.errors import UnsupportedError, UsageError
+from cifnet_pl.utilities.text import number_of
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,19 @@ def merge(models: Sequence[M], names: Sequence[str] | None = None, base: M | Non
         raise UsageError(f"merge got {len(models)} model, expected at least two")
     names = list(names) if names is not None else [f"model {i + 1}" for i in range(len(models))]
     seen = {_content(models[0]): names[0]}
-    merged, warnings = models[0].clone(), []
+    merged, warnings, lineage = models[0].clone(), list[str](), _lineage(models[0])
     for name, other in zip(names[1:], models[1:], strict=True):
         first = seen.setdefault(_content(other), name)
+        shared, lineage = lineage & _lineage(other), lineage | _lineage(other)
         for knowing, learned in ((merged, other), (other, merged)):
-            warnings += [warning for warning in [knowing.warning_of(learned.class_names)] if warning]
+            warnings += [w for w in knowing.warnings_of(learned.class_names) if w not in warnings]
         try:
             check_same_embeddings(merged, other)
+            if shared and first == name and not (merged.knows_photos and other.knows_photos):
+                raise UsageError(
+                    f"both go back to model {min(shared)}, whose photos would count twice; without the content hashes "
+                    "of all photos they cannot be taken out: teach one of the two what the other has learned since"
+                )
             merged, news = _joined(merged, other, name, base if first == name else None, first == name)
         except (UsageError, UnsupportedError) as error:
             raise type(error)(f"cannot merge {name} into {names[0]}: {error}") from error
@@ -86,23 +93,25 @@ def _joined(model: M, added: M, name: str, base: M | None, distinct: bool) -> tu
     count = sum(common.values())
     if added.knows_photos and not theirs - ours:
         model.history.append(Event("merge", len(model.class_names), 0))
-        return model, [f"note: {name} adds nothing: all its {count} photos are learned already"]
+        learned = "its photo is" if count == 1 else f"all its {count:,} photos are"
+        return model, [f"note: {name} adds nothing: {learned} learned already"]
     if model.knows_photos and not ours - theirs:
         other.history.append(Event("merge", len(other.class_names), sum(theirs.values()) - count))
-        return other, [f"note: {name} holds all {count} photos of the models before it"]
+        return other, [f"note: {name} holds {number_of(count, 'photo')}, all that the models before it learned"]
     if base is None:
         raise UsageError(
-            f"{count} photos were learned by both and would count twice: give the model that both were extended from "
-            "with --base, or merge models that learned different photos"
+            f"{number_of(count, 'photo was', 'photos were')} learned by both and would count twice: give the model "
+            "that both were extended from with --base, or merge models that learned different photos"
         )
     if _photos(base) != common or not (base.knows_photos and added.knows_photos and model.knows_photos):
         raise UsageError(
-            f"they have {count} photos in common, which are not exactly the {sum(base.counts.values())} photos of the "
+            f"they have {number_of(count, 'photo')} in common, not exactly the {sum(base.counts.values())} of the "
             "base: give the model that both were extended from"
         )
     take_out(other, base)
     absorb(model, other)
-    return model, [f"note: {count} photos that {name} has in common with the models before it count once"]
+    once = "counts once" if count == 1 else "count once"
+    return model, [f"note: {number_of(count, 'photo')} that {name} has in common with the models before it {once}"]
 
 
 def take_out(model: IncrementalClassifier, base: IncrementalClassifier) -> None:
@@ -135,6 +144,11 @@ def _photos(model: IncrementalClassifier) -> Counter[tuple[str, int]]:
     name = dict(zip(model.head.classes, model.class_names, strict=True))
     groups = model.photos.by_label().items()
     return Counter((name[label], value) for label, hashes in groups for value in hashes.tolist())
+
+
+def _lineage(model: IncrementalClassifier) -> set[str]:
+    """Return the identities of a model and of all that it goes back to, as far as its history tells."""
+    return {model.identity} | {parent for event in model.history for parent in event.parents}
 
 
 def _content(model: IncrementalClassifier) -> str:

@@ -19,7 +19,7 @@ from cifnet_pl.model.photo_hashes import PhotoHashes
 from cifnet_pl.utilities.errors import unknown_name
 from cifnet_pl.utilities.growing import fingerprint
 from cifnet_pl.utilities.outside import import_name
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import about_spellings, printable
 
 S = TypeVar("S", bound="ModelState")
 
@@ -101,12 +101,14 @@ class ModelState:
             raise unknown_name("class", printable(missing[0]), [printable(name) for name in self.class_names])
         return [label[name] for name in names]
 
-    def warning_of(self, names: Iterable[str]) -> str | None:
-        """Return a warning if one of the classes may have been removed without its photos; else None.
+    def warnings_of(self, names: Iterable[str]) -> list[str]:
+        """Return what to tell who teaches the classes ``names``: those written in two ways, or removed before."""
+        names = list(names)
+        warnings = [about_spellings(names, self.class_names), self._about_removed(names)]
+        return [warning for warning in warnings if warning]
 
-        Args:
-            names: of classes that are to be learned.
-        """
+    def _about_removed(self, names: Iterable[str]) -> str | None:
+        """Return a warning if one of the classes ``names`` may have been removed without its photos; else None."""
         new = [printable(name) for name in names if name not in set(self.class_names)]
         if not new or not self.remembers_removed:
             return None

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cifnet_pl.model.metrics import percent
 from cifnet_pl.statistics import comparable, near_groups, near_limit, resembles
+from cifnet_pl.utilities.text import number_of
 
 LIMIT = 256 * 10**6
 """Bytes of learned embeddings that are kept to compare others with; those past it are not compared."""
@@ -120,10 +121,11 @@ class NearCopyScore:
         if not self.near:
             return None
         total, share = self.near + self.others, percent(self.right, self.others)
-        start = f"{self.near} of these {total} photos are near-copies of learned ones and flatter the score"
+        verbs = ("is a near-copy", "flatters") if self.near == 1 else ("are near-copies", "flatter")
+        start = f"{self.near} of these {number_of(total, 'photo')} {verbs[0]} of learned ones and {verbs[1]} the score"
         if self.others < FEW or share is None:
-            return f"{start}: with {self.others} others it says little of photos of another day"
-        return f"{start}: of the {self.others} others {share:.1f} % are right"
+            return f"{start}: with {number_of(self.others, 'other')} it says little of photos of another day"
+        return f"{start}: of the {number_of(self.others, 'other')} {share:.1f} % are right"
 
     def sentences(self, near: int, total: int) -> list[str]:
         """Return the notes to print beside the score; arguments are those of :func:`about_near_copies`."""

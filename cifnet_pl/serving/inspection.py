@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cifnet_pl.heads.calibration import near_copies
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.metrics import percent
 from cifnet_pl.serving.answers import Look, Moment
@@ -18,13 +19,15 @@ LARGEST_CONFUSION = 40
 def stored_answers(model: Classifier) -> tuple[Tensor, Tensor] | None:
     """Answer for each stored sample as if it had never been learned.
 
+    Near-copies, such as bursts, are left out together.
+
     Returns:
         (n,) true columns and (n,) answered columns; None if the head has no leave-one-out scores or nothing is stored.
     """
     if model.buffer is None or not len(model.buffer.y) or not model.head.leaves_one_out or len(model.class_names) < 2:
         return None
     z, y = model.buffer.items()
-    scores = model.head.leave_one_out(z, y)
+    scores = model.head.leave_one_out(z, y, near_copies(z, y))
     known = scores.isfinite().all(dim=1)
     true = (y[known, None] == model.head.labels).int().argmax(dim=1)
     return true.cpu(), scores[known].argmax(dim=1).cpu()

@@ -12,7 +12,7 @@ import torch
 
 from cifnet_pl.model.loading import load
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import number_of, printable
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 SHORTEST_TOKEN = 16
@@ -149,4 +149,4 @@ def _plain(name: str) -> str:
 def _announce(host: str, port: int, classes: int, secret: bool) -> None:
     shown = f"[{host}]" if ":" in host else "localhost" if host in LOOPBACK else host
     asks = "; it asks for the token" if secret else ""
-    print(f"{classes} classes at http://{shown}:{port} (the API: /docs){asks}; Ctrl-C ends it", flush=True)
+    print(f"{number_of(classes, 'class')} at http://{shown}:{port} (the API: /docs){asks}; Ctrl-C ends it", flush=True)

@@ -171,7 +171,7 @@ class Service:
         start, old = time.perf_counter(), self.model
         staged.leave_out(self.workspace.kept(self.workspace.current))
         lesson = taught(old, staged, job.progress)
-        note = old.warning_of(staged.names)
+        note = "; ".join(old.warnings_of(staged.names)) or None
         version = None
         if not dry_run:
             try:

@@ -189,6 +189,38 @@ class ClassDistances:
         overall = left * self._overall_left_out(q, x, weight)
         return near.masked_fill(near.isinf(), torch.nan), overall
 
+    def left_out_together(self, x: Tensor, columns: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return :meth:`near` and :meth:`overall` of rows that were learned, as if none of them had been learned.
+
+        λ stays the same. Each class loses ``Σ ω vvᵀ + ssᵀ/(n_c − W)`` of its scatter and ``s/(n_c − W)`` of its mean,
+        with ``v = x − μ_c`` and s, W the sums of ωv and ω over its rows here: a change of few directions (Woodbury).
+        Arguments and result are those of :meth:`left_out`.
+        """
+        x, moments, weight = x.double(), self.moments, weight.double()
+        left = moments.mass - weight.sum()
+        square = (moments.square - (weight * x.square().sum(dim=1)).sum()).clamp_min(0)
+        if left <= ROUNDING * moments.mass:
+            return (x.new_full((len(x),), torch.nan),) * 2
+        q = self.stretched(x, (square / left).sqrt().expand(len(x))) - self.centre
+        x = x - self.centre
+        near = left * self._near_together(q, x, columns, weight)
+        mass, moved = moments.weights.sum(), weight @ x
+        changed = _Changed(self.total_inverse, x, weight, (moved / (mass - weight.sum()).sqrt())[None])
+        overall = left * changed.quadratic(q, -moved[None] / (mass - weight.sum())).flatten()
+        return near.masked_fill(near.isinf(), torch.nan), overall
+
+    def _near_together(self, q: Tensor, x: Tensor, columns: Tensor, weight: Tensor) -> Tensor:
+        mass = self.moments.weights[: self.moments.classes]
+        away = x - self.means[columns]
+        lost = torch.zeros_like(mass).index_add(0, columns, weight)
+        moved = torch.zeros_like(self.means).index_add(0, columns, weight[:, None] * away)
+        gone = mass - lost <= ROUNDING * mass
+        others = torch.where(gone, torch.ones_like(mass), mass - lost)[:, None]
+        moved = moved.masked_fill(gone[:, None], 0.0)
+        changed = _Changed(self.within_inverse, away, weight, (moved / others.sqrt())[torch.unique(columns)])
+        distance = changed.quadratic(q, self.means - moved / others)
+        return distance.masked_fill(gone, torch.inf).min(dim=1).values
+
     def _near_left_out(self, q: Tensor, x: Tensor, columns: Tensor, weight: Tensor) -> Tensor:
         mass = self.moments.weights[columns]
         alone = mass - weight <= ROUNDING * mass
@@ -216,6 +248,30 @@ class ClassDistances:
         spread = factor / (1 - factor * (pull * x).sum(dim=1)).clamp_min(ROUNDING)
         rest = q + (weight / (mass - weight))[:, None] * x
         return _quadratic(rest, self.total_inverse) + spread * (rest * pull).sum(dim=1).square()
+
+
+class _Changed:
+    """The inverse of a scatter from which rows were taken.
+
+    Args:
+        inverse: (p, p) of the scatter with them.
+        rows: (m, p) that are taken out, as differences to their mean, and weight: (m,) of each.
+        shifts: (k, p) further directions that go with the means that move.
+    """
+
+    def __init__(self, inverse: Tensor, rows: Tensor, weight: Tensor, shifts: Tensor):
+        directions = torch.cat([weight.sqrt()[:, None] * rows, shifts])
+        self.inverse, self.pull = inverse, directions @ inverse
+        values, vectors = torch.linalg.eigh(self.pull @ directions.T)
+        self.pull = vectors.T @ self.pull / (1 - values).clamp_min(ROUNDING).sqrt()[:, None]
+
+    def quadratic(self, q: Tensor, means: Tensor) -> Tensor:
+        """Return (n, C) squared distances of rows q (n, p) to means (C, p)."""
+        towards = self.inverse @ means.T
+        plain = _quadratic(q, self.inverse)[:, None] + (means.T * towards).sum(dim=0) - 2 * q @ towards
+        cross = (q @ self.pull.T)[:, None] - (means @ self.pull.T)[None]
+        distance: Tensor = plain + cross.square().sum(dim=2)
+        return distance
 
 
 def _quadratic(x: Tensor, matrix: Tensor) -> Tensor:

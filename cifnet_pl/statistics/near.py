@@ -71,6 +71,21 @@ def resembles(u: Tensor, y: Tensor, others: Tensor, labels: Tensor, limit: float
     return near
 
 
+def left_out_groups(groups: Tensor, y: Tensor) -> Tensor:
+    """Return which samples are left out together: those of one group, if it has at most half of its class.
+
+    The others stand alone: without their group little would be known of the class.
+
+    Args:
+        groups: (n,) int64 from :func:`near_groups`.
+        y: (n,) labels.
+    """
+    of_class = torch.unique(y, return_inverse=True)[1]
+    too_large = 2 * groups.bincount()[groups] > of_class.bincount()[of_class]
+    alone = len(y) + torch.arange(len(y), device=y.device)
+    return torch.where(too_large, alone, groups)
+
+
 def near_groups(u: Tensor, y: Tensor, limit: float) -> Tensor:
     """Join near-copies of one class, and near-copies of near-copies, into groups.
 

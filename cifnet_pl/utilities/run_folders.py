@@ -14,6 +14,9 @@ CHECKPOINT = Path("checkpoints") / "last.ckpt"
 LOGGER_FILES = ("events.out.tfevents", "hparams.yaml")
 """What TensorBoard's logger writes before a run begins."""
 
+FIRST_FILES = (*LOGGER_FILES, "config.yaml", "copies.csv")
+"""What a run has written when it begins to learn its first task."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -99,10 +102,16 @@ def place_evaluation(base: Path, checkpoint: str | None, configs: Iterable[Path]
     raise CheckpointError(f"no run of experiment '{base.name}' with a checkpoint in {base.parent}: fit one first")
 
 
-def remove_unbegun(folder: Path) -> None:
-    """Remove the folder of a run that was refused before it began, if it holds only a logger's files."""
+def remove_unbegun(folder: Path, failed: bool = False) -> None:
+    """Remove the folder of a run that was refused before it began: it has no ``config.yaml``, only a logger's files.
+
+    Args:
+        folder: that of the run.
+        failed: whether the run ended by an error that the same command would meet again; then its folder goes even if
+            the first task had begun, as long as nothing of it was learned. An interrupted run keeps it, to go on there.
+    """
     entries = list(folder.iterdir()) if folder.is_dir() else []
-    if all(entry.is_file() and entry.name.startswith(LOGGER_FILES) for entry in entries):
+    if all(entry.is_file() and entry.name.startswith(FIRST_FILES if failed else LOGGER_FILES) for entry in entries):
         with suppress(OSError):  # Windows keeps files that are open
             for entry in entries:
                 entry.unlink()

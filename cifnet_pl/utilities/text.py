@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable
 
@@ -16,9 +17,58 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def number_of(count: int, one: str, several: str | None = None) -> str:
+    """Return a count and its noun.
+
+    Args:
+        count: how many there are.
+        one: the noun in the singular.
+        several: the noun in the plural; None for the singular with "s" or, after an "s", "es".
+
+    Example:
+        >>> number_of(1, "photo"), number_of(2, "class"), number_of(1200, "photo")
+        ('1 photo', '2 classes', '1,200 photos')
+    """
+    return f"{count:,} {one if count == 1 else several or one + ('es' if one.endswith('s') else 's')}"
+
+
+def is_or_are(count: int) -> str:
+    """Return the verb that fits ``count``."""
+    return "is" if count == 1 else "are"
+
+
 def has_controls(text: str) -> bool:
     """Return whether ``text`` holds control characters or line breaks of any kind."""
     return any(unicodedata.category(c) in ("Cc", "Zl", "Zp") for c in text)
+
+
+def about_spellings(names: Iterable[str], known: Iterable[str] = ()) -> str | None:
+    """Say which class names differ only in how they are written, such as ``Cup`` and ``cup``; None if none do.
+
+    Letter case, spaces, hyphens and underscores, and the ways in which Unicode writes one letter count for nothing.
+
+    Args:
+        names: looked at among themselves and beside ``known``.
+        known: names that are there already.
+    """
+    known = list(known)
+    first = {_spelling(name): name for name in reversed(known)}
+    pairs = []
+    for name in names:
+        other = first.setdefault(_spelling(name), name)
+        if other != name and name not in known:
+            pairs.append(f"'{printable(other)}' and '{printable(name)}'")
+    if not pairs:
+        return None
+    more = f" and {number_of(len(pairs) - 5, 'more pair')}" if len(pairs) > 5 else ""
+    return (
+        f"note: classes {', '.join(pairs[:5])}{more} differ only in how they are written: if they are one class, put "
+        "its photos into one folder"
+    )
+
+
+def _spelling(name: str) -> str:
+    return " ".join(re.sub(r"[\s_-]+", " ", unicodedata.normalize("NFKC", name).casefold()).split())
 
 
 def first_line(error: BaseException) -> str:

@@ -33,7 +33,7 @@ def test_the_page_and_its_tables(made: Path, capsys: pytest.CaptureFixture[str])
     assert run(made) == 0
     shown = capsys.readouterr()
     assert "41 photos of 3 classes, each judged by all others: 97.6 % right" in shown.out
-    assert "; 1 doubtful labels" in shown.out
+    assert "; 1 doubtful label\n" in shown.out
     assert "5.png: no image of a known format" in shown.err
     page = (made / "out" / "audit.html").read_text(encoding="utf-8")
     assert "moved &lt;i&gt;.png" in page

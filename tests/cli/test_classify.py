@@ -141,12 +141,13 @@ def test_only_unreadable_files(place: Path, capsys: pytest.CaptureFixture[str]):
     (place / "x" / "a.png").write_bytes(b"")
     before = sorted(place.iterdir())
     assert classify(place, str(place / "x"), "--gallery", str(place / "g.png")) == 1
-    assert f"none of the 1 photos of {place / 'x'} can be read" in capsys.readouterr().err
+    assert f"no photo of {place / 'x'} can be read (1 file)" in capsys.readouterr().err
     assert sorted(place.iterdir()) == before
 
 
 REFUSED = [
     (["--images", "{tmp}/nowhere"], 1, "no file or folder"),
+    (["--images", "{tmp}/gone.zip"], 1, "gone.zip: give a photo, a folder, a Zip archive, or"),
     (["--images", "{tmp}/*.gif"], 1, "no photo matches"),
     (["--images", "{tmp}/empty"], 1, "holds no photo"),
     (["--top", "0"], 2, "--top"),

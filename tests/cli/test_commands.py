@@ -37,6 +37,10 @@ def test_summaries_are_one_line():
         (["forget", "--help"], 0, "--class [ITEM,...]"),
         (["info", "--modle", "x"], 2, "cifnet: error: unknown option --modle: did you mean --model?"),
         (["classify", "--model", "x", "--images", "y", "--output", "z", "--top", "few"], 2, "--top is 'few'"),
+        (["report", "--compare", "A", "B"], 2, "no runs are given: name them before the options, cifnet report RUNS"),
+        (["merge", "--output", "x"], 2, "no models are given: name them before the options, cifnet merge MODELS"),
+        (["extend", "--model", "x", "--images", "a", "b", "--output", "c"], 2, "'b' is one word too many"),
+        (["extend", "--images", "a", "--images", "b", "--model", "x", "--output", "c"], 2, "--images is given twice"),
     ],
 )
 def test_help_and_errors_in_options_import_no_torch(words, code, said):

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.configs import RECOMMENDED_ONLY, config_files, find_config, with_named_configs, with_recommended
+from cifnet_pl.cli.configs import PAPER_ONLY, config_files, find_config, with_named_configs, with_recommended
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import FAST, make_photos
@@ -57,16 +57,35 @@ def test_photos_alone_are_learned_by_the_recommended_method(tmp_path, monkeypatc
     assert (ran["data"]["classes_per_task"], ran["data"]["source"]) == (3, "folder")
 
 
-@pytest.mark.parametrize("option", RECOMMENDED_ONLY)
-def test_an_option_of_the_recommended_head_alone_is_given_to_it(option, capsys):
+@pytest.mark.parametrize("name", list(signature(RidgeHead).parameters)[1:])
+def test_options_of_the_recommended_head_are_given_to_it(name, capsys):
+    option = f"--model.head.{name}"
     words = ["fit", "--data.root", "p", "--data.classes_per_task", "2", option, "x"]
     chosen = with_recommended(words)
     assert chosen[1:3] == ["--config", str(config_files()["heads/ridge"])]
     assert chosen[-2:] == [option, "x"]
     assert "heads/ridge is used" in capsys.readouterr().err
-    name = option.rpartition(".")[2]
-    assert name in signature(RidgeHead).parameters
-    assert name not in signature(CIFNetHead).parameters
+
+
+def test_options_of_the_papers_head_alone_choose_it_and_say_so(capsys):
+    assert {option.rpartition(".")[2] for option in PAPER_ONLY} == set(signature(CIFNetHead).parameters) - set(
+        signature(RidgeHead).parameters
+    )
+    for option in PAPER_ONLY:
+        words = ["fit", "--data.root", "p", f"{option}=x"]
+        assert with_recommended(words) == words
+        assert f"{option} is an option of CIFNetHead, so that is used" in capsys.readouterr().err
+
+
+def test_a_ridge_or_a_buffer_size_alone_does_not_change_the_head(tmp_path, monkeypatch):
+    make_photos(tmp_path / "photos", ["ant", "bee", "cow"])
+    monkeypatch.chdir(tmp_path)
+    small = ["--model.backbone", "pixels:8", "--data.image_size", "8", "--energy.enabled", "false"]
+    own = ["--model.head.ridge", "3.0", "--model.buffer.capacity", "9"]
+    assert main(["fit", "--data.root", "photos", *small, *own]) == 0
+    ran = yaml.safe_load(Path("lightning_logs/default/version_0/config.yaml").read_text())["model"]["init_args"]
+    assert ran["head"]["class_path"].endswith("RidgeHead")
+    assert (ran["head"]["init_args"]["ridge"], ran["buffer"]["init_args"]["capacity"]) == (3.0, 9)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +94,7 @@ def test_an_option_of_the_recommended_head_alone_is_given_to_it(option, capsys):
         ["fit"],
         ["fit", "--data.root", "p", "--config", "folder"],
         ["fit", "--data.root", "p", "--model.head", "NCMHead"],
-        ["fit", "--data.root=p", "--model.buffer.capacity", "3"],
+        ["fit", "--data.root=p", "--model.buffer", "null"],
         ["fit", "--data.root", "p", "--data.source", "imagenet100"],
         ["validate", "--data.root", "p"],
     ],

@@ -112,7 +112,10 @@ def test_refused(options, code, fragments, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("words", "fragments"),
-    [(["fot"], ["sub-command 'fot'", "fit"]), (["fit", "photos"], ["unknown option photos"])],
+    [
+        (["fot"], ["sub-command 'fot'", "fit"]),
+        (["fit", "photos"], ["'photos' is one word too many", "--data.root FOLDER"]),
+    ],
     ids=["misspelled", "positional"],
 )
 def test_sub_commands(words, fragments, capsys):
@@ -199,6 +202,18 @@ def test_class_without_a_readable_image(tmp_path, capsys):
     assert all(f"bee/{i}.png: no image of a known format" in shown for i in range(10)), shown
     assert fit(tmp_path, *options, "--data.on_corrupt", "skip") == RUN
     assert "class 'bee'" in one_sentence(capsys)
+    assert list((tmp_path / "default").iterdir()) == []
+
+
+def test_a_run_that_fails_later_keeps_what_it_has_learned(tmp_path, capsys):
+    photos = make_photos(tmp_path / "photos", ["ant", "bee", "cow", "dog"])
+    (photos / "dog" / "3.png").write_bytes(b"not an image")
+    options = ["--data.source", "folder", "--data.root", str(photos), "--data.classes_per_task", "2"]
+    assert fit(tmp_path, *options) == RUN
+    assert "dog/3.png: no image of a known format" in capsys.readouterr().err
+    assert checkpoint(tmp_path / "default" / "version_0")["cifnet"]["task_sizes"] == [2]
+    (photos / "dog" / "3.png").unlink()
+    assert fit(tmp_path, *options, "--ckpt_path", "last") == 0
 
 
 def test_logs_that_cannot_be_written(tmp_path, capsys):

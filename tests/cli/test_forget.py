@@ -8,6 +8,7 @@ import torch
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
+from cifnet_pl.utilities.errors import UsageError
 from tests.cli.test_extend import assert_same_scores, fit, queries
 from tests.command_line import make_photos
 from tests.models import learned, samples
@@ -101,6 +102,29 @@ def test_photos_that_the_run_held_back_are_not_taken_out(made: Path, tmp_path: P
     assert cifnet_pl.load(tmp_path / "b").class_names == ["ant", "cat", "dog"]
 
 
+def test_photos_in_several_folders(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Those of a class that came in two lessons lie in two folders."""
+    model, photos = made / "four" / "default", made / "photos" / "train" / "bee"
+    for i, photo in enumerate(sorted(photos.iterdir())):
+        part = tmp_path / ("first" if i < 3 else "then")
+        part.mkdir(exist_ok=True)
+        shutil.copy(photo, part / photo.name)
+    both = [str(tmp_path / "first"), str(tmp_path / "then"), str(photos.parent / "cat")]
+    assert forget(model, tmp_path / "b", "--images", *both) == 0
+    said = capsys.readouterr().out
+    assert "class 'bee' is forgotten exactly: its 8 photos were taken out" in said
+    assert f"8 other photos in {', '.join(both)} were not learned, and are passed over" in said
+    assert forget(model, tmp_path / "whole", "--images", str(photos)) == 0
+    one, other = (cifnet_pl.load(tmp_path / name) for name in ("b", "whole"))
+    torch.testing.assert_close(one.head.weights, other.head.weights, rtol=0, atol=1e-9)
+    assert forget(model, tmp_path / "c", "--images", both[0]) == 1
+    assert f"{both[0]} holds 3 of them: give all of them" in capsys.readouterr().err
+    unknown = cifnet_pl.load(model)
+    unknown.photos = None
+    with pytest.raises(UsageError, match="keeps no content hashes of the photos of 'bee': give one folder"):
+        unknown.forget("bee", both[:2])
+
+
 def test_other_photos_are_refused(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     model = made / "four" / "default"
     shutil.copytree(made / "photos" / "train" / "bee", tmp_path / "few")
@@ -111,6 +135,8 @@ def test_other_photos_are_refused(made: Path, tmp_path: Path, capsys: pytest.Cap
         assert f"learned from 8 photos, {images} holds {given}" in capsys.readouterr().err
     assert forget(model, tmp_path / "b", "--images", str(tmp_path / "nowhere")) == 1
     assert "no folder" in capsys.readouterr().err
+    assert forget(model, tmp_path / "b", "--images", str(tmp_path / "gone.zip")) == 1
+    assert f"no Zip archive {tmp_path / 'gone.zip'}: set --images to a folder or Zip" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
 
 

@@ -78,6 +78,17 @@ def test_a_photo_in_two_classes_is_a_doubtful_label(
     assert cifnet_pl.load(folder).counts == {"ant": 9, "bee": 9, "cow": 10, "dog": 9}
 
 
+def test_a_tested_photo_in_two_classes_is_a_doubtful_label(photos: Path, tmp_path: Path) -> None:
+    shutil.copy(photos / "val" / "ant" / "10.png", photos / "val" / "dog" / "wrong.png")
+    source = build_source("folder", SourceOptions(photos))
+    tasks = [np.arange(len(source.train))]
+    found = find_copies(source, tasks, ContentHashes(source.train), ContentHashes(source.val))
+    assert (found.twice, found.across, found.tested) == ([], [], [])
+    said = "note: dog/wrong.png (also in ant) in two classes: one label is probably wrong"
+    assert found.sentences(source, "leave_out") == [said]
+    assert found.table(source) == [("two classes", "dog/wrong.png", "ant/10.png")]
+
+
 def test_copies_can_be_kept(repeated: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = run(tmp_path / "a", repeated, "--model.head", "RidgeHead", "--data.duplicates", "keep")
     assert "learned again, as asked for" in caplog.text

@@ -310,8 +310,11 @@ REFUSED: list[tuple[Callable[[Path], None], str]] = [
     (empty_class, "class folder {root}/amber holds no image (.avif"),
     (only_text, "class folder {root}/amber holds no image (.avif"),
     (no_folders, "{root} has no sub-folders: expected one folder of images per class"),
-    (no_root, "no folder {root}: set --data.root to a folder with one sub-folder of images per class"),
-    (root_is_a_file, "no folder {root}: set --data.root to a folder with one sub-folder of images per class"),
+    (no_root, "no folder {root}: set --data.root to a folder or Zip archive with one sub-folder of images per class"),
+    (
+        root_is_a_file,
+        "no folder {root}: set --data.root to a folder or Zip archive with one sub-folder of images per class",
+    ),
     (into_train, "{root} has train, expected train and val: call the held-out folder val, or set --data.root to"),
     (unknown_class_in_val, "class 'violet' is in {root}/val but not in {root}/train: add its training images, or"),
     (train_is_empty, "{root}/train has no sub-folders: expected one folder of images per class"),

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
+from cifnet_pl.heads import ridge as module
+from cifnet_pl.heads.calibration import near_copies
 from cifnet_pl.heads.decision import is_better
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.statistics import Discriminant, within_scatter
@@ -108,6 +110,29 @@ def test_auto_takes_the_discriminant_where_classes_lie_on_a_line() -> None:
     before = head(z)
     head.decide(z, y)
     assert torch.equal(head(z), before)
+
+
+def test_bursts_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each photo's twins vouch for it under the rule that fits them: what counts is how photos without them are named.
+
+    The samples of a group are handed to both rules together.
+    """
+    generator = torch.Generator().manual_seed(0)
+    single, y = two_kinds(0, elongated=True)
+    z = single.repeat_interleave(3, dim=0) + 0.01 * torch.randn(720, D, generator=generator, dtype=torch.float64)
+    y = y.repeat_interleave(3)
+    head = RidgeHead(D, decision="auto")
+    head.begin_task([0, 1, 2, 3])
+    head.observe(z, y)
+    head.solve()
+    groups = near_copies(z, y)
+    assert groups is not None
+    expected = [head._ridge_left_out(z, y, groups), head._discriminant_left_out(z, y, groups)]
+    seen: list[Tensor] = []
+    monkeypatch.setattr(module, "is_better", lambda other, current, columns: bool(seen.extend([current, other])))
+    head.decide(z, y)
+    assert all(torch.equal(one, other) for one, other in zip(seen, expected, strict=True))
+    assert not torch.allclose(seen[0], head._ridge_left_out(z, y))
 
 
 def test_a_difference_that_may_be_an_accident_changes_nothing() -> None:

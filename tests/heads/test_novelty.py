@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from cifnet_pl.heads import ACILHead, Head, RidgeHead, SLDAHead
+from cifnet_pl.heads.conformal import novelty_reference
 from cifnet_pl.heads.novelty import OVERALL, RIDGE
 from cifnet_pl.utilities.errors import CifnetError, NonFiniteError, UnsupportedError
 from tests.heads.suite import (
@@ -64,8 +65,8 @@ class Literal:
     def of(self, x: np.ndarray) -> torch.Tensor:
         return torch.tensor([self.novelty(row) for row in x], dtype=torch.float64)
 
-    def without(self, i: int) -> Literal:
-        kept = np.arange(len(self.rows)) != i
+    def without(self, *gone: int) -> Literal:
+        kept = ~np.isin(np.arange(len(self.rows)), gone)
         return Literal(self.rows[kept], self.groups[kept], self.weights[kept], self.ridge)
 
 
@@ -103,6 +104,44 @@ def test_leaving_a_sample_out_is_learning_without_it(case: Case) -> None:
     found = head.leave_one_out_novelty(z, y)
     expected = torch.cat([full.without(i).of(full.rows[i : i + 1]) for i in range(len(z))])
     assert difference(found, expected) <= max(case.tolerance, 1e-8)
+
+
+@telling
+@pytest.mark.parametrize("kind", ["within classes", "across classes", "a whole class"])
+def test_leaving_a_group_out_is_learning_without_it(case: Case, kind: str) -> None:
+    head = learn(case.make(WIDTH), TASKS)
+    full = literal(head, TASKS)
+    z, y = torch.cat([task.z for task in TASKS]), torch.cat([task.y for task in TASKS])
+    groups = torch.arange(len(y))
+    if kind == "across classes":
+        groups[1::4] = 1
+    elif kind == "a whole class":
+        groups[y == y[0]] = 0
+    else:
+        for label in y.unique():
+            own = (y == label).nonzero().flatten()
+            groups[own[: len(own) // 2]] = own[0]
+    found = head.leave_one_out_novelty(z, y, groups)
+    members = [(groups == group).nonzero().flatten().tolist() for group in groups]
+    expected = torch.cat([full.without(*gone).of(full.rows[i : i + 1]) for i, gone in enumerate(members)])
+    assert difference(found, expected) <= max(case.tolerance, 1e-8)
+
+
+def test_what_calls_photos_unknown_is_measured_without_bursts() -> None:
+    """A burst of one photo says little of the next photo: with its twins in the sums it seems more known than it is."""
+    draw = torch.Generator().manual_seed(3)
+    single = torch.randn(60, 30, generator=draw)
+    z = single.repeat_interleave(4, dim=0) + 0.05 * torch.randn(240, 30, generator=draw)
+    y = torch.arange(4).repeat_interleave(60)
+    head = RidgeHead(30)
+    head.begin_task(range(4))
+    head.observe(z, y)
+    head.solve()
+    again = torch.randn(200, 30, generator=draw)
+    expected = float(head.novelty(again).median())
+    alone = float(head.leave_one_out_novelty(z, y).median())
+    together = float(novelty_reference(head, z, y).scores.median())
+    assert abs(together - expected) < 0.1 * abs(alone - expected)
 
 
 @telling

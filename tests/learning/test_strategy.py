@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 
+import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.learning.strategy import StatisticsDDPStrategy, check_strategy, check_trainer
 from cifnet_pl.utilities.errors import UsageError
@@ -223,6 +225,26 @@ class TestSeveral:
         assert codes == [0, 0], shown
         assert shown.count("unreadable images left out") == 1
         assert f"unreadable images left out: {len(unreadable)}, the first: " in shown
+
+    def test_copies_are_left_out_as_one_process_does(self, tmp_path):
+        photos = make_photos(tmp_path / "photos", ["ant", "bee", "cow", "dog"], per_class=15)
+        for i in range(4):
+            shutil.copy(photos / "bee" / "4.png", photos / "bee" / f"x {i}.png")
+        for i in range(5):  # one of them at least is not held back
+            shutil.copy(photos / "ant" / f"{i}.png", photos / "cow" / f"wrong {i}.png")
+        words = ["fit", *FAST, *BUFFER, "--data.source", "folder", "--data.root", str(photos)]
+        words += ["--data.classes_per_task", "2", "--model.head", "RidgeHead", "--data.batch_size", "7"]
+        codes, shown = several(2, tmp_path, *words, "--logs", str(tmp_path / "two"))
+        assert codes == [0, 0], shown
+        assert shown.count("learned already or twice in the folder: left out") == 1
+        assert shown.count("in two classes: one label is probably wrong") == 1
+        assert main([*words, "--logs", str(tmp_path / "one")]) == 0
+        two, one = (tmp_path / name / "default" / "version_0" for name in ("two", "one"))
+        assert (two / "copies.csv").read_text() == (one / "copies.csv").read_text()
+        assert_equal_models(two, one)
+        kept = cifnet_pl.load(two)
+        assert kept.knows_photos
+        assert kept.counts == cifnet_pl.load(one).counts
 
 
 class TestStrategies:

@@ -8,6 +8,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model import audit as module
 from cifnet_pl.model.audit import LearningCurve, audit, learning_curve, top_label_error
+from cifnet_pl.statistics import near
 
 CLASSES, EACH, WIDTH = 4, 12, 6
 NAMES = ["ant", "bee", "cat", "dog"]
@@ -82,18 +83,70 @@ def test_a_class_of_one_photo(photos):
     assert np.isfinite(found.distance).all()
 
 
-def test_near_copies_are_known_and_the_others_scored_apart(photos, monkeypatch):
+def with_bursts(photos, noise=0.01):
+    """Three more photos like each of three bees, one of those like a dog's."""
     z, labels = photos
     draw = np.random.default_rng(1)
-    twins = z[12:16] + 0.01 * draw.normal(0, 1, (4, WIDTH)).astype(np.float32)
-    both, own = np.concatenate([z, twins]), np.concatenate([labels, labels[12:16]])
-    monkeypatch.setattr(module, "NEAR", 0.9999)
-    assert not module.near_copies(z, labels).any()
-    close = audit(both, own, NAMES)
-    assert np.flatnonzero(close.copied).tolist() == [12, 13, 14, 15, 48, 49, 50, 51]
-    assert close.accuracy_without_copies == pytest.approx(100 * close.evaluation.right[~close.copied].mean())
+    first = np.repeat([12, 13, 47], 3)
+    more = z[first] + noise * draw.normal(0, 1, (len(first), WIDTH)).astype(np.float32)
+    return np.concatenate([z, more]), np.concatenate([labels, labels[first]])
+
+
+def test_a_burst_is_left_out_together(photos, monkeypatch):
+    """Each photo is judged by a classifier that learned none of its burst, whatever the batches."""
+    z, labels = with_bursts(photos)
+    monkeypatch.setattr(near, "SIMILAR", 0.999)
+    bursts = [[12, 48, 49, 50], [13, 51, 52, 53], [47, 54, 55, 56]]
+    found = audit(z, labels, NAMES)
+    assert np.flatnonzero(found.copied).tolist() == sorted(row for burst in bursts for row in burst)
+    assert found.accuracy_without_copies == pytest.approx(100 * found.evaluation.right[~found.copied].mean())
+    ridge = module._learned(z, labels, CLASSES).ridge_used.item()
+    for rows in [*bursts, [0], [5]]:
+        head = RidgeHead(WIDTH, ridge=ridge)
+        head.begin_task(range(CLASSES))
+        others = np.setdiff1d(np.arange(len(labels)), rows)
+        head.observe(torch.from_numpy(z[others]), torch.from_numpy(labels[others]))
+        head.solve()
+        answers = head(torch.from_numpy(z[rows])).argsort(dim=1).numpy()
+        assert np.array_equal(answers[:, -1], found.evaluation.predicted[rows])
     monkeypatch.setattr(module, "AT_ONCE", 5)
-    assert np.array_equal(module.near_copies(both, own), close.copied)
-    other_class = own.copy()
-    other_class[48:] = (own[48:] + 1) % CLASSES
-    assert not module.near_copies(both, other_class).any()
+    monkeypatch.setattr(module, "FOR_TEMPERATURE", 57)
+    parts = audit(z, labels, NAMES)
+    for name in ("own", "distance", "copied"):
+        assert np.allclose(getattr(parts, name), getattr(found, name))
+
+
+def test_a_wrong_label_in_a_burst_does_not_hide(photos, monkeypatch):
+    """Four photos of one moment in the wrong folder: each alone is vouched for by the three others."""
+    z, labels = with_bursts(photos)
+    labels[[47, 54, 55, 56]] = 1
+    monkeypatch.setattr(near, "SIMILAR", 0.999)
+    assert {47, 54, 55, 56} <= set(audit(z, labels, NAMES).doubtful().tolist())
+    monkeypatch.setattr(near, "SIMILAR", 1.1)  # nothing is a near-copy
+    alone = audit(z, labels, NAMES)
+    assert alone.own[[47, 54, 55, 56]].min() > 2 * audit_own(z, labels, monkeypatch)
+
+
+def audit_own(z, labels, monkeypatch) -> float:
+    monkeypatch.setattr(near, "SIMILAR", 0.999)
+    return float(audit(z, labels, NAMES).own[[47, 54, 55, 56]].max())
+
+
+def test_the_learning_curve_leaves_bursts_out_together(monkeypatch):
+    """Noise says nothing about classes drawn by chance, but each photo's twin does."""
+    draw = np.random.default_rng(2)
+    z = np.repeat(draw.normal(0, 1, (40, 60)), 2, axis=0).astype(np.float32)
+    z += 0.01 * draw.normal(0, 1, z.shape).astype(np.float32)
+    labels = np.repeat(np.arange(CLASSES), 20)
+    assert learning_curve(z, labels, CLASSES).points[-1][1] < 50
+    monkeypatch.setattr(near, "SIMILAR", 1.1)  # nothing is a near-copy
+    assert learning_curve(z, labels, CLASSES).points[-1][1] > 90
+
+
+def test_copies_in_two_classes_are_no_near_copies(photos, monkeypatch):
+    z, labels = with_bursts(photos)
+    monkeypatch.setattr(near, "SIMILAR", 0.999)
+    labels[48:] = (labels[48:] + np.tile([1, 2, 3], 3)) % CLASSES
+    groups, copied = module.near_copies(z, labels)
+    assert not copied.any()
+    assert len(np.unique(groups)) == len(labels)

@@ -76,10 +76,10 @@ def test_one_other_photo_is_noticed_in_a_large_class(count: int, tmp_path: Path)
         return own
 
     rounded = z[:count] * (1 + 1e-6 * torch.randn(count, 1))
-    check_same(model, given(rounded), "ant", tmp_path)
+    check_same(model, given(rounded), "ant", [tmp_path])
     rounded[0] = z[count]
     with pytest.raises(DataError, match="holds others"):
-        check_same(model, given(rounded), "ant", tmp_path)
+        check_same(model, given(rounded), "ant", [tmp_path])
 
 
 def test_forget_returns_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -7,6 +7,7 @@ import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,11 +15,13 @@ import torch
 from PIL import Image
 
 import cifnet_pl
-from cifnet_pl.heads import LogisticHead
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.heads import LogisticHead, RidgeHead
 from cifnet_pl.serving import teaching
 from cifnet_pl.serving.app import Access
 from cifnet_pl.serving.batches import Batcher, Served
 from cifnet_pl.serving.guard import HEADERS, Rate
+from cifnet_pl.serving.inspection import stored_accuracy
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.service import Options, Service
 from cifnet_pl.serving.uploads import Limits
@@ -332,6 +335,23 @@ def test_look(http):
     assert np.allclose(np.sum(look["confusion"], axis=1), 100)
     assert look["stored_accuracy"] == 100.0
     assert 0.1 < look["state_mb"] < 0.2  # triangles
+
+
+def test_bursts_do_not_flatter_the_accuracy_on_stored_samples():
+    """Noise says nothing of classes drawn by chance, but each photo has a twin."""
+    draw = torch.Generator().manual_seed(0)
+    z = torch.randn(40, 60, generator=draw).repeat_interleave(2, dim=0)
+    z, y = z + 0.01 * torch.randn(80, 60, generator=draw), torch.arange(4).repeat_interleave(20)
+    head, buffer = RidgeHead(60, ridge=1.0), CalibrationBuffer(80)
+    head.begin_task(range(4))
+    head.observe(z, y)
+    head.solve()
+    buffer.add(z, y, torch.arange(80))
+    buffer.commit()
+    names = ["ant", "bee", "cat", "dog"]
+    assert stored_accuracy(SimpleNamespace(head=head, buffer=buffer, class_names=names), names) < 50
+    alone = head.leave_one_out(*buffer.items()).argmax(dim=1) == buffer.items()[1]
+    assert alone.double().mean() > 0.9
 
 
 def test_a_full_disk_refuses_the_change_and_answers_go_on(http, monkeypatch):

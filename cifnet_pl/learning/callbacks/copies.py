@@ -13,6 +13,7 @@ from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import to_csv
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.utilities.files import write_text
+from cifnet_pl.utilities.text import about_spellings
 
 FILE = "copies.csv"
 """All pairs of photos with the same content, in the run's folder."""
@@ -32,6 +33,9 @@ class CopiesReport(Callback):
         data, folder = cast(TaskModule, pl_module).data, run_folder(trainer)
         if isinstance(pl_module, CIFNetModule) and pl_module.photos is None:
             rank_zero_info(WITHOUT_HASHES)
+        spellings = about_spellings(data.source.class_names) if data.duplicates else None
+        if spellings:
+            rank_zero_info(spellings)
         if not (trainer.is_global_zero and data.duplicates and data.copies):
             return
         for sentence in data.copies.sentences(data.source, data.duplicates):

@@ -10,13 +10,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from cifnet_pl.data.photos import find_photos, squares
+from cifnet_pl.data.unreadable import NAMED
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.model.class_photos import embed_batch, unreadable_of
+from cifnet_pl.model.class_photos import Unreadable, embed_batch, unreadable_of
 from cifnet_pl.model.verdicts import Judge, able
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.processes import of_all_processes
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import number_of, printable
 
 COVERAGE = 0.95
 """Chance that the right class is among the answers."""
@@ -41,6 +42,21 @@ class Promises:
     called_unknown: float | None = None
     unknown_auroc: float | None = None
     unknown_fpr95: float | None = None
+
+    def sentences(self, photos: int) -> list[str]:
+        """Return what the screen says at the end about the foreign ``photos``; nothing where there are none."""
+        if self.unknown_auroc is None or self.unknown_fpr95 is None:
+            return []
+        called = (
+            f"; where 5 % were to be called unknown, {self.called_unknown:.1f} % of the test photos are"
+            if self.called_unknown is not None
+            else ""
+        )
+        return [
+            f"Unknown things, {number_of(photos, 'photo')}: told from the known ones with an AUROC of "
+            f"{self.unknown_auroc:.1f} % (100 is perfect, 50 is chance); {self.unknown_fpr95:.1f} % of them pass for "
+            f"known where 95 % of the known ones do (FPR95){called}."
+        ]
 
 
 class PromiseCheck(Callback):
@@ -79,19 +95,26 @@ class PromiseCheck(Callback):
 
     def _embedded(self, module: CIFNetModule, folder: str) -> Tensor:
         model, parts, shape = module.model, [], module.data.image_shape(module.backbone.preprocessing)
+        bad: list[Unreadable] = []
         for batch in squares(find_photos(folder), *shape):
-            bad = unreadable_of(batch)
-            if bad and module.data.on_corrupt == "error":
-                raise DataError(
-                    f"--data.unknown: {printable(str(bad[0].file))} cannot be read ({bad[0].reason}): repair or remove "
-                    "it, or --data.on_corrupt skip"
-                )
+            bad += unreadable_of(batch)
             with torch.inference_mode():
                 parts.append(embed_batch(model, batch))
+        if bad and module.data.on_corrupt == "error":
+            named = "; ".join(f"{printable(str(photo.file))} ({photo.reason})" for photo in bad[:NAMED])
+            more = "; and more" if len(bad) > NAMED else ""
+            raise DataError(
+                f"--data.unknown: these cannot be read: {named}{more}: repair or remove them, or use "
+                "--data.on_corrupt skip"
+            )
         z = torch.cat(parts)
         if not len(z):
             raise DataError(f"--data.unknown: none of the photos of {printable(folder)} can be read")
         return z
+
+    def sentences(self) -> list[str]:
+        """Return what the screen says at the end of a run."""
+        return self.found.sentences(0 if self._foreign is None else len(self._foreign))
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Choose the thresholds that are to be measured."""

@@ -12,12 +12,13 @@ from rich.table import Table
 
 from cifnet_pl.learning.callbacks.folder import run_folder
 from cifnet_pl.learning.callbacks.near_copies import NearCopies
+from cifnet_pl.learning.callbacks.promises import PromiseCheck
 from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import RunRecord, TaskRow
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.evaluation import FEW
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import number_of, printable
 
 SHOWN = 8
 """Names in one sentence."""
@@ -129,10 +130,14 @@ def summary_lines(record: RunRecord, module: TaskModule, words: Words) -> list[s
             f"learning {s['train_seconds']:.1f} s, {energy}; evaluation {s['eval_seconds']:.1f} s",
             f"state {size} ({s['state_elements']:,} numbers)",
         ]
+    known = "the only class" if s["n_classes"] == 1 else f"all {s['n_classes']} classes"
     lines = [
-        f"Of the photos held back for testing, {number(s['A_K'], 1, ' %')} are named right among all "
-        f"{s['n_classes']} classes (A_K); over all steps {number(s['A_bar'], 1, ' %')} on average (Ā).",
+        f"Of the photos held back for testing, {number(s['A_K'], 1, ' %')} are named right among "
+        f"{known} (A_K); over all steps "
+        f"{number(s['A_bar'], 1, ' %')} on average (Ā).",
     ]
+    if s["n_classes"] == 1:
+        lines.append("With one class every photo is named so, whatever it shows: learn a second one to compare with.")
     if s["forgetting"] is not None:
         lines.append(
             f"Earlier classes are {number(s['forgetting'])} points below their best, as later ones can be taken for "
@@ -186,7 +191,7 @@ class RunTable(Callback):
                 self._say(f"task {done}: A_k {right}, ECE {ece}")
             else:
                 known = len(cast(TaskModule, pl_module).class_names)
-                self._say(f"step {done}: {right} of the test photos of {known} classes are named right")
+                self._say(f"step {done}: {right} of the test photos of {number_of(known, 'class')} are named right")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Print the result of validate or test, once the progress bar is gone."""
@@ -199,7 +204,7 @@ class RunTable(Callback):
         if not trainer.is_global_zero:
             return
         stream, done = module.data.stream(module.learned_tasks), module.tasks_finished
-        summary = f"{len(stream.classes())} classes in {len(stream)} tasks"
+        summary = f"{number_of(len(stream.classes()), 'class')} in {number_of(len(stream), 'task')}"
         where = f"{trainer.world_size} x {module.device.type}" if trainer.world_size > 1 else module.device.type
         if done == len(stream):
             self._say(f"{summary}: all are learned already, nothing is left to do")
@@ -208,7 +213,7 @@ class RunTable(Callback):
         self._say(f"{summary} on {where}{start}" + (f"; run folder {folder}" if folder else ""))
 
     def _say(self, line: str) -> None:
-        self.console.print(line, highlight=False, soft_wrap=True)
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _show_evaluation(self, module: TaskModule) -> None:
         evaluation = module.evaluation
@@ -246,7 +251,12 @@ class RunTable(Callback):
         module = cast(TaskModule, pl_module)
         self.console.print(record_table(record, module, self.words))
         lines = summary_lines(record, module, self.words)
-        lines += [line for c in cast(Any, trainer).callbacks if isinstance(c, NearCopies) for line in c.sentences()]
+        lines += [
+            line
+            for c in cast(Any, trainer).callbacks
+            if isinstance(c, NearCopies | PromiseCheck)
+            for line in c.sentences()
+        ]
         lines += untested(module.data.test_counts(module.class_names))
         lines.append(f"run folder {folder}")
         if folder is not None and isinstance(module, CIFNetModule):

@@ -35,7 +35,9 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_calibrated_run_with_foreign_photos(foreign: Path, tmp_path: Path) -> None:
+def test_a_calibrated_run_with_foreign_photos(
+    foreign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = learned(tmp_path, *RIDGE, *BUFFER, "--model.calibrate", "true", "--data.unknown", str(foreign))
     rows, summary = tasks(run), json.loads((run / "summary.json").read_text())
     assert list(rows[0])[-5:] == COLUMNS
@@ -44,6 +46,11 @@ def test_a_calibrated_run_with_foreign_photos(foreign: Path, tmp_path: Path) -> 
         assert float(row["set_coverage"]) > 88
         assert float(row["called_unknown"]) < 12
         assert float(row["unknown_auroc"]) > 95
+    said = capsys.readouterr().out
+    last = {name: f"{float(rows[-1][name]):.1f} %" for name in COLUMNS}
+    assert f"Unknown things, 20 photos: told from the known ones with an AUROC of {last['unknown_auroc']}" in said
+    assert f"; {last['unknown_fpr95']} of them pass for known where 95 % of the known ones do (FPR95); " in said
+    assert f"where 5 % were to be called unknown, {last['called_unknown']} of the test photos are." in said
     assert {name: summary[name] for name in COLUMNS} == {name: float(rows[-1][name]) for name in COLUMNS}
     events = EventAccumulator(str(run)).Reload()
     for tag, name in {
@@ -60,8 +67,11 @@ def test_a_calibrated_run_with_foreign_photos(foreign: Path, tmp_path: Path) -> 
     assert detection(model.head.novelty(model.buffer.z), model.head.novelty(z))[0] > 95
 
 
-def test_without_foreign_photos_or_calibration_there_is_nothing_to_say(tmp_path: Path) -> None:
+def test_without_foreign_photos_or_calibration_there_is_nothing_to_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     row = tasks(learned(tmp_path, *RIDGE))[-1]
+    assert "Unknown" not in capsys.readouterr().out
     assert [row[name] for name in COLUMNS] == [""] * 5
 
 
@@ -69,14 +79,18 @@ def test_without_foreign_photos_or_calibration_there_is_nothing_to_say(tmp_path:
     ("options", "reason"),
     [
         (["--data.unknown", "{tmp}/none"], "no file or folder {tmp}/none"),
-        (["--data.unknown", "{tmp}/bad"], "bad/1.png cannot be read"),
+        (
+            ["--data.unknown", "{tmp}/bad"],
+            "these cannot be read: {tmp}/bad/1.png (no image of a known format); {tmp}/bad/2.png",
+        ),
         (["--data.unknown", "{tmp}/bad", "--data.on_corrupt", "skip"], "none of the photos of {tmp}/bad can be read"),
         (["--data.unknown", "{tmp}/bad", "--model.head", "NCMHead"], "NCMHead cannot tell unknown things"),
     ],
 )
 def test_refusals(options: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / "1.png").write_bytes(b"no photo")
+    for name in ("1.png", "2.png"):
+        (tmp_path / "bad" / name).write_bytes(b"no photo")
     assert fit(tmp_path / "logs", *RIDGE, *(o.format(tmp=tmp_path) for o in options)) in (1, 2)
     said = " ".join(capsys.readouterr().err.split())
     assert " ".join(reason.format(tmp=tmp_path).split()) in said

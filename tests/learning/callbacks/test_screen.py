@@ -103,3 +103,21 @@ def test_plain_words_for_folders_of_photos(tmp_path, capsys):
     assert "step 1/1: " in capsys.readouterr().out
     assert fit(tmp_path, "--words", "short") == 2
     assert "--words is 'short', expected one of 'plain', 'research'" in capsys.readouterr().err
+
+
+def test_names_in_brackets_are_shown_and_two_spellings_of_one_name_are_noticed(tmp_path, capsys, caplog):
+    photos = make_photos(tmp_path / "photos", ["[x] box", "[/] lid", "Cup", "cup"], 8)
+    options = ["--data.root", str(photos), "--data.source", "folder", "--data.classes_per_task", "4"]
+    assert fit(tmp_path, *options) == 0
+    shown = capsys.readouterr()
+    assert "test photos: Cup (2), [/] lid (2), [x] box (2), cup (2)." in shown.out
+    assert "note: classes 'Cup' and 'cup' differ only in how they are written" in shown.out + shown.err + caplog.text
+
+
+def test_one_class_is_no_success(tmp_path, capsys):
+    photos = make_photos(tmp_path / "photos", ["ant"], 8)
+    options = ["--data.root", str(photos), "--data.source", "folder", "--data.classes_per_task", "1"]
+    assert fit(tmp_path, *options, "--model.head", "RidgeHead") == 0
+    shown = capsys.readouterr().out
+    assert "1 class in 1 task on cpu" in shown
+    assert "With one class every photo is named so, whatever it shows" in shown
