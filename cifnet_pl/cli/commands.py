@@ -60,6 +60,10 @@ COMMANDS: dict[str, Command] = {
 }
 
 
+PHOTOS = ("--images", "--check")
+"""Options that users expect to take several folders; those of other kinds may be given again to change them."""
+
+
 def run_command(name: str, args: Sequence[str]) -> None:
     """Parse the arguments of a command by its signature, and call it.
 
@@ -190,12 +194,19 @@ def _items(value: str) -> list[str]:
 
 
 def refuse_repeated(function: Callable[..., object], args: Sequence[str]) -> None:
-    """Raise UsageError for an option of ``function`` that is given twice: only the last value would count."""
-    own = {f"--{key.rstrip('_')}" for key in inspect.signature(function).parameters}
+    """Refuse photos that are given twice where only the last ones would be used.
+
+    Args:
+        function: of the command.
+        args: from :func:`with_lists`.
+
+    Raises:
+        UsageError: a repeated option of photos that takes one value.
+    """
     names = [word.partition("=")[0] for word in args]
-    for name in names:
-        if name in own and names.count(name) > 1:
-            raise UsageError(f"{name} is given twice: it takes one value")
+    for name in PHOTOS:
+        if name.removeprefix("--") in inspect.signature(function).parameters and names.count(name) > 1:
+            raise UsageError(f"{name} is given twice: it takes one folder or Zip archive")
 
 
 def split_overrides(args: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
