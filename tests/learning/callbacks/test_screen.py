@@ -106,11 +106,11 @@ def test_plain_words_for_folders_of_photos(tmp_path, capsys):
 
 
 def test_names_in_brackets_are_shown_and_two_spellings_of_one_name_are_noticed(tmp_path, capsys, caplog):
-    photos = make_photos(tmp_path / "photos", ["[x] box", "[/] lid", "Cup", "cup"], 8)
+    photos = make_photos(tmp_path / "photos", ["[x] box", "[bold] lid", "Cup", "cup"], 8)
     options = ["--data.root", str(photos), "--data.source", "folder", "--data.classes_per_task", "4"]
     assert fit(tmp_path, *options) == 0
     shown = capsys.readouterr()
-    assert "test photos: Cup (2), [/] lid (2), [x] box (2), cup (2)." in shown.out
+    assert "test photos: Cup (2), [bold] lid (2), [x] box (2), cup (2)." in shown.out
     assert "note: classes 'Cup' and 'cup' differ only in how they are written" in shown.out + shown.err + caplog.text
 
 
