@@ -116,7 +116,7 @@ def _run(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     known = {id(part.held): part for part in parts if isinstance(part, There)}
     own_args, own_kwargs = tree_unflatten([part.held if isinstance(part, There) else part for part in parts], tree)
     with torch._C._DisableTorchDispatch():
-        found = operator(*own_args, **own_kwargs)
+        result = operator(*own_args, **own_kwargs)
 
     def wrapped(part: Any) -> Any:
         if not isinstance(part, Tensor) or id(part) in known:
@@ -124,7 +124,7 @@ def _run(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         with torch.inference_mode(False):
             return There(part) if there else part
 
-    return tree_map(wrapped, found)
+    return tree_map(wrapped, result)
 
 
 def _check_devices(operator: Any, tensors: Sequence[Tensor]) -> None:

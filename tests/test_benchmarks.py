@@ -96,16 +96,16 @@ def test_growth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "photos"
-    for part in ("train", "val"):
-        class_tree(root / part, count=3)
-    words = [str(root), "--image_size", "32", "--cache_folder", str(tmp_path / "cache")]
-    monkeypatch.setattr(sys, "argv", ["precision", *words])
+    for split in ("train", "val"):
+        class_tree(root / split, count=3)
+    arguments = [str(root), "--image_size", "32", "--cache_folder", str(tmp_path / "cache")]
+    monkeypatch.setattr(sys, "argv", ["precision", *arguments])
     precision.main()
     assert len(list((tmp_path / "cache").iterdir())) == 3  # one of each precision
     times, bf16, fp16, _, _, _, *rows = capsys.readouterr().out.splitlines()
     similar = [float(line.split()[-3].rstrip(",")) for line in (bf16, fp16)]
     assert 0.95 < similar[0] < similar[1] < 1  # the same photos, the second three bits closer
-    assert [part.split()[0] for part in times.removeprefix("ms a photo: ").split(", ")] == list(PRECISIONS)
+    assert [split.split()[0] for split in times.removeprefix("ms a photo: ").split(", ")] == list(PRECISIONS)
     assert [row.split("|")[1:4] for row in rows] == [
         [f" {name} ", f" {head} ", f" {photos}, 9 "]
         for name in ("bf16-mixed", "16-mixed")
@@ -150,8 +150,8 @@ def test_table_of_trained_methods(
 def test_accuracy_by_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for part in ("train", "val"):
-        class_tree(tmp_path / part, count=3)
+    for split in ("train", "val"):
+        class_tree(tmp_path / split, count=3)
     monkeypatch.setattr(engine_accuracy, "CALIBRATION", 4)
     monkeypatch.setattr(sys, "argv", ["engine_accuracy", str(tmp_path), "--image_size", "32"])
     engine_accuracy.main()

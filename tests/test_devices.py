@@ -90,8 +90,8 @@ def test_a_run_and_its_resumption(head, tmp_path):
     with simulated_device():
         assert fit(other, *options, *THERE, *own_cache, "--data.max_tasks", "2") == 0
         assert fit(other, *options, *THERE, *own_cache, "--data.max_tasks", "3", *LAST) == 0
-        words = [*FAST, *options, *THERE, *own_cache, "--logs", str(other), "--data.max_tasks", "3", *LAST]
-        assert main(["predict", *words]) == 0
+        arguments = [*FAST, *options, *THERE, *own_cache, "--logs", str(other), "--data.max_tasks", "3", *LAST]
+        assert main(["predict", *arguments]) == 0
     run = other / "default" / "version_0"
     for kind in ("tasks", "activations"):
         assert (run / f"{kind}.csv").is_file()
@@ -108,9 +108,9 @@ def test_half_precision_of_the_network_alone(precision, tmp_path, caplog):
     one = learned(tmp_path / "one", *options)
     with simulated_device():
         assert fit(tmp_path / "two", *options, *THERE, "--trainer.precision", precision) == 0
-    said = {(record.name, record.getMessage().split(",")[0]) for record in caplog.records}
+    sentence = {(record.name, record.getMessage().split(",")[0]) for record in caplog.records}
     # Nothing of what Lightning has to say about GPUs.
-    assert said <= {("cifnet_pl.backbones.engines", "engine onnxruntime")}
+    assert sentence <= {("cifnet_pl.backbones.engines", "engine onnxruntime")}
     ours, theirs = (checkpoint(run)["state_dict"] for run in (one, tmp_path / "two" / "default" / "version_0"))
     for key in ("head.cohorts.0.sums.products", "head.cohorts.1.sums.class_sums"):
         assert theirs[key].dtype == torch.float64

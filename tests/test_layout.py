@@ -57,26 +57,26 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     folders = [tmp_path_factory.mktemp("copy") for _ in CASES]
     for folder, case in zip(folders, CASES, strict=True):
         copy_with(folder, case)
-    words = [sys.executable, "-c", CHECK, *map(str, folders)]
-    done = subprocess.run(words, cwd=folders[0], capture_output=True, text=True, timeout=120)
+    arguments = [sys.executable, "-c", CHECK, *map(str, folders)]
+    done = subprocess.run(arguments, cwd=folders[0], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    *said, codes = done.stdout.splitlines()
-    starts = [said.index(str(folder)) for folder in folders]
-    parts = ["\n".join(said[start:end]) for start, end in zip(starts, [*starts[1:], None], strict=True)]
+    *sentence, codes = done.stdout.splitlines()
+    starts = [sentence.index(str(folder)) for folder in folders]
+    parts = ["\n".join(sentence[start:end]) for start, end in zip(starts, [*starts[1:], None], strict=True)]
     return dict(zip(CASES, zip(json.loads(codes), parts, strict=True), strict=True))
 
 
 def test_the_contracts_hold(checked: dict[str, tuple[int, str]]):
-    code, said = checked[""]
-    assert code == 0, said
-    assert said.count("KEPT") == 3
+    code, sentence = checked[""]
+    assert code == 0, sentence
+    assert sentence.count("KEPT") == 3
 
 
 @pytest.mark.parametrize("case", list(CASES)[1:])
 def test_an_import_that_runs_the_wrong_way_is_found(case: str, checked: dict[str, tuple[int, str]]):
-    code, said = checked[case]
+    code, sentence = checked[case]
     assert code != 0
-    assert any(CASES[case][2] in line and "BROKEN" in line for line in said.splitlines()), said
+    assert any(CASES[case][2] in line and "BROKEN" in line for line in sentence.splitlines()), sentence
 
 
 def test_the_package_has_at_most_13_entries():

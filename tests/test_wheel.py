@@ -10,10 +10,10 @@ import pytest
 REPOSITORY = Path(__file__).parents[1]
 
 
-def run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     inherited = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, *words], cwd=cwd, env=inherited | environment, capture_output=True, text=True, timeout=200
+        [sys.executable, *arguments], cwd=cwd, env=inherited | environment, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done
@@ -34,16 +34,16 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_runs_in_another_folder(installed: Path, tmp_path: Path):
-    own = {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
-    place = run("-c", "import cifnet_pl; print(cifnet_pl.__file__)", cwd=tmp_path, **own).stdout
-    assert place.startswith(str(installed))
-    listed = run("-m", "cifnet_pl", "configs", cwd=tmp_path, **own).stdout
+    environment = {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
+    imported_from = run("-c", "import cifnet_pl; print(cifnet_pl.__file__)", cwd=tmp_path, **environment).stdout
+    assert imported_from.startswith(str(installed))
+    listed = run("-m", "cifnet_pl", "configs", cwd=tmp_path, **environment).stdout
     for path in (REPOSITORY / "configs").rglob("*.yaml"):
         assert path.relative_to(REPOSITORY / "configs").with_suffix("").as_posix() in listed
     fast = ["--model.backbone", "pixels:8", "--data.image_size", "8", "--energy.enabled", "false"]
-    run("-m", "cifnet_pl", "fit", "--config", "quickstart", *fast, cwd=tmp_path, **own)
+    run("-m", "cifnet_pl", "fit", "--config", "quickstart", *fast, cwd=tmp_path, **environment)
     run_folder = "lightning_logs/quickstart/version_0"
     assert (tmp_path / run_folder / "summary.json").is_file()
-    assert "10 classes" in run("-m", "cifnet_pl", "info", "--model", run_folder, cwd=tmp_path, **own).stdout
-    run("-m", "cifnet_pl", "report", run_folder, cwd=tmp_path, **own)
+    assert "10 classes" in run("-m", "cifnet_pl", "info", "--model", run_folder, cwd=tmp_path, **environment).stdout
+    run("-m", "cifnet_pl", "report", run_folder, cwd=tmp_path, **environment)
     assert (tmp_path / "report" / "report.html").is_file()

@@ -203,7 +203,9 @@ def options(photos: Path) -> list[str]:
 
 
 def test_a_run_says_what_embedded_and_the_engines_agree(photos, tmp_path, capsys):
-    runs = [learned(tmp_path / name, *options(photos), *words) for name, words in (("a", TORCH), ("b", RUNTIME))]
+    runs = [
+        learned(tmp_path / name, *options(photos), *arguments) for name, arguments in (("a", TORCH), ("b", RUNTIME))
+    ]
     err = capsys.readouterr().err
     assert "cifnet: engine onnxruntime, " in err
     assert [json.loads((run / "summary.json").read_text())["engine"] for run in runs] == ["torch", "onnxruntime"]
@@ -233,9 +235,9 @@ def test_resuming_is_bit_identical_and_another_engine_may_go_on(photos, tmp_path
 
 
 def test_the_cache_keeps_engines_apart(photos, tmp_path):
-    words = [*options(photos), "--data.cache", "true", "--data.cache_folder", str(tmp_path / "embeddings")]
+    arguments = [*options(photos), "--data.cache", "true", "--data.cache_folder", str(tmp_path / "embeddings")]
     for name, engine in (("a", TORCH), ("b", RUNTIME), ("c", TORCH)):
-        learned(tmp_path / name, *words, *engine)
+        learned(tmp_path / name, *arguments, *engine)
     assert len(list((tmp_path / "embeddings").iterdir())) == 2
     assert_same_model(*(tmp_path / name / "default" / "version_0" for name in ("a", "c")))
 
@@ -246,8 +248,8 @@ def test_the_life_of_a_model(photos, tmp_path, capsys):
     assert main([*extend, str(tmp_path / "extended"), "--engine", "onnxruntime"]) == 0
     assert config_of(tmp_path / "extended")["engines"] == ["torch", "onnxruntime"]
     for engine in ("torch", "onnxruntime"):
-        words = ["--images", str(photos), "--output", str(tmp_path / f"{engine}.csv"), "--engine", engine]
-        assert main(["classify", "--model", str(tmp_path / "extended"), *words]) == 0
+        arguments = ["--images", str(photos), "--output", str(tmp_path / f"{engine}.csv"), "--engine", engine]
+        assert main(["classify", "--model", str(tmp_path / "extended"), *arguments]) == 0
     answers = [(tmp_path / f"{name}.csv").read_text().splitlines() for name in ("torch", "onnxruntime")]
     assert [line.split(",")[:2] for line in answers[0]] == [line.split(",")[:2] for line in answers[1]]
     capsys.readouterr()
@@ -255,8 +257,8 @@ def test_the_life_of_a_model(photos, tmp_path, capsys):
     assert main([*forget, str(tmp_path / "auto")]) == 0  # as it was learned
     assert "class 'bee' is forgotten exactly" in capsys.readouterr().out
     assert main([*forget, str(tmp_path / "other"), "--engine", "onnxruntime"]) == 0
-    said = capsys.readouterr().out
-    assert "forgotten to about 1e-5 of its share, not to 1e-8 (learned with engine torch, taken out with onnx" in said
+    output = capsys.readouterr().out
+    assert "forgotten to about 1e-5 of its share, not to 1e-8 (learned with engine torch, taken out with onnx" in output
     without = make_photos(tmp_path / "without", ["ant", "cow", "dog"])
     never = learned(tmp_path / "never", *options(without), *TORCH, "--data.classes_per_task", "3")
     expected = cifnet_pl.load(never, "cpu").tensors()["head.sums.products"]
@@ -285,9 +287,9 @@ def test_models_of_before_there_were_engines_load(photos, tmp_path):
     forge(tmp_path / "old", config)
     assert cifnet_pl.load(tmp_path / "old").engines == ["torch"]
     refused = {"engines.0 is 'tensorrt'": ["tensorrt"], "engines.0 is '3'": [3], "engines is": "torch"}
-    for said, wrong in {**refused, "engines is '": ["torch", "torch"]}.items():
+    for sentence, wrong in {**refused, "engines is '": ["torch", "torch"]}.items():
         forge(tmp_path / "old", {**config, "engines": wrong})
-        with pytest.raises(CheckpointError, match=re.escape(said)):
+        with pytest.raises(CheckpointError, match=re.escape(sentence)):
             cifnet_pl.load(tmp_path / "old")
     stored = checkpoint(run)
     del stored["cifnet"]["engines"]

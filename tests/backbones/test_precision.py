@@ -57,14 +57,14 @@ def test_the_network_computes_in_it(precision: str):
 def test_a_run_in_bf16_is_extended_and_forgotten_in_bf16(made: Path, tmp_path: Path, capsys):
     before, both = load(made, "three"), load(made, "four")
     assert before.precision == both.precision == "bf16-mixed"
-    words = ["--images", str(made / "new"), "--output", str(tmp_path / "more")]
-    assert main(["extend", "--model", str(made / "runs" / "three" / "default"), *words]) == 0
+    arguments = ["--images", str(made / "new"), "--output", str(tmp_path / "more")]
+    assert main(["extend", "--model", str(made / "runs" / "three" / "default"), *arguments]) == 0
     extended = cifnet_pl.load(tmp_path / "more", device="cpu")
     z = torch.randn(30, 1280, generator=torch.Generator().manual_seed(0)).relu()
     assert extended.precision == "bf16-mixed"
     assert_same_scores(extended, both, z, 1e-2)
-    words = ["--class", "dog", "--images", str(made / "four" / "train" / "dog"), "--output", str(tmp_path / "less")]
-    assert main(["forget", "--model", str(made / "runs" / "four" / "default"), *words]) == 0
+    arguments = ["--class", "dog", "--images", str(made / "four" / "train" / "dog"), "--output", str(tmp_path / "less")]
+    assert main(["forget", "--model", str(made / "runs" / "four" / "default"), *arguments]) == 0
     assert "forgotten exactly: its 8 photos" in capsys.readouterr().out
     assert_same_scores(cifnet_pl.load(tmp_path / "less", device="cpu"), before, z, 1e-2)
     assert main(["info", "--model", str(tmp_path / "less")]) == 0
@@ -75,11 +75,18 @@ def test_photos_in_another_precision_are_not_those_that_were_learned(made: Path,
     model = load(made, "float32")
     model.precision = "bf16-mixed"
     model.save(tmp_path / "b")
-    words = ["--class", "bee", "--images", str(made / "three" / "train" / "bee"), "--output", str(tmp_path / "less")]
-    assert main(["forget", "--model", str(tmp_path / "b"), *words]) == 1
-    said = capsys.readouterr().err
-    assert "class 'bee' was learned from 8 photos" in said
-    assert "(in bf16-mixed, other kinds of processors give others too: forget where it was learned)" in said
+    arguments = [
+        "--class",
+        "bee",
+        "--images",
+        str(made / "three" / "train" / "bee"),
+        "--output",
+        str(tmp_path / "less"),
+    ]
+    assert main(["forget", "--model", str(tmp_path / "b"), *arguments]) == 1
+    errors = capsys.readouterr().err
+    assert "class 'bee' was learned from 8 photos" in errors
+    assert "(in bf16-mixed, other kinds of processors give others too: forget where it was learned)" in errors
 
 
 def test_models_of_two_precisions_are_not_merged(made: Path, tmp_path: Path, capsys):
@@ -92,12 +99,12 @@ def test_classifying_in_another_one(made: Path, tmp_path: Path, capsys):
     tables = {}
     for name in ("own", "bf16-mixed", FLOAT32):
         more = [] if name == "own" else ["--precision", name]
-        words = ["--images", str(made / "four" / "val"), "--output", str(tmp_path / name), *more]
-        assert main(["classify", "--model", str(made / "runs" / "four" / "default"), *words]) == 0
+        arguments = ["--images", str(made / "four" / "val"), "--output", str(tmp_path / name), *more]
+        assert main(["classify", "--model", str(made / "runs" / "four" / "default"), *arguments]) == 0
         tables[name] = (tmp_path / name).read_text()
     assert tables["own"] == tables["bf16-mixed"] != tables[FLOAT32]
-    words = ["--images", str(made / "four" / "val"), "--output", str(tmp_path / "x"), "--precision", "half"]
-    assert main(["classify", "--model", str(made / "runs" / "four" / "default"), *words]) == 2
+    arguments = ["--images", str(made / "four" / "val"), "--output", str(tmp_path / "x"), "--precision", "half"]
+    assert main(["classify", "--model", str(made / "runs" / "four" / "default"), *arguments]) == 2
     assert "precision half does not leave the statistics alone: use 32-true, bf16" in capsys.readouterr().err
 
 
@@ -106,10 +113,10 @@ def test_a_graph_computes_in_float32_and_says_so(made: Path, tmp_path: Path, cap
     for name, precision in (("a", "bf16-mixed"), ("b", FLOAT32)):
         model.precision = precision
         model.save(tmp_path / name)
-        words = ["--format", "onnx", "--output", str(tmp_path / f"{name}.onnx")]
-        assert main(["export", "--model", str(tmp_path / name), *words]) == 0
-    first, said, checked, again, checked_again = capsys.readouterr().out.splitlines()
-    assert said == "the graph computes in float32; the model learned from embeddings in bf16-mixed"
+        arguments = ["--format", "onnx", "--output", str(tmp_path / f"{name}.onnx")]
+        assert main(["export", "--model", str(tmp_path / name), *arguments]) == 0
+    first, output, checked, again, checked_again = capsys.readouterr().out.splitlines()
+    assert output == "the graph computes in float32; the model learned from embeddings in bf16-mixed"
     assert checked == checked_again  # against the same network in float32: a graph has nothing to do with bf16
     assert "classes in" in first
     assert "classes in" in again
@@ -159,5 +166,5 @@ def test_bundles(tmp_path: Path):
     ],
 )
 def test_half_precision_on_a_processor_without_it(precision: str, flags: str, slow: str | None):
-    said = why_slow(precision, flags)
-    assert said is None if slow is None else slow in str(said)
+    sentence = why_slow(precision, flags)
+    assert sentence is None if slow is None else slow in str(sentence)

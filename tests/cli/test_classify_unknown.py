@@ -40,8 +40,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def classify(place: Path, out: Path, *options: str, model: str = "bundle") -> int:
-    given = ["--model", str(place / model), "--images", str(place / "photos"), "--output", str(out / "out.csv")]
-    return main(["classify", *given, *options])
+    arguments = ["--model", str(place / model), "--images", str(place / "photos"), "--output", str(out / "out.csv")]
+    return main(["classify", *arguments, *options])
 
 
 def table(out: Path) -> list[dict[str, str]]:
@@ -60,9 +60,9 @@ def test_the_columns(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert set(known[False]) == {"false"}
     assert known[True].count("false") <= 0.1 * len(known[True])
     unknown = sum(row["known"] == "false" for row in rows)
-    said = capsys.readouterr().out
-    assert f"{unknown} of them show nothing that this model knows; 5 % of photos of known classes" in said
-    assert "among the answers with a chance of 90 %; they are 1." in said
+    output = capsys.readouterr().out
+    assert f"{unknown} of them show nothing that this model knows; 5 % of photos of known classes" in output
+    assert "among the answers with a chance of 90 %; they are 1." in output
     model = cifnet_pl.load(place / "bundle")
     for row, expected in zip(rows, model.classify([r["file"] for r in rows], unknown=0.05, coverage=0.9), strict=True):
         assert row["known"] == str(expected.known).lower()
@@ -116,7 +116,7 @@ def test_shares_that_are_none(
 
 def test_a_model_without_calibration_samples(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert classify(place, tmp_path, "--unknown", "0.05", model="bare") == 2
-    said = capsys.readouterr().err
-    assert "no calibration samples" in said
-    assert "cifnet fit … --model.buffer CalibrationBuffer --model.calibrate true" in said
+    errors = capsys.readouterr().err
+    assert "no calibration samples" in errors
+    assert "cifnet fit … --model.buffer CalibrationBuffer --model.calibrate true" in errors
     assert classify(place, tmp_path, model="bare") == 0

@@ -30,9 +30,9 @@ def known_to_the_parser(kind: type) -> set[str]:
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_the_names_are_those_that_the_parser_knows(kind: type) -> None:
-    found = arguments(kind.__name__)
-    assert found is not None
-    assert set(found) == known_to_the_parser(kind)
+    result = arguments(kind.__name__)
+    assert result is not None
+    assert set(result) == known_to_the_parser(kind)
 
 
 def test_the_names_of_the_trainer() -> None:
@@ -129,6 +129,6 @@ def test_torch_is_not_imported_for_it() -> None:
         "code = main(['fit', '--config', 'quickstart', '--model.hed', 'X'])\n"
         "assert not {'torch', 'lightning'} & set(sys.modules); sys.exit(code)"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert found.returncode == 2, found.stderr
-    assert found.stderr == "cifnet: error: unknown option --model.hed: did you mean --model.head or --model.hashes?\n"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 2, result.stderr
+    assert result.stderr == "cifnet: error: unknown option --model.hed: did you mean --model.head or --model.hashes?\n"

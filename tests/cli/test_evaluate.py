@@ -51,8 +51,8 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_what_it_says_and_writes(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    given = ["--model", str(made / "m"), "--images", str(made / "photos"), "--output", str(tmp_path / "out")]
-    assert main(["evaluate", *given, "--against", str(made / "other")]) == 0
+    options = ["--model", str(made / "m"), "--images", str(made / "photos"), "--output", str(tmp_path / "out")]
+    assert main(["evaluate", *options, "--against", str(made / "other")]) == 0
     shown = capsys.readouterr()
     assert "12 photos of classes that" in shown.out
     assert "are left out: dog" in shown.out
@@ -75,9 +75,9 @@ def test_what_it_says_and_writes(made: Path, tmp_path: Path, capsys: pytest.Capt
 
     # Calibration by torchmetrics' own function, on the probabilities that Python's classify gives.
     model = cifnet_pl.load(made / "m")
-    found = list(model.classify([row["file"] for row in photos], top=3))
+    result = list(model.classify([row["file"] for row in photos], top=3))
     probabilities = torch.tensor(
-        [[dict(zip(p.classes, p.probabilities, strict=True))[n] for n in CLASSES] for p in found]
+        [[dict(zip(p.classes, p.probabilities, strict=True))[n] for n in CLASSES] for p in result]
     )
     targets = torch.tensor([CLASSES.index(row["class"]) for row in photos])
     expected = 100 * float(multiclass_calibration_error(probabilities, targets, 3, n_bins=15))
@@ -87,9 +87,9 @@ def test_what_it_says_and_writes(made: Path, tmp_path: Path, capsys: pytest.Capt
     assert [classes[name]["tested"] for name in CLASSES] == ["true", "true", "false"]
     with Image.open(tmp_path / "out" / "confusion.png") as image:
         image.load()
-    assert main(["evaluate", *given]) == 2
+    assert main(["evaluate", *options]) == 2
     assert "exists already" in capsys.readouterr().err
-    assert main(["evaluate", *given, "--overwrite"]) == 0
+    assert main(["evaluate", *options, "--overwrite"]) == 0
 
 
 def test_held_out_photos_where_there_are_any(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -109,8 +109,8 @@ def test_no_class_that_the_model_knows(made: Path, tmp_path: Path, capsys: pytes
 def test_a_rival_that_does_not_exist_is_refused_before_any_photo_is_named(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    given = ["--model", str(made / "m"), "--images", str(made / "photos"), "--against", str(tmp_path / "none")]
-    assert main(["evaluate", *given]) == 1
+    options = ["--model", str(made / "m"), "--images", str(made / "photos"), "--against", str(tmp_path / "none")]
+    assert main(["evaluate", *options]) == 1
     shown = capsys.readouterr()
     assert f"no model at {tmp_path / 'none'}" in shown.err
     assert shown.out == ""

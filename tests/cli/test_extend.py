@@ -107,17 +107,19 @@ ADDITIVE = ["ridge", "ridge-joined", "acil", "acil-given", "ncm", "slda", "knn"]
 @pytest.mark.parametrize("head", ADDITIVE)
 def test_more_photos_of_known_classes_are_exact(head: str, tmp_path: Path):
     """Half of two classes first, the rest later, together with a new class: as if all had come at once."""
-    z, own, keys = samples(["ant", "bee", "gnu"], 8)
-    first = torch.tensor([name != "gnu" and i % 2 == 0 for i, name in enumerate(own)])
+    z, class_of, keys = samples(["ant", "bee", "gnu"], 8)
+    first = torch.tensor([name != "gnu" and i % 2 == 0 for i, name in enumerate(class_of)])
     model = empty(head)
     model.begin_task(["ant", "bee"])
-    model.observe(z[first], torch.tensor(model.labels([n for n, f in zip(own, first, strict=True) if f])), keys[first])
+    model.observe(
+        z[first], torch.tensor(model.labels([n for n, f in zip(class_of, first, strict=True) if f])), keys[first]
+    )
     model.finish_task()
     whole = empty(head)
     for names in (["ant", "bee"], ["gnu"]):
-        rows = torch.tensor([name in names for name in own])
+        rows = torch.tensor([name in names for name in class_of])
         whole.begin_task(names)
-        whole.observe(z[rows], torch.tensor(whole.labels([n for n in own if n in names])), keys[rows])
+        whole.observe(z[rows], torch.tensor(whole.labels([n for n in class_of if n in names])), keys[rows])
         whole.finish_task()
     photos = photos_of(tmp_path, ["ant", "bee"], 4)
     photos = photos_of(tmp_path, ["gnu"], 8)
@@ -167,14 +169,14 @@ def test_scores_are_taken_before_learning(bundle: Path, tmp_path: Path, capsys: 
     images = make_photos(tmp_path / "new", NEW, 10)
     capsys.readouterr()
     assert extend(bundle, images, tmp_path / "c", "--check", str(tmp_path / "old" / "val")) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     model = cifnet_pl.load(tmp_path / "c")
     event = model.history[-1]
     assert model.class_names == [*OLD, *NEW]
     assert model.counts["elk"] == 10  # the fifth that was held back is learned as well
     assert (event.what, event.classes, event.photos) == ("extend", 6, 20)
-    assert f"held-back fifth of the new photos: {event.accuracy:.1f} % of 4 right" in said
-    assert f"{event.old_accuracy_before:.1f} % right before, {event.old_accuracy:.1f} % after" in said
+    assert f"held-back fifth of the new photos: {event.accuracy:.1f} % of 4 right" in printed
+    assert f"{event.old_accuracy_before:.1f} % right before, {event.old_accuracy:.1f} % after" in printed
     # the figures are those of a model that learned 4/5
     old, photos = cifnet_pl.load(bundle), ClassPhotos.find(str(images), "--images")
     _, score = learn(old, photos)
@@ -223,8 +225,8 @@ def test_unreadable_photos_are_named_and_left_out(bundle: Path, tmp_path: Path, 
     images = make_photos(tmp_path / "new", NEW, 5)
     (images / "elk" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 broken")
     assert extend(bundle, images, tmp_path / "c") == 0
-    assert "skipped" in (said := capsys.readouterr().err)
-    assert "broken.jpg" in said
+    assert "skipped" in (errors := capsys.readouterr().err)
+    assert "broken.jpg" in errors
     assert cifnet_pl.load(tmp_path / "c").counts["elk"] == 5
 
 
@@ -263,12 +265,12 @@ def test_refusals(
     (tmp_path / "new").mkdir()
     make_photos(tmp_path / "new", names)
     before = sorted(tmp_path.rglob("*"))
-    given = ["--model", str(bundle), "--images", str(tmp_path / "new"), "--output", str(tmp_path / "c")]
-    given += [option.format(tmp=tmp_path) for option in options]
-    assert main(["extend", *given]) == code
-    said = capsys.readouterr().err.splitlines()
-    assert reason in said[-1]
-    assert said[-1].startswith("cifnet: error: ")
+    arguments = ["--model", str(bundle), "--images", str(tmp_path / "new"), "--output", str(tmp_path / "c")]
+    arguments += [option.format(tmp=tmp_path) for option in options]
+    assert main(["extend", *arguments]) == code
+    errors = capsys.readouterr().err.splitlines()
+    assert reason in errors[-1]
+    assert errors[-1].startswith("cifnet: error: ")
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -131,8 +131,8 @@ class TestFolder:
         with (run / "accuracy_matrix.csv").open(newline="") as file:
             matrix = list(csv.reader(file))[1:]
         for j in range(5):
-            own = [(event.step, event.value) for event in events.Scalars(f"acc_of_task/{j + 1}")]
-            assert own == [(k + 1, pytest.approx(float(matrix[k][j + 1]), rel=1e-6)) for k in range(j, 5)]
+            scalars = [(event.step, event.value) for event in events.Scalars(f"acc_of_task/{j + 1}")]
+            assert scalars == [(k + 1, pytest.approx(float(matrix[k][j + 1]), rel=1e-6)) for k in range(j, 5)]
         assert set(events.Tags()["images"]) == {"trajectory", "confusion"}
 
     def test_trajectory_is_a_picture(self, run):

@@ -35,8 +35,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def merge(*words: object) -> int:
-    return main(["merge", *map(str, words)])
+def merge(*arguments: object) -> int:
+    return main(["merge", *map(str, arguments)])
 
 
 def site(capacity: int, *photos: tuple[torch.Tensor, list[str], torch.Tensor]) -> Classifier:
@@ -44,8 +44,8 @@ def site(capacity: int, *photos: tuple[torch.Tensor, list[str], torch.Tensor]) -
     model = empty("ridge")
     model.buffer = cifnet_pl.CalibrationBuffer(capacity)
     model.begin_task(NAMES)
-    for z, own, keys in photos:
-        model.observe(z, torch.tensor(model.labels(own)), keys)
+    for z, class_of, keys in photos:
+        model.observe(z, torch.tensor(model.labels(class_of)), keys)
     model.finish_task()
     return model
 
@@ -89,9 +89,9 @@ def test_three_sites_of_which_one_has_a_buffer_for_calibration(tmp_path: Path):
     """All merged buffers are one: the same photos as if one site had seen them all."""
     sites = []
     for seed in range(3):
-        z, own, keys = samples(NAMES, 6, seed)
-        site(20, (z, own, keys)).save(tmp_path / f"{seed}")
-        sites.append((z, own, keys))
+        z, class_of, keys = samples(NAMES, 6, seed)
+        site(20, (z, class_of, keys)).save(tmp_path / f"{seed}")
+        sites.append((z, class_of, keys))
     assert merge(*(tmp_path / f"{seed}" for seed in range(3)), "--output", tmp_path / "merged") == 0
     pooled = site(20, *sites)
     merged = cifnet_pl.load(tmp_path / "merged")
@@ -118,10 +118,10 @@ def test_cifnet_shards_without_a_buffer(tmp_path: Path):
     for model in (*halves, whole):
         model.buffer = None
     for names in (["ant", "bee"], ["cat"]):
-        z, own, keys = samples(names, 8)
+        z, class_of, keys = samples(names, 8)
         for model, rows in zip((*halves, whole), (slice(0, None, 2), slice(1, None, 2), slice(None)), strict=True):
             model.begin_task(names)
-            model.observe(z[rows], torch.tensor(model.labels(own))[rows], keys[rows])
+            model.observe(z[rows], torch.tensor(model.labels(class_of))[rows], keys[rows])
             model.finish_task()
     for k, model in enumerate(halves):
         model.save(tmp_path / f"{k}")
@@ -144,10 +144,10 @@ def test_refused(head: str, other: str, reason: str, tmp_path: Path, capsys: pyt
     learned(head).save(tmp_path / "a")
     learned(other).save(tmp_path / "b")
     assert merge(tmp_path / "a", tmp_path / "b", "--output", tmp_path / "c") in (1, 2)
-    said = capsys.readouterr().err
-    assert said.startswith(f"cifnet: error: cannot merge {tmp_path / 'b'} into {tmp_path / 'a'}: ")
-    assert reason in said
-    assert said.count("\n") == 1
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"cifnet: error: cannot merge {tmp_path / 'b'} into {tmp_path / 'a'}: ")
+    assert reason in errors
+    assert errors.count("\n") == 1
     assert not (tmp_path / "c").exists()
 
 
@@ -178,12 +178,12 @@ def test_other_backbones_and_photos(made: Path, tmp_path: Path, capsys: pytest.C
 def test_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     learned("ridge").save(tmp_path / "a")
     learned("ridge").save(tmp_path / "b")
-    for words, reason in (
+    for arguments, reason in (
         ([tmp_path / "a", "--output", tmp_path / "c"], "expected at least two"),
         ([tmp_path / "a", tmp_path / "b" / ".." / "a", "--output", tmp_path / "c"], "is given twice"),
         ([tmp_path / "a", tmp_path / "b", "--output", tmp_path / "a"], "holds a bundle already"),
     ):
-        assert merge(*words) == 2
+        assert merge(*arguments) == 2
         assert reason in capsys.readouterr().err
     assert merge(tmp_path / "a", tmp_path / "none", "--output", tmp_path / "c") == 1
     assert "no model at" in capsys.readouterr().err
@@ -192,8 +192,8 @@ def test_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 def test_photos_of_one_name_at_two_sites_are_two_photos(tmp_path: Path):
     sites = []
     for seed in range(2):
-        z, own, _ = samples(NAMES, 6, seed)
-        site(100, (z, own, torch.arange(len(z)))).save(tmp_path / f"{seed}")  # IMG_0.jpg, IMG_1.jpg, …
+        z, class_of, _ = samples(NAMES, 6, seed)
+        site(100, (z, class_of, torch.arange(len(z)))).save(tmp_path / f"{seed}")  # IMG_0.jpg, IMG_1.jpg, …
         sites.append(z)
     assert merge(tmp_path / "0", tmp_path / "1", "--output", tmp_path / "merged") == 0
     merged = cifnet_pl.load(tmp_path / "merged")
@@ -232,8 +232,8 @@ def test_a_class_that_comes_back_after_its_removal_is_mentioned(
     for site in ("a", "b"):
         fit(made / site, tmp_path / site, *RIDGE, "--data.classes_per_task", "1")
     site_a, site_b = tmp_path / "a" / "default", tmp_path / "b" / "default"
-    words = ["--model", str(site_a), "--class", "bee", "--output", str(tmp_path / "without")]
-    assert main(["forget", *words]) == 0
+    arguments = ["--model", str(site_a), "--class", "bee", "--output", str(tmp_path / "without")]
+    assert main(["forget", *arguments]) == 0
     for pair in ((tmp_path / "without", site_b), (site_b, tmp_path / "without")):
         capsys.readouterr()
         assert merge(*pair, "--output", tmp_path / "m", "--overwrite") == 0

@@ -41,13 +41,13 @@ def test_points(name: str) -> None:
 
 def test_tables_share_their_runs() -> None:
     """The paper's full method with 10 classes a task is one run for all tables that have it."""
-    found = {name: {p.identity for p in read_points(PAPER / f"{name}.yaml")} for name in POINTS}
-    assert found["curves"] <= found["accuracy"]
-    assert found["efficiency_cifar100"] == found["bubble_green"] <= found["curves"]
-    assert found["efficiency_imagenet100"] <= found["curves"]
-    assert found["memory"] <= found["curves"]
+    result = {name: {p.identity for p in read_points(PAPER / f"{name}.yaml")} for name in POINTS}
+    assert result["curves"] <= result["accuracy"]
+    assert result["efficiency_cifar100"] == result["bubble_green"] <= result["curves"]
+    assert result["efficiency_imagenet100"] <= result["curves"]
+    assert result["memory"] <= result["curves"]
     for name, shared in (("ablation", 6), ("classifiers", 12), ("buffer_size", 6), ("sampling", 3)):
-        assert len(found[name] & found["accuracy"]) == shared, name
+        assert len(result[name] & result["accuracy"]) == shared, name
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def test_every_trained_method_is_in(name: str) -> None:
     trained = [p for p in read_points(PAPER / f"{name}.yaml") if p.labels["head"] in methods]
     assert {p.labels["head"] for p in trained} == methods
     for point in trained:
-        own = yaml.safe_load((PAPER.parent / "iterative" / f"{point.labels['head']}.yaml").read_text())
-        assert point.config["model"]["class_path"] == own["model"]["class_path"]
+        published = yaml.safe_load((PAPER.parent / "iterative" / f"{point.labels['head']}.yaml").read_text())
+        assert point.config["model"]["class_path"] == published["model"]["class_path"]
         data, model = point.config["data"], point.config["model"]["init_args"]
-        assert data["batch_size"] == own["data"]["batch_size"]
-        different = {key for key, value in own["model"]["init_args"].items() if model[key] != value}
+        assert data["batch_size"] == published["data"]["batch_size"]
+        different = {key for key, value in published["model"]["init_args"].items() if model[key] != value}
         if data["source"] == "cifar100":
             assert different == set()
             assert data["image_size"] == 32
@@ -82,18 +82,18 @@ def test_trained_methods_are_compared_at_equal_epochs() -> None:
     assert {p.config["model"]["init_args"].get("exemplars") for p in points} == {None, 400}
     heads = read_points(SWEEPS / "trained_heads.yaml", [("data.root", "x")])
     shared = ("source", "root", "classes_per_task", "max_tasks", "class_order", "batch_size")
-    streams = [{tuple(p.config["data"].get(name) for name in shared) for p in found} for found in (points, heads)]
+    streams = [{tuple(p.config["data"].get(name) for name in shared) for p in result} for result in (points, heads)]
     assert streams[0] == streams[1]
 
 
 def unlike() -> list[Point]:
     """Points of all sweeps that differ in more than seed and data; trained methods with one of their networks."""
-    found = {}
+    result = {}
     for name in POINTS:
         for point in read_points(PAPER / f"{name}.yaml"):
             parts = {**point.config["model"]["init_args"], "trainer": point.config.get("trainer")}
-            found.setdefault(point.labels["head"] if "preset" in parts else yaml.safe_dump(parts), point)
-    return list(found.values())
+            result.setdefault(point.labels["head"] if "preset" in parts else yaml.safe_dump(parts), point)
+    return list(result.values())
 
 
 @pytest.mark.parametrize("point", unlike(), ids=lambda point: point.name)

@@ -47,8 +47,8 @@ def spins(**more: str) -> str | None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMP", "GOMP"))}
     environment = {**kept, "OMP_DISPLAY_ENV": "verbose", **more}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-    found = re.search(r"GOMP_SPINCOUNT = '(\w+)'", done.stderr)
-    return found[1] if found else None
+    result = re.search(r"GOMP_SPINCOUNT = '(\w+)'", done.stderr)
+    return result[1] if result else None
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="GNU's OpenMP is Linux's")

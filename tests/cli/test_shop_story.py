@@ -32,9 +32,9 @@ def tell(place: Path, *commands: list[str]) -> tuple[list[str], str]:
     """Run commands one after the other on a cp1252 terminal; what each printed, and the errors. All must end well."""
     story = place / "story.json"
     story.write_text(json.dumps(commands), encoding="utf-8")
-    words = [sys.executable, "-c", SCRIPT, str(story)]
+    arguments = [sys.executable, "-c", SCRIPT, str(story)]
     done = subprocess.run(
-        words, env=environment(PYTHONIOENCODING="cp1252"), capture_output=True, encoding="cp1252", timeout=500
+        arguments, env=environment(PYTHONIOENCODING="cp1252"), capture_output=True, encoding="cp1252", timeout=500
     )
     assert done.returncode == 0, done.stderr
     chapters = done.stdout.split("### code ")
@@ -75,7 +75,7 @@ def test_the_first_weeks_of_a_shop(tmp_path: Path):
     fast += ["--data.num_workers", "0", "--logs", str(tmp_path / "logs"), "--model.head", "RidgeHead"]
     run = str(tmp_path / "logs" / "default")
 
-    (learned, exported, audited), said = tell(
+    (learned, exported, audited), sentence = tell(
         tmp_path,
         ["fit", "--data.root", str(goods), "--data.classes_per_task", "5", *fast],
         ["export", "--model", run, "--output", str(tmp_path / "model")],
@@ -85,8 +85,8 @@ def test_the_first_weeks_of_a_shop(tmp_path: Path):
     assert f"next: cifnet export --model {run}" in learned
     assert "Untested, with fewer than 5 test photos" in learned
     assert "next: cifnet classify" in exported
-    assert "cup/copy of 0.png learned already or twice in the folder: left out" in said
-    assert "cup/1.png (learned as cup/copy of 1.png)" in said
+    assert "cup/copy of 0.png learned already or twice in the folder: left out" in sentence
+    assert "cup/1.png (learned as cup/copy of 1.png)" in sentence
     assert "are near-copies of learned ones and flatter the score" in learned
     assert "the page: " in audited
     with (tmp_path / "audit" / "photos.csv").open(newline="", encoding="utf-8") as file:

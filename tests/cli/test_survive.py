@@ -124,13 +124,13 @@ def test_the_second_writer_is_refused(name: str, tmp_path: Path, capsys: pytest.
         "forget": ["forget", "--class", "ant"],
         "classify": ["classify", "--images", str(tmp_path / "new")],
     }[name]
-    given = [*options, "--model", str(tmp_path / "b"), "--output", str(target)]
+    given_options = [*options, "--model", str(tmp_path / "b"), "--output", str(target)]
     with another_writer(target, tmp_path):
-        assert main(given) == 2
+        assert main(given_options) == 2
         assert f"another process is writing {target}" in capsys.readouterr().err
         assert not target.exists()
     if name != "onnx":  # the process is gone, and its lock with it
-        assert main(given) == 0
+        assert main(given_options) == 0
     assert not list(tmp_path.glob(".*.lock")) or name == "onnx"
 
 
@@ -173,9 +173,9 @@ def test_full_disk(limit: int, tmp_path: Path, capsys: pytest.CaptureFixture[str
             ["unpack", "--source", "digits", "--output", str(tmp_path / "digits")],
         ):
             assert main(arguments) == 1
-            said = capsys.readouterr().err.splitlines()[-1]
-            assert said.startswith("cifnet: error: cannot write ")
-            assert "File too large; nothing was changed" in said
+            errors = capsys.readouterr().err.splitlines()[-1]
+            assert errors.startswith("cifnet: error: cannot write ")
+            assert "File too large; nothing was changed" in errors
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert not (tmp_path / "fresh").exists()
 

@@ -38,7 +38,7 @@ REFUSED = [
 @pytest.mark.parametrize(("options", "reason"), REFUSED)
 def test_refusals(options: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "mine").touch()
-    given = ["--source", "digits", "--output", str(tmp_path / "d"), *(o.format(tmp=tmp_path) for o in options)]
-    assert main(["unpack", *given]) == 2
+    arguments = ["--source", "digits", "--output", str(tmp_path / "d"), *(o.format(tmp=tmp_path) for o in options)]
+    assert main(["unpack", *arguments]) == 2
     assert reason in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

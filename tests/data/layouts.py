@@ -119,8 +119,8 @@ def country211(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def imagenette(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Class names are tuples of synonyms; the held-out part is called val."""
     for c, wnid in enumerate(("n01440764", "n02102040")):
-        for part, count, first in (("train", 3, 0), ("val", 1, 90)):
-            folder = root / "imagenette2" / part / wnid
+        for split, count, first in (("train", 3, 0), ("val", 1, 90)):
+            folder = root / "imagenette2" / split / wnid
             folder.mkdir(parents=True)
             for i in range(first, first + count):
                 photo(list(COLOURS.values())[c], seed=i).save(folder / f"{i}.JPEG".lower())
@@ -183,9 +183,9 @@ def shards(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shards_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers for labels in .json and .cls members, in folders for training and testing."""
-    for part, first, count in (("train", 0, 9), ("test", 50, 3)):
-        (root / part).mkdir()
-        with tarfile.open(root / part / "0.tar", "w") as shard:
+    for split, first, count in (("train", 0, 9), ("test", 50, 3)):
+        (root / split).mkdir()
+        with tarfile.open(root / split / "0.tar", "w") as shard:
             for i in range(first, first + count):
                 label = {"json": b'{"label": %d}' % (i % 3)} if i % 2 else {"cls": b"%d\n" % (i % 3)}
                 add_sample(shard, f"{i}", {"png": encoded(COLOURS[THREE[i % 3]], i), **label})
@@ -211,9 +211,9 @@ def npz_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compressed, in double precision, with names for labels."""
     names = np.array(THREE)
     parts: dict[str, np.ndarray] = {}
-    for seed, (part, count) in enumerate((("train", 12), ("test", 6))):
+    for seed, (split, count) in enumerate((("train", 12), ("test", 6))):
         z, y = vectors(count, seed=seed)
-        parts |= {f"{part}_embeddings": z.astype(np.float64), f"{part}_labels": names[y]}
+        parts |= {f"{split}_embeddings": z.astype(np.float64), f"{split}_labels": names[y]}
     np.savez_compressed(root / "embeddings.npz", **parts)
 
 

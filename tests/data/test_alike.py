@@ -60,7 +60,7 @@ def test_a_folder_is_divided_in_whole_groups(tmp_path: Path):
     """By default; single photos only if that is asked for."""
     shelf(tmp_path / "cup", 10, 4)
     source = build_source("folder", SourceOptions(tmp_path))
-    train, val = ({name.split("-")[0] for name in part.names} for part in (source.train, source.val))
+    train, val = ({name.split("-")[0] for name in split.names} for split in (source.train, source.val))
     assert len(val) == 2
     assert not train & val
     single = build_source("folder", SourceOptions(tmp_path, group="single"))

@@ -29,8 +29,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree(tmp_path_factory.mktemp("core"))
 
 
-def build(root: Path | None, **own: Any) -> Source:
-    return build_source("core50", SourceOptions(root, own=own))
+def build(root: Path | None, **options: Any) -> Source:
+    return build_source("core50", SourceOptions(root, own=options))
 
 
 def test_every_tenth_of_all_frames_is_the_papers_number() -> None:
@@ -45,11 +45,11 @@ def test_standard_sessions_are_for_testing(root: Path) -> None:
     assert len(source.val) == 3 * 4 * 2
     assert {name.split("/")[0] for name in source.val.names} == {"s3", "s7", "s10"}
     assert source.val.names[:3] == ["s3/o1/C_03_01_009.png", "s3/o1/C_03_01_019.png", "s3/o2/C_03_02_009.png"]
-    for part in (source.train, source.val):
-        for index in range(0, len(part), 7):
-            red, green, _ = part.square(index, 4, 1.0)[0, 0]
-            assert part.names[index].startswith(f"s{red}/o{green}/")
-            assert part.labels[index] == green - 1
+    for split in (source.train, source.val):
+        for index in range(0, len(split), 7):
+            red, green, _ = split.square(index, 4, 1.0)[0, 0]
+            assert split.names[index].startswith(f"s{red}/o{green}/")
+            assert split.labels[index] == green - 1
 
 
 def test_stride_and_sessions_are_settings(root: Path) -> None:

@@ -86,7 +86,7 @@ def test_all_workers_start_before_the_network_fills_the_memory(tmp_path: Path) -
     model.backbone.forward = look  # type: ignore[method-assign]
     trainer(tmp_path, max_epochs=2).fit(model, datamodule=digits(num_workers=2))
     assert len(workers[0]) == 4  # two that decode training images, two for testing
-    assert all(found == workers[0] for found in workers)
+    assert all(result == workers[0] for result in workers)
 
 
 def test_processes_on_one_machine_share_out_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

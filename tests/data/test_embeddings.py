@@ -28,9 +28,9 @@ def write(folder: Path, **arrays: Any) -> Path:
 
 def read_all(path: Path, **own: Any) -> None:
     source = build_source("embeddings", SourceOptions(path, own=own))
-    for part in (source.train, source.val):
-        assert isinstance(part, EmbeddingSet)
-        part.get(np.arange(len(part)))
+    for split in (source.train, source.val):
+        assert isinstance(split, EmbeddingSet)
+        split.get(np.arange(len(split)))
 
 
 def refused(path: Path, **own: Any) -> str:

@@ -114,8 +114,8 @@ def test_refused(tmp_path: Path, source: str, group: str, fragment: str):
 
 
 def test_refused_where_the_photos_are_split_already(tmp_path: Path):
-    for part in ("train", "val"):
-        photo(tmp_path / part / "ant" / "1.jpg")
+    for subset in ("train", "val"):
+        photo(tmp_path / subset / "ant" / "1.jpg")
     with pytest.raises(UsageError, match="has train and val"):
         build_source("folder", SourceOptions(tmp_path, group="day"))
 

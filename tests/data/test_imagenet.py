@@ -22,15 +22,15 @@ def imagenet(root: Path, classes: int) -> list[str]:
     names = [f"n{10 * i:08}" for i in range(classes)]
     save(root / "one.JPEG")
     for name in names:
-        for part in ("train", "val"):
-            folder = root / part / name
+        for split in ("train", "val"):
+            folder = root / split / name
             folder.mkdir(parents=True)
             (folder / f"{name}_1.JPEG").symlink_to(root / "one.JPEG")
     return names
 
 
-def build(root: Path | None, **own: Any) -> Source:
-    return build_source("imagenet100", SourceOptions(root, own=own))
+def build(root: Path | None, **options: Any) -> Source:
+    return build_source("imagenet100", SourceOptions(root, own=options))
 
 
 def test_a_tree_of_a_hundred_classes_needs_no_list(tmp_path: Path) -> None:
@@ -43,8 +43,8 @@ def test_a_tree_of_a_hundred_classes_needs_no_list(tmp_path: Path) -> None:
 def test_a_list_selects(tmp_path: Path) -> None:
     names = imagenet(tmp_path, 12)
     (tmp_path / "list.txt").write_text(f"# of the paper\n{names[7]} tench\n\n{names[2]}\n")
-    for given in (str(tmp_path / "list.txt"), [names[7], names[2]]):
-        source = build(tmp_path, class_list=given)
+    for options in (str(tmp_path / "list.txt"), [names[7], names[2]]):
+        source = build(tmp_path, class_list=options)
         assert source.class_names == [names[2], names[7]]
         assert source.train.names == [f"{n}/{n}_1.JPEG" for n in source.class_names]
         assert source.val.labels.tolist() == [0, 1]
@@ -111,9 +111,9 @@ def test_tiny_imagenet_as_shipped(tmp_path: Path, inner: bool) -> None:
     assert source.class_names == TINY_CLASSES
     assert np.bincount(source.train.labels).tolist() == [3, 3, 3]
     assert np.bincount(source.val.labels).tolist() == [2, 2, 2]
-    for part in (source.train, source.val):
-        for i in range(len(part)):
-            assert part.square(i, 2, 1.0)[0, 0, 0] == 10 * part.labels[i]
+    for split in (source.train, source.val):
+        for i in range(len(split)):
+            assert split.square(i, 2, 1.0)[0, 0, 0] == 10 * split.labels[i]
 
 
 def test_a_damaged_tiny_imagenet_is_named(tmp_path: Path) -> None:

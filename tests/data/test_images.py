@@ -102,8 +102,8 @@ def test_jpeg_decoded_at_a_fraction_is_the_same_picture(size: int, orientation: 
     photo.save(tmp_path / "a.jpg", quality=95, exif=exif)
     with Image.open(tmp_path / "a.jpg") as whole:
         expected = square(whole, size)
-    found = read_square(tmp_path / "a.jpg", size)
-    assert difference(found, expected).mean() <= 1
+    actual = read_square(tmp_path / "a.jpg", size)
+    assert difference(actual, expected).mean() <= 1
     with Image.open(tmp_path / "a.jpg") as part:
         assert part.draft(part.mode, (2 * size, 2 * size)) is not None
 
@@ -114,11 +114,11 @@ def test_jpeg_decoded_at_a_fraction_is_the_same_picture(size: int, orientation: 
 def corners(image: np.ndarray) -> list[str]:
     """Colour names of the four corners, clockwise from the upper left."""
     names = {(255, 0, 0): "red", (0, 255, 0): "green", (0, 0, 255): "blue", (255, 255, 0): "yellow"}
-    found = []
+    actual = []
     for y, x in ((0, 0), (0, -1), (-1, -1), (-1, 0)):
         near = min(names, key=lambda colour: float(np.abs(image[y, x].astype(int) - np.array(colour)).sum()))
-        found.append(names[near])
-    return found
+        actual.append(names[near])
+    return actual
 
 
 def quadrants() -> Image.Image:

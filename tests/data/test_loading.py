@@ -170,9 +170,9 @@ def test_workers_rest_while_several_threads_of_a_network_run(
 ) -> None:
     made: list[tuple[Any, ...]] = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(loading, "WorkerPool", lambda *given: made.append(given))
+    monkeypatch.setattr(loading, "WorkerPool", lambda *options: made.append(options))
     ImageLoader(dataset(ProcessNumbers(2)), 2, 20, device).start()
-    assert [given[1:] for given in made] == [(2, (20, 2, 2, 3), alternate)]
+    assert [options[1:] for options in made] == [(2, (20, 2, 2, 3), alternate)]
 
 
 def test_a_loader_can_be_left_midway_and_used_again() -> None:
@@ -236,9 +236,9 @@ def test_memory_holds_what_fits_and_gives_it_back(images: int, room: int, width:
         assert len(known) == min(len(offered), int(limit_mb * 1e6) // (4 * width))
         assert memory._store is not None
         assert memory._store.numel() * memory._store.element_size() <= limit_mb * 1e6
-        found = memory.get(known[::-1].copy())
-        assert found.dtype == torch.float32
-        assert torch.equal(found, z[known[::-1].copy()])
+        result = memory.get(known[::-1].copy())
+        assert result.dtype == torch.float32
+        assert torch.equal(result, z[known[::-1].copy()])
 
 
 def test_memory_does_not_follow_what_it_was_given() -> None:

@@ -56,8 +56,8 @@ def test_the_same_source_as_the_folder(tmp_path: Path, prefix: str):
 
 
 def test_train_and_val_in_an_archive(tmp_path: Path):
-    for part in ("train", "val"):
-        make_photos(tmp_path / "set" / part, ["ant", "bee"], 2)
+    for split in ("train", "val"):
+        make_photos(tmp_path / "set" / split, ["ant", "bee"], 2)
     source = folder(SourceOptions(pack(tmp_path / "set", tmp_path / "set.zip", "set/")))
     assert (source.class_names, len(source.train), len(source.val)) == (["ant", "bee"], 4, 4)
 
@@ -66,11 +66,11 @@ def test_photos_are_found_and_decoded_in_place(tmp_path: Path):
     photos = make_photos(tmp_path / "photos", ["ant", "bee"], 3)
     packed = pack(photos, tmp_path / "shots.zip")
     before = sorted(tmp_path.rglob("*"))
-    found = list(find_photos(str(packed)))
-    assert found == [packed / path.relative_to(photos) for path in sorted(photos.rglob("*.png"))]
-    assert list(find_photos(str(packed / "bee"))) == found[3:]
-    assert list(find_photos(str(found[0]))) == found[:1]
-    (batch,) = squares(found, 8, 1.0)
+    result = list(find_photos(str(packed)))
+    assert result == [packed / path.relative_to(photos) for path in sorted(photos.rglob("*.png"))]
+    assert list(find_photos(str(packed / "bee"))) == result[3:]
+    assert list(find_photos(str(result[0]))) == result[:1]
+    (batch,) = squares(result, 8, 1.0)
     assert batch.unreadable == (None,) * 6
     assert sorted(tmp_path.rglob("*")) == before  # nothing was unpacked
     with pytest.raises(DataError, match="no file or folder"):

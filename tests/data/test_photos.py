@@ -28,8 +28,8 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def relative(tree: Path, place: str) -> list[str]:
-    return [path.relative_to(tree).as_posix() for path in find_photos(place)]
+def relative(tree: Path, source: str) -> list[str]:
+    return [path.relative_to(tree).as_posix() for path in find_photos(source)]
 
 
 def test_folders(tree: Path):
@@ -44,9 +44,9 @@ def test_one_file_of_any_name(tree: Path):
     "pattern", ["*", "*.jpg", "**/*.png", "b/*", "b/*/*", "b/**", "**", "*/*.png", "b/e/[fg].*", "?/c.*"]
 )
 def test_patterns_as_the_shell_has_them(tree: Path, pattern: str):
-    found = {Path(name).as_posix() for name in glob.glob(pattern, root_dir=tree, recursive=True)}
+    result = {Path(name).as_posix() for name in glob.glob(pattern, root_dir=tree, recursive=True)}
     photos_of = {"a.jpg", "b/c.png", "b/e/f.JPEG", "b/e/g.gif"}
-    assert set(relative(tree, str(tree / pattern))) == found & photos_of
+    assert set(relative(tree, str(tree / pattern))) == result & photos_of
 
 
 @given(
@@ -78,9 +78,9 @@ def test_large_folders_come_in_sorted_parts(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(walk, "SORTED_AT_ONCE", 5)
     for i in range(23):
         (tmp_path / f"{i:02}.png").touch()
-    found = [path.name for path in find_photos(str(tmp_path))]
-    assert sorted(found) == [f"{i:02}.png" for i in range(23)]
-    assert all(found[i : i + 5] == sorted(found[i : i + 5]) for i in range(0, 23, 5))
+    result = [path.name for path in find_photos(str(tmp_path))]
+    assert sorted(result) == [f"{i:02}.png" for i in range(23)]
+    assert all(result[i : i + 5] == sorted(result[i : i + 5]) for i in range(0, 23, 5))
 
 
 def test_squares_keep_the_order_and_the_reasons(tmp_path: Path):

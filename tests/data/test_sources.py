@@ -78,11 +78,11 @@ class TestEverySource:
 
     def test_subset_keeps_names_and_contents(self, source: Source) -> None:
         rows = np.array([len(source.train) - 1, 0])
-        part = source.train.subset(rows)
-        assert list(part.names) == [source.train.names[i] for i in rows]
-        assert part.labels.tolist() == source.train.labels[rows].tolist()
-        assert part.content(1) == source.train.content(0)
-        assert part.place(0) == source.train.place(int(rows[0]))
+        split = source.train.subset(rows)
+        assert list(split.names) == [source.train.names[i] for i in rows]
+        assert split.labels.tolist() == source.train.labels[rows].tolist()
+        assert split.content(1) == source.train.content(0)
+        assert split.place(0) == source.train.place(int(rows[0]))
 
     def test_domains_and_tasks_are_of_every_sample(self, source: Source) -> None:
         for groups in (source.domains, source.tasks):
@@ -107,8 +107,8 @@ class TestEverySourceOfImages:
     def test_squares_of_another_build_are_the_same(self, case: Case, source: Source, tmp_path: Path) -> None:
         again = case.build(tmp_path)
         assert (again.train.square(0, 6, 1.0) == source.train.square(0, 6, 1.0)).all()
-        part = source.train.subset(np.array([len(source.train) - 1, 0]))
-        assert (part.square(1, 6, 1.0) == source.train.square(0, 6, 1.0)).all()
+        split = source.train.subset(np.array([len(source.train) - 1, 0]))
+        assert (split.square(1, 6, 1.0) == source.train.square(0, 6, 1.0)).all()
 
     def test_a_spawned_worker_can_receive_it(self, source: Source) -> None:
         dataset = SquareDataset(source.val, source.class_names, 6, 1.0)

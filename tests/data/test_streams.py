@@ -51,16 +51,16 @@ KINDS = [
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: type(kind).__name__)
 def test_every_sample_is_in_one_task_and_every_class_is_introduced_once(kind: Stream) -> None:
     made = plan(kind, source(groups=4))
-    found = rows(made)
-    assert sorted(np.concatenate(found).tolist()) == list(range(8 * 40))
+    result = rows(made)
+    assert sorted(np.concatenate(result).tolist()) == list(range(8 * 40))
     assert sorted(made.tasks(()).classes()) == CLASSES
     seen: set[str] = set()
-    for part, new in zip(found, made.tasks(()).tasks, strict=True):
+    for part, new in zip(result, made.tasks(()).tasks, strict=True):
         present = {CLASSES[label] for label in made.source.train.labels[part]}
         assert set(new) == present - seen
         seen |= present
     again = rows(plan(kind, source(groups=4)))
-    assert all((one == two).all() for one, two in zip(found, again, strict=True))
+    assert all((one == two).all() for one, two in zip(result, again, strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: type(kind).__name__)
@@ -81,7 +81,7 @@ def test_disjoint_is_the_order_of_classes_and_then_of_samples() -> None:
 
 def test_returning_classes_come_in_every_later_task() -> None:
     made = plan(Returning(0.6))
-    counts = [np.bincount(made.source.train.labels[part], minlength=8) for part in rows(made)]
+    counts = [np.bincount(made.source.train.labels[split], minlength=8) for split in rows(made)]
     for k, task in enumerate(made.tasks(()).tasks):
         for label in (int(name[1]) for name in task):
             assert counts[k][label] == (16 if k < 3 else 40)
@@ -97,8 +97,8 @@ def test_blurry_has_its_two_percentages(disjoint: int, blurry: int, seed: int) -
     given_tasks = Plan(made.source, None, 3, 2, None, None).tasks(()).tasks
     elsewhere = []
     for k, task in enumerate(given_tasks):
-        own = np.bincount(labels[rows(made)[k]], minlength=8)
-        elsewhere += [40 - int(own[int(name[1])]) for name in task]
+        counts_of_task = np.bincount(labels[rows(made)[k]], minlength=8)
+        elsewhere += [40 - int(counts_of_task[int(name[1])]) for name in task]
     moved = round(blurry / 100 * 40)
     if moved:
         assert sum(count > 0 for count in elsewhere) == 8 - round(disjoint / 100 * 8)
@@ -106,10 +106,10 @@ def test_blurry_has_its_two_percentages(disjoint: int, blurry: int, seed: int) -
 
 
 def test_task_free_solves_every_so_many_samples() -> None:
-    found = rows(plan(TaskFree(33)))
-    assert [len(part) for part in found] == [33] * 9 + [23]
+    result = rows(plan(TaskFree(33)))
+    assert [len(part) for part in result] == [33] * 9 + [23]
     labels = source().train.labels
-    firsts = [labels[np.concatenate(found)[start : start + 80]] for start in range(0, 320, 80)]
+    firsts = [labels[np.concatenate(result)[start : start + 80]] for start in range(0, 320, 80)]
     assert all(len(set(part.tolist())) == 2 for part in firsts)  # mixed within a task, not between tasks
 
 
@@ -149,11 +149,11 @@ def test_domains_that_no_task_learns_are_always_tested() -> None:
 
 def test_an_added_class_does_not_move_the_samples_of_others() -> None:
     small, large = plan(Returning(), source([40] * 7)), plan(Returning(), source([40] * 8))
-    found = [
-        [{int(i) for part in rows(made) for i in part if made.source.train.labels[i] == label} for label in range(7)]
+    result = [
+        [{int(i) for split in rows(made) for i in split if made.source.train.labels[i] == label} for label in range(7)]
         for made in (small, large)
     ]
-    assert found[0] == found[1]
+    assert result[0] == result[1]
 
 
 def test_more_tasks_than_wanted() -> None:

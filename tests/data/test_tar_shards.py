@@ -25,8 +25,8 @@ from tests.data.layouts import add_sample, encoded
 CLASSES = ["ant", "bee", "cat"]
 
 
-def build(root: Path | str, **own: str) -> Source:
-    return build_source("webdataset", SourceOptions(Path(root), own=own))
+def build(root: Path | str, **options: str) -> Source:
+    return build_source("webdataset", SourceOptions(Path(root), own=options))
 
 
 def write(path: Path, samples: list[tuple[str, dict[str, bytes]]]) -> Path:
@@ -48,12 +48,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_photos(root / "folder" / "train", CLASSES, 12)
     make_photos(root / "folder" / "val", CLASSES, 15)
     rows = ["path,label,split"]
-    for part, word in (("train", "train"), ("val", "test")):
-        for path in (root / "folder" / part).rglob("*.png"):
-            if part == "val" and int(path.stem) < 12:
+    for split, word in (("train", "train"), ("val", "test")):
+        for path in (root / "folder" / split).rglob("*.png"):
+            if split == "val" and int(path.stem) < 12:
                 path.unlink()  # the same noise as for training
-        files = sorted((root / "folder" / part).rglob("*.png"), key=lambda path: (path.stem, path.parent.name))
-        cuts = [0, 1, 20, len(files)] if part == "train" else [0, len(files)]
+        files = sorted((root / "folder" / split).rglob("*.png"), key=lambda path: (path.stem, path.parent.name))
+        cuts = [0, 1, 20, len(files)] if split == "train" else [0, len(files)]
         for number, (a, b) in enumerate(pairwise(cuts)):
             samples = [
                 (f"{f.parent.name}-{f.stem}", {"png": f.read_bytes(), "txt": f.parent.name.encode()})
@@ -70,14 +70,14 @@ OPTIONS += ["--data.classes_per_task", "1", "--energy.enabled", "false"]
 
 
 def test_folder_table_and_shards_are_the_same_run(photos: Path, tmp_path: Path):
-    found = {}
+    result = {}
     for source, root in (("folder", "folder"), ("manifest", "table.csv"), ("webdataset", "shards")):
-        given = ["--data.source", source, "--data.root", str(photos / root), "--data.num_workers", "0"]
-        assert main(["fit", *OPTIONS, *given, "--logs", str(tmp_path), "--experiment", source]) == 0
+        options = ["--data.source", source, "--data.root", str(photos / root), "--data.num_workers", "0"]
+        assert main(["fit", *OPTIONS, *options, "--logs", str(tmp_path), "--experiment", source]) == 0
         run = tmp_path / source / "version_0"
-        found[source] = cifnet_pl.load(run), json.loads((run / "summary.json").read_text())
-    model, summary = found["folder"]
-    for other, about in found.values():
+        result[source] = cifnet_pl.load(run), json.loads((run / "summary.json").read_text())
+    model, summary = result["folder"]
+    for other, about in result.values():
         assert about["A_k"] == summary["A_k"]
         assert other.counts == model.counts
         assert other.photos.content.tolist() == model.photos.content.tolist()
@@ -98,8 +98,8 @@ def test_processes_do_not_share_a_place_in_a_file(photos: Path):
     expected = _contents(source, list(range(len(source.train))))  # opens the files in this process
     with get_context("fork").Pool(2) as pool:
         parts = [list(range(start, len(source.train), 4)) for start in range(4)]
-        for part, found in zip(parts, pool.starmap(_contents, [(source, part) for part in parts]), strict=True):
-            assert found == [expected[row] for row in part]
+        for part, result in zip(parts, pool.starmap(_contents, [(source, part) for part in parts]), strict=True):
+            assert result == [expected[row] for row in part]
 
 
 def test_patterns_and_addresses(photos: Path):

@@ -36,9 +36,9 @@ def test_domains_and_tasks_go_with_their_samples() -> None:
     source = Source(["a", "b"], images, images.subset(np.arange(2)), Grouping(["x", "y"], domain, domain[:2]))
     tuned = without_test_images(source, 0.5, 0)
     assert tuned.domains is not None
-    for part, own in ((tuned.train, tuned.domains.train), (tuned.val, tuned.domains.val)):
-        assert own.tolist() == [int(name) % 2 for name in part.names]
-        assert [np.sum((part.labels == c) & (own == d)) for c in (0, 1) for d in (0, 1)] == [5] * 4
+    for split, domains in ((tuned.train, tuned.domains.train), (tuned.val, tuned.domains.val)):
+        assert domains.tolist() == [int(name) % 2 for name in split.names]
+        assert [np.sum((split.labels == c) & (domains == d)) for c in (0, 1) for d in (0, 1)] == [5] * 4
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_every_table_of_results_says_so(tmp_path: Path) -> None:
     for name in ("accuracy", "ablation", "runs", "settings"):
         (table,) = (table for section in tables.values() for table in section if table.name == name)
         text = [column.header for column in table.columns] + [str(cell) for row in table.rows for cell in row]
-        assert any(mark in said for said in text), name
+        assert any(mark in sentence for sentence in text), name
     for section in ("Efficiency", "Memory", "All results"):
         marked = [table for table in tables[section] if mark in table.title]
         assert marked, section

@@ -54,5 +54,5 @@ def run(root: Path, logs: Path, *options: str, command: str = "fit") -> int:
 
 def summary(logs: Path) -> dict[str, Any]:
     """``summary.json`` of the newest run."""
-    found = sorted(logs.glob("default/version_*/summary.json"))
-    return dict(json.loads(found[-1].read_text(encoding="utf-8")))
+    result = sorted(logs.glob("default/version_*/summary.json"))
+    return dict(json.loads(result[-1].read_text(encoding="utf-8")))

@@ -22,14 +22,14 @@ X, Y = torch.from_numpy(_images / 16), torch.from_numpy(_targets).long()
 
 def golden_steps(head: Head, batch: int, name: str) -> Iterator[tuple[Tensor, Tensor, float, float]]:
     """After each task: our scores, the golden ones, our accuracy and the golden one in percent."""
-    train, test = (torch.from_numpy(GOLDEN[f"{part}_rows"]) for part in ("train", "test"))
+    train, test = (torch.from_numpy(GOLDEN[f"{split}_rows"]) for split in ("train", "test"))
     order = torch.from_numpy(GOLDEN["class_order"])
     for k in range(5):
         classes = order[2 * k : 2 * k + 2]
         head.begin_task(classes.tolist())
         rows = train[torch.isin(Y[train], classes)]
-        for part in torch.split(rows, batch):
-            head.observe(X[part], Y[part])
+        for split in torch.split(rows, batch):
+            head.observe(X[split], Y[split])
         head.solve()
         seen = test[torch.isin(Y[test], order[: 2 * k + 2])]
         accuracy = 100 * (head.predict(X[seen]) == Y[seen]).double().mean().item()

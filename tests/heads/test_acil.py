@@ -86,14 +86,14 @@ def test_the_projection_of_a_seed_never_changes() -> None:
 
 
 def test_a_drawn_projection_is_not_stored_and_a_given_one_is() -> None:
-    drawn, given = ACILHead(4, width=10, seed=3), ACILHead(4, projection=draw_projection(10, 4, seed=3))
+    drawn, options = ACILHead(4, width=10, seed=3), ACILHead(4, projection=draw_projection(10, 4, seed=3))
     assert "projection" not in drawn.state_dict()
-    assert torch.equal(given.state_dict()["projection"], drawn.projection)
-    for head in (drawn, given):
+    assert torch.equal(options.state_dict()["projection"], drawn.projection)
+    for head in (drawn, options):
         learn_random(head)
-    assert torch.equal(drawn.weights, given.weights)
+    assert torch.equal(drawn.weights, options.weights)
     assert drawn.state_elements() == {"projection": 0, "factors": 55, "moments": 90, "weights": 90}
-    assert given.state_elements()["projection"] == 40
+    assert options.state_elements()["projection"] == 40
 
 
 def test_a_given_projection_comes_back_from_the_state() -> None:

@@ -84,11 +84,11 @@ def grouped(stream: Stream) -> Tensor:
 def literal_groups(stream: Stream, make: Callable[[], Head]) -> Tensor:
     """Scores of every stored sample by heads that never saw its group."""
     z, y = stream.stored()
-    groups, found = grouped(stream), torch.zeros(len(y), len(y) // 3, dtype=torch.float64)
+    groups, result = grouped(stream), torch.zeros(len(y), len(y) // 3, dtype=torch.float64)
     for group in groups.unique():
         rows = (groups == group).nonzero().flatten()
-        found[rows] = stream.learn(make(), *((int(y[n]), int(n) % 3) for n in rows))(z[rows])
-    return found
+        result[rows] = stream.learn(make(), *((int(y[n]), int(n) % 3) for n in rows))(z[rows])
+    return result
 
 
 RIDGES = {
@@ -292,9 +292,9 @@ def test_dsal_is_near() -> None:
         scores.append(head.leave_one_out(*stream.stored()))
         exact.append(literal(stream, lambda n: DSALHead(D, width=20, ridge=1.0)))
         plain.append(head(stream.stored()[0]))
-    found, wanted, naive = torch.cat(scores), torch.cat(exact), torch.cat(plain)
+    result, wanted, naive = torch.cat(scores), torch.cat(exact), torch.cat(plain)
     # Not exact, but most of what lies between the scores with and without the sample.
-    assert (found - wanted).norm() < 0.2 * (naive - wanted).norm()
+    assert (result - wanted).norm() < 0.2 * (naive - wanted).norm()
 
 
 # ---------------------------------------------------------------------- what a sample's weight is known from
@@ -390,27 +390,27 @@ def test_the_temperature_that_made_the_labels_is_found(seed: int, true: float) -
     generator = torch.Generator().manual_seed(seed)
     scores = 2 * torch.randn(4000, 6, generator=generator, dtype=torch.float64)
     y = torch.multinomial(torch.softmax(scores, dim=1), 1, generator=generator).flatten()
-    found = fit_temperature(true * scores, y)
-    assert found == pytest.approx(true, rel=0.1)
-    best = nll(true * scores, y, found)
-    assert all(best <= nll(true * scores, y, found * factor) for factor in (0.5, 0.9, 0.999, 1.001, 1.1, 2.0))
+    result = fit_temperature(true * scores, y)
+    assert result == pytest.approx(true, rel=0.1)
+    best = nll(true * scores, y, result)
+    assert all(best <= nll(true * scores, y, result * factor) for factor in (0.5, 0.9, 0.999, 1.001, 1.1, 2.0))
 
 
 @pytest.mark.parametrize("samples", [10, 100, 1000])
 def test_without_an_error_nothing_is_certain(samples: int) -> None:
     """The chance of an error is not taken for less than about 1 in n."""
     scores = torch.eye(4, dtype=torch.float64).repeat(samples // 4 + 1, 1)[:samples]
-    found = fit_temperature(scores, torch.arange(4).repeat(samples // 4 + 1)[:samples])
-    wrong = 1 - torch.softmax(torch.eye(4, dtype=torch.float64)[0] / found, 0)[0].item()
+    result = fit_temperature(scores, torch.arange(4).repeat(samples // 4 + 1)[:samples])
+    wrong = 1 - torch.softmax(torch.eye(4, dtype=torch.float64)[0] / result, 0)[0].item()
     assert 0.3 / samples < wrong < 3 / samples
 
 
 def test_without_an_error_the_temperature_stays_within_reason() -> None:
     scores = torch.eye(5, dtype=torch.float64)
-    found = fit_temperature(scores, torch.arange(5))
-    assert found > 0
-    assert math.isfinite(nll(scores, torch.arange(5), found))
-    assert fit_temperature(7 * scores, torch.arange(5)) == pytest.approx(7 * found, rel=1e-3)
+    result = fit_temperature(scores, torch.arange(5))
+    assert result > 0
+    assert math.isfinite(nll(scores, torch.arange(5), result))
+    assert fit_temperature(7 * scores, torch.arange(5)) == pytest.approx(7 * result, rel=1e-3)
 
 
 def test_scores_that_say_nothing_get_a_temperature_all_the_same() -> None:

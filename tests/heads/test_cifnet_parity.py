@@ -86,14 +86,14 @@ def true_weights(weighting: str, update_past: bool) -> list[NDArray[np.longdoubl
     sums: dict[int, tuple[Any, Any]] = {}
     steps = []
     for k, classes in enumerate(TASKS):
-        own = task_rows(k)
+        own_rows = task_rows(k)
         past, weight = buffer_rows(k)
         for c in list(sums) + classes:
             if c in sums and not update_past:
                 continue
-            rows = own if c in sums else np.concatenate([own, past])
+            rows = own_rows if c in sums else np.concatenate([own_rows, past])
             omega = np.ones(len(rows), wide)
-            omega[len(own) :] = weight
+            omega[len(own_rows) :] = weight
             is_positive = targets[rows] == c
             omega *= np.where(is_positive, positive, negative)
             gram = (x[rows] * omega[:, None]).T @ x[rows]

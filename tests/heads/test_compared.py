@@ -55,13 +55,13 @@ def fecam_scores(shrinkage: float) -> Tensor:
     x, q = (z.sign() * z.abs().sqrt() for z in (Z, QUERIES))
     columns = []
     for c in range(6):
-        own = x[c == Y].numpy()
-        covariance = np.cov(own, rowvar=False, bias=True)
+        class_rows = x[c == Y].numpy()
+        covariance = np.cov(class_rows, rowvar=False, bias=True)
         rest = covariance[~np.eye(D, dtype=bool)].mean()
         shrunk = covariance + shrinkage * (covariance.trace() / D * np.eye(D) + rest * (1 - np.eye(D)))
         scale = np.sqrt(np.diag(shrunk))
         inverse = torch.from_numpy(np.linalg.pinv(shrunk / np.outer(scale, scale)))
-        away = normalize(q, dim=1) - normalize(torch.from_numpy(own.mean(axis=0))[None], dim=1)
+        away = normalize(q, dim=1) - normalize(torch.from_numpy(class_rows.mean(axis=0))[None], dim=1)
         columns.append(-((away @ inverse) * away).sum(dim=1))
     return torch.stack(columns, dim=1)
 

@@ -51,32 +51,32 @@ def test_p_values_and_thresholds_by_counting() -> None:
     scores = torch.randint(0, 9, (30,), generator=generator).double()  # with ties
     weights = torch.rand(30, generator=generator, dtype=torch.float64) + 0.5
     reference = Reference.of(torch.cat([scores, torch.tensor([torch.nan])]), torch.cat([weights, weights[:1]]))
-    own = weights.mean()
+    new_weight = weights.mean()
     for value in (-1.0, 0.0, 3.0, 3.5, 8.0, 9.0):
-        expected = (weights[scores >= value].sum() + own) / (weights.sum() + own)
+        expected = (weights[scores >= value].sum() + new_weight) / (weights.sum() + new_weight)
         assert float(reference.p_values(torch.tensor([value], dtype=torch.float64))) == pytest.approx(float(expected))
     for share in (0.1, 0.5, 0.9):
         limit = reference.threshold(share)
-        assert weights[scores <= limit].sum() >= share * (weights.sum() + own)
-        assert weights[scores < limit].sum() < share * (weights.sum() + own)
+        assert weights[scores <= limit].sum() >= share * (weights.sum() + new_weight)
+        assert weights[scores < limit].sum() < share * (weights.sum() + new_weight)
     assert reference.threshold(0.99) == math.inf  # 30 samples cannot promise that
     assert Reference.of(scores[:19], torch.ones(19)).threshold(0.95) == scores[:19].max()
 
 
 def test_weights_make_a_stored_sample_stand_for_its_class() -> None:
     y = torch.tensor([5, 5, -2, 5, 9])
-    found = photo_weights(y, torch.tensor([-2, 9, 5]), torch.tensor([7, 1, 30]))
-    assert found.tolist() == [10, 10, 7, 10, 1]
+    result = photo_weights(y, torch.tensor([-2, 9, 5]), torch.tensor([7, 1, 30]))
+    assert result.tolist() == [10, 10, 7, 10, 1]
 
 
 def test_scores_of_sets_by_adding_up() -> None:
     p = torch.softmax(2 * torch.randn(20, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64), dim=1)
-    found = set_scores(p)
+    result = set_scores(p)
     for row in range(20):
         for c in range(6):
             above = p[row] > p[row, c]
             expected = p[row][above].sum() + PENALTY * max(0, int(above.sum()) - FREE + 1)
-            assert float(found[row, c]) == pytest.approx(float(expected))
+            assert float(result[row, c]) == pytest.approx(float(expected))
 
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.1])

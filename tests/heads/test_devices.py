@@ -63,18 +63,18 @@ def test_moves_between_devices(case: Case, here: Head, device: torch.device) -> 
 
 
 def test_predicts(case: Case, here: Head, there: Head) -> None:
-    given = QUERIES.to(there.labels.device)
-    assert torch.equal(there.predict(given).cpu(), here.predict(QUERIES))
-    assert torch.allclose(there.probabilities(given).cpu(), here.probabilities(QUERIES), atol=1e-4)
-    assert torch.equal(there.scoring()(given).cpu(), there(given).cpu())
+    options = QUERIES.to(there.labels.device)
+    assert torch.equal(there.predict(options).cpu(), here.predict(QUERIES))
+    assert torch.allclose(there.probabilities(options).cpu(), here.probabilities(QUERIES), atol=1e-4)
+    assert torch.equal(there.scoring()(options).cpu(), there(options).cpu())
 
 
 def test_leaves_one_out(case: Case, here: Head, there: Head) -> None:
     if not here.leaves_one_out:
         return
     z, y = memory(TASKS[2:])[:2]  # of the last task, so never shown a second time
-    expected, found = here.leave_one_out(z, y), there.leave_one_out(*(part.to(there.labels.device) for part in (z, y)))
-    assert torch.allclose(found.cpu(), expected, rtol=1e-3, atol=1e-3, equal_nan=True)
+    expected, result = here.leave_one_out(z, y), there.leave_one_out(*(part.to(there.labels.device) for part in (z, y)))
+    assert torch.allclose(result.cpu(), expected, rtol=1e-3, atol=1e-3, equal_nan=True)
 
 
 def test_takes_a_task_back(case: Case, here: Head, there: Head) -> None:

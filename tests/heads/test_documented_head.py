@@ -34,10 +34,10 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def run(copy: Path, *words: str) -> str:
+def run(copy: Path, *arguments: str) -> str:
     """Run a module of the copy; its output."""
     environment = {**os.environ, "PYTHONPATH": str(copy), "COLUMNS": "200"}
-    done = subprocess.run([sys.executable, "-m", *words], cwd=copy, env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", *arguments], cwd=copy, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout + done.stderr
 

@@ -141,10 +141,10 @@ def test_twice_the_same_and_any_order_of_the_same(make: type[Head]) -> None:
         mixed.begin_task([2 * k, 2 * k + 1])
         if k:
             z, y = buffer(list(range(2 * k)))
-            for part in torch.split(torch.arange(len(y)).flip(0), 3):
-                mixed.observe_past(z[part], y[part], torch.full((len(part),), 7.0, dtype=torch.float64))
-        for part in torch.split(order[Y[order] // 2 == k], 9):
-            mixed.observe(Z[part], Y[part])
+            for batch in torch.split(torch.arange(len(y)).flip(0), 3):
+                mixed.observe_past(z[batch], y[batch], torch.full((len(batch),), 7.0, dtype=torch.float64))
+        for batch in torch.split(order[Y[order] // 2 == k], 9):
+            mixed.observe(Z[batch], Y[batch])
         mixed.solve()
     assert torch.equal(mixed(REST), one(REST))
 

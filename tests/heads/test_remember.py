@@ -134,11 +134,11 @@ def test_damaged_places_are_refused() -> None:
 def test_what_remember_means() -> None:
     assert Remembered(None).text == Remembered("").text == Remembered([]).text == ""
     assert 5 in Remembered("all")
-    given = Remembered("a cat, dog")
-    given.note_names({3: "dog", 4: "elk"})
-    assert 3 in given
-    assert 4 not in given
-    assert Remembered(given.text).names == {"a cat", "dog"}
+    arguments = Remembered("a cat, dog")
+    arguments.note_names({3: "dog", 4: "elk"})
+    assert 3 in arguments
+    assert 4 not in arguments
+    assert Remembered(arguments.text).names == {"a cat", "dog"}
     assert 7 in Remembered(Remembered([7, "dog"]).text)
     for wrong in (["a", ""], [1.5]):
         with pytest.raises(UsageError, match="expected all, or classes"):

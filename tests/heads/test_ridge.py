@@ -28,12 +28,12 @@ def tasks(draw: st.DrawFn, most_features: int = 8, least_samples: int = 1) -> Ta
     labels = rng.permutation(np.arange(-5, 12)).tolist()
     stream = []
     for size in sizes:
-        own = [labels.pop() for _ in range(size)]
+        classes = [labels.pop() for _ in range(size)]
         counts = least_samples + rng.integers(0, 9, size)
         z = rng.normal(size=(counts.sum(), features)) * rng.choice([0.3, 1, 5], features) + rng.normal(size=features)
-        y = np.repeat(own, counts)
+        y = np.repeat(classes, counts)
         order = rng.permutation(len(y))
-        stream.append((own, z[order], y[order]))
+        stream.append((classes, z[order], y[order]))
     return stream
 
 
@@ -52,7 +52,7 @@ def learn(stream: Tasks, **settings: Any) -> RidgeHead:
 
 def pooled(stream: Tasks) -> tuple[list[int], Array, Ints]:
     """All classes in order, all embeddings, all labels."""
-    classes = [c for own, _, _ in stream for c in own]
+    classes = [c for task_classes, _, _ in stream for c in task_classes]
     return classes, np.concatenate([z for _, z, _ in stream]), np.concatenate([y for _, _, y in stream])
 
 

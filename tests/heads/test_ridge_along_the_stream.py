@@ -21,15 +21,15 @@ def trajectory(head: Head) -> list[float]:
     images, targets = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(targets))
     z, y = torch.from_numpy(images[order] / 16), torch.from_numpy(targets[order]).long()
-    found = []
+    result = []
     for digit in range(10):
         rows = (y[:LEARNED] == digit).nonzero().flatten()
         head.begin_task([digit])
         head.observe(z[rows], y[rows])
         head.solve()
         test = LEARNED + (y[LEARNED:] <= digit).nonzero().flatten()
-        found.append(100 * (head.predict(z[test]) == y[test]).double().mean().item())
-    return found
+        result.append(100 * (head.predict(z[test]) == y[test]).double().mean().item())
+    return result
 
 
 def deepest_dip(values: list[float]) -> tuple[float, int]:

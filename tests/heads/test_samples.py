@@ -23,8 +23,8 @@ def test_sorting_forgets_order_and_batches(seed: int, batch: int) -> None:
     z, y, weight = rows(seed)
     once, often = Samples(3, torch.float64), Samples(3, torch.float64)
     once.add(z, y, weight)
-    for part in torch.split(torch.randperm(12, generator=torch.Generator().manual_seed(seed)), batch):
-        often.add(z[part], y[part], weight[part])
+    for chunk in torch.split(torch.randperm(12, generator=torch.Generator().manual_seed(seed)), batch):
+        often.add(z[chunk], y[chunk], weight[chunk])
     for each in (once, often):
         each.sort()
     for name in ("z", "y", "weight"):

@@ -437,8 +437,8 @@ BAD_BATCHES = {
 def test_a_bad_batch_is_refused_and_changes_nothing(case: Case) -> None:
     head = half_way(case)
     before = snapshot(head)
-    for z, y, weight, error, words in BAD_BATCHES.values():
-        with pytest.raises(error, match=words):
+    for z, y, weight, error, arguments in BAD_BATCHES.values():
+        with pytest.raises(error, match=arguments):
             head.observe(z, y, weight)
         assert_same_state(head, before)
 
@@ -475,14 +475,14 @@ def test_the_buffer_must_not_hold_the_current_task(case: Case) -> None:
 
 def test_an_impossible_task_is_refused_and_changes_nothing(case: Case, learned: Head) -> None:
     before = snapshot(learned)
-    for classes, counts, words in (
+    for classes, counts, arguments in (
         ([], [], "at least one class"),
         ([3, 4, 3], [1, 1, 1], "twice"),
         ([3, -3], [1, 1], "class -3 is already learned"),
         ([3, 4], [1], "counts"),
         ([3, 4], [1, 0], "counts"),
     ):
-        with pytest.raises(UsageError, match=words):
+        with pytest.raises(UsageError, match=arguments):
             learned.begin_task(classes, counts)
         assert_same_state(learned, before)
 

@@ -38,7 +38,7 @@ class Recorder(Callback):
     def note(self, hook, trainer, module):
         self.seen.append((hook, trainer.current_epoch, bool(module.head.solved)))
         self.steps.append((hook, trainer.global_step))
-        assert not any(part.training for part in module.backbone.modules()), hook
+        assert not any(split.training for split in module.backbone.modules()), hook
         assert not any(p.requires_grad for p in module.parameters()), hook
 
 
@@ -173,7 +173,7 @@ class TestBackbone:
         digest = learner.backbone.sha256
         learner.train()
         learner.backbone.train(True)
-        assert not any(part.training for part in learner.backbone.modules())
+        assert not any(split.training for split in learner.backbone.modules())
         trainer(tmp_path, recorder).fit(learner, datamodule=digits(max_tasks=2))
         assert recorder.seen
         for key, value in convolutional.state_dict().items():

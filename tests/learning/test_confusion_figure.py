@@ -22,9 +22,9 @@ def test_confused_classes_are_neighbours():
     matrix = 100 * np.eye(8)
     for a, b in ((0, 5), (2, 7), (1, 6)):
         matrix[a, b] = matrix[b, a] = 30
-    place = np.argsort(clustered(shares_of(matrix)))
-    assert sorted(place) == list(range(8))
-    assert all(abs(place[a] - place[b]) == 1 for a, b in ((0, 5), (2, 7), (1, 6)))
+    position = np.argsort(clustered(shares_of(matrix)))
+    assert sorted(position) == list(range(8))
+    assert all(abs(position[a] - position[b]) == 1 for a, b in ((0, 5), (2, 7), (1, 6)))
 
 
 @pytest.mark.parametrize("classes", [1, 2, 3, 40, MOST_CLASSES + 20])

@@ -72,7 +72,7 @@ def test_streams_and_buffers_are_in_the_configuration(tmp_path: Path):
     run = trainer(tmp_path)
     learner.trainer = run
     run.datamodule = data
-    found = yaml.safe_load(yaml.safe_dump(configuration(learner)))
+    result = yaml.safe_load(yaml.safe_dump(configuration(learner)))
     stream = {"class_path": "cifnet_pl.data.streams.Blurry", "init_args": {"disjoint": 0, "blurry": 50, "seed": 3}}
-    assert found["data"]["stream"] == stream
-    assert found["model"]["init_args"]["buffer"]["init_args"]["capacity"] == 300
+    assert result["data"]["stream"] == stream
+    assert result["model"]["init_args"]["buffer"]["init_args"]["capacity"] == 300

@@ -41,9 +41,9 @@ def test_the_machine_is_named(tmp_path: Path) -> None:
     (tmp_path / "info").write_text("processor : 0\nmodel name\t: Some  CPU @ 2.1GHz\n")
     assert processor(tmp_path / "info") == "Some CPU @ 2.1GHz"
     assert processor(tmp_path / "nothing")
-    found = machine(torch.device("cpu"))
-    assert found["gpu"] is None
-    assert found["machine"] == f"{found['processor']}, {cores()} core{'s' if cores() > 1 else ''}"
+    result = machine(torch.device("cpu"))
+    assert result["gpu"] is None
+    assert result["machine"] == f"{result['processor']}, {cores()} core{'s' if cores() > 1 else ''}"
 
 
 def test_the_commit_is_the_packages_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,8 +53,8 @@ def test_the_commit_is_the_packages_own(tmp_path: Path, monkeypatch: pytest.Monk
     (package / "__init__.py").write_text("")
     assert package_commit(package) is None  # no repository
 
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *words]
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     git("init", "-q")

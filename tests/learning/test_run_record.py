@@ -135,8 +135,8 @@ CELLS = (
 @given(st.lists(st.lists(CELLS, min_size=3, max_size=3), max_size=5))
 def test_csv_gives_back_every_cell(rows: list[list[str | None]]) -> None:
     text = to_csv(["a", "b", "c"], rows)
-    found = list(csv.reader(io.StringIO(text, newline="")))
-    assert found == [["a", "b", "c"], *([cell or "" for cell in row] for row in rows)]
+    result = list(csv.reader(io.StringIO(text, newline="")))
+    assert result == [["a", "b", "c"], *([cell or "" for cell in row] for row in rows)]
 
 
 def test_short_rows_are_filled() -> None:

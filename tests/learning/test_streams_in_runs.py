@@ -50,9 +50,9 @@ def test_heads_that_cannot_say_so_before_anything_is_embedded(
 ) -> None:
     options = ["--model.head", head, "--model.buffer", "CalibrationBuffer", "--data.stream", "Returning"]
     assert fit(tmp_path, *options) == 1
-    said = capsys.readouterr().err
-    assert f"with --data.stream Returning classes return with new samples, which {head} cannot add" in said
-    assert said.count("\n") == 1
+    errors = capsys.readouterr().err
+    assert f"with --data.stream Returning classes return with new samples, which {head} cannot add" in errors
+    assert errors.count("\n") == 1
     assert not list(tmp_path.glob("default/*/tasks.csv"))
 
 

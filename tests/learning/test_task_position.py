@@ -104,8 +104,8 @@ def killed_by_the_system(logs: Path, step: int, options: list[str]) -> int:
 
 def test_shards_that_were_read_are_not_read_again(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
     """Photos in tar files, one task; killed by the system after most of them."""
-    given = ["--data.source", "webdataset", "--data.root", str(photos / "shards"), "--data.num_workers", "0"]
-    options = [*TAR_OPTIONS, *given, "--data.classes_per_task", "3", "--data.batch_size", "5"]
+    arguments = ["--data.source", "webdataset", "--data.root", str(photos / "shards"), "--data.num_workers", "0"]
+    options = [*TAR_OPTIONS, *arguments, "--data.classes_per_task", "3", "--data.batch_size", "5"]
     options += ["--checkpoint.every_steps", "2"]
     assert main(["fit", *options, "--logs", str(tmp_path / "reference")]) == 0
     code = in_a_process(partial(killed_by_the_system, tmp_path, 6, options), tmp_path / "output")
@@ -133,10 +133,10 @@ def test_other_samples_or_batches_start_the_task_again(tmp_path: Path, monkeypat
     options = [*KINDS["ridge"], *OPTIONS]
     whole = steps_of(partial(fit, tmp_path / "reference", *options))
     killed_at(whole[0] + 7, partial(fit, tmp_path, *options))
-    said: list[str] = []
-    monkeypatch.setattr(cifnet_pl.learning.task_position, "rank_zero_info", said.append)
+    sentence: list[str] = []
+    monkeypatch.setattr(cifnet_pl.learning.task_position, "rank_zero_info", sentence.append)
     assert fit(tmp_path, *options, *LAST, "--data.batch_size", "32") == 0
-    assert said == ["task 2 starts again: its samples, their batches or the processes are others now"]
+    assert sentence == ["task 2 starts again: its samples, their batches or the processes are others now"]
     run = tmp_path / "default" / "version_0"
     reference = checkpoint(tmp_path / "reference" / "default" / "version_0")["state_dict"]
     for key, value in checkpoint(run)["state_dict"].items():

@@ -39,10 +39,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         self.hub.asked.append(f"{self.command} {path}")
-        if found := re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)(?:/revision/([\w.]+))?", path):
-            self._about(found[1], found[2])
-        elif found := re.fullmatch(r"/([\w.-]+/[\w.-]+)/resolve/(\w+)/(.+)", path):
-            self._file(*found.groups())
+        if result := re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)(?:/revision/([\w.]+))?", path):
+            self._about(result[1], result[2])
+        elif result := re.fullmatch(r"/([\w.-]+/[\w.-]+)/resolve/(\w+)/(.+)", path):
+            self._file(*result.groups())
         else:
             self._json(404, {"error": "not found"})
 
@@ -56,20 +56,20 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self._json(401, {"error": "Invalid username or password."})
         if self.path == "/api/repos/create":
-            given = json.loads(body)
-            name = f"{given['organization']}/{given['name']}" if given.get("organization") else given["name"]
+            options = json.loads(body)
+            name = f"{options['organization']}/{options['name']}" if options.get("organization") else options["name"]
             fresh = name not in self.hub.repositories
             self.hub.repositories.setdefault(name, {".gitattributes": b""})
             return self._json(200 if fresh else 409, {"url": f"{self.hub.address}/{name}", "name": name})
-        found = re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)/(preupload|commit)/main", self.path)
-        assert found, self.path
-        if found[2] == "preupload":
+        result = re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)/(preupload|commit)/main", self.path)
+        assert result, self.path
+        if result[2] == "preupload":
             files = [
                 {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
                 for file in json.loads(body)["files"]
             ]
             return self._json(200, {"files": files})
-        return self._commit(found[1], [json.loads(line) for line in body.splitlines()])
+        return self._commit(result[1], [json.loads(line) for line in body.splitlines()])
 
     def _commit(self, name: str, lines: list[dict[str, Any]]) -> None:
         files = self.hub.repositories[name]

@@ -11,21 +11,21 @@ NAMES = ["ant", "bee", "cat"]
 
 def evaluation(target: list[int], predicted: list[int], rows: list[int] | None = None) -> Evaluation:
     size = len(target)
-    own = np.arange(size) if rows is None else np.array(rows)
-    return Evaluation(NAMES, own, np.array(target), np.array(predicted), np.full(size, 0.9), 3.0)
+    positions = np.arange(size) if rows is None else np.array(rows)
+    return Evaluation(NAMES, positions, np.array(target), np.array(predicted), np.full(size, 0.9), 3.0)
 
 
 def test_scores_confusions_and_pairs():
-    found = evaluation([0] * 6 + [1] * 6 + [2] * 2, [0, 0, 0, 1, 1, 2] + [1] * 6 + [2, 0])
-    assert found.accuracy == pytest.approx(100 * 10 / 14)
-    assert found.confusion().tolist() == [[3, 2, 1], [0, 6, 0], [1, 0, 1]]
-    scores = found.class_scores()
+    result = evaluation([0] * 6 + [1] * 6 + [2] * 2, [0, 0, 0, 1, 1, 2] + [1] * 6 + [2, 0])
+    assert result.accuracy == pytest.approx(100 * 10 / 14)
+    assert result.confusion().tolist() == [[3, 2, 1], [0, 6, 0], [1, 0, 1]]
+    scores = result.class_scores()
     assert [(s.name, s.right, s.photos, s.taken_for, s.tested) for s in scores] == [
         ("ant", 3, 6, ("bee", 2), True),
         ("bee", 6, 6, None, True),
         ("cat", 1, 2, ("ant", 1), False),
     ]
-    assert found.confused_pairs()[0] == ("ant", "bee", 2, 6)
+    assert result.confused_pairs()[0] == ("ant", "bee", 2, 6)
     assert FEW == 5
 
 
@@ -41,9 +41,9 @@ def test_interval_is_wilsons():
 def test_comparison_on_the_photos_that_both_were_asked_about():
     first = evaluation([0, 0, 1, 1, 2], [0, 0, 1, 0, 2], [1, 2, 3, 4, 9])
     second = evaluation([0, 0, 1, 1], [0, 1, 0, 0], [1, 2, 3, 4])
-    found = compare(first, second)
-    assert (found.both, found.first, found.second, found.neither) == (1, 2, 0, 1)
-    assert found.accuracies == (75.0, 25.0)
-    assert found.p_value == pytest.approx(0.5)  # two heads of two coins, either way
+    result = compare(first, second)
+    assert (result.both, result.first, result.second, result.neither) == (1, 2, 0, 1)
+    assert result.accuracies == (75.0, 25.0)
+    assert result.p_value == pytest.approx(0.5)  # two heads of two coins, either way
     with pytest.raises(DataError, match="no class in common"):
         compare(first, evaluation([0], [0], [77]))

@@ -42,8 +42,8 @@ def test_in_two_steps_as_in_one(model: Classifier, tmp_path: Path):
 
     torch.testing.assert_close(result.model.head(torch.from_numpy(z)), whole.head(torch.from_numpy(z)))
     result.model.save(tmp_path / "bundle")
-    found = list(cifnet_pl.load(tmp_path / "bundle").classify_embeddings(tmp_path / "b.npz"))
-    assert [prediction.classes[0] for prediction in found[:2]] == ["3", "4"]
+    actual = list(cifnet_pl.load(tmp_path / "bundle").classify_embeddings(tmp_path / "b.npz"))
+    assert [prediction.classes[0] for prediction in actual[:2]] == ["3", "4"]
 
 
 def test_what_is_learned_already_is_left_out(model: Classifier, tmp_path: Path):

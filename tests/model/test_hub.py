@@ -24,9 +24,9 @@ NAME = "someone/animals"
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """A hub without models, an empty cache, and a token that may write."""
-    with fake_hub() as found:
-        use(found.address, tmp_path / "cache", monkeypatch)
-        yield found
+    with fake_hub() as result:
+        use(result.address, tmp_path / "cache", monkeypatch)
+        yield result
 
 
 def use(address: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,11 +43,11 @@ def use(address: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_comes_back_as_it_was(head: str, hub: FakeHub):
     model = learned(head)
     push(model, HubName.of(f"hf:{NAME}"))
-    found = cifnet_pl.load(f"hf:{NAME}", device="cpu", download=True)
-    assert found.class_names == model.class_names
-    assert tensors_equal(found.tensors(), model.tensors())
+    result = cifnet_pl.load(f"hf:{NAME}", device="cpu", download=True)
+    assert result.class_names == model.class_names
+    assert tensors_equal(result.tensors(), model.tensors())
     z = torch.randn(5, model.head.in_features, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(found.head.probabilities(z), model.head.probabilities(z))
+    assert torch.equal(result.head.probabilities(z), model.head.probabilities(z))
 
 
 def test_what_was_fetched_is_used_without_the_network(hub: FakeHub):

@@ -25,7 +25,7 @@ def test_run_checkpoint_and_bundle_are_the_same_model(run: Path, tmp_path: Path)
     z = torch.rand(20, 192)
     shutil.copy(run / "checkpoints" / "last.ckpt", tmp_path / "alone.ckpt")  # a checkpoint needs nothing beside it
     places = [run, run.parent, run / "checkpoints" / "last.ckpt", tmp_path / "alone.ckpt", tmp_path / "b"]
-    models = [cifnet_pl.load(place, device="cpu") for place in places]
+    models = [cifnet_pl.load(path, device="cpu") for path in places]
     for model in models:
         assert torch.equal(model.head(z), models[0].head(z))
         assert model.describe() == models[0].describe()
@@ -78,10 +78,10 @@ def test_nothing_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "configs"])
 def test_a_command_alone_says_what_it_needs(command: str, capsys: pytest.CaptureFixture[str]):
     assert main([command]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("cifnet: error: the following arguments are required: ")
-    assert said.count("\n") == 1
-    assert "--" in said or command in ("report", "sweep")
+    errors = capsys.readouterr().err
+    assert errors.startswith("cifnet: error: the following arguments are required: ")
+    assert errors.count("\n") == 1
+    assert "--" in errors or command in ("report", "sweep")
 
 
 def test_runs_and_models_read_checkpoints_alike(run: Path, tmp_path: Path):
@@ -95,26 +95,26 @@ def test_info(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["export", "--model", str(run), "--output", str(tmp_path / "b")]) == 0
     capsys.readouterr()
     model = cifnet_pl.load(run)
-    for place in (run, tmp_path / "b"):
-        assert main(["info", "--model", str(place)]) == 0
-        said = capsys.readouterr().out
-        assert f"0 ({model.counts['0']}), 1 ({model.counts['1']})" in said
-        assert f"{model.history[-1].accuracy:.1f}" in said
-        assert "10 classes in 5 tasks, from 1,438 photos" in said
-        assert "head CIFNetHead" in said
-        assert "backbone pixels:8" in said
-        assert "MB" in said
-        assert "energy so far not measured" in said
-        assert ("written by cifnet_pl" in said) == (place != run)
+    for path in (run, tmp_path / "b"):
+        assert main(["info", "--model", str(path)]) == 0
+        output = capsys.readouterr().out
+        assert f"0 ({model.counts['0']}), 1 ({model.counts['1']})" in output
+        assert f"{model.history[-1].accuracy:.1f}" in output
+        assert "10 classes in 5 tasks, from 1,438 photos" in output
+        assert "head CIFNetHead" in output
+        assert "backbone pixels:8" in output
+        assert "MB" in output
+        assert "energy so far not measured" in output
+        assert ("written by cifnet_pl" in output) == (path != run)
 
 
 def test_energy_of_a_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run = learned(tmp_path, "--data.max_tasks", "1", "--energy.enabled", "true")
     capsys.readouterr()
     assert main(["info", "--model", str(run)]) == 0
-    said = capsys.readouterr().out
-    assert "kWh (" in said
-    assert "estimated" in said or "intel_rapl" in said
+    output = capsys.readouterr().out
+    assert "kWh (" in output
+    assert "estimated" in output or "intel_rapl" in output
 
 
 def test_markup_in_names_is_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -93,11 +93,11 @@ def test_without_trust_nothing_is_imported_and_one_sentence_says_what_would_be(
         "audit": ["--model", bundle, "--images", photos, "--output", tmp_path / "o"],
         "evaluate": ["--model", bundle, "--images", photos],
     }
-    given = options.get(command, ["--model", bundle, "--images", photos, "--output", tmp_path / "o"])
+    arguments = options.get(command, ["--model", bundle, "--images", photos, "--output", tmp_path / "o"])
     loaded = sys.modules.pop("my_parts", None)
     (parts / "my_parts.imported").unlink(missing_ok=True)
     try:
-        assert main([command, *map(str, given)]) == 1
+        assert main([command, *map(str, arguments)]) == 1
         assert "my_parts" not in sys.modules
         assert not (parts / "my_parts.imported").exists()
     finally:
@@ -243,15 +243,15 @@ def test_what_a_backbone_would_import_is_known_before_it_is_built():
 
 def test_an_architecture_of_timm_is_filled_from_a_file(tmp_path: Path):
     timm = pytest.importorskip("timm")
-    own = timm.create_model("resnet10t", pretrained=False)
-    torch.save({"state_dict": own.state_dict()}, tmp_path / "w.pt")
+    network = timm.create_model("resnet10t", pretrained=False)
+    torch.save({"state_dict": network.state_dict()}, tmp_path / "w.pt")
     backbone = build_backbone(f"file:{tmp_path / 'w.pt'}", "timm:resnet10t", engine="torch")
     images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
-    own.reset_classifier(0)
-    own.eval()
+    network.reset_classifier(0)
+    network.eval()
     x = torch.addcmul(backbone.shift, images.float(), backbone.scale)
     with torch.inference_mode():
-        torch.testing.assert_close(backbone(images), own(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(backbone(images), network(x), rtol=1e-4, atol=1e-5)
     with pytest.raises(UsageError, match="unknown timm model 'resnet10'"):
         build_backbone("file:w.pt", "timm:resnet10")
 

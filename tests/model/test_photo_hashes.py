@@ -170,18 +170,18 @@ def test_the_command_line_says_so(
     more = str(extra(tmp_path, "ant", 3))
     assert main(["extend", "--model", run, "--images", more, "--more", "--output", str(tmp_path / "b")]) == 0
     assert "cifnet: note: the ridge went from " in capsys.readouterr().err
-    words = ["--images", str(tmp_path), "--output", str(tmp_path / "c")]
+    arguments = ["--images", str(tmp_path), "--output", str(tmp_path / "c")]
     shutil.copytree(base / "photos", tmp_path / "old")
-    assert main(["forget", "--model", str(tmp_path / "b"), "--class", "ant", "--class", "bee", *words]) == 0
-    said = capsys.readouterr().out
-    assert "class 'ant' is forgotten exactly: its 9 photos" in said
-    assert "class 'bee' is forgotten exactly: its 6 photos" in said
-    assert "other photos in" in said
+    assert main(["forget", "--model", str(tmp_path / "b"), "--class", "ant", "--class", "bee", *arguments]) == 0
+    output = capsys.readouterr().out
+    assert "class 'ant' is forgotten exactly: its 9 photos" in output
+    assert "class 'bee' is forgotten exactly: its 6 photos" in output
+    assert "other photos in" in output
     assert main(["info", "--model", str(tmp_path / "c")]) == 0
-    said = capsys.readouterr().out
-    assert "step 4, forget: ant, bee; from " in said
-    assert cifnet_pl.load(tmp_path / "b").identity in said
-    assert "content hashes of all photos" in said
+    output = capsys.readouterr().out
+    assert "step 4, forget: ant, bee; from " in output
+    assert cifnet_pl.load(tmp_path / "b").identity in output
+    assert "content hashes of all photos" in output
 
 
 def test_the_advice_names_a_model_that_exists(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -215,17 +215,17 @@ def test_photos_that_were_learned_do_not_test(base: Path, capsys: pytest.Capture
         other = make_photos(tmp_path / "other", [name], 41) / name
         shutil.copy(other / "40.png", folder / name / "other.png")
     assert main(["evaluate", "--model", str(base / "logs" / "default"), "--images", str(folder)]) == 0
-    said = capsys.readouterr().out
-    assert "6 of these 9 photos are near-copies of learned ones and flatter the score: with 3 others" in said
+    output = capsys.readouterr().out
+    assert "6 of these 9 photos are near-copies of learned ones and flatter the score: with 3 others" in output
 
 
 def test_info_tells_when_each_task_was_learned(base: Path, model: Classifier, capsys: pytest.CaptureFixture[str]):
     """And of a model whose photos are not all known, what it cannot promise."""
     assert [event.class_names for event in model.history] == [["ant", "bee"], ["cat"]]
     assert all(event.date is not None and event.date[:2] == "20" for event in model.history)
-    said = " ".join(lines(model, {}))
-    assert "step 1, task: ant, bee" in said
-    assert "content hashes of all photos" in said
+    sentence = " ".join(lines(model, {}))
+    assert "step 1, task: ant, bee" in sentence
+    assert "content hashes of all photos" in sentence
     removed = model.forget("bee").model
     assert "copies of those go unnoticed" in " ".join(lines(removed, {}))
 

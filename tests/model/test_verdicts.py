@@ -45,9 +45,9 @@ def test_answers_come_most_probable_first() -> None:
     z, _, _ = samples(["yak"], 5)
     probabilities = model.head.probabilities(z)
     for verdict, shares in zip(model.judge(coverage=0.999).verdicts(z, probabilities), probabilities, strict=True):
-        own = [shares[NAMES.index(name)].item() for name in verdict.answers or ()]
-        assert own == sorted(own, reverse=True)
-        assert len(own) == 3  # 60 samples cannot promise that much: all classes are answers
+        probabilities_of_answers = [shares[NAMES.index(name)].item() for name in verdict.answers or ()]
+        assert probabilities_of_answers == sorted(probabilities_of_answers, reverse=True)
+        assert len(probabilities_of_answers) == 3  # 60 samples cannot promise that much: all classes are answers
         assert (verdict.known, verdict.novelty, verdict.p_value) == (None, None, None)
 
 
@@ -80,14 +80,14 @@ def test_the_same_from_photos() -> None:
 
     model = judged()
     image = Image.new("RGB", (SIDE, SIDE), (250, 10, 10))
-    (found,) = model.classify([image], unknown=0.1, coverage=0.9)
+    (result,) = model.classify([image], unknown=0.1, coverage=0.9)
     (plain,) = model.classify([image])
-    assert found.classes == plain.classes
+    assert result.classes == plain.classes
     assert (plain.known, plain.novelty, plain.p_value, plain.answers) == (None, None, None, None)
     z = model.embed(torch.tensor([250, 10, 10], dtype=torch.uint8)[None, :, None, None].expand(1, 3, SIDE, SIDE))
-    assert found.novelty == pytest.approx(float(model.head.novelty(z)))
-    assert found.known is False
-    assert found.answers
+    assert result.novelty == pytest.approx(float(model.head.novelty(z)))
+    assert result.known is False
+    assert result.answers
 
 
 def test_what_it_needs() -> None:

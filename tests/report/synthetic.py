@@ -50,12 +50,12 @@ def write_run(
 ) -> Path:
     """Write ``config.yaml``, ``tasks.csv``, ``accuracy_matrix.csv`` and ``summary.json`` of one whole run."""
     draw = np.random.default_rng(seed)
-    own = {**HEADS[head], **(head_options or {})}
-    if "seed" in own:
-        own["seed"] = seed
+    options_of_head = {**HEADS[head], **(head_options or {})}
+    if "seed" in options_of_head:
+        options_of_head["seed"] = seed
     kept = {**BUFFER, **(buffer if isinstance(buffer, dict) else {})} if buffer is not None else None
     used = kept is not None and head in ("CIFNetHead", "LogisticHead", "SGDHead")
-    components = state_components(head, own, features, tasks, tasks * classes)
+    components = state_components(head, options_of_head, features, tasks, tasks * classes)
     components["buffer"] = kept["capacity"] * features if used and kept is not None else 0
     record = RunRecord()
     for k in range(tasks):
@@ -79,7 +79,7 @@ def write_run(
             "class_path": "cifnet_pl.CIFNetModule",
             "init_args": {
                 "backbone": backbone,
-                "head": {"class_path": f"cifnet_pl.heads.{head}", "init_args": own},
+                "head": {"class_path": f"cifnet_pl.heads.{head}", "init_args": options_of_head},
                 "buffer": None if kept is None else {"class_path": "cifnet_pl.CalibrationBuffer", "init_args": kept},
                 "architecture": "resnet18" if backbone.startswith("file:") else None,
                 "download": False,
@@ -94,7 +94,11 @@ def write_run(
     }  # fmt: skip
     write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
     record.write_tables(folder)
-    settings = {"in_features": features, **own, **({"projection": f"seed {seed}"} if "width" in own else {})}
+    settings = {
+        "in_features": features,
+        **options_of_head,
+        **({"projection": f"seed {seed}"} if "width" in options_of_head else {}),
+    }
     record.write_summary(
         folder, head=head, head_settings=settings, buffer_settings=kept if used else None,
         backbone=backbone, backbone_params=11_170_000, seed=seed, versions={}, **{"device": "x86_64", **(about or {})},

@@ -53,8 +53,8 @@ def test_differences_are_of_the_same_seeds_and_images(
 ) -> None:
     folder, right = runs
     output = tmp_path / "out"
-    words = ["report", str(folder), "--output", str(output), "--compare", "Exact ridge", "CIFNet"]
-    assert main(words) == 0
+    arguments = ["report", str(folder), "--output", str(output), "--compare", "Exact ridge", "CIFNet"]
+    assert main(arguments) == 0
     (path,) = (output / "tables").glob("comparison_*.csv")
     with path.open(newline="") as file:
         rows = {row["quantity"]: row for row in csv.DictReader(file)}

@@ -121,15 +121,15 @@ def test_a_missing_seed_is_named_and_lifts_nobody(study: Study) -> None:
 
 def bubbles(figure: Figure) -> list[float]:
     """Areas of all bubbles, smallest first; every one is a circle."""
-    found = []
+    result = []
     for axes in figure.axes:
         for drawn in axes.collections:
             if isinstance(drawn, matplotlib.collections.PathCollection):
                 (size,) = drawn.get_sizes()
                 circle = drawn.get_paths()[0].vertices
                 assert abs(circle**2 @ [1, 1] - 0.25).max() < 0.02  # control points of its curves
-                found.append(float(size))
-    return sorted(found)
+                result.append(float(size))
+    return sorted(result)
 
 
 def test_areas_are_proportional_to_energy(tmp_path: Path) -> None:

@@ -102,8 +102,8 @@ def runs(root: Path) -> list[Raw]:
 @pytest.fixture(scope="module")
 def tables(root: Path) -> dict[str, tuple[list[Row], str]]:
     """Name of a table → its rows as in the CSV file, and its Markdown."""
-    found = [table for section in all_tables(read_study([root], root / "external.csv")).values() for table in section]
-    return {t.name: (list(csv.DictReader(io.StringIO(to_csv_table(t)))), to_markdown(t)) for t in found}
+    result = [table for section in all_tables(read_study([root], root / "external.csv")).values() for table in section]
+    return {t.name: (list(csv.DictReader(io.StringIO(to_csv_table(t)))), to_markdown(t)) for t in result}
 
 
 METHODS: dict[str, Callable[[Raw], bool]] = {
@@ -148,7 +148,7 @@ def numeric(rows: list[Row]) -> set[str]:
 
 
 def test_the_accuracy_table(tables: dict[str, tuple[list[Row], str]], runs: list[Raw]) -> None:
-    rows, said = tables["accuracy"]
+    rows, text = tables["accuracy"]
     assert [row["method"] for row in rows if row["numbers"] == "measured"] == ["CIFNet", "Exact ridge", "ACIL", "NCM"]
     for row in rows:
         for header, key in ((f"{SETTING}: Ā", "A_bar"), (f"{SETTING}: A_K", "A_K")):
@@ -162,19 +162,19 @@ def test_the_accuracy_table(tables: dict[str, tuple[list[Row], str]], runs: list
         name: {run["seed"]: run["A_K"] for run in chosen(runs, name)}
         for name in ("CIFNet", "Exact ridge", "ACIL", "NCM")
     }
-    for name, own in final.items():
+    for name, row_runs in final.items():
         beaten = False
         for rival in (values for other, values in final.items() if other != name):
-            common = sorted(own.keys() & rival.keys())
-            p = stats.ttest_rel([own[s] for s in common], [rival[s] for s in common]).pvalue
-            beaten |= bool(p < 0.05 and sum(own[s] - rival[s] for s in common) < 0)
-        (line,) = (line for line in said.splitlines() if line.startswith(f"| {name} | measured"))
+            common = sorted(row_runs.keys() & rival.keys())
+            p = stats.ttest_rel([row_runs[s] for s in common], [rival[s] for s in common]).pvalue
+            beaten |= bool(p < 0.05 and sum(row_runs[s] - rival[s] for s in common) < 0)
+        (line,) = (line for line in text.splitlines() if line.startswith(f"| {name} | measured"))
         assert ("**" in line.rsplit("|", 2)[1]) == (not beaten), line
-        assert f"(n = {len(own)})" in line
+        assert f"(n = {len(row_runs)})" in line
 
 
 def test_the_tables_of_costs(tables: dict[str, tuple[list[Row], str]], runs: list[Raw]) -> None:
-    rows, said = tables["efficiency_digits_2_cls_task"]
+    rows, text = tables["efficiency_digits_2_cls_task"]
     measured = [row for row in rows if row["numbers"] == "measured"]
     assert [row["method"] for row in measured] == [
         "CIFNet, embeddings computed", "CIFNet, embeddings from the cache", f"Exact ridge, {THERE['machine']}",
@@ -183,24 +183,24 @@ def test_the_tables_of_costs(tables: dict[str, tuple[list[Row], str]], runs: lis
     headers = {"training (min)": "minutes", "energy (kWh)": "kwh", "A_K (%)": "A_K", "A_K per kWh": "per_kwh"}
     reference = {(run["seed"], run["conditions"]): run["kwh"] for run in chosen(runs, "CIFNet")}
     for row in measured:
-        own = chosen(runs, row["method"])
-        assert len({run["conditions"] for run in own}) == 1  # never averaged over machines, or with the cache
+        row_runs = chosen(runs, row["method"])
+        assert len({run["conditions"] for run in row_runs}) == 1  # never averaged over machines, or with the cache
         for header, key in headers.items():
-            check(row, header, [run[key] for run in own])
-        check(row, "network (M)", [run["summary"]["backbone_params"] / 1e6 for run in own])
-        check(row, "epochs", [1.0 for _ in own])
-        check(row, "CO₂ (kg)", [run["summary"]["co2_kg"] for run in own])
-        ratios = [run["kwh"] / reference[run["seed"], run["conditions"]] for run in own
+            check(row, header, [run[key] for run in row_runs])
+        check(row, "network (M)", [run["summary"]["backbone_params"] / 1e6 for run in row_runs])
+        check(row, "epochs", [1.0 for _ in row_runs])
+        check(row, "CO₂ (kg)", [run["summary"]["co2_kg"] for run in row_runs])
+        ratios = [run["kwh"] / reference[run["seed"], run["conditions"]] for run in row_runs
                   if (run["seed"], run["conditions"]) in reference and run["kwh"]]  # fmt: skip
         if row["method"].startswith("CIFNet"):
-            ratios = [1.0] * len(own)
+            ratios = [1.0] * len(row_runs)
         check(row, "energy ÷ CIFNet", list(ratios))
     assert numeric(rows) == {*headers, "network (M)", "epochs", "energy ÷ CIFNet", "CO₂ (kg)"}
     external = {row["method"]: row for row in rows if row["numbers"] == "external"}
     check(external["Other, tuned"], "energy (kWh)", [0.005, 0.005])
     check(external["Other, tuned"], "A_K per kWh", [78 / 0.005, 77 / 0.005])
     check(external["Energy alone"], "energy (kWh)", [0.02])
-    assert "Embeddings were read from the cache: CIFNet, embeddings from the cache." in said
+    assert "Embeddings were read from the cache: CIFNet, embeddings from the cache." in text
 
 
 def test_the_table_of_all_results(tables: dict[str, tuple[list[Row], str]], runs: list[Raw]) -> None:
@@ -217,13 +217,13 @@ def test_the_table_of_all_results(tables: dict[str, tuple[list[Row], str]], runs
     measured = {row["method"]: row for row in rows if row["numbers"] == "measured"}
     assert set(measured) == set(METHODS)
     for label, row in measured.items():
-        own = chosen(runs, label)
-        assert int(row["seeds"]) == len(own)
+        row_runs = chosen(runs, label)
+        assert int(row["seeds"]) == len(row_runs)
         for header, value in quality.items():
-            check(row, header, [value(run) for run in own])
-        mixed = len({run["conditions"] for run in own}) > 1
+            check(row, header, [value(run) for run in row_runs])
+        mixed = len({run["conditions"] for run in row_runs}) > 1
         for header, value in costs.items():
-            check(row, header, [] if mixed else [value(run) for run in own])
+            check(row, header, [] if mixed else [value(run) for run in row_runs])
     assert numeric(rows) == {*quality, *costs}
 
 
@@ -233,17 +233,17 @@ def test_the_tables_of_memory_widths_and_runs(
     rows, _ = tables["memory_digits_2_cls_task"]
     parts = {name for run in runs for name in run["parts"]}
     for row in rows:
-        own = chosen(runs, row["method"])
+        row_runs = chosen(runs, row["method"])
         for part in parts:
-            check(row, f"{part} (M)", [run["parts"][part] / 1e6 for run in own if part in run["parts"]])
-        check(row, "total (M)", [run["elements"] / 1e6 for run in own])
-        check(row, "stored (MB)", [run["bytes"] / 1e6 for run in own])
-        check(row, "backbone (M)", [11.17] * len(own))
+            check(row, f"{part} (M)", [run["parts"][part] / 1e6 for run in row_runs if part in run["parts"]])
+        check(row, "total (M)", [run["elements"] / 1e6 for run in row_runs])
+        check(row, "stored (MB)", [run["bytes"] / 1e6 for run in row_runs])
+        check(row, "backbone (M)", [11.17] * len(row_runs))
     assert numeric(rows) == {*(f"{part} (M)" for part in parts), "total (M)", "stored (MB)", "backbone (M)"}
     rows, _ = tables["head_width"]
     for row in rows:
-        own = [run for run in runs if run["width"] == int(row["width of the random projection"])]
-        check(row, f"{SETTING}: ACIL", [run["A_K"] for run in own])
+        row_runs = [run for run in runs if run["width"] == int(row["width of the random projection"])]
+        check(row, f"{SETTING}: ACIL", [run["A_K"] for run in row_runs])
     assert [row["width of the random projection"] for row in rows] == ["64", "256"]
     rows, _ = tables["runs"]
     by_folder = {str(run["folder"]): run for run in runs}
@@ -272,7 +272,7 @@ def test_what_is_missing_and_what_is_wrong_is_said(root: Path, tmp_path: Path) -
     assert study.missing == ["acil256-s2-0123456789: killed by SIGKILL"]
     assert any("acil256-s2-0123456789" in sentence for sentence in study.left_out)
     header = "method,seed,task,A_k,seconds,kWh"
-    for line, said in (("Other, tuned,1,1,50,300,0.1", "7 cells"), ("Other,1,1,0.86,300,0.1", "not fractions")):
+    for line, text in (("Other, tuned,1,1,50,300,0.1", "7 cells"), ("Other,1,1,0.86,300,0.1", "not fractions")):
         (tmp_path / "external.csv").write_text(f"{header}\n{line}\n")
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=text):
             read_study([root], tmp_path / "external.csv")

@@ -10,9 +10,9 @@ from cifnet_pl.report.outcomes import Stat, stat_of
 
 def stat(*values: float) -> Stat:
     """One value per seed."""
-    found = stat_of({f"seed {i}": value for i, value in enumerate(values)})
-    assert found is not None
-    return found
+    result = stat_of({f"seed {i}": value for i, value in enumerate(values)})
+    assert result is not None
+    return result
 
 
 TABLE = Table(

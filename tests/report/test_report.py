@@ -93,13 +93,13 @@ def test_every_figure_of_the_paper_is_drawn(written: Path) -> None:
 
 def test_accuracies_are_means_over_seeds_beside_published_ones(written: Path) -> None:
     rows = cells(written / "tables" / "accuracy.csv")
-    found = {(row["method"], row["numbers"]): row for row in rows}
+    result = {(row["method"], row["numbers"]): row for row in rows}
     name = "CIFAR-100, 10 cls/task: A_K"
-    assert float(found["CIFNet", "measured"][name]) == pytest.approx(60.0)
-    assert found["CIFNet", "measured"][f"{name} n"] == "2"
-    assert float(found["CIFNet", "published"][name]) == 59.57
-    assert float(found["DER", "external"][name]) == 63
-    assert float(found["DER", "published"][name]) == 59.03
+    assert float(result["CIFNet", "measured"][name]) == pytest.approx(60.0)
+    assert result["CIFNet", "measured"][f"{name} n"] == "2"
+    assert float(result["CIFNet", "published"][name]) == 59.57
+    assert float(result["DER", "external"][name]) == 63
+    assert float(result["DER", "published"][name]) == 59.03
     photos = [key for key in rows[0] if key.startswith("photos")]
     assert not any(row[key] for row in rows for key in photos if row["numbers"] != "measured")
 
@@ -187,12 +187,12 @@ def text_boxes(figure: Figure) -> list[tuple[str, Bbox]]:
     with matplotlib.rc_context(SETTINGS):
         canvas.draw()
     hidden = [label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in beyond(axis)]
-    found = []
+    result = []
     for artist in figure.findobj(Text):
         assert isinstance(artist, Text)
         if artist.get_visible() and artist.get_text().strip() and not any(artist is label for label in hidden):
-            found.append((artist.get_text(), artist.get_window_extent(canvas.get_renderer())))
-    return found
+            result.append((artist.get_text(), artist.get_window_extent(canvas.get_renderer())))
+    return result
 
 
 def beyond(axis: Axis) -> list[Text]:

@@ -23,8 +23,8 @@ def test_folders_are_found_at_any_depth_in_natural_order(tmp_path: Path) -> None
     for version in (10, 9):
         write_run(tmp_path / "logs" / "e" / f"version_{version}", tasks=2)
     (tmp_path / "logs" / "other").mkdir()
-    found = find_folders([tmp_path, tmp_path / "logs" / "e"])
-    assert [folder.name for folder in found] == ["version_9", "version_10"]
+    result = find_folders([tmp_path, tmp_path / "logs" / "e"])
+    assert [folder.name for folder in result] == ["version_9", "version_10"]
     with pytest.raises(UsageError, match="no folder"):
         find_folders([tmp_path / "none"])
 

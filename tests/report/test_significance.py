@@ -11,9 +11,9 @@ from cifnet_pl.report.significance import bootstrap, is_worse, marked, mcnemar, 
 
 
 def of(**values: float) -> Stat:
-    found = stat_of(values)
-    assert found is not None
-    return found
+    result = stat_of(values)
+    assert result is not None
+    return result
 
 
 def test_the_paired_test_is_scipys() -> None:
@@ -68,7 +68,7 @@ def test_mcnemar_counts_the_images_that_one_alone_has_right() -> None:
 
 
 def test_a_ratio_is_over_common_seeds() -> None:
-    found = ratio(of(a=4.0, b=6.0, c=100.0), of(a=2.0, b=2.0))
-    assert found is not None
-    assert (found.mean, found.n) == (2.5, 2)
+    result = ratio(of(a=4.0, b=6.0, c=100.0), of(a=2.0, b=2.0))
+    assert result is not None
+    assert (result.mean, result.n) == (2.5, 2)
     assert ratio(None, of(a=1.0)) is None

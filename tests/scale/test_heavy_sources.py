@@ -63,8 +63,8 @@ def sample(i: int) -> dict[str, Any]:
 
 
 def chunks(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for part, numbers in (("train", range(12)), ("test", range(60, 63))):
-        litdata.optimize(sample, list(numbers), str(root / part), chunk_size=5, num_workers=1)
+    for subset, numbers in (("train", range(12)), ("test", range(60, 63))):
+        litdata.optimize(sample, list(numbers), str(root / subset), chunk_size=5, num_workers=1)
 
 
 HEAVY = [
@@ -101,22 +101,22 @@ def of_file(root: Path, name: str) -> dict[str, Any]:
 def formats(photos: Path) -> dict[str, tuple[str, Path]]:  # noqa: F811
     """The photos of ``photos`` in every format."""
     table = [line.split(",") for line in (photos / "table.csv").read_text().splitlines()[1:]]
-    parts = {part: [path for path, _, split in table if split == part] for part in ("train", "test")}
-    for part, files in parts.items():
-        litdata.optimize(partial(of_file, photos), files, str(photos / "chunks" / part), chunk_size=7, num_workers=2)
+    parts = {subset: [path for path, _, split in table if split == subset] for subset in ("train", "test")}
+    for subset, files in parts.items():
+        litdata.optimize(partial(of_file, photos), files, str(photos / "chunks" / subset), chunk_size=7, num_workers=2)
         (photos / "wds").mkdir(exist_ok=True)
-        with webdataset.ShardWriter(str(photos / "wds" / f"{part}-%03d.tar"), maxcount=8, verbose=0) as writer:
+        with webdataset.ShardWriter(str(photos / "wds" / f"{subset}-%03d.tar"), maxcount=8, verbose=0) as writer:
             for i, path in enumerate(files):
                 made = of_file(photos, path)
                 writer.write({"__key__": f"{i:05d}", "png": made["image"], "txt": made["label"]})
     columns = {
-        part: [{"image": {"bytes": s["image"], "path": None}, "label": s["label"]} for s in samples]
-        for part, samples in {p: [of_file(photos, f) for f in files] for p, files in parts.items()}.items()
+        subset: [{"image": {"bytes": s["image"], "path": None}, "label": s["label"]} for s in samples]
+        for subset, samples in {p: [of_file(photos, f) for f in files] for p, files in parts.items()}.items()
     }
     kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
     (photos / "parquet").mkdir()
-    for part, samples in columns.items():
-        datasets.Dataset.from_list(samples, kinds).to_parquet(str(photos / "parquet" / f"{part}-00000.parquet"))
+    for subset, samples in columns.items():
+        datasets.Dataset.from_list(samples, kinds).to_parquet(str(photos / "parquet" / f"{subset}-00000.parquet"))
     return {
         "folder": ("folder", photos / "folder"),
         "manifest": ("manifest", photos / "table.csv"),
@@ -128,14 +128,14 @@ def formats(photos: Path) -> dict[str, tuple[str, Path]]:  # noqa: F811
 
 def test_every_format_gives_the_same_run(formats: dict[str, tuple[str, Path]], tmp_path: Path):
     """A_k, weights and the content of every photo, with workers that decode."""
-    found = {}
+    result = {}
     for name, (kind, root) in formats.items():
-        given = ["--data.source", kind, "--data.root", str(root), "--data.num_workers", "2"]
-        assert main(["fit", *OPTIONS, *given, "--logs", str(tmp_path), "--experiment", name]) == 0
+        options = ["--data.source", kind, "--data.root", str(root), "--data.num_workers", "2"]
+        assert main(["fit", *OPTIONS, *options, "--logs", str(tmp_path), "--experiment", name]) == 0
         run = tmp_path / name / "version_0"
-        found[name] = cifnet_pl.load(run), json.loads((run / "summary.json").read_text())
-    model, summary = found["folder"]
-    for name, (other, about) in found.items():
+        result[name] = cifnet_pl.load(run), json.loads((run / "summary.json").read_text())
+    model, summary = result["folder"]
+    for name, (other, about) in result.items():
         assert about["A_k"] == summary["A_k"], name
         assert other.photos.content.tolist() == model.photos.content.tolist(), name
         np.testing.assert_allclose(other.head.weights, model.head.weights, rtol=1e-9, atol=1e-12, err_msg=name)

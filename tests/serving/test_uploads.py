@@ -23,8 +23,8 @@ def of_zip(content):
 
 def test_photos_of_a_zip_file_with_their_folders():
     good, hidden = photo("red", 0), {"__MACOSX/a/1.png": b"x", "a/.hidden.png": b"x"}
-    found = of_zip(zipped({"all/a/1.png": good, "b\\2.png": good, **hidden, "top.png": good}))
-    assert [(one.folder, one.content == good) for one in found] == [("a", True), ("b", True), (None, True)]
+    result = of_zip(zipped({"all/a/1.png": good, "b\\2.png": good, **hidden, "top.png": good}))
+    assert [(one.folder, one.content == good) for one in result] == [("a", True), ("b", True), (None, True)]
 
 
 def linked() -> bytes:
@@ -115,22 +115,22 @@ def test_staged_by_content(tmp_path):
     """The same photo twice is one; names from outside are no file's name; the unreadable ones are named."""
     a, b = photo("red", 0), photo("red", 1)
     sent = [("x/cat/1.png", a), ("cat/2.png", a), ("../../dog/x.png", b), ("dog/bad.png", b"no")]
-    found = staged(sent, None, tmp_path / "in")
-    assert (found.names, [label for _, label in found.files]) == (["cat", "dog"], [0, 1])
-    assert found.unreadable == [("dog/bad.png", "no image of a known format")]
-    assert {len(path.name) for path in found.folder.iterdir()} == {68}
-    assert [Image.open(found.folder / name).size for name, _ in found.files] == [(24, 24)] * 2
-    found.remove()
+    result = staged(sent, None, tmp_path / "in")
+    assert (result.names, [label for _, label in result.files]) == (["cat", "dog"], [0, 1])
+    assert result.unreadable == [("dog/bad.png", "no image of a known format")]
+    assert {len(path.name) for path in result.folder.iterdir()} == {68}
+    assert [Image.open(result.folder / name).size for name, _ in result.files] == [(24, 24)] * 2
+    result.remove()
     assert tree(tmp_path / "in") == set()
 
 
 def test_names_of_devices_are_names(tmp_path):
     """What Windows opens as a device, and a class of that name: files are named by the hash of their content only."""
     sent = [("CON/nul.png", photo("red", 0)), ("CON/LPT1.png", photo("red", 1)), ("aux", photo("red", 2))]
-    found = staged(sent[:2], None, tmp_path / "in")
-    assert found.names == ["CON"]
-    assert {len(path.name) for path in found.folder.iterdir()} == {68}
-    found.remove()
+    result = staged(sent[:2], None, tmp_path / "in")
+    assert result.names == ["CON"]
+    assert {len(path.name) for path in result.folder.iterdir()} == {68}
+    result.remove()
     assert staged(sent[2:], "nul", tmp_path / "in").names == ["nul"]
 
 

@@ -16,10 +16,10 @@ from tests.serving.services import model, tree
 
 def renamed(workspace, new):
     """A version in which the first class has another name."""
-    found = workspace.load(workspace.current)
-    old = found.class_names[0]
-    found.rename(old, new)
-    return workspace.commit(found, Change("rename", f"to {new}", renamed=(old, new)))
+    result = workspace.load(workspace.current)
+    old = result.class_names[0]
+    result.rename(old, new)
+    return workspace.commit(result, Change("rename", f"to {new}", renamed=(old, new)))
 
 
 def first_class(workspace):

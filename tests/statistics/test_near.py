@@ -49,8 +49,8 @@ def test_tested_photos_that_resemble_learned_ones(
     monkeypatch.setattr(near, "BLOCK", block)
     u, learned = comparable(z), torch.arange(60) % 5 > 0
     learned[25:30] = False  # a moment of which nothing is learned
-    found = resembles(u, y, u[learned].half(), y[learned], LIMIT)
-    assert found.tolist() == [not 25 <= i < 30 for i in range(60)]
+    result = resembles(u, y, u[learned].half(), y[learned], LIMIT)
+    assert result.tolist() == [not 25 <= i < 30 for i in range(60)]
     assert not resembles(u, 1 - y, u[learned], y[learned], LIMIT).any()
 
 

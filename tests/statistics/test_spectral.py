@@ -30,25 +30,25 @@ def test_eigenvalues_and_rotations_make_up_the_matrix(
 ) -> None:
     gram = gram_of(2 * width, width, dtype)
     before = gram.clone()
-    found = spectrum(gram, 2 * width, columns)
+    result = spectrum(gram, 2 * width, columns)
     assert torch.equal(gram, before)
     identity = torch.eye(width, dtype=dtype)
-    rotation = found.rotate(identity)
+    rotation = result.rotate(identity)
     scale = tolerance * gram.abs().max().item()
-    assert torch.allclose(rotation.T @ (found.values[:, None] * rotation), gram, atol=scale)
-    assert torch.allclose(found.back(rotation), identity, atol=100 * tolerance)
-    assert torch.allclose(found.values, torch.linalg.eigvalsh(gram), atol=scale)
-    assert (found.values.dtype, rotation.dtype, found.back(identity).dtype) == (dtype,) * 3
+    assert torch.allclose(rotation.T @ (result.values[:, None] * rotation), gram, atol=scale)
+    assert torch.allclose(result.back(rotation), identity, atol=100 * tolerance)
+    assert torch.allclose(result.values, torch.linalg.eigvalsh(gram), atol=scale)
+    assert (result.values.dtype, rotation.dtype, result.back(identity).dtype) == (dtype,) * 3
 
 
 @pytest.mark.parametrize("columns", [0, 1, 3])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_some_columns_are_those_of_the_whole(width: int, columns: int) -> None:
-    found, identity = spectrum(gram_of(2 * width, width), 2 * width, columns), torch.eye(width, dtype=torch.float64)
+    result, identity = spectrum(gram_of(2 * width, width), 2 * width, columns), torch.eye(width, dtype=torch.float64)
     x = torch.randn(width, columns, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert torch.allclose(found.rotate(x), found.rotate(identity) @ x, atol=1e-12)
-    assert torch.allclose(found.back(x), found.back(identity) @ x, atol=1e-12)
-    assert torch.allclose(found.rotate(x.T.contiguous().T), found.rotate(x), atol=1e-12)
+    assert torch.allclose(result.rotate(x), result.rotate(identity) @ x, atol=1e-12)
+    assert torch.allclose(result.back(x), result.back(identity) @ x, atol=1e-12)
+    assert torch.allclose(result.rotate(x.T.contiguous().T), result.rotate(x), atol=1e-12)
 
 
 @pytest.mark.parametrize("width", WIDTHS[1:])
@@ -92,7 +92,7 @@ def test_the_same_numbers_as_scipys_wrappers(width: int, dtype: type) -> None:
     gram = x.T @ x
     theirs, lwork, stevd = get_lapack_funcs(("sytrd", "sytrd_lwork", "stevd"), (gram,))
     expected = theirs(gram, lower=1, lwork=int(lwork(width, lower=1)[0]))[:4]
-    found = lapack.sytrd(gram)
-    assert all(np.array_equal(ours, other) for ours, other in zip(found, expected, strict=True))
-    for ours, other in zip(lapack.stevd(found[1], found[2])[:2], stevd(expected[1], expected[2])[:2], strict=True):
+    result = lapack.sytrd(gram)
+    assert all(np.array_equal(ours, other) for ours, other in zip(result, expected, strict=True))
+    for ours, other in zip(lapack.stevd(result[1], result[2])[:2], stevd(expected[1], expected[2])[:2], strict=True):
         assert np.array_equal(ours, other)

@@ -37,11 +37,11 @@ def test_sums_are_what_they_say(per_class: bool) -> None:
     assert int(sums.seen) == 20
     assert sums.mass.item() == pytest.approx(weight.sum().item())
     for c in range(2):
-        own = index == c
-        assert torch.allclose(sums.class_sums[c], (weight[own, None] * x[own]).sum(dim=0))
-        assert int(sums.counts[c]) == int(own.sum())
+        of_class = index == c
+        assert torch.allclose(sums.class_sums[c], (weight[of_class, None] * x[of_class]).sum(dim=0))
+        assert int(sums.counts[c]) == int(of_class.sum())
         if per_class:
-            assert torch.allclose(sums.class_gram(c), outer[own].sum(dim=0))
+            assert torch.allclose(sums.class_gram(c), outer[of_class].sum(dim=0))
     assert len(sums.class_grams) == (2 if per_class else 0)
 
 

@@ -24,7 +24,7 @@ def table(run: Path) -> np.ndarray:
 
 def test_the_table_is_what_the_stored_head_gives(tmp_path: Path) -> None:
     run = learned(tmp_path, *RECORD, *BUFFER)
-    found, state = table(run), checkpoint(run)
+    result, state = table(run), checkpoint(run)
     head = CIFNetHead(192)
     head.load_state_dict({k.removeprefix("head."): v for k, v in state["state_dict"].items() if k.startswith("head.")})
     images, backbone = build_source("digits", SourceOptions()).val, build_backbone("pixels:8")
@@ -35,7 +35,7 @@ def test_the_table_is_what_the_stored_head_gives(tmp_path: Path) -> None:
         [activations[images.labels // 2 == i][:, 2 * j : 2 * j + 2].max(axis=1).mean() for j in range(3)]
         for i in range(3)
     ]
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
 def test_calibration_quietens_later_neurons_on_earlier_classes(tmp_path: Path) -> None:

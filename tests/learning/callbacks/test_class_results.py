@@ -36,16 +36,16 @@ def test_class_accuracies_confusions_and_predictions_agree_with_the_matrix_of_ta
     predictions = pq.read_table(whole / "predictions.parquet").to_pylist()
     matrix = rows(whole / "accuracy_matrix.csv")
     for k in range(1, 6):
-        own = [row for row in predictions if row["task"] == k]
-        right = [row["top_1"] == row["label"] for row in own]
+        task_rows = [row for row in predictions if row["task"] == k]
+        right = [row["top_1"] == row["label"] for row in task_rows]
         assert 100 * np.mean(right) == pytest.approx(float(tasks[k - 1]["A_k"]), abs=1e-9)
         for line in table:
-            answers = [row["top_1"] == row["label"] for row in own if row["label"] == line["class"]]
+            answers = [row["top_1"] == row["label"] for row in task_rows if row["label"] == line["class"]]
             cell = line[f"after_task_{k}"]
             assert cell == "" if int(line["task"]) > k else float(cell) == pytest.approx(100 * np.mean(answers))
         for j in range(1, k + 1):
             known = {line["class"] for line in table if int(line["task"]) == j}
-            share = 100 * np.mean([r for r, row in zip(right, own, strict=True) if row["label"] in known])
+            share = 100 * np.mean([r for r, row in zip(right, task_rows, strict=True) if row["label"] in known])
             assert share == pytest.approx(float(matrix[k - 1][f"task_{j}"]))
     names, confusion = read_confusion(whole / "confusion.csv")
     assert names == [line["class"] for line in table]
@@ -61,8 +61,8 @@ def test_top5_is_the_share_of_images_whose_class_is_among_five(whole: Path) -> N
     tasks = rows(whole / "tasks.csv")
     assert [line["top5"] for line in tasks[:2]] == ["", ""]  # with up to five classes it says nothing
     for k in (3, 4, 5):
-        own = [row for row in predictions if row["task"] == k]
-        hits = [row["label"] in [row[f"top_{i}"] for i in range(1, 6)] for row in own]
+        task_rows = [row for row in predictions if row["task"] == k]
+        hits = [row["label"] in [row[f"top_{i}"] for i in range(1, 6)] for row in task_rows]
         assert float(tasks[k - 1]["top5"]) == pytest.approx(100 * np.mean(hits))
     assert json.loads((whole / "summary.json").read_text())["top5"] == float(tasks[4]["top5"])
     first = next(row for row in predictions if row["task"] == 1)
@@ -95,9 +95,9 @@ def test_forward_transfer_is_known_only_where_classes_return(whole: Path, tmp_pa
     callback = PrequentialAccuracy()
     callback.rows = [[2, 50, 40, 4], [3, 20, 5, 5]]
     assert callback.forward_transfer() == pytest.approx(((80 - 25) + (25 - 20)) / 2)
-    found = json.loads((run / "summary.json").read_text())["forward_transfer"]
+    result = json.loads((run / "summary.json").read_text())["forward_transfer"]
     shares = [float(line["accuracy"]) for line in rows(run / "prequential.csv")]
-    assert -100 < found < np.mean(shares)
+    assert -100 < result < np.mean(shares)
 
 
 def test_counts_follow_argmax_where_probabilities_are_equal() -> None:

@@ -123,8 +123,8 @@ def test_a_failure_costs_the_reading_and_not_the_run(where, tracker, tmp_path, m
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert fit(tmp_path, *MEASURED) == 0
-    said = [str(w.message) for w in caught if "energy" in str(w.message)]
-    assert said == ["energy is not measured: RuntimeError: no sensor"]
+    sentence = [str(w.message) for w in caught if "energy" in str(w.message)]
+    assert sentence == ["energy is not measured: RuntimeError: no sensor"]
     rows, summary = results(tmp_path)
     measured = {("measure", 5): 1, ("stop", 1): 3}.get(where, 0)  # tasks before the failure
     assert [row["energy_kwh"] for row in rows] == ["111.0"] * measured + [""] * (3 - measured)

@@ -34,9 +34,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_says_what_flatters_its_score(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     learned(tmp_path, *OPTIONS, "--data.root", str(photos))
-    said = capsys.readouterr().out
-    assert "2 of these 20 photos are near-copies of learned ones and flatter the score: of the 18 others" in said
-    assert "4 of 42 learned photos are near-copies of others" in said
+    output = capsys.readouterr().out
+    assert "2 of these 20 photos are near-copies of learned ones and flatter the score: of the 18 others" in output
+    assert "4 of 42 learned photos are near-copies of others" in output
 
 
 def test_a_run_that_goes_on_says_the_same(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -44,9 +44,9 @@ def test_a_run_that_goes_on_says_the_same(photos: Path, tmp_path: Path, capsys: 
     learned(tmp_path, *OPTIONS, *cache, "--data.root", str(photos), "--data.max_tasks", "1")
     capsys.readouterr()
     learned(tmp_path, *OPTIONS, *cache, "--data.root", str(photos), "--ckpt_path", "last")
-    said = capsys.readouterr().out
-    assert "2 of these 20 photos are near-copies of learned ones" in said
-    assert "4 of 42 learned photos are near-copies of others" in said
+    output = capsys.readouterr().out
+    assert "2 of these 20 photos are near-copies of learned ones" in output
+    assert "4 of 42 learned photos are near-copies of others" in output
 
 
 def test_extend_says_it_beside_its_score(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -60,9 +60,9 @@ def test_extend_says_it_beside_its_score(photos: Path, tmp_path: Path, capsys: p
         scene(300).rotate(3 * i).save(new / "pot" / f"{i}.png")
     capsys.readouterr()
     assert main(["extend", "--model", str(run), "--images", str(new), "--output", str(tmp_path / "wider")]) == 0
-    said = capsys.readouterr().out
-    assert "of these 4 photos are near-copies of learned ones and flatter the score" in said
-    assert "of 20 learned photos are near-copies of others" in said
+    output = capsys.readouterr().out
+    assert "of these 4 photos are near-copies of learned ones and flatter the score" in output
+    assert "of 20 learned photos are near-copies of others" in output
     assert cifnet_pl.load(tmp_path / "wider").counts["pot"] == 10
 
 

@@ -54,12 +54,12 @@ def install(patch: Callable[[dict, str, Any], None] = dict.__setitem__) -> None:
 
 def learner(method: type[IterativeModule], **options: Any) -> IterativeModule:
     """A module that learns digits in seconds."""
-    own: dict[str, Any] = {} if method is FinetuneModule else {"exemplars": 60}
+    method_options: dict[str, Any] = {} if method is FinetuneModule else {"exemplars": 60}
     if method is TagFexModule:
-        own |= {"projection": [32, 16], "attention_heads": 4}
-    own |= {"epochs": MORE_EPOCHS.get(method.__name__, 4)}
+        method_options |= {"projection": [32, 16], "attention_heads": 4}
+    method_options |= {"epochs": MORE_EPOCHS.get(method.__name__, 4)}
     fixed = {"backbone": "small", "learning_rate": 0.1, "batch_statistics": "learned", "flip": False}
-    return method(**{**fixed, "weight_decay": 0.0, **own, **options})
+    return method(**{**fixed, "weight_decay": 0.0, **method_options, **options})
 
 
 def data(**options: Any) -> CIFNetDataModule:

@@ -52,9 +52,9 @@ def test_crop_is_a_square_of_the_padded_image(images):
     padded = torch.nn.functional.pad(images, [2] * 4)
     places = set()
     for image, original in zip(seen, padded, strict=True):
-        found = [(i, j) for i in range(5) for j in range(5) if torch.equal(original[:, i : i + 6, j : j + 6], image)]
-        assert found
-        places.update(found)
+        result = [(i, j) for i in range(5) for j in range(5) if torch.equal(original[:, i : i + 6, j : j + 6], image)]
+        assert result
+        places.update(result)
     assert len(places) == 25
 
 

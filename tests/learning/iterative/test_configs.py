@@ -27,6 +27,6 @@ def test_config_runs(path, tmp_path):
     written = yaml.safe_load(path.read_text())
     folder = tmp_path / written["experiment"] / "version_0"
     saved = yaml.safe_load((folder / "config.yaml").read_text())["model"]["init_args"]
-    own = {name: value for name, value in written["model"]["init_args"].items() if name != "epochs"}
-    assert own.items() <= saved.items()
+    configured = {name: value for name, value in written["model"]["init_args"].items() if name != "epochs"}
+    assert configured.items() <= saved.items()
     assert len(json.loads((folder / "summary.json").read_text())["A_k"]) == 2

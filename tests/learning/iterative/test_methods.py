@@ -74,13 +74,13 @@ class TestLearning:
 
     def test_classifier_and_nearest_mean_are_both_evaluated(self, method, short, tmp_path):
         module, record, _ = short(method)
-        found = {way: [getattr(row, f"A_k_{way}") for row in record.rows] for way in ("classifier", "nearest_mean")}
+        result = {way: [getattr(row, f"A_k_{way}") for row in record.rows] for way in ("classifier", "nearest_mean")}
         if method is FinetuneModule:
-            assert found == {"classifier": [None, None], "nearest_mean": [None, None]}
+            assert result == {"classifier": [None, None], "nearest_mean": [None, None]}
             return
-        assert found[module.prediction] == record.trajectory
+        assert result[module.prediction] == record.trajectory
         module.trainer.save_checkpoint(tmp_path / "it.ckpt")
-        for way, trajectory in found.items():
+        for way, trajectory in result.items():
             again = learner(method, epochs=2, prediction=way)
             trainer(tmp_path).validate(again, datamodule=data(), ckpt_path=tmp_path / "it.ckpt", verbose=False)
             assert again.evaluation.accuracy == trajectory[-1]

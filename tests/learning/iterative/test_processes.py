@@ -73,9 +73,9 @@ def test_the_same_as_one(method, pair, tmp_path):
     wanted, alone = losses_of(method, tmp_path, 1)
     states = []
     for number in range(2):
-        found = json.loads((pair / f"{method.__name__}_{number}.json").read_text())
-        assert len(found) == len(wanted)
-        assert found == pytest.approx(wanted, rel=1e-4)
+        result = json.loads((pair / f"{method.__name__}_{number}.json").read_text())
+        assert len(result) == len(wanted)
+        assert result == pytest.approx(wanted, rel=1e-4)
         states.append(torch.load(pair / f"{method.__name__}_{number}.pt", weights_only=True))
     for key, value in alone.state_dict().items():
         assert torch.equal(states[0][key], states[1][key]), key

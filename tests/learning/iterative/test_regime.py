@@ -70,7 +70,7 @@ class TestStatistics:
         monkeypatch.setattr(DERModule, "loss", watched)
         made, _ = run(DERModule, tmp_path, epochs=1)
         assert set(modes) == {(True,), (False, True)}
-        assert not any(part.training for part in made.branches.modules())
+        assert not any(split.training for split in made.branches.modules())
 
 
 class TestExemplars:
@@ -79,8 +79,8 @@ class TestExemplars:
         assert torch.bincount(made.exemplars.label).tolist() == [15] * 4
         images = data().source.train
         for image, label in zip(made.exemplars.image, made.exemplars.label, strict=True):
-            own = images.rows_of[images_class(made, int(label))]
-            assert any(np.array_equal(images.square(row, SIDE, 1.0), image.permute(1, 2, 0)) for row in own)
+            class_rows = images.rows_of[images_class(made, int(label))]
+            assert any(np.array_equal(images.square(row, SIDE, 1.0), image.permute(1, 2, 0)) for row in class_rows)
 
     def test_of_each_class(self, tmp_path):
         made, _ = run(ReplayModule, tmp_path, epochs=1, exemplars_per_class=7)
@@ -93,9 +93,9 @@ class TestExemplars:
         pixels = torch.stack([torch.from_numpy(images.square(row, SIDE, 1.0)) for row in rows]).permute(0, 3, 1, 2)
         z = functional.normalize(made.embed(pixels), dim=1)
         best = select_herding(z, torch.arange(len(rows)), 0, 30)
-        own = made.exemplars.image[made.exemplars.label == 1]
+        class_images = made.exemplars.image[made.exemplars.label == 1]
         # The order of images that are as near to the mean as each other depends on the batches of the network.
-        assert torch.allclose(z[best].mean(0), functional.normalize(made.embed(own), dim=1).mean(0), atol=1e-3)
+        assert torch.allclose(z[best].mean(0), functional.normalize(made.embed(class_images), dim=1).mean(0), atol=1e-3)
 
     def test_random(self, tmp_path):
         made, _ = run(ReplayModule, tmp_path, epochs=1, selection="random")
@@ -368,8 +368,8 @@ class TestRefused:
             "made with epochs = 1, this run has 2": learner(DERModule, epochs=2),
             "is of a DERModule|made with module = DERModule": learner(WAModule, epochs=1),
         }
-        for said, other in others.items():
-            with pytest.raises(CheckpointError, match=said):
+        for sentence, other in others.items():
+            with pytest.raises(CheckpointError, match=sentence):
                 trainer(tmp_path).fit(other, datamodule=data(), ckpt_path=tmp_path / "it.ckpt")
 
     def test_damaged_checkpoint(self, tmp_path):

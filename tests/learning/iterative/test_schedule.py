@@ -18,15 +18,15 @@ def test_steps(new, old):
     assert [(s.phase, s.epoch) for s in steps] == sorted((s.phase, s.epoch) for s in steps)
     orders = []
     for phase, epoch in ((0, 0), (0, 1), (1, 0)):
-        own = [s for s in steps if (s.phase, s.epoch) == (phase, epoch)]
-        assert len(own) == min(math.ceil((new + old) / 16), new)
-        assert sorted(np.concatenate([s.rows for s in own])) == rows.tolist()
-        assert sorted(np.concatenate([s.exemplars for s in own])) == list(range(old))
-        sizes = [len(s.rows) + len(s.exemplars) for s in own]
-        assert min(len(s.rows) for s in own) > 0
+        steps_of_pass = [s for s in steps if (s.phase, s.epoch) == (phase, epoch)]
+        assert len(steps_of_pass) == min(math.ceil((new + old) / 16), new)
+        assert sorted(np.concatenate([s.rows for s in steps_of_pass])) == rows.tolist()
+        assert sorted(np.concatenate([s.exemplars for s in steps_of_pass])) == list(range(old))
+        sizes = [len(s.rows) + len(s.exemplars) for s in steps_of_pass]
+        assert min(len(s.rows) for s in steps_of_pass) > 0
         assert max(sizes) - min(sizes) <= 2
         assert max(sizes) <= 16 or new < (new + old) / 16
-        orders.append(tuple(np.concatenate([s.rows for s in own])))
+        orders.append(tuple(np.concatenate([s.rows for s in steps_of_pass])))
     assert len(set(orders)) == 3 or new < 4
 
 
