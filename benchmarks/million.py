@@ -75,8 +75,8 @@ def write_embeddings(path: Path, samples: int) -> None:
     raw = path.with_suffix(".npy")
     z = np.lib.format.open_memmap(raw, "w+", np.float32, (samples, D))
     for start in range(0, samples, PIECE):
-        piece = labels[start : start + PIECE]
-        z[start : start + PIECE] = centres[piece] + 2 * draw.standard_normal((len(piece), D), dtype=np.float32)
+        part = labels[start : start + PIECE]
+        z[start : start + PIECE] = centres[part] + 2 * draw.standard_normal((len(part), D), dtype=np.float32)
     z.flush()
     np.savez(path, embeddings=z, labels=labels)
     raw.unlink()
@@ -114,22 +114,37 @@ def watch(process: subprocess.Popen[bytes], path: Path) -> Memory:
     """Return the largest memory of a process until it ends; ``path`` is the file that it maps."""
     private = beyond = 0
     while process.poll() is None:
-        kilobytes = _kib(process.pid, path)
-        private, beyond = max(private, kilobytes[0]), max(beyond, kilobytes[1])
-        time.sleep(0.02)
+        for turn in range(25):
+            private = max(private, _private_kib(process.pid))
+            if turn == 0:  # this takes a while, in which the process waits
+                beyond = max(beyond, _kib_without(process.pid, path))
+            time.sleep(0.02)
     return Memory(private / 1024, beyond / 1024)
 
 
-def _kib(process: int, path: Path) -> tuple[int, int]:
-    """Return the private memory of a process, and all of it without the pages of ``path``."""
+def _private_kib(process: int) -> int:
+    """Return the memory of a process that belongs to no file."""
+    found = re.search(r"^RssAnon:\s+(\d+) kB", _read(f"/proc/{process}/status"), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def _kib_without(process: int, path: Path) -> int:
+    """Return the resident memory of a process without the pages of ``path``."""
+    resident, name = 0, ""
+    for line in _read(f"/proc/{process}/smaps").splitlines():
+        words = line.split(maxsplit=5)
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            name = words[5] if len(words) > 5 else ""
+        elif words[0] == "Rss:" and name != str(path.resolve()):
+            resident += int(words[1])
+    return resident
+
+
+def _read(path: str) -> str:
     try:
-        status = Path(f"/proc/{process}/status").read_text()
-        maps = Path(f"/proc/{process}/smaps").read_text()
-    except OSError:
-        return 0, 0
-    sizes = {word: int(size) for word, size in re.findall(r"^(Rss\w+):\s+(\d+) kB", status, re.MULTILINE)}
-    mapped = sum(map(int, re.findall(rf" {re.escape(str(path.resolve()))}\n(?:.*\n){{2,4}}?Rss:\s+(\d+) kB", maps)))
-    return sizes.get("RssAnon", 0), sum(sizes.values()) - mapped
+        return Path(path).read_text()
+    except OSError:  # the process has ended
+        return ""
 
 
 def only_imports(path: Path) -> Memory:
@@ -143,21 +158,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True, help="where files and runs are")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
-    arguments = parser.parse_args()
-    arguments.folder.mkdir(parents=True, exist_ok=True)
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
     print(
         "samples learned | task s | of it solve s | samples/s | share of product rate | private MiB | beyond the file"
     )
-    print(f"(imports only) | | | | | {only_imports(arguments.folder / 'none')}")
-    for size in arguments.sizes:
-        path = arguments.folder / f"{size}.npz"
+    print(f"(imports only) | | | | | {only_imports(given.folder / 'none')}")
+    for size in given.sizes:
+        path = given.folder / f"{size}.npz"
         if not path.exists():
             write_embeddings(path, size)
-        measured = learn(path, arguments.folder / "logs")
-        speed = measured.samples / (measured.seconds - measured.solve)
+        found = learn(path, given.folder / "logs")
+        speed = found.samples / (found.seconds - found.solve)
         print(
-            f"{measured.samples:,} | {measured.seconds:.1f} | {measured.solve:.1f} | {speed:,.0f} | "
-            f"{measured.share:.2f} | {measured.memory}",
+            f"{found.samples:,} | {found.seconds:.1f} | {found.solve:.1f} | {speed:,.0f} | {found.share:.2f} | "
+            f"{found.memory}",
             flush=True,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -19,6 +20,9 @@ from cifnet_pl.utilities.outside import find_in_current_folder
 
 HEAD = "RidgeHead"
 """Of sums, unless another one is given: its sums are exact, and small."""
+
+SEED = 1
+"""Of the head, as ``fit`` sets it: sums of another random projection could not be merged with a run."""
 
 
 def make(folder: Path, shards: Sequence[Shard], options: Sequence[str], threads: int = 1) -> list[str]:
@@ -85,6 +89,10 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
     parser.set_defaults({"model": {"class_path": "cifnet_pl.CIFNetModule"}, "data.classes_per_task": 1})
     config = parser.parse_args(with_clean_heads([f"--model.head={HEAD}", *options]))
     choose_backbone(config)
+    head_options = config.get("model.init_args.head.init_args")
+    given = any(re.match(r"--model\.(init_args\.)?head\.(init_args\.)?seed\b", word) for word in options)
+    if head_options is not None and "seed" in head_options and not given:
+        head_options["seed"] = SEED
     try:
         built: Any = parser.instantiate_classes(config)
     except (ValueError, TypeError) as error:

@@ -52,6 +52,59 @@ class Evaluation:
         return {name: value for name, value in named.items() if value is not None}
 
 
+class Columns:
+    """Columns of float32 numbers that grow, in few large pieces.
+
+    Small tensors of each batch, kept between large ones that are freed, would hold a C library's heap apart: hundreds
+    of megabytes for many classes and batches.
+
+    Args:
+        columns: number of columns.
+        device: where they are.
+    """
+
+    ROWS = 2**16
+
+    def __init__(self, columns: int, device: torch.device):
+        self._columns, self._device, self._used = columns, device, self.ROWS
+        self._pieces: list[Tensor] = []
+
+    def add(self, *columns: Tensor) -> None:
+        """Append rows: (n,) for each column."""
+        start, count = 0, len(columns[0])
+        while start < count:
+            if self._used == self.ROWS:
+                self._pieces.append(torch.empty(self._columns, self.ROWS, device=self._device))
+                self._used = 0
+            taken = min(count - start, self.ROWS - self._used)
+            for row, column in zip(self._pieces[-1], columns, strict=True):
+                row[self._used : self._used + taken] = column[start : start + taken]
+            start, self._used = start + taken, self._used + taken
+
+    def whole(self) -> Tensor:
+        """Return all rows, (columns, n)."""
+        ends = [self.ROWS] * (len(self._pieces) - 1) + [self._used]
+        parts = [piece[:, :end] for piece, end in zip(self._pieces, ends, strict=False)]
+        return torch.cat([torch.empty(self._columns, 0, device=self._device), *parts], dim=1)
+
+
+class TopCalibration(MulticlassCalibrationError):
+    """Calibration error in 15 bins of the largest probabilities, which are given without all others.
+
+    Args:
+        classes: number of classes.
+    """
+
+    def __init__(self, classes: int):
+        # Class counts below two are fine for the top-1 error it computes, but not for its argument check.
+        super().__init__(max(2, classes), n_bins=15, validate_args=False)
+
+    def update(self, confidence: Tensor, hit: Tensor) -> None:  # type: ignore[override]  # the base takes all classes
+        """Count (n,) float32 confidences, and (n,) float32 whether each was right."""
+        self.confidences.append(confidence)
+        self.accuracies.append(hit)
+
+
 class EvaluationCounts:
     """Counts of one evaluation, over all processes.
 
@@ -65,11 +118,11 @@ class EvaluationCounts:
     def __init__(self, classes: int, domains: int | None, device: torch.device, ways: Sequence[str] = ()):
         self._start = time.perf_counter()
         self._answers = AnswerCounts(classes).to(device)
-        # Class counts below two are fine for the top-1 error it computes, but not for its argument check.
-        self._calibration = MulticlassCalibrationError(max(2, classes), n_bins=15, validate_args=False).to(device)
+        self._calibration = TopCalibration(classes).to(device)
         self._domains = None if domains is None else ClassAccuracy(domains).to(device)
         # All of them, as for the ECE: a running sum would round differently with other batches.
         self._nll = CatMetric().to(device)
+        self._kept = Columns(3, device)
         self._right = {way: SumMetric().to(device) for way in ways}
 
     def update(self, probabilities: Tensor, label: Tensor, domain: Tensor | None) -> None:
@@ -84,10 +137,9 @@ class EvaluationCounts:
         self._answers.update(probabilities, label)
         if self._domains is not None and domain is not None:
             self._domains.update(torch.where(predicted == label, domain, -1), domain)
-        self._calibration.update(probabilities, label)
         label_probability = probabilities.gather(1, label[:, None]).flatten()
-        # One dimension and float32: what torchmetrics has for a process without images.
-        self._nll.update(-label_probability.clamp_min(torch.finfo(label_probability.dtype).tiny).log().float())
+        nll = -label_probability.clamp_min(torch.finfo(label_probability.dtype).tiny).log()
+        self._kept.add(probabilities.amax(dim=1), predicted == label, nll)
 
     def update_ways(self, probabilities: Mapping[str, Tensor], label: Tensor) -> None:
         """Count the correct answers of a batch for each way of answering.
@@ -109,6 +161,10 @@ class EvaluationCounts:
         confusion = right.reshape(self._answers.classes, -1).cpu().numpy()
         correct, total = confusion.diagonal().tolist(), confusion.sum(axis=1).tolist()
         tested = sum(total)
+        confidence, hit, nlls = self._kept.whole()
+        if len(nlls):
+            self._calibration.update(confidence, hit)
+            self._nll.update(nlls)  # one dimension and float32: what torchmetrics has for a process without images
         ece = 100 * float(self._calibration.compute()) if tested else None
         nll = float(torch.as_tensor(self._nll.compute()).double().mean()) if tested else None
         tasks = self._task_accuracies(correct, total, task_sizes)

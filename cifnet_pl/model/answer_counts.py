@@ -35,8 +35,7 @@ class AnswerCounts(Metric):
             target: (n,) int64 true columns.
         """
         raised, best = with_answer_first(probabilities)
-        cells = torch.bincount(target * self.classes + best, minlength=self.classes**2)
-        self.confusion += cells.reshape(self.classes, self.classes)
+        self.confusion.view(-1).index_add_(0, target * self.classes + best, torch.ones_like(best))
         target_scores = raised.gather(1, target[:, None])
         before = torch.arange(self.classes, device=target.device) < target[:, None]
         rank = ((raised > target_scores) | ((raised == target_scores) & before)).sum(dim=1)

@@ -20,10 +20,12 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.cli.drivers import processes
 from cifnet_pl.cli.merge_sums import reduce_sums
 from cifnet_pl.cli.shard_maker import make
+from cifnet_pl.heads import HEADS as REGISTERED
 from cifnet_pl.model.partial_sums import KEY, Part, parts_of, read_sums
 from cifnet_pl.model.shards import Shard
-from cifnet_pl.utilities.errors import CheckpointError, UsageError
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.command_line import make_photos
+from tests.heads.suite import QUICK, TOLERANCES
 from tests.models import tensors_equal
 
 SHARDS = 5
@@ -68,6 +70,33 @@ def test_all_shards_are_one_run(vectors: Path, shards: list[Path], tmp_path: Pat
     columns = [other.class_names.index(name) for name in model.class_names]
     torch.testing.assert_close(model.head(z), other.head(z)[:, columns], rtol=1e-9, atol=1e-9)
     assert float(model.head.ridge_used) == pytest.approx(float(other.head.ridge_used), rel=1e-9)
+
+
+@pytest.mark.parametrize("head", REGISTERED)
+def test_every_head_whose_statistics_are_sums(head: str, vectors: Path, tmp_path: Path):
+    """Parts in any order against one fit; heads of which a part is not a sum are refused before anything is read."""
+    arguments = QUICK.get(head, {})
+    given = options(vectors, "--model.head", head, *(f"--model.head.{key}={value}" for key, value in arguments.items()))
+    parts = [Shard(i, 3) for i in (2, 1, 3)]
+    if not REGISTERED[head](12, **arguments).pools:
+        with pytest.raises(CifnetError, match=head):
+            make(tmp_path / "sums", parts, given)
+        assert not list(tmp_path.glob("sums/*.sums"))
+        return
+    make(tmp_path / "sums", parts, given)
+    paths = sorted((tmp_path / "sums").glob("*.sums"))
+    model, again = reduce_sums(paths).solved(), reduce_sums(paths[::-1]).solved()
+    assert tensors_equal(model.tensors(), again.tensors())
+    with pytest.raises(UsageError, match="would count twice"):
+        reduce_sums([*paths, paths[1]])
+    fast = ["--energy.enabled", "false", "--logs", str(tmp_path), "--data.classes_per_task", "7"]
+    assert main(["fit", *given, "--data.batch_size", "4096", *fast]) == 0
+    other = cifnet_pl.load(tmp_path / "default")
+    assert model.counts == other.counts
+    z = torch.randn(50, 12, generator=torch.Generator().manual_seed(0))
+    columns = [other.class_names.index(name) for name in model.class_names]
+    tolerance = TOLERANCES.get(head, 1e-9)
+    torch.testing.assert_close(model.head(z), other.head(z)[:, columns], rtol=tolerance, atol=tolerance)
 
 
 def test_the_same_bits_in_whatever_order_they_come(shards: list[Path], tmp_path: Path):
