@@ -116,6 +116,11 @@ class Table:
             if vector.dtype.kind not in "iuUTO":
                 raise DataError(f"{place(self.path)}: the labels have dtype {vector.dtype}, expected integers or names")
         joined = np.concatenate(vectors)
+        empty = np.flatnonzero([item is None for item in joined]) if joined.dtype.kind == "O" else []
+        if len(empty):
+            raise DataError(
+                f"{place(self.path)}: {len(empty)} labels are missing, the first in row {empty[0]} (from 0)"
+            )
         if joined.dtype.kind == "O" and not all(isinstance(item, str) for item in joined):
             raise DataError(f"{place(self.path)}: a label is missing or not a text, expected integers or names")
         values, positions = np.unique(joined, return_inverse=True)
@@ -229,11 +234,16 @@ def _column(column: Any, path: Path, name: str) -> np.ndarray:
     kind = column.type
     if not any(check(kind) for check in (pyarrow.types.is_list, pyarrow.types.is_large_list,
                                          pyarrow.types.is_fixed_size_list)):  # fmt: skip
-        return np.asarray(column.to_numpy())
+        # NumPy's integers have no missing ones: it would make floats of all.
+        return np.asarray(np.array(column.to_pylist(), dtype=object) if column.null_count else column.to_numpy())
+    if column.null_count:
+        first = column.is_null().index(True).as_py()
+        raise DataError(
+            f"{place(path)}: '{printable(name)}' is missing in {column.null_count} rows, the first is {first} (counted "
+            "from 0)"
+        )
     whole = column.combine_chunks()
     whole = whole.chunk(0) if isinstance(whole, pyarrow.ChunkedArray) else whole
-    if whole.null_count:
-        raise DataError(f"{place(path)}: '{printable(name)}' is missing in {whole.null_count} rows")
     if not pyarrow.types.is_fixed_size_list(kind):
         lengths = np.diff(whole.offsets.to_numpy())
         usual, _ = Counter(lengths.tolist()).most_common(1)[0]
@@ -243,7 +253,13 @@ def _column(column: Any, path: Path, name: str) -> np.ndarray:
                 f"{place(path)}: '{printable(name)}' has {usual} numbers in most rows, but {lengths[other[0]]} in row "
                 f"{other[0]} (counted from 0): all must have the same length"
             )
-    return np.asarray(whole.flatten().to_numpy()).reshape(len(whole), -1)
+    numbers = whole.flatten()
+    if not pyarrow.types.is_floating(numbers.type) and not pyarrow.types.is_integer(numbers.type):
+        raise DataError(f"{place(path)}: '{printable(name)}' has lists of {numbers.type}, expected lists of floats")
+    if numbers.null_count:
+        row = numbers.is_null().to_numpy(zero_copy_only=False).argmax() // (len(numbers) // len(whole))
+        raise DataError(f"{place(path)}: a number of '{printable(name)}' is missing in row {row} (counted from 0)")
+    return np.asarray(numbers.to_numpy()).reshape(len(whole), -1)
 
 
 READERS: dict[str, Callable[[Path], Table]] = {

@@ -71,13 +71,15 @@ class EmbeddingSet(SampleSet):
         split = (
             self.embeddings[where[0] : where[-1] + 1] if len(where) and (steps == 1).all() else self.embeddings[where]
         )
-        z = torch.from_numpy(np.array(split, dtype=np.float32, order="C"))
+        with np.errstate(over="ignore"):  # what is too large becomes infinity
+            z = torch.from_numpy(np.array(split, dtype=np.float32, order="C"))
         broken = where[~torch.isfinite(z).all(dim=1).numpy()]
         if len(broken):
             listed = ", ".join(map(str, broken[:5])) + (", …" if len(broken) > 5 else "")
             noun = "row" if len(broken) == 1 else "rows"
+            what = "a number too large for float32" if np.isfinite(split).all() else "NaN or infinity"
             raise DataError(
-                f"{place(self.file)}: NaN or infinity in {noun} {listed} of the embeddings (counted from 0): "
+                f"{place(self.file)}: {what} in {noun} {listed} of the embeddings (counted from 0): "
                 f"repair or remove {'it' if len(broken) == 1 else 'them'}"
             )
         return z

@@ -96,7 +96,10 @@ def _text(delimiter: str) -> Callable[[Path], dict[str, list[str]]]:
 
 def _parquet(path: Path) -> dict[str, list[str]]:
     table = read_table(path)
-    return {name: ["" if cell is None else str(cell) for cell in table.array(name)] for name in table.columns}
+    columns = {name: table.array(name) for name in table.columns}
+    if "label" in columns and columns["label"].dtype.kind == "f":
+        raise DataError(f"{place(path)}: the labels are floats, expected integers or names")
+    return {name: ["" if cell is None else str(cell) for cell in column] for name, column in columns.items()}
 
 
 READERS: dict[str, Callable[[Path], dict[str, list[str]]]] = {

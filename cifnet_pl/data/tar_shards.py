@@ -202,7 +202,12 @@ def _read_index(index: Index, number: int, label: str) -> None:
         for member in _members(file, address, mark[0]):
             folder, _, last = member.name.rpartition("/")
             key, _, ending = last.partition(".")
-            samples.setdefault(f"{folder}/{key}" if folder else key, {})[ending.lower()] = member
+            key = f"{folder}/{key}" if folder else key
+            if samples.setdefault(key, {}).setdefault(ending.lower(), member) is not member:
+                raise DataError(
+                    f"{printable(address)}: sample {printable(key)} has two members .{printable(ending)}: give each "
+                    "sample a name of its own"
+                )
         if not samples:
             raise DataError(f"shard {printable(address)} has no samples, or is cut off")
         index.marks.append(mark)

@@ -99,7 +99,7 @@ class TopCalibration(MulticlassCalibrationError):
         # Class counts below two are fine for the top-1 error it computes, but not for its argument check.
         super().__init__(max(2, classes), n_bins=15, validate_args=False)
 
-    def update(self, confidence: Tensor, hit: Tensor) -> None:  # type: ignore[override]  # the base takes all classes
+    def update(self, confidence: Tensor, hit: Tensor) -> None:
         """Count (n,) float32 confidences, and (n,) float32 whether each was right."""
         self.confidences.append(confidence)
         self.accuracies.append(hit)

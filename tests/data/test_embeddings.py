@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow
+import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
@@ -119,7 +121,62 @@ def test_ragged_vectors_are_named(tmp_path: Path) -> None:
     assert "'embeddings' has 2 numbers in most rows, but 1 in row 4" in refused(tmp_path / "a.parquet")
     missing = [[1.0, 2.0], None] * 4
     pyarrow.parquet.write_table(pyarrow.table({"embeddings": missing, "labels": [0, 1] * 4}), tmp_path / "b.parquet")
-    assert "'embeddings' is missing in 4 rows" in refused(tmp_path / "b.parquet")
+    assert "'embeddings' is missing in 4 rows, the first is 1" in refused(tmp_path / "b.parquet")
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        ({"embeddings": [[1.0, 2.0], [1.0, None]] * 4}, "a number of 'embeddings' is missing in row 1"),
+        ({"embeddings": [["1", "2"]] * 8}, "'embeddings' has lists of string, expected lists of floats"),
+        ({"labels": [0, None] * 4}, "4 labels are missing, the first in row 1"),
+        ({"labels": ["a", None] * 4}, "4 labels are missing, the first in row 1"),
+        ({"labels": [0.5, 1.5] * 4}, "the labels are floats"),
+    ],
+)
+def test_tables_with_holes_or_other_types(columns: dict[str, list[Any]], sentence: str, tmp_path: Path) -> None:
+    whole = pyarrow.table({"embeddings": [[1.0, 2.0]] * 8, "labels": [0, 1] * 4, **columns})
+    pyarrow.parquet.write_table(whole, tmp_path / "a.parquet")
+    assert sentence in refused(tmp_path / "a.parquet")
+    with pyarrow.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pyarrow.ipc.new_file(file, whole.schema) as writer:
+        writer.write_table(whole, max_chunksize=3)
+    assert sentence in refused(tmp_path / "a.arrow")
+
+
+class Executed:
+    """Leaves a file behind where it is unpickled."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("array", ["embeddings", "labels", "ids", "split"])
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_objects_are_never_unpickled(array: str, save: Any, tmp_path: Path) -> None:
+    z, y = vectors()
+    arrays = {"embeddings": z, "labels": y, array: np.array([Executed(tmp_path / "executed")] * len(z), dtype=object)}
+    save(tmp_path / "a.npz", **arrays)
+    with pytest.raises(DataError, match=r"Python objects, which are never loaded|allow_pickle=False"):
+        build_source("embeddings", SourceOptions(tmp_path / "a.npz"))
+    assert not (tmp_path / "executed").exists()
+
+
+def test_numbers_that_are_too_large(tmp_path: Path) -> None:
+    z = vectors()[0].astype(np.float64)
+    z[17, 2] = 1e300
+    assert "a number too large for float32 in row 17" in refused(write(tmp_path, embeddings=z))
+
+
+@pytest.mark.parametrize("header", [b"{" * 20, b'{"embeddings": 1}', b""])
+@pytest.mark.parametrize("length", [2**62, None])
+def test_headers_that_lie(header: bytes, length: int | None, tmp_path: Path) -> None:
+    size = struct.pack("<Q", len(header) if length is None else length)
+    (tmp_path / "a.safetensors").write_bytes(size + header)
+    with pytest.raises(DataError, match="cannot read"):
+        build_source("embeddings", SourceOptions(tmp_path / "a.safetensors"))
 
 
 def test_files_that_are_no_embeddings(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from cifnet_pl.data.image_sets import SourceOptions
@@ -72,3 +74,20 @@ def test_no_table(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"path\xff\xfe")
     with pytest.raises(DataError, match="cannot read"):
         build_source("manifest", SourceOptions(tmp_path / "a.csv"))
+
+
+def test_a_parquet_table_with_holes_or_float_labels(tmp_path: Path) -> None:
+    class_tree(tmp_path, 3)
+    paths = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.png"))
+    labels = [path.split("/")[0] for path in paths]
+    notes = [None, *range(1, len(paths))]
+    for columns, sentence in (
+        ({"path": [None, *paths[1:]], "label": labels}, "row 1 has nothing for path"),
+        ({"path": paths, "label": [0.5] * len(paths)}, "the labels are floats"),
+        ({"path": paths, "label": [None, *labels[1:]]}, "row 1 has nothing for label"),
+    ):
+        pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+        with pytest.raises(DataError, match=sentence):
+            build_source("manifest", SourceOptions(tmp_path / "t.parquet"))
+    pyarrow.parquet.write_table(pyarrow.table({"path": paths, "label": labels, "note": notes}), tmp_path / "t.parquet")
+    assert len(build_source("manifest", SourceOptions(tmp_path / "t.parquet")).class_names) == len(set(labels))

@@ -189,6 +189,21 @@ def test_the_same_sample_twice(tmp_path: Path):
         build(tmp_path)
 
 
+def test_the_same_name_twice_in_a_shard(tmp_path: Path):
+    write(tmp_path / "a.tar", [*good(), *good(2)])
+    with pytest.raises(DataError, match=r"sample s0 has two members \.png: give each sample a name of its own"):
+        build(tmp_path)
+
+
+def test_members_of_a_sample_may_lie_apart(tmp_path: Path):
+    members = [(key, {ending: content}) for key, sample in good() for ending, content in sample.items()]
+    write(tmp_path / "together" / "a.tar", good())
+    write(tmp_path / "apart" / "a.tar", members[::2] + members[1::2])
+    one, other = build(tmp_path / "together").train, build(tmp_path / "apart").train
+    assert list(one.names) == list(other.names)
+    assert [one.content(i) for i in range(len(one))] == [other.content(i) for i in range(len(other))]
+
+
 def test_a_class_without_training_images(tmp_path: Path):
     write(tmp_path / "train-0.tar", good()[::2])
     write(tmp_path / "test-0.tar", good()[1::2])
