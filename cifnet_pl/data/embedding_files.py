@@ -116,8 +116,8 @@ class Table:
             if vector.dtype.kind not in "iuUTO":
                 raise DataError(f"{place(self.path)}: the labels have dtype {vector.dtype}, expected integers or names")
         joined = np.concatenate(vectors)
-        empty = np.flatnonzero([item is None for item in joined]) if joined.dtype.kind == "O" else []
-        if len(empty):
+        empty = [i for i, item in enumerate(joined) if item is None] if joined.dtype.kind == "O" else []
+        if empty:
             raise DataError(
                 f"{place(self.path)}: {len(empty)} labels are missing, the first in row {empty[0]} (from 0)"
             )
