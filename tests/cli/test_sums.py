@@ -118,7 +118,7 @@ def test_any_order_of_additions_to_rounding(shards: list[Path]):
 def test_a_tree_of_sums(shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     left, right = tmp_path / "left.sums", tmp_path / "right.sums"
     assert main(["merge", *map(str, shards[:2]), "--output", str(left)]) == 0
-    assert "1 parts are missing" in capsys.readouterr().out
+    assert "1 part is missing" in capsys.readouterr().out
     assert main(["merge", *map(str, shards[2:]), "--output", str(right)]) == 0
     assert len(parts_of(left)) == len(parts_of(right)) == 1
     z = torch.randn(50, 12, generator=torch.Generator().manual_seed(0))
