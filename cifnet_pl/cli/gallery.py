@@ -30,10 +30,14 @@ LONGEST = 22
 
 
 def write_gallery(predictions: Sequence[Prediction], path: Path) -> str | None:
-    """Draw photos in the order given, each above its most probable classes as bars; PNG, written atomically.
+    """Draw photos in the order given, each above its most probable classes as bars.
+
+    Args:
+        predictions: of the photos.
+        path: the PNG file, written atomically.
 
     Returns:
-        A sentence for the user where a name could not be drawn with the fonts of this machine.
+        A note for the user if a name could not be drawn with the fonts of this machine.
 
     Raises:
         CifnetError: the disk is full or not writable.

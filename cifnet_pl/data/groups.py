@@ -84,6 +84,11 @@ def split_by_group(class_names: list[str], whole: FileSet, options: SourceOption
 
     A class of a single group has none to hold back: it is learned, and untested.
 
+    Args:
+        class_names: names of the classes.
+        whole: all photos.
+        options: kind of group, share and seed.
+
     Raises:
         UsageError: an unknown kind of group, or a share that is none.
     """

@@ -25,9 +25,13 @@ def hugging_face(name: str, options: SourceOptions) -> Source:
 
     What is on this machine is used without the network; anything else is fetched only with ``--data.download true``.
 
+    Args:
+        name: of the data set; "" for the root.
+        options: of the source.
+
     Options:
-        image, label: names of the columns; found by their kind and name where they are not given.
-        train, test: names of the splits; where there is none for testing, a share of each class is held back by seed.
+        image, label: names of the columns; found by their kind and name if they are not given.
+        train, test: names of the splits; if there is none for testing, a share of each class is held back by seed.
         config: of a data set with several.
 
     Raises:

@@ -165,6 +165,13 @@ def _register_heic() -> None:
 def read_square(photo: Photo, size: int, crop_ratio: float = 1.0) -> np.ndarray:
     """Decode a photo as :func:`square`.
 
+    Args:
+        photo: path, content of a file, or decoded image.
+        size, crop_ratio: as for :func:`square`.
+
+    Returns:
+        (``size``, ``size``, 3) uint8.
+
     Raises:
         UnreadableImage: it cannot be opened or decoded.
     """

@@ -51,7 +51,11 @@ class _Item:
 
 
 def torchvision_set(name: str, options: SourceOptions) -> Source:
-    """Load a classification set of torchvision: its own two parts, or a split by seed where it has none.
+    """Load a classification set of torchvision: its own two parts, or a split by seed if it has one part.
+
+    Args:
+        name: of the class in ``torchvision.datasets``.
+        options: of the source.
 
     Raises:
         UsageError: the set is not one of images with one class each.

@@ -139,7 +139,7 @@ class DSALHead(ACILHead):
             self.residual_energy[current] += observed.class_mass[current] + fitted
 
     def _leave_one_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
-        """Exact for the main stream; the compensation stream's targets come from the current main weights.
+        """Leave samples out of the main stream exactly; the other stream's targets come from the current main weights.
 
         The effect of a sample on the residual targets of others is ignored: it would need the weights at its time.
         """

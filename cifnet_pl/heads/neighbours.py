@@ -45,7 +45,7 @@ class KNNHead(Head):
         self.pending = Samples(in_features, self.dtype)
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
-        """Nothing to make room for."""
+        """Do nothing: samples need no room in advance."""
 
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
         self.pending.add(z, self.labels[columns], weight)

@@ -23,7 +23,7 @@ class NamedEmbeddings(EmbeddingSet):
 
     @property
     def root(self) -> Path:
-        """The file."""
+        """File of the embeddings."""
         return self.file
 
     def subset(self, rows: np.ndarray) -> NamedEmbeddings:

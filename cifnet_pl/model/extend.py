@@ -52,7 +52,7 @@ class Score:
         z: Tensor,
         learned: LearnedPhotos | None = None,
     ) -> None:
-        """Score the embeddings (n, d) of photos ``rows``, and compare them with those that were ``learned``."""
+        """Score the embeddings z (n, d) of photos ``rows`` (n,), and compare them with those that were ``learned``."""
         if len(rows):
             labels = np.array(model.labels(photos.class_names))[photos.files.labels[rows]]
             right = model.head.predict(z).cpu().numpy() == labels

@@ -96,6 +96,10 @@ OBJECTS = (
 def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
     """Read a checkpoint file of a run without executing anything from it.
 
+    Args:
+        path: the file.
+        map_location: device for the tensors, as for ``torch.load``.
+
     Raises:
         CheckpointError: the file is missing, truncated, compressed (it could grow without bound), not of this package,
             or holds more than tensors and plain containers.

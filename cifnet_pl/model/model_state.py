@@ -120,7 +120,7 @@ class ModelState:
 
     @property
     def removals(self) -> list[Event]:
-        """When classes were removed without their photos."""
+        """Steps in which classes were removed without their photos."""
         return [event for event in self.history if event.what == "forget" and event.photos is None]
 
     @property

@@ -130,7 +130,11 @@ class Workspace(History):
                 write_atomic(target, lambda out, content=content: out.write(content))  # type: ignore[misc]
 
     def commit(self, model: Classifier, change: Change) -> Version:
-        """Store a changed model as a new version and serve it; returns once the disk has both.
+        """Store a changed model as a new version and serve it; return once both are on the disk.
+
+        Args:
+            model: the changed model.
+            change: what was done, for the journal.
 
         Raises:
             CifnetError: the disk is full or not writable; nothing was changed.

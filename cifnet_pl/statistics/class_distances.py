@@ -160,7 +160,7 @@ class ClassDistances:
 
     @cached_property
     def _from_means(self) -> tuple[Tensor, Tensor]:
-        """(p, C) ``(S_w + λI)⁻¹μ_c`` and (C,) ``μ_cᵀ(S_w + λI)⁻¹μ_c`` of the centred means."""
+        """Return (p, C) ``(S_w + λI)⁻¹μ_c`` and (C,) ``μ_cᵀ(S_w + λI)⁻¹μ_c`` of the centred means."""
         towards = self.within_inverse @ self.means.T
         return towards, (self.means.T * towards).sum(dim=0)
 

@@ -122,11 +122,16 @@ def proxy_scores(z: Tensor, proxies: Tensor, count: int, sigma: Tensor) -> Tenso
 
 
 def nca(scores: Tensor, labels: Tensor) -> Tensor:
-    """Compute neighbourhood component analysis on scores (n, C): ``max(0, log(1 + Σ_{c≠y} exp s_c) − s_y)``.
+    """Compute neighbourhood component analysis: the mean of ``max(0, log(1 + Σ_{c≠y} exp s_c) − s_y)``.
 
     The reference code subtracts its margin from all similarities, so that it cancels; the paper (eq. 8) subtracts it
-    from the right class alone. There the own class is left out of the sum by a score of 0 whose exponential stays:
-    that is the 1. Scores are shifted by their maximum first, which makes the 1 depend on it, as there.
+    from the right class alone. The code sets the score of the right class to 0 in the sum, and its exponential is the
+    1.
+    As there, scores are shifted by their maximum first, so the weight of the 1 depends on it.
+
+    Args:
+        scores: (n, C).
+        labels: (n,) int64.
     """
     scores = scores - scores.max(dim=1, keepdim=True).values
     is_label = functional.one_hot(labels, scores.shape[1]).bool()

@@ -67,7 +67,7 @@ class ResumableModule(StepwiseModule):
             self._descent.load_state_dict(position["descent"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """While a task is under way, add the weights from before it and the position inside it."""
+        """Add the weights from before the task and the position inside it, while a task is under way."""
         super().on_save_checkpoint(checkpoint)
         if checkpoint["cifnet"]["under_way"]:
             checkpoint["state_dict"] = dict(self._before)
