@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -81,15 +82,34 @@ def run_command(name: str, args: Sequence[str]) -> None:
     skipped: set[str | int] = {parameter for parameter in (command.positional, command.overrides) if parameter}
     if command.positional:
         parser.add_argument(command.positional, nargs="+")
-    arguments, overrides = with_values(outlined, with_lists(outlined, args)), {}
+    words = [_without_bytes(word) for word in args]
+    arguments, overrides = with_values(outlined, with_lists(outlined, words)), {}
     refuse_repeated(outlined, arguments)
     parser.add_function_arguments(outlined, skip=skipped, as_group=False, sub_configs=False)
     keywords = _without_underscores(parser)
     if command.overrides:
         arguments, overrides[command.overrides] = split_overrides(arguments)
-    options = {keywords.get(key, key): value for key, value in vars(parser.parse_args(arguments)).items()}
+    parsed = vars(parser.parse_args(arguments)).items()
+    options = {keywords.get(key, key): _with_bytes(value) for key, value in parsed}
     function: Callable[..., object] = getattr(import_module(command.module), name)
-    function(**options, **overrides)
+    function(**options, **{key: [tuple(map(_with_bytes, pair)) for pair in pairs] for key, pairs in overrides.items()})
+
+
+BYTE = "\ue000"
+"""Begins the two digits that stand for an undecodable byte of a file name, which no parser takes."""
+
+
+def _without_bytes(word: str) -> str:
+    return "".join(f"{BYTE}{ord(c) - 0xDC00:02x}" if 0xDC80 <= ord(c) <= 0xDCFF else c for c in word)
+
+
+def _with_bytes(value: Any) -> Any:
+    """Return a value of an option with the bytes that :func:`_without_bytes` replaced."""
+    if isinstance(value, list):
+        return [_with_bytes(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    return re.sub(f"{BYTE}([89a-f][0-9a-f])", lambda found: chr(0xDC00 + int(found[1], 16)), value)
 
 
 def outline(name: str) -> Callable[..., object]:

@@ -6,6 +6,7 @@ A random fifth of photos from one shelf tests nothing: each held-back photo has 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import PurePosixPath
@@ -16,6 +17,7 @@ from cifnet_pl.data.alike import held_back_together
 from cifnet_pl.data.exif import taken_at
 from cifnet_pl.data.image_sets import FileSet, Source, SourceOptions, hash_order
 from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.text import number_of
 
 PAUSE = 30.0
 """Seconds without a photo that end a burst."""
@@ -96,12 +98,31 @@ def split_by_group(class_names: list[str], whole: FileSet, options: SourceOption
     if not 0 < options.val_fraction < 1:
         raise UsageError(f"val_fraction is {options.val_fraction:g}, expected a number between 0 and 1")
     group_of = grouping(options.group)
-    val = np.zeros(len(whole), dtype=bool)
+    val, alone = np.zeros(len(whole), dtype=bool), 0
     for label, rows in whole.rows_of.items():
         groups = group_of(whole, rows)
+        sizes = Counter(groups)
+        alone += sum(sizes[group] == 1 and group == whole.names[row] for group, row in zip(groups, rows, strict=True))
         chosen = _chosen(groups, class_names[label], options)
         val[rows] = [group in chosen for group in groups]
-    return Source(class_names, whole.subset(np.flatnonzero(~val)), whole.subset(np.flatnonzero(val)))
+    note = _about_alone(options.group, alone, len(whole))
+    notes = (note,) if note else ()
+    return Source(class_names, whole.subset(np.flatnonzero(~val)), whole.subset(np.flatnonzero(val)), notes=notes)
+
+
+def _about_alone(kind: str, alone: int, total: int) -> str | None:
+    """Say how many photos belong to no group, so that a random split is not taken for one by groups; None if all do.
+
+    Args:
+        kind: of the groups.
+        alone: photos without one.
+        total: all photos.
+    """
+    if not alone or (kind == "burst" and alone < total):  # a photo alone may be a burst of its own
+        return None
+    without = {"day": "without a date", "folder": "in no sub-folder", "burst": "without another one of the same burst"}
+    photos = f"all {total} photos" if alone == total else f"{number_of(alone, 'photo')} of {total}"
+    return f"note: {photos} {without.get(kind, f'without a match of {kind}')}: held back one by one"
 
 
 def split_near(class_names: list[str], whole: FileSet, options: SourceOptions) -> Source:

@@ -100,6 +100,7 @@ class Source:
         train, val: the two sets.
         domains: the session, place or camera of each sample, where the source knows it.
         tasks: the task that the source itself assigns to each sample, where it does.
+        notes: sentences for the user about how the two sets were made.
     """
 
     class_names: list[str]
@@ -107,6 +108,7 @@ class Source:
     val: SampleSet
     domains: Grouping | None = None
     tasks: Grouping | None = None
+    notes: tuple[str, ...] = ()
 
 
 class FileSet(ImageSet):

@@ -1,6 +1,7 @@
 """Classifying files: what the table says, which files it takes, and what happens with those that cannot be read."""
 
 import csv
+import os
 import shutil
 import subprocess
 import sys
@@ -143,6 +144,15 @@ def test_only_unreadable_files(place: Path, capsys: pytest.CaptureFixture[str]):
     assert classify(place, str(place / "x"), "--gallery", str(place / "g.png")) == 1
     assert f"no photo of {place / 'x'} can be read (1 file)" in capsys.readouterr().err
     assert sorted(place.iterdir()) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems decode all names")
+def test_a_name_that_is_no_text(place: Path, tmp_path: Path):
+    """A file of an old disk, whose name is in another encoding: \\xe9 is é in Latin-1."""
+    name = os.fsdecode(b"caf\xe9.png")
+    photo = next(iter(sorted((place / "photos").rglob("*.png"))))
+    (place / name).write_bytes(photo.read_bytes())
+    assert classify(place, str(place / name)) == 0
 
 
 REFUSED = [

@@ -81,6 +81,26 @@ def test_photos_without_a_date_stand_alone(tmp_path: Path):
     assert (len(train), len(val)) == (19, 6)
 
 
+@pytest.mark.parametrize(
+    ("group", "said"),
+    [
+        ("day", "note: all 12 photos without a date: held back one by one"),
+        ("burst", "note: all 12 photos without another one of the same burst: held back one by one"),
+        ("folder", "note: all 12 photos in no sub-folder: held back one by one"),
+        ("name:shelf(.)", "note: all 12 photos without a match of name:shelf(.): held back one by one"),
+    ],
+)
+def test_photos_of_no_group_are_told(tmp_path: Path, group: str, said: str):
+    """Else a random split, which flatters, passes for one by groups."""
+    for i in range(12):
+        photo(tmp_path / "ant" / f"{i}.jpg")
+    assert build_source("folder", SourceOptions(tmp_path, 0.25, 0, group=group)).notes == (said,)
+    for i in range(8):
+        photo(tmp_path / "ant" / f"shelf{i // 2}" / f"shelf{i // 2} {i}.jpg", START + timedelta(days=i // 2))
+    notes = build_source("folder", SourceOptions(tmp_path, 0.25, 0, group=group)).notes
+    assert notes == (() if group == "burst" else (said.replace("all 12 photos", "12 photos of 20"),))
+
+
 def test_a_class_of_one_group_is_learned_and_untested(tmp_path: Path):
     for i in range(6):
         photo(tmp_path / "ant" / "only" / f"{i}.jpg")

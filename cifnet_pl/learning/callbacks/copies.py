@@ -34,8 +34,8 @@ class CopiesReport(Callback):
         if isinstance(pl_module, CIFNetModule) and pl_module.photos is None:
             rank_zero_info(WITHOUT_HASHES)
         spellings = about_spellings(data.source.class_names) if data.duplicates else None
-        if spellings:
-            rank_zero_info(spellings)
+        for note in [*data.source.notes, *([spellings] if spellings else [])]:
+            rank_zero_info(note)
         if not (trainer.is_global_zero and data.duplicates and data.copies):
             return
         for sentence in data.copies.sentences(data.source, data.duplicates):
