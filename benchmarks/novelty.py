@@ -25,8 +25,8 @@ from torch import Tensor
 from benchmarks.embeddings import Photos, learn, read_photos
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, RidgeHead
-from cifnet_pl.heads.calibration import calibrate
-from cifnet_pl.heads.conformal import AnswerSets, novelty_reference
+from cifnet_pl.heads.calibration import calibrate, near_copies
+from cifnet_pl.heads.conformal import AnswerSets, Reference, novelty_reference, photo_weights, set_scores
 from cifnet_pl.model.detection import detection
 from cifnet_pl.statistics import ClassDistances
 
@@ -93,8 +93,24 @@ def near(photos: Photos) -> Tensor:
     return torch.stack(foreign).mean(dim=0)
 
 
+def randomised(probabilities: Tensor, seed: int) -> Tensor:
+    """(n, C) scores of classes as :func:`set_scores` has them, plus a random part of each class's own probability."""
+    part = torch.rand(len(probabilities), 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return set_scores(probabilities) + part * probabilities.double()
+
+
+def randomised_sets(head: Head, buffer: CalibrationBuffer, z: Tensor, coverage: float) -> Tensor:
+    """(n, C) bool: sets with a random part for embeddings ``z``, whose coverage is exact and which may be empty."""
+    stored, y = buffer.items()
+    columns = (y[:, None] == head.labels).int().argmax(dim=1)
+    left_out = torch.softmax(head.leave_one_out(stored, y, near_copies(stored, y)) / head.temperature, dim=1)
+    own = randomised(left_out, 0).gather(1, columns[:, None]).flatten()
+    weights = photo_weights(y, head.labels, torch.tensor(list(head.class_counts().values())))
+    return randomised(head.probabilities(z), 1) <= Reference.of(own, weights).threshold(coverage)
+
+
 def kept_promises(head: Head, buffer: CalibrationBuffer, photos: Photos) -> Tensor:
-    """(7,) columns of the second table, on the validation photos of the classes known."""
+    """(11,) columns of the second table and of the third, on the validation photos of the classes known."""
     rows = torch.isin(photos.val_y, head.labels)
     z, y = photos.val_z[rows], photos.val_y[rows]
     columns = (y[:, None] == head.labels).int().argmax(dim=1)
@@ -104,6 +120,11 @@ def kept_promises(head: Head, buffer: CalibrationBuffer, photos: Photos) -> Tens
     for share in COVERAGES:
         sets = AnswerSets.of(head, *buffer.items(), share).of_probabilities(probabilities)
         percentages += [100 * sets.gather(1, columns[:, None]).double().mean(), sets.sum(dim=1).double().mean()]
+    sets = randomised_sets(head, buffer, z, COVERAGES[0])
+    sizes = sets.sum(dim=1)
+    percentages += [100 * (probabilities.argmax(dim=1) == columns).double().mean()]
+    percentages += [100 * sets.gather(1, columns[:, None]).double().mean(), sizes.double().mean()]
+    percentages += [100 * (sizes == 0).double().mean()]
     return torch.stack(percentages)
 
 
@@ -156,14 +177,20 @@ def main() -> None:
         rows = [(other, compare(photos, list(range(photos.classes)), drawn_of(z))) for other, z in others]
         for unknown, scores in [*rows, ("its other classes", near(photos))]:
             show([name, unknown, *(f"{a:.1f} / {b:.1f}" for a, b in scores.tolist())])
-    print()
-    promised = [f"{100 * share:g} % unknown" for share in SHARES]
-    promised += [column for share in COVERAGES for column in (f"{100 * share:g} % covered", "classes")]
-    show(["set", "after", *promised])
-    show(["---"] * (2 + len(promised)))
+    promises: list[tuple[str, str, list[float]]] = []
     for name, photos in sets.items():
         for rows in zip(*(along_the_stream(photos, order) for order in ORDERS), strict=True):
-            show([name, rows[0][0], *(f"{x:.1f}" for x in torch.stack([row for _, row in rows]).mean(dim=0).tolist())])
+            promises.append((name, rows[0][0], torch.stack([row for _, row in rows]).mean(dim=0).tolist()))
+    promised = [f"{100 * share:g} % unknown" for share in SHARES]
+    promised += [column for share in COVERAGES for column in (f"{100 * share:g} % covered", "classes")]
+    shown = len(promised)
+    more = ["most probable class alone", "90 % covered with a random part", "classes", "% of sets empty"]
+    for columns, part in ((promised, slice(None, shown)), (more, slice(shown, None))):
+        print()
+        show(["set", "after", *columns])
+        show(["---"] * (2 + len(columns)))
+        for name, after, row in promises:
+            show([name, after, *(f"{x:.1f}" for x in row[part])])
 
 
 def drawn_of(z: Tensor) -> Tensor:

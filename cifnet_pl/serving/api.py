@@ -138,6 +138,7 @@ def teaching(service: Service) -> APIRouter:
         wait: Waits = True,
     ) -> Response:
         """Teach new classes, or more photos of known ones, in one step."""
+        service.check_writable()
         async with staging:
             photos = [(name, file.file) for name, file in named(files)]
             staged = await run_in_threadpool(service.stage, photos, class_name)

@@ -18,7 +18,7 @@ LOG = logging.getLogger("cifnet_pl.serving")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """Names under which a browser on this machine reaches the service."""
 
-OPEN = frozenset({"/", "/docs", "/openapi.json", "/v2/health/live", "/v2/health/ready"})
+OPEN = frozenset({"/", "/docs", "/openapi.json", "/health", "/v2/health/live", "/v2/health/ready"})
 """Paths that need no token, as all files of the page: they say nothing about the model."""
 
 POLICY = (
@@ -36,6 +36,9 @@ HEADERS = [
 
 BODY_SECONDS = 60.0
 """Longest pause between two parts of a request's body."""
+
+WHOLE_SECONDS = 1800.0
+"""Longest time for a request's body: 256 MiB at little more than 1 Mbit/s."""
 
 CLIENTS = 10_000
 """Addresses whose rate is remembered; the one that asked longest ago goes first."""
@@ -86,7 +89,7 @@ class Guard:
     any_host: bool
     rate: Rate
     body_bytes: int
-    observe: Callable[[Scope, int, float], object]
+    observe: Callable[[Scope, int, float], object] = lambda scope, status, seconds: None
     wrong_tokens: Rate = field(default_factory=lambda: Rate(0.2))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -180,16 +183,18 @@ class _Body:
 
     def __init__(self, receive: Receive, largest: int):
         self._receive, self._left, self._whole = receive, largest, False
-        self.largest = largest
+        self.largest, self._until = largest, time.monotonic() + WHOLE_SECONDS
         self.refusal: tuple[int, str] | None = None
 
     async def __call__(self) -> Message:
         if self._whole:
             return await self._receive()
+        left = self._until - time.monotonic()
         try:
-            message = await asyncio.wait_for(self._receive(), BODY_SECONDS)
+            message = await asyncio.wait_for(self._receive(), max(0.0, min(BODY_SECONDS, left)))
         except asyncio.TimeoutError:
-            self.refusal = 408, f"nothing of the request came for {BODY_SECONDS:g} seconds"
+            some = f"nothing of the request came for {BODY_SECONDS:g} seconds"
+            self.refusal = 408, some if left > BODY_SECONDS else f"the request took more than {WHOLE_SECONDS:g} seconds"
             return {"type": "http.disconnect"}
         self._left -= len(message.get("body", b""))
         if self._left < 0:

@@ -19,6 +19,7 @@ from cifnet_pl.model.verdicts import able
 from cifnet_pl.serving.answers import Candidate, PhotoAnswer
 from cifnet_pl.serving.uploads import Limits, opened
 
+Asked = tuple[float | None, float | None]
 TOP = 5
 
 
@@ -33,19 +34,20 @@ class Replica(LitAPI):  # type: ignore[misc]
 
     Args:
         model: a run's folder, a checkpoint file or a bundle.
+        asked: share that may be called unknown and coverage of the sets of answers; None for what is not to be said.
         trust: as for :func:`cifnet_pl.load`.
         options: of LitAPI.
     """
 
-    def __init__(self, model: str, trust: bool = False, **options: Any):
+    def __init__(self, model: str, asked: Asked = (0.05, 0.95), trust: bool = False, **options: Any):
         super().__init__(**options)
-        self._place, self._trust = model, trust
+        self._place, self._asked, self._trust = model, asked, trust
 
     def setup(self, device: str) -> None:
         """Load the model, in the process of the replica."""
         torch.set_num_threads(1)  # replicas share the cores
         self.model = load(self._place, device=device, trust=self._trust)
-        self.limits, self.asked = Limits(), able(self.model, 0.05, 0.95)
+        self.limits, self.asked = Limits(), able(self.model, *self._asked)
 
     def decode_request(self, request: Photo, **options: Any) -> bytes:
         """Return the content of the image file; HTTP error 422 if it is none."""

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 
 from cifnet_pl.model.loading import load
+from cifnet_pl.serving.access import check_shares, given_token
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.text import number_of, printable
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-SHORTEST_TOKEN = 16
 
 
 def serve(
@@ -62,18 +62,19 @@ def serve(
         import uvicorn
 
         from cifnet_pl.serving.app import Access, make_app
+        from cifnet_pl.serving.connections import PatientProtocol
         from cifnet_pl.serving.service import Options, Service
         from cifnet_pl.serving.workspace import Workspace
     except ImportError as error:
         raise UsageError(f"serve needs {error.name}: pip install 'cifnet_pl[serve]'") from None
-    secret = _token(host, token, token_file)
+    secret = given_token(token, token_file)
+    if secret is None and host not in LOOPBACK:
+        raise UsageError(f"--host {printable(host)} can be reached from other machines: give a --token or --token_file")
     if keep_versions < 2:
         raise UsageError(f"--keep_versions is {keep_versions}, expected at least 2: undo needs the version before")
     if rate < 0:
         raise UsageError(f"--rate is {rate:g}, expected 0 or more")
-    for option, share in (("unknown", unknown), ("coverage", coverage)):
-        if share is not None and not 0 < share < 1:
-            raise UsageError(f"--{option} is {share:g}, expected a share between 0 and 1, or null")
+    check_shares(unknown, coverage)
     listening = _listen(host, port)
     path = Path(model).expanduser()
     folder = Path(workspace).expanduser() if workspace else path.resolve().with_name(f"{path.resolve().name}-workspace")
@@ -91,6 +92,8 @@ def serve(
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     config = uvicorn.Config(
         app,
+        http=PatientProtocol,
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
@@ -101,30 +104,6 @@ def serve(
         uvicorn.Server(config).run(sockets=[listening])
     except KeyboardInterrupt:  # uvicorn raises it again when it has ended
         print(f"ended; {folder} holds every change")
-
-
-def _token(host: str, token: str | None, token_file: str | None) -> str | None:
-    """Return the token, or None.
-
-    Raises:
-        UsageError: one is needed and missing, or cannot be used.
-    """
-    if token is not None and token_file is not None:
-        raise UsageError("--token and --token_file: give one of them")
-    if token_file is not None:
-        try:
-            token = Path(token_file).expanduser().read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"cannot read --token_file {printable(token_file)}: {error}") from error
-    if token is None:
-        if host not in LOOPBACK:
-            raise UsageError(
-                f"--host {printable(host)} can be reached from other machines: give a --token or --token_file"
-            )
-        return None
-    if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
-        raise UsageError(f"the token must have {SHORTEST_TOKEN} or more plain characters without spaces")
-    return token
 
 
 def _listen(host: str, port: int) -> socket.socket:

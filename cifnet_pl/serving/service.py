@@ -87,8 +87,6 @@ class Service:
         self.batcher.close()
         self.workspace.close()
 
-    # ------------------------------------------------------------------ ask
-
     def decoder(self, content: bytes) -> Callable[[], np.ndarray]:
         """Return a function that decodes a photo to the square that the model takes."""
         model = self.model
@@ -261,6 +259,11 @@ class Service:
         says = f"{did}: {subject.change.says}" if did != "went to" else f"went to version {number}"
         return self._served(model, version.number), {"changed": answers.Changed(version=version.number, says=says)}
 
+    def check_writable(self) -> None:
+        """Raise RequestError if changes are refused."""
+        if self.options.read_only:
+            raise RequestError(403, "this service is read-only: it answers, but does not learn")
+
     def _served(self, model: Classifier, number: int) -> Served:
         """Return a model to be served; what detects unknown photos is prepared now, so that no answer waits for it."""
         served = Served(model, number, self.options.unknown, self.options.coverage)
@@ -270,8 +273,7 @@ class Service:
     def _submit(
         self, action: str, work: Callable[[Job], tuple[Served | None, Result]], always: Callable[[], None] | None = None
     ) -> Job:
-        if self.options.read_only:
-            raise RequestError(403, "this service is read-only: it answers, but does not learn")
+        self.check_writable()
 
         def whole(job: Job) -> tuple[Served | None, Result]:
             try:

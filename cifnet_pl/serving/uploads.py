@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, cast
 
 import numpy as np
 from PIL import Image
@@ -27,6 +27,10 @@ from cifnet_pl.utilities.text import printable
 FORMATS = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp", "TIFF": "tif"}
 FORMATS |= {"AVIF": "avif", "HEIF": "heic"}
 """Formats that are decoded, and the extension of their kept files. Pillow has others that run programs (EPS)."""
+
+
+DIRECTORY_BYTES = 2**23
+"""Largest list of entries of a zip file, which is read as a whole: some 100,000 entries."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,9 @@ def _of_zip(name: str, file: IO[bytes], limits: Limits) -> Iterator[Upload]:
     """Yield the photos in a zip file; nothing is unpacked to the disk, and no name in it is used as a path."""
     where = printable(name[:200])
     try:
-        with zipfile.ZipFile(file) as archive:
+        bounded = _Bounded(file)
+        with zipfile.ZipFile(cast(IO[bytes], bounded)) as archive:
+            bounded.largest = None
             entries = archive.infolist()
             _check_entries(entries, where, limits)
             for entry in entries:
@@ -110,6 +116,29 @@ def _of_zip(name: str, file: IO[bytes], limits: Limits) -> Iterator[Upload]:
         if isinstance(error, RequestError):
             raise
         raise RequestError(422, f"{where} is damaged") from error
+
+
+class _Bounded:
+    """A zip file whose directory is refused before it is read if it is too large: each entry takes memory.
+
+    Attributes:
+        largest: bytes of one read; None for any number.
+    """
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self.largest: int | None = DIRECTORY_BYTES
+
+    def read(self, size: int = -1) -> bytes:
+        """Read as the file does; RequestError if that is too much at once."""
+        if self.largest is not None and size > self.largest:
+            raise RequestError(
+                413, f"a zip file lists more than {self.largest // 2**20} MiB of names: send it in parts"
+            )
+        return self._file.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def _check_entries(entries: list[zipfile.ZipInfo], where: str, limits: Limits) -> None:

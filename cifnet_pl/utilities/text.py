@@ -6,6 +6,9 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
+JOINERS = "\u200c\u200d"
+"""Invisible characters that Persian words and emoji of several people hold."""
+
 
 def printable(text: str) -> str:
     r"""Return ``text`` on one line: line breaks, control characters and undecodable bytes become escapes.
@@ -14,7 +17,7 @@ def printable(text: str) -> str:
         >>> printable("two\nlines")
         'two\\nlines'
     """
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return "".join(c if c.isprintable() or c in JOINERS else repr(c)[1:-1] for c in text)
 
 
 def number_of(count: int, one: str, several: str | None = None) -> str:

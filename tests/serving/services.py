@@ -25,6 +25,7 @@ from cifnet_pl.heads import Head, RidgeHead
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.description import Event
 from cifnet_pl.serving.app import Access, make_app
+from cifnet_pl.serving.connections import PatientProtocol
 from cifnet_pl.serving.service import Options, Service
 from cifnet_pl.serving.workspace import Workspace
 from tests.command_line import command, environment
@@ -112,14 +113,21 @@ class Address:
 class ThreadServer(Address):
     """A service in a thread of this process, with a real port: a browser can ask it, and it starts at once."""
 
-    def __init__(self, folder: Path, access: Access | None = None, begun: Classifier | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        access: Access | None = None,
+        begun: Classifier | None = None,
+        options: Options | None = None,
+    ):
         begun = begun or model()
-        app = make_app(Service(Workspace(folder, begun), begun), access or Access(rate=0))
+        self.folder = folder
+        app = make_app(Service(Workspace(folder, begun), begun, options), access or Access(rate=0))
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self._socket.listen()
         self.url = f"http://localhost:{self._socket.getsockname()[1]}"
-        self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
+        self._server = uvicorn.Server(uvicorn.Config(app, http=PatientProtocol, log_config=None, access_log=False))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
         self._thread.start()
 

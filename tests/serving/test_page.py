@@ -1,78 +1,10 @@
 """The page in a real browser without a network, at desktop and phone width: drop, answer, teach, undo."""
 
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
 import pytest
 
 from cifnet_pl.serving.app import Access
+from tests.serving.browsing import CONTRAST, WIDTHS, drop, no_wider_than_the_screen, page_of, picture, sync_api
 from tests.serving.services import ThreadServer, photo, zipped
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-sync_api.expect.set_options(timeout=5_000)  # milliseconds
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")
-WIDTHS = {"desktop": (1100, 800), "phone": (390, 800)}
-ARGS = ["--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost"]
-DROP = """([place, files]) => {
-  const data = new DataTransfer();
-  for (const [name, bytes] of files) data.items.add(new File([new Uint8Array(bytes)], name, { type: "image/png" }));
-  const dropped = new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true });
-  document.getElementById(place).dispatchEvent(dropped);
-}"""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGS)
-        yield made
-        made.close()
-
-
-@pytest.fixture
-def server(tmp_path) -> Iterator[ThreadServer]:
-    made = ThreadServer(tmp_path / "w")
-    try:
-        yield made
-    finally:
-        made.stop()
-
-
-@contextmanager
-def page_of(browser, server: ThreadServer, width: str = "desktop", scheme: str = "light") -> Iterator:
-    """The open page; at its end, nothing was asked of anyone else and no script or style was refused."""
-    size = dict(zip(("width", "height"), WIDTHS[width], strict=True))
-    context = browser.new_context(viewport=size, color_scheme=scheme, has_touch=width == "phone")
-    page, asked, faults = context.new_page(), [], []
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("console", lambda message: faults.append(message.text) if "Security Policy" in message.text else None)
-    page.goto(server.url)
-    sync_api.expect(page.locator("#state")).to_contain_text("classes")
-    yield page
-    assert [url for url in asked if not url.startswith((server.url, f"blob:{server.url}"))] == []
-    assert faults == []
-    context.close()
-
-
-def drop(page, place: str, files: dict[str, bytes]) -> None:
-    """Drop files on an element."""
-    page.evaluate(DROP, [place, [[name, list(content)] for name, content in files.items()]])
-
-
-def picture(page, name: str) -> None:
-    """Keep a screenshot where ``SCREENSHOTS`` names a folder."""
-    if folder := os.environ.get("SCREENSHOTS"):
-        page.wait_for_timeout(200)
-        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
-
-
-def no_wider_than_the_screen(page) -> None:
-    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -158,7 +90,7 @@ def test_by_keyboard_in_the_dark(browser, server):
         for _ in range(30):
             page.keyboard.press("Tab")
             reached.add(page.evaluate("document.activeElement.id"))
-        assert {"ask-files", "ask-camera"} <= reached
+        assert {"ask-files", "ask-camera-open"} <= reached
         drop(page, "ask-drop", {"red.png": photo("red", 70, 120)})
         sync_api.expect(page.locator("#answers .card")).to_have_count(1)
         picture(page, "dark")
@@ -169,35 +101,6 @@ def test_readable_in_the_light(browser, server):
         for name in ("Teach", "Look", "Change", "Ask"):
             page.get_by_role("tab", name=name).click()
             assert page.evaluate(CONTRAST) == []
-
-
-CONTRAST = """() => {
-  const shades = (colour) => {
-    const canvas = document.createElement("canvas").getContext("2d");
-    canvas.fillStyle = colour;
-    canvas.fillRect(0, 0, 1, 1);
-    return canvas.getImageData(0, 0, 1, 1).data;
-  };
-  const linear = (value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
-  const light = (rgb) => [0.2126, 0.7152, 0.0722].reduce((sum, w, i) => sum + w * linear(rgb[i] / 255), 0);
-  const behind = (element) => {
-    for (let e = element; e; e = e.parentElement) {
-      const found = shades(getComputedStyle(e).backgroundColor);
-      if (found[3] === 255) return found;
-    }
-    return shades(getComputedStyle(document.body).backgroundColor);
-  };
-  const found = [];
-  for (const element of document.querySelectorAll("body *")) {
-    const text = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-    if (!text || !element.checkVisibility() || element.disabled || element.closest("svg")) continue;
-    const [a, b] = [light(shades(getComputedStyle(element).color)), light(behind(element))];
-    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (ratio < 4.5) found.push(`${element.tagName} ${element.textContent.slice(0, 30)} ${ratio.toFixed(2)}`);
-  }
-  return found;
-}"""
-"""Visible texts whose contrast is below WCAG's 4.5 to 1."""
 
 
 def test_groups_are_named_once(browser, server):

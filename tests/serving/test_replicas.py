@@ -5,6 +5,7 @@ import json
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 
 import pytest
@@ -14,6 +15,8 @@ from tests.command_line import command, environment
 from tests.serving.services import photo, saved
 
 pytest.importorskip("litserve", reason="LitServe is not installed: pip install 'cifnet_pl[replicas]'")
+
+TOKEN = "correct-horse-battery"
 
 
 def test_a_replica_answers_as_the_model_does(tmp_path):
@@ -34,11 +37,28 @@ def test_a_replica_answers_as_the_model_does(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("asked", "blue_is_known", "answers"), [((0.05, None), False, None), ((0.01, 0.6), True, ["red"])]
+)
+def test_it_promises_what_it_was_asked_for(asked, blue_is_known, answers, tmp_path):
+    """With 24 stored samples a p-value is 0.04 or more."""
+    from cifnet_pl.serving.replica_api import Replica
+
+    api = Replica(str(saved(tmp_path / "b")), asked)
+    api.setup("cpu")
+    red, blue = map(api.encode_response, api.predict([photo("red", 60), photo("blue", 60)]))
+    assert (blue.known, red.answers) == (blue_is_known, answers)
+
+
+@pytest.mark.parametrize(
     ("options", "sentence"),
     [
         (["--model", "nowhere"], "there is no model at nowhere"),
         (["--model", ".", "--count", "0"], "expected 1 to 256"),
         (["--model", ".", "--device", "tpu"], "tpu"),
+        (["--model", ".", "--unknown", "0"], "--unknown is 0, expected a share between 0 and 1, or null"),
+        (["--model", ".", "--coverage", "1.5"], "--coverage is 1.5"),
+        (["--model", ".", "--token", "short"], "16 or more plain characters"),
+        (["--model", ".", "--token_file", "nowhere"], "cannot read --token_file nowhere"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options, sentence, capsys):
@@ -48,16 +68,18 @@ def test_what_makes_no_sense_is_refused(options, sentence, capsys):
 
 @pytest.mark.soak
 def test_the_command(tmp_path):
-    """Two processes answer on the loopback."""
+    """Two processes answer on the loopback whoever knows the token."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = command("replicas", "--model", str(saved(tmp_path / "b")), "--port", str(port), "--device", "cpu")
+    words += ["--token", TOKEN, "--unknown", "null"]
     output = tmp_path / "output"
     with output.open("w") as file:
         process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, env=environment())
     content = json.dumps({"image": base64.b64encode(photo("green", 60)).decode()}).encode()
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/classify", content, {"Content-Type": "application/json"})
+    address, kind = f"http://127.0.0.1:{port}/classify", {"Content-Type": "application/json"}
+    request = urllib.request.Request(address, content, {**kind, "Authorization": f"Bearer {TOKEN}"})
     try:
         until = time.monotonic() + 250
         while True:
@@ -69,7 +91,14 @@ def test_the_command(tmp_path):
                 time.sleep(0.5)
             assert time.monotonic() < until, output.read_text()
             assert process.poll() is None, output.read_text()
-        assert found["classes"][0]["name"] == "green"
+        assert (found["classes"][0]["name"], found["known"]) == ("green", None)
+        for headers, status in (
+            ({}, 401),
+            ({"Authorization": f"Bearer {TOKEN}", "Origin": "http://evil.example"}, 403),
+        ):
+            with pytest.raises(urllib.error.HTTPError) as refusal:
+                urllib.request.urlopen(urllib.request.Request(address, content, {**kind, **headers}), timeout=30)
+            assert refusal.value.code == status
     finally:
         process.send_signal(2)
         try:

@@ -479,7 +479,11 @@ def test_read_only(tmp_path):
         answers = [http.post(path) for path in ("/undo", "/redo", "/versions/1/serve")]
         answers += [http.post("/forget", json={"name": "red"}), http.post("/rename", json={"old": "red", "new": "a"})]
         answers += [http.post("/extend", files=photos("blue", 1), data={"class_name": "blue"})]
-        assert [answer.status_code for answer in answers] == [403] * 6
+        answers += [http.post("/purge", json={}), http.post("/extend?dry_run=true", files=photos("blue", 1))]
+        assert [answer.status_code for answer in answers] == [403] * 8
+        asked = {"/classify", "/group", "/v2/models/{name}/infer"}  # every other POST changes something
+        posts = [path for path, kinds in http.get("/openapi.json").json()["paths"].items() if "post" in kinds]
+        assert set(posts) - asked == {one.request.url.path.replace("/1/", "/{number}/") for one in answers}
         assert names_of(http.post("/classify", files=photos("red", 1))) == ["red"]
     assert tree(tmp_path / "w" / "incoming") == set()
 

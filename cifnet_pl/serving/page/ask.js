@@ -1,34 +1,40 @@
 // Ask: what is on these photos? And: this one is a …
 
-import { $, action, changed, finished, keptPhoto, make, percent, post, save, say, takesFiles, thumbnail } from "./page.js";
+import { takesPictures } from "./camera.js";
+import { $, action, changed, finished, isReadOnly, keptPhoto, make, named, percent, post, save, say, table, takesFiles, takesPasted, thumbnail } from "./page.js";
 
 const AT_A_TIME = 16;
-const FEW = 12; // more are shown as the rows of a table
-let asked = []; // {file, answer, card}
+const FEW = 12; // more are shown as a table
+let asked = []; // {file, path, answer, card}
 
 function answerLine({ name, probability }) {
   const meter = make("meter", { min: 0, max: 1, value: probability, "aria-label": `${name}: ${percent(probability)}` });
-  return make("p", { class: "answer" }, make("span", { textContent: name }), make("span", { textContent: percent(probability) }), meter);
+  return make("p", { class: "answer" }, named(name), make("span", { textContent: percent(probability) }), meter);
 }
 
-function said(answer) {
-  const place = make("div", { class: "said" }, make("p", { class: "file", textContent: answer.file }));
-  if (answer.unreadable) {
-    place.append(make("p", { class: "none", textContent: `Cannot be read: ${answer.unreadable}` }));
-    return place;
-  }
-  if (answer.known === false) {
-    const rare = answer.p_value === null ? "" : `Only ${percent(answer.p_value)} of the photos of known classes are as foreign. `;
-    place.append(make("p", { class: "none", textContent: "None of these." }), make("p", { class: "hint", textContent: `${rare}Closest:` }));
-  }
-  place.append(...answer.classes.slice(0, 3).map(answerLine));
-  if (answer.answers && answer.answers.length !== 1 && answer.known !== false) {
-    const text = answer.answers.length ? `One of: ${answer.answers.join(", ")}` : "Unsure: no class is likely enough.";
-    place.append(make("p", { class: "hint", textContent: text }));
-  }
+const nameOf = ({ file, path }) => path || file.name || "photo";
+const rarity = ({ p_value: share }) => (share === null ? "" : `Only ${percent(share)} of the photos of known classes are as foreign.`);
+
+/** What is said beside the most probable class: unreadable, none of these, or several classes. */
+function remark(answer) {
+  if (answer.unreadable) return make("p", { class: "none", textContent: `Cannot be read: ${answer.unreadable}` });
+  if (answer.known === false) return make("p", { class: "none", textContent: "None of these." });
+  if (!answer.answers || answer.answers.length === 1) return null;
+  const text = answer.answers.length ? `One of: ${answer.answers.join(", ")}` : "Unsure: no class is likely enough.";
+  return make("p", { class: "hint clamp", textContent: text, title: text });
+}
+
+function said(entry) {
+  const { answer } = entry;
+  const file = make("p", { class: "file" }, named(nameOf(entry)));
+  if (answer.unreadable) return make("div", { class: "said" }, file, remark(answer));
+  const lines = answer.classes.slice(0, 3).map(answerLine);
+  const place = make("div", { class: "said" }, file);
+  if (answer.known === false) place.append(remark(answer), make("p", { class: "hint", textContent: `${rarity(answer)} Closest:` }), ...lines);
+  else place.append(...lines, remark(answer) ?? "");
   if (answer.nearest) {
     const name = answer.classes[0].name;
-    const shown = make("figure", { class: "nearest" }, make("figcaption", { class: "hint", textContent: `Most similar “${name}” that is kept:` }));
+    const shown = make("figure", { class: "nearest" }, make("figcaption", { class: "hint" }, named(`Most similar “${name}” that is kept:`)));
     keptPhoto(answer.nearest, `Most similar kept photo of ${name}`).then((image) => shown.append(image)).catch(() => shown.remove());
     place.append(shown);
   }
@@ -46,23 +52,83 @@ export async function teachAs(files, name) {
   changed();
 }
 
+/** One click on a class, or another name: the photo is taught as that, and asked again. */
 function correction(entry) {
-  const name = make("input", { list: "class-names", placeholder: "this is a …", maxLength: 1000, required: true, autocomplete: "off",
-    "aria-label": `Right class of ${entry.answer.file}` });
+  const { answer } = entry;
+  const others = answer.known === false ? answer.classes.slice(0, 3) : answer.classes.slice(1, 3);
+  const name = make("input", { list: "class-names", placeholder: "another name", maxLength: 1000, required: true, autocomplete: "off",
+    "aria-label": `Right class of ${nameOf(entry)}` });
   const form = make("form", {}, name, make("button", { type: "submit", textContent: "Teach" }));
-  action(form, "submit", async () => {
-    await teachAs([entry.file], name.value.trim());
-    await ask([entry]);
-  });
-  return form;
+  const chips = make("div", { class: "chips", role: "group", "aria-label": `Correct the answer for ${nameOf(entry)}` }, make("span", { class: "hint", textContent: "This is a" }));
+  const place = make("div", {}, chips, form);
+  const teach = async (right) => {
+    const controls = place.querySelectorAll("button, input");
+    controls.forEach((control) => { control.disabled = true; });
+    try {
+      await teachAs([entry.file], right);
+      await ask([entry]);
+    } finally {
+      controls.forEach((control) => { control.disabled = false; });
+    }
+  };
+  for (const { name: other } of others) {
+    const chip = make("button", { type: "button", class: "chip", "aria-label": `${nameOf(entry)} is a ${other}` }, named(other));
+    action(chip, "click", () => teach(other));
+    chips.append(chip);
+  }
+  action(form, "submit", () => teach(name.value.trim()));
+  return place;
 }
 
-function show(entry) {
-  const card = make("li", { class: "card" }, make("div", { class: "top" }, entry.answer.unreadable ? null : thumbnail(entry.file, entry.answer.file), said(entry.answer)));
-  if (!entry.answer.unreadable && !document.body.classList.contains("read-only")) card.append(correction(entry));
-  if (entry.card) entry.card.replaceWith(card);
+const corrected = (entry) => (entry.answer.unreadable || isReadOnly() ? null : correction(entry));
+const picture = (entry) => (entry.answer.unreadable ? null : thumbnail(entry.file, nameOf(entry)));
+
+function showCard(entry) {
+  const card = make("li", { class: "card" }, make("div", { class: "top" }, picture(entry), said(entry)), corrected(entry));
+  if (entry.card?.isConnected && entry.card.tagName === "LI") entry.card.replaceWith(card);
   else $("answers").append(card);
   entry.card = card;
+}
+
+const COLUMNS = [{ title: "Photo", bare: true }, { title: "File", bare: true }, { title: "Answer", bare: true }, { title: "Probability", number: true },
+  { title: "Known photos as foreign", number: true }, { title: "Correct it", bare: true }];
+
+function cellsOf(entry) {
+  const { answer } = entry;
+  const best = answer.classes[0];
+  const answered = make("div", {}, best && answer.known !== false ? named(best.name) : "", remark(answer) ?? "");
+  if (best && answer.known === false) answered.append(make("span", { class: "hint" }, named(`closest: ${best.name}`)));
+  const rare = answer.p_value === null ? "" : percent(answer.p_value);
+  return [picture(entry), named(nameOf(entry)), answered, best ? percent(best.probability) : "", rare, corrected(entry)];
+}
+
+/** Show answers as cards, or where there are many as a table. */
+function show(entries) {
+  const answered = asked.filter(({ answer }) => answer);
+  const many = asked.length > FEW;
+  if (!many) entries.forEach(showCard);
+  else if ($("answer-rows")) {
+    for (const entry of entries) {
+      const made = make("table");
+      table(made, COLUMNS, [{ cells: cellsOf(entry) }]);
+      const row = made.rows[1];
+      if (entry.card?.isConnected) entry.card.replaceWith(row);
+      else $("answer-rows").append(row);
+      entry.card = row;
+    }
+  } else {
+    $("answers").replaceChildren();
+    const made = make("table", { id: "answer-rows", class: "stack" });
+    table(made, COLUMNS, answered.map((entry) => ({ cells: cellsOf(entry) })));
+    answered.forEach((entry, i) => { entry.card = made.rows[i + 1]; });
+    $("answer-table").replaceChildren(made);
+  }
+  const count = (test) => answered.filter(({ answer }) => test(answer)).length;
+  const bad = count(({ unreadable }) => unreadable);
+  const foreign = count(({ known }) => known === false);
+  const parts = [`${answered.length} photos`, `${answered.length - bad - foreign} of known classes`, `${foreign} none of these`, bad ? `${bad} unreadable` : ""];
+  $("ask-summary").textContent = `${parts.filter(Boolean).join(", ")}.`;
+  $("ask-summary").hidden = answered.length < 2;
 }
 
 async function ask(entries) {
@@ -73,15 +139,17 @@ async function ask(entries) {
     for (let start = 0; start < entries.length; start += AT_A_TIME) {
       const part = entries.slice(start, start + AT_A_TIME);
       const form = new FormData();
-      for (const { file, path } of part) form.append("files", file, path || file.name || "photo");
+      for (const entry of part) form.append("files", entry.file, nameOf(entry));
       const { photos } = await post("/classify", form);
-      photos.forEach((answer, i) => { part[i].answer = answer; show(part[i]); });
+      photos.forEach((answer, i) => { part[i].answer = answer; });
+      show(part);
       bar.value = (start + part.length) / entries.length;
     }
   } finally {
+    asked = asked.filter((entry) => entry.answer || !entries.includes(entry));
     bar.hidden = true;
-    $("answers").classList.toggle("rows", asked.length > FEW);
     $("ask-actions").hidden = !asked.length;
+    $("ask-group").hidden = asked.length < 2 || isReadOnly();
   }
 }
 
@@ -98,17 +166,19 @@ const cell = (value) => {
 };
 
 function csv() {
-  const rows = asked.filter((entry) => entry.answer).map(({ answer }) => {
+  const rows = asked.map((entry) => {
+    const { answer } = entry;
     const best = answer.classes[0];
-    return [cell(answer.file), cell(best?.name), best ? best.probability.toFixed(6) : "", cell(answer.known),
-      answer.novelty ?? "", cell(answer.answers?.join("; ")), cell(answer.unreadable)].join(",");
+    return [cell(nameOf(entry)), cell(best?.name), best ? best.probability.toFixed(6) : "", cell(answer.known),
+      answer.novelty ?? "", answer.p_value ?? "", cell(answer.answers?.join("; ")), cell(answer.unreadable)].join(",");
   });
-  save("answers.csv", new Blob([["file,class,probability,known,novelty,answers,unreadable", ...rows].join("\n") + "\n"], { type: "text/csv" }));
+  save("answers.csv", new Blob([["file,class,probability,known,novelty,p_value,answers,unreadable", ...rows].join("\n") + "\n"], { type: "text/csv" }));
 }
 
 function groupCard(group, entries) {
   const thumbs = make("ul", { class: "thumbs" }, ...entries.slice(0, 12).map(({ file }) => make("li", {}, thumbnail(file, file.name))));
-  const name = make("input", { list: "class-names", placeholder: "these are …", value: group.suggestion ?? "", maxLength: 1000, required: true,
+  const foreign = entries.every(({ answer }) => answer.known === false); // the closest class is not what they are
+  const name = make("input", { list: "class-names", placeholder: "these are …", value: foreign ? "" : group.suggestion ?? "", maxLength: 1000, required: true,
     autocomplete: "off", "aria-label": `Class of ${entries.length} photos` });
   const form = make("form", {}, name, make("button", { type: "submit", textContent: `Teach ${entries.length}` }));
   action(form, "submit", async () => {
@@ -131,19 +201,17 @@ async function group() {
   $("groups").replaceChildren(make("h3", { textContent: "Groups: name each once" }), list);
 }
 
+function clear() {
+  asked = [];
+  for (const id of ["answers", "answer-table", "groups"]) $(id).replaceChildren();
+  $("ask-actions").hidden = $("ask-summary").hidden = true;
+}
+
 export function start() {
   takesFiles($("ask-drop"), [$("ask-files"), $("ask-camera")], take);
-  document.addEventListener("paste", (event) => {
-    const files = [...(event.clipboardData?.files ?? [])];
-    if (files.length && !$("ask").hidden) take(files.map((file) => ({ file, path: file.name }))).catch((error) => say(error.message));
-  });
+  takesPasted($("ask"), take);
+  takesPictures(take);
   action($("ask-csv"), "click", csv);
   action($("ask-group"), "click", group);
-  action($("ask-clear"), "click", () => {
-    asked = [];
-    $("answers").replaceChildren();
-    $("answers").classList.remove("rows");
-    $("groups").replaceChildren();
-    $("ask-actions").hidden = true;
-  });
+  action($("ask-clear"), "click", clear);
 }

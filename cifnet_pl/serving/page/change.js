@@ -1,6 +1,6 @@
 // Change: rename, forget, undo, redo, and the versions.
 
-import { $, action, changed, finished, get, make, post, request, save, say } from "./page.js";
+import { $, action, changed, finished, get, isReadOnly, make, named, post, request, save, say, table } from "./page.js";
 
 async function change(path, content) {
   const job = await finished(await post(`${path}?wait=false`, content), (now) => {
@@ -36,32 +36,30 @@ async function download(number, kind) {
   say("");
 }
 
+const COLUMNS = [{ title: "Version", number: true }, { title: "Change", bare: true }, { title: "Classes", number: true }, { title: "Photos", number: true },
+  { title: "Held back", number: true }, { title: "When", kind: "date" }, { title: "", bare: true, kind: "actions" }];
+
 function row(version, current) {
   const scores = version.scores.held_back === undefined ? "" : `${version.scores.held_back.toFixed(1)} %`;
   const actions = make("div", { class: "row" });
   if (version.stored) {
-    if (version.number !== current) actions.append(button("Go to", `Go to version ${version.number}`, () => change(`/versions/${version.number}/serve`)));
+    if (version.number !== current && !isReadOnly()) actions.append(button("Go to", `Go to version ${version.number}`, () => change(`/versions/${version.number}/serve`)));
     actions.append(button("Bundle", `Download version ${version.number} as a bundle`, () => download(version.number, "bundle")));
     actions.append(button("ONNX", `Download version ${version.number} as ONNX`, () => download(version.number, "onnx")));
   } else actions.append("removed");
-  const cells = [
-    make("td", { class: "number", textContent: version.number + (version.number === current ? " ●" : "") }),
-    make("td", { class: "name", textContent: version.says }),
-    make("td", { class: "number", textContent: version.classes }), make("td", { class: "number", textContent: version.photos }),
-    make("td", { class: "number", textContent: scores }),
-    make("td", { textContent: new Date(version.when).toLocaleString() }), make("td", {}, actions),
-  ];
-  return make("tr", { class: version.number === current ? "current" : "" }, ...cells);
+  const number = version.number + (version.number === current ? " ●" : "");
+  const when = new Date(version.when).toLocaleString(undefined, { dateStyle: "short", timeStyle: "short" });
+  return { current: version.number === current, cells: [number, named(version.says), version.classes, version.photos, scores, when, actions] };
 }
 
 export async function show() {
   const { versions, current } = await get("/versions");
-  const head = make("tr", {}, ...["Version", "Change", "Classes", "Photos", "Held back", "When", ""].map((textContent) => make("th", { textContent, scope: "col" })));
-  $("versions").replaceChildren(head, ...versions.map((version) => row(version, current)));
+  table($("versions"), COLUMNS, versions.map((version) => row(version, current)));
   const stored = versions.filter((version) => version.stored);
   for (const [id, chosen] of [["compare-before", stored[1] ?? stored[0]], ["compare-after", stored[0]]]) {
     $(id).replaceChildren(...stored.map(({ number }) => make("option", { value: number, textContent: number, selected: number === chosen.number })));
   }
+  $("compare-form").hidden = stored.length < 2;
   $("comparison").replaceChildren();
 }
 
@@ -71,9 +69,10 @@ async function compare() {
     $("comparison").replaceChildren(make("p", { textContent: "No class has another number of photos." }));
     return;
   }
-  const head = make("tr", {}, ...["Class", "Photos before", "Photos after"].map((textContent) => make("th", { textContent, scope: "col" })));
-  const cell = (count) => make("td", { class: "number", textContent: count ?? "not known" });
-  $("comparison").replaceChildren(make("table", {}, head, ...found.map(({ name, before, after }) => make("tr", {}, make("td", { class: "name", textContent: name }), cell(before), cell(after)))));
+  const place = make("table");
+  const columns = [{ title: "Class" }, { title: "Photos before", number: true }, { title: "Photos after", number: true }];
+  table(place, columns, found.map(({ name, before, after }) => ({ cells: [named(name), before ?? "not known", after ?? "not known"] })));
+  $("comparison").replaceChildren(place);
 }
 
 export function start() {

@@ -1,6 +1,6 @@
 // Look: classes, accuracy over time, confusions, size.
 
-import { $, action, get, keptPhoto, make, percent } from "./page.js";
+import { $, action, get, keptPhoto, make, named, percent, table } from "./page.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -14,7 +14,7 @@ function drawn(tag, attributes, text = "") {
 function figures(look) {
   const energies = look.history.map((moment) => moment.energy_kwh).filter((value) => value !== null);
   const energy = energies.reduce((sum, value) => sum + value, 0);
-  const source = look.history.find((moment) => moment.energy_source)?.energy_source;
+  const source = look.history.find((moment) => moment.energy_source)?.energy_source?.includes("estimated") ? "estimated" : "";
   const found = {
     Classes: look.classes, Photos: look.photos, Head: look.head, Backbone: look.backbone,
     "Size of the state": `${look.state_mb.toFixed(2)} MB`,
@@ -70,8 +70,8 @@ function confusion(look) {
     return;
   }
   const names = look.confusion_classes;
-  const head = make("tr", {}, make("th", { textContent: "class \\ answer", scope: "col" }), ...names.map((name) => make("th", { textContent: name, scope: "col" })));
-  const rows = look.confusion.map((shares, i) => make("tr", {}, make("th", { textContent: names[i], scope: "row" }), ...shares.map((share, j) => {
+  const head = make("tr", {}, make("th", { textContent: "class \\ answer", scope: "col" }), ...names.map((name) => make("th", { textContent: name, title: name, scope: "col" })));
+  const rows = look.confusion.map((shares, i) => make("tr", {}, make("th", { textContent: names[i], title: names[i], dir: "auto", scope: "row" }), ...shares.map((share, j) => {
     const cell = make("td", { class: "cell", textContent: share >= 0.5 ? Math.round(share) : "" });
     if (share >= 0.5) cell.style.backgroundColor = `color-mix(in srgb, var(${i === j ? "--bar" : "--danger"}) ${Math.min(100, Math.round(i === j ? share : 15 + share * 0.45))}%, transparent)`;
     return cell;
@@ -81,14 +81,12 @@ function confusion(look) {
 
 async function classes() {
   const found = await get("/classes");
-  const head = make("tr", {}, ...["Class", "Photos", "Examples"].map((textContent) => make("th", { textContent, scope: "col", class: textContent === "Photos" ? "number" : "" })));
-  const rows = found.map(({ name, photos, kept }) => {
+  table($("classes"), [{ title: "Class" }, { title: "Photos", number: true }, { title: "Examples" }], found.map(({ name, photos, kept }) => {
     const examples = make("ul", { class: "thumbs" });
     for (const file of kept.slice(0, 4)) keptPhoto(file, name).then((image) => examples.append(make("li", {}, image))).catch(() => {});
     if (!kept.length) examples.append(make("li", { class: "hint", textContent: "none kept" }));
-    return make("tr", {}, make("td", { class: "name", textContent: name }), make("td", { class: "number", textContent: photos }), make("td", {}, examples));
-  });
-  $("classes").replaceChildren(head, ...rows);
+    return { cells: [named(name), photos, examples] };
+  }));
 }
 
 function doubtfulPhoto({ file, label, looks_like: other, own }) {

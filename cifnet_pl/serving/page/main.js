@@ -3,11 +3,12 @@
 import * as ask from "./ask.js";
 import * as change from "./change.js";
 import * as look from "./look.js";
-import { $, get, make, refreshed, say } from "./page.js";
+import { $, get, isReadOnly, make, refreshed, say } from "./page.js";
 import * as teach from "./teach.js";
 
 const TABS = ["ask", "teach", "look", "change"];
 const PARTS = { look, change };
+const tabs = () => TABS.filter((name) => name !== "teach" || !isReadOnly());
 
 async function open(name) {
   for (const other of TABS) {
@@ -30,11 +31,9 @@ async function refresh() {
   $("model-name").textContent = state.name;
   $("state").textContent = `${state.classes} classes, ${state.photos} photos, version ${state.version}${state.read_only ? ", read-only" : ""}`;
   $("footer-version").textContent = `${state.head} on ${state.backbone}`;
-  $("undo").disabled = !versions.can_undo || state.read_only;
-  $("redo").disabled = !versions.can_redo || state.read_only;
-  document.body.classList.toggle("read-only", state.read_only);
-  for (const id of ["purge-forgotten", "purge-all"]) $(id).disabled = state.read_only;
-  for (const id of ["teach-form", "change-form"]) for (const element of $(id).elements) if (state.read_only) element.disabled = true;
+  $("undo").disabled = !versions.can_undo;
+  $("redo").disabled = !versions.can_redo;
+  document.body.classList.toggle("read-only", state.read_only); // what changes the model is not shown then
   const names = classes.map(({ name }) => name);
   $("class-names").replaceChildren(...names.map((value) => make("option", { value })));
   const old = $("change-old").value;
@@ -51,13 +50,14 @@ async function afterChange() {
   }
 }
 
-for (const [i, name] of TABS.entries()) {
+for (const name of TABS) {
   const tab = $(`tab-${name}`);
   tab.addEventListener("click", () => open(name));
   tab.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
-    const next = TABS[(i + step + TABS.length) % TABS.length];
+    const shown = tabs();
+    const next = shown[(shown.indexOf(name) + step + shown.length) % shown.length];
     open(next);
     $(`tab-${next}`).focus();
   });
@@ -67,6 +67,11 @@ teach.start();
 look.start();
 change.start();
 refreshed.addEventListener("changed", afterChange);
-refresh().then(() => open(TABS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "ask")).catch((error) => say(error.message));
+refresh()
+  .then(() => open(tabs().includes(location.hash.slice(1)) ? location.hash.slice(1) : "ask"))
+  .catch((error) => {
+    $("state").textContent = "";
+    say(error.message);
+  });
 // A file that is dropped beside the drop area must not replace the page.
 for (const event of ["dragover", "drop"]) document.addEventListener(event, (occurred) => occurred.preventDefault());

@@ -23,6 +23,8 @@ export function say(text, good = false) {
   place.hidden = !text;
 }
 
+export const isReadOnly = () => document.body.classList.contains("read-only");
+
 export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
 
 function headers() {
@@ -118,6 +120,20 @@ export function action(element, event, work) {
   });
 }
 
+/** A name from outside: two lines at most, in its own writing direction; the whole name when it is pointed at. */
+export const named = (name, tag = "span") => make(tag, { class: "clamp", dir: "auto", textContent: name, title: name });
+
+/** A table: names of columns, and rows of cells {text or element, class}. On a phone each cell repeats its column. */
+export function table(place, columns, rows) {
+  const head = make("tr", {}, ...columns.map(({ title, number }) => make("th", { textContent: title, scope: "col", class: number ? "number" : "" })));
+  place.replaceChildren(head, ...rows.map(({ cells, current }) => make("tr", { class: current ? "current" : "" }, ...cells.map((cell, i) => {
+    const { title, number, bare, kind } = columns[i];
+    const made = make("td", { class: [number ? "number" : "", kind ?? ""].join(" ").trim() }, cell ?? "");
+    if (!bare) made.dataset.column = title;
+    return made;
+  }))));
+}
+
 /** The file's address as an image, without another request. */
 export function thumbnail(file, alt) {
   const url = URL.createObjectURL(file);
@@ -149,6 +165,14 @@ async function filesOf(entry, folder) {
 
 const isHidden = ({ path }) => path.split("/").some((part) => part.startsWith(".") || part === "__MACOSX");
 const listed = (files) => [...files].map((file) => ({ file, path: file.webkitRelativePath || file.name }));
+
+/** Call `take` with photos that are pasted while the part of the page at `place` is shown. */
+export function takesPasted(place, take) {
+  document.addEventListener("paste", (event) => {
+    const files = [...(event.clipboardData?.files ?? [])];
+    if (files.length && !place.hidden) Promise.resolve(take(files.map((file) => ({ file, path: file.name })))).catch((error) => say(error.message));
+  });
+}
 
 /** Call `take` with [{file, path}] for everything that is dropped on or chosen in an element. */
 export function takesFiles(place, inputs, take) {

@@ -1,6 +1,6 @@
 // Teach: photos of one class, or a folder or zip file with one sub-folder per class.
 
-import { $, action, changed, finished, make, say, send, takesFiles, thumbnail } from "./page.js";
+import { $, action, changed, finished, make, say, send, takesFiles, takesPasted, thumbnail } from "./page.js";
 
 const SHOWN = 24;
 let chosen = []; // {file, path}
@@ -12,6 +12,8 @@ function showChosen() {
   $("teach-chosen").textContent = chosen.length ? `Chosen: ${parts.filter(Boolean).join(" and ")}.` : "No photo is chosen.";
   const images = chosen.filter(({ path }) => !path.toLowerCase().endsWith(".zip")).slice(0, SHOWN);
   $("teach-thumbs").replaceChildren(...images.map(({ file, path }) => make("li", {}, thumbnail(file, path))));
+  $("teach-more").hidden = photos <= SHOWN;
+  $("teach-more").textContent = `and ${photos - SHOWN} more`;
   for (const id of ["teach-learn", "teach-try", "teach-clear"]) $(id).disabled = !chosen.length;
 }
 
@@ -65,15 +67,19 @@ async function teach(dryRun) {
   }
   if (!dryRun) {
     clear();
+    $("teach-name").value = ""; // the next photos may be of another class
     changed();
   }
 }
 
+function take(files) {
+  chosen.push(...files);
+  showChosen();
+}
+
 export function start() {
-  takesFiles($("teach-drop"), [$("teach-files"), $("teach-folder")], (files) => {
-    chosen.push(...files);
-    showChosen();
-  });
+  takesFiles($("teach-drop"), [$("teach-files"), $("teach-folder")], take);
+  takesPasted($("teach"), take);
   action($("teach-form"), "submit", () => teach(false));
   action($("teach-try"), "click", () => teach(true));
   action($("teach-clear"), "click", clear);

@@ -1,0 +1,28 @@
+"""A browser and a service for the tests of the page."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.serving.services import ThreadServer
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator:
+    """Chromium; only tests of modules that import `browsing` ask for it."""
+    from tests.serving.browsing import ARGS, CHROMIUM, sync_api
+
+    with sync_api.sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGS)
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def server(tmp_path) -> Iterator[ThreadServer]:
+    """A service that knows red and green."""
+    made = ThreadServer(tmp_path / "w")
+    try:
+        yield made
+    finally:
+        made.stop()

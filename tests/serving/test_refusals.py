@@ -1,0 +1,278 @@
+"""What a hostile client sends over a real connection: the right status, one sentence, and the service goes on."""
+
+import contextlib
+import io
+import json
+import logging
+import socket
+import stat
+import struct
+import time
+import zipfile
+import zlib
+
+import httpx
+import pytest
+
+from cifnet_pl.serving import connections, guard, uploads
+from cifnet_pl.serving.app import Access
+from tests.serving.services import ThreadServer, photo, tree, zipped
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    made = ThreadServer(tmp_path_factory.mktemp("service") / "w")
+    yield made
+    made.stop()
+
+
+def said(server: ThreadServer, status: int, answer: httpx.Response) -> str:
+    """The sentence of a refusal with this status; the service still answers."""
+    assert answer.status_code == status, answer.text
+    assert set(answer.json()) == {"error"}
+    assert server.get("/v2/health/live") == {"live": True}
+    return answer.json()["error"]
+
+
+def taught(server: ThreadServer, content: bytes, name: str = "a.zip", **data: str) -> httpx.Response:
+    return httpx.post(f"{server.url}/extend", files={"files": (name, content)}, data=data, timeout=60)
+
+
+def entry(name: str, mode: int, content: bytes = b"x") -> bytes:
+    out, info = io.BytesIO(), zipfile.ZipInfo(name)
+    info.external_attr = mode << 16
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr(info, content)
+    return out.getvalue()
+
+
+def many_entries(count: int) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for i in range(count):
+            archive.writestr(f"a/{i}.png", b"")
+    return out.getvalue()
+
+
+def overlapping(copies: int = 200) -> bytes:
+    """Entries that all point at the same compressed zeros: a bomb whose list of entries is honest."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    packed = packer.compress(bytes(2**23)) + packer.flush()
+    check, listed, out = zlib.crc32(bytes(2**23)), b"", io.BytesIO()
+    sizes = struct.pack("<III", check, len(packed), 2**23)
+    out.write(
+        b"PK\3\4" + struct.pack("<HHHHH", 20, 0, 8, 0, 0) + sizes + struct.pack("<HH", 7, 0) + b"a/0.png" + packed
+    )
+    for i in range(copies):
+        name = f"a/{i}.png".encode()
+        fixed = (
+            struct.pack("<HHHHHH", 20, 20, 0, 8, 0, 0) + sizes + struct.pack("<HHHHHII", len(name), 0, 0, 0, 0, 0, 0)
+        )
+        listed += b"PK\1\2" + fixed + name
+    end = struct.pack("<HHHHIIH", 0, 0, copies, copies, len(listed), out.tell(), 0)
+    return out.getvalue() + listed + b"PK\5\6" + end
+
+
+ARCHIVES = {
+    "bomb": (zipped({"a/1.png": bytes(30_000_000)}), 413, "unpacks to more than 100 times its size"),
+    "overlapping": (overlapping(), 413, "unpacks to more than"),
+    "parent": (zipped({"../a/1.png": photo("blue", 0)}), 422, "leads out of it"),
+    "absolute": (zipped({"/etc/1.png": photo("blue", 0)}), 422, "leads out of it"),
+    "backslash": (zipped({"..\\a\\1.png": photo("blue", 0)}), 422, "leads out of it"),
+    "drive": (zipped({"C:/a/1.png": photo("blue", 0)}), 422, "leads out of it"),
+    "link": (entry("a/1.png", stat.S_IFLNK | 0o777, b"/etc/passwd"), 422, "has a link"),
+    "nested": (zipped({"a/inner.zip": zipped({"b/1.png": photo("blue", 0)})}), 422, "no image of a known format"),
+    "cut": (zipped({"a/1.png": photo("blue", 0)})[:-30], 422, "is damaged or not a zip file"),
+    "no zip": (b"PK\3\4 no zip file", 422, "is damaged or not a zip file"),
+    "empty": (zipped({}), 422, "no photo was sent"),
+    "no class": (zipped({"1.png": photo("blue", 0)}), 422, "has no class"),
+    "control character": (zipped({"a\x07b/1.png": photo("blue", 0)}), 422, "control character"),
+}
+
+
+@pytest.mark.parametrize("kind", ARCHIVES)
+def test_hostile_archives(kind, server):
+    content, status, sentence = ARCHIVES[kind]
+    assert sentence in said(server, status, taught(server, content))
+
+
+def test_a_hundred_thousand_entries(server):
+    content = many_entries(100_000)
+    assert "10000 entries" in said(server, 413, taught(server, content)) or len(content) > 2**28
+
+
+def test_a_list_of_entries_that_would_fill_the_memory_is_not_read(server, monkeypatch):
+    monkeypatch.setattr(uploads, "DIRECTORY_BYTES", 2**16)
+    assert "lists more than 0 MiB of names" in said(server, 413, taught(server, many_entries(2000)))
+
+
+def test_names_of_devices_and_html_are_names(server):
+    """A reserved name, HTML, right-to-left and 1000 characters are kept as they are, and taken back."""
+    for name in ("CON", "nul", "<img src=x onerror=alert(1)>", "مرحبا", "x" * 1000):
+        answer = taught(server, photo("blue", len(name)), "COM1.png", class_name=name)
+        assert answer.json()["learned"] == {name: 1}
+        assert name in [one["name"] for one in server.get("/classes")]
+    for name, sentence in (("x" * 1001, "1000"), ("a\nb", "control character"), ("", "")):
+        assert sentence in said(server, 422, taught(server, photo("blue", 1), "a.png", class_name=name))
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "content", "status", "sentence"),
+    [
+        ("/classify", {"content-type": "text/html"}, b"<b>", 422, "files"),
+        ("/classify", {"content-type": "multipart/form-data"}, b"--x", 400, "boundary"),
+        ("/rename", {"content-type": "application/xml"}, b"<a/>", 422, "wrong at body"),
+        ("/rename", {"content-type": "application/json"}, b'{"old": 1}', 422, "wrong at body"),
+        ("/undo", {"origin": "http://evil.example"}, b"", 403, "other sites"),
+        ("/undo", {"host": "evil.example"}, b"", 421, "localhost"),
+        ("/undo", {"host": "127.0.0.1.evil.example"}, b"", 421, "localhost"),
+        ("/undo", {"host": "localhost@evil.example"}, b"", 421, "localhost"),
+        ("/undo", {"host": ""}, b"", 421, "localhost"),
+        ("/undo", {"sec-fetch-site": "cross-site"}, b"", 403, "other sites"),
+    ],
+)
+def test_wrong_types_and_foreign_pages(path, headers, content, status, sentence, server):
+    assert sentence in said(server, status, httpx.post(server.url + path, headers=headers, content=content))
+
+
+PIXELS = {"name": "images", "datatype": "UINT8", "shape": [1, 2, 2, 3]}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "sentence"),
+    [
+        ({**PIXELS, "data": [float("nan")] * 12}, "whole numbers from 0 to 255"),
+        ({**PIXELS, "data": [float("inf")] * 12}, "whole numbers from 0 to 255"),
+        ({**PIXELS, "data": [0.5] * 12}, "whole numbers from 0 to 255"),
+        ({**PIXELS, "data": [-1] * 12}, "whole numbers from 0 to 255"),
+        ({**PIXELS, "data": ["1"] * 12}, "whole numbers from 0 to 255"),
+        ({**PIXELS, "data": [1] * 11}, "holds 11 numbers, its shape needs 12"),
+        ({**PIXELS, "shape": [1, 3, 2, 2], "data": [1] * 12}, "expected (images, height, width, 3)"),
+        ({**PIXELS, "shape": [12], "data": [1] * 12}, "expected (images, height, width, 3)"),
+        ({**PIXELS, "shape": [-1, 2, 2, 3], "data": [1] * 12}, "shape"),
+        ({**PIXELS, "shape": [0, 2, 2, 3], "data": []}, "0 images"),
+        ({**PIXELS, "shape": [1, 100_000, 100_000, 3], "data": []}, "expected (images, height, width, 3)"),
+    ],
+)
+def test_tensors_that_are_no_photos(tensor, sentence, server):
+    content = json.dumps({"inputs": [tensor]}).encode()
+    address, kind = f"{server.url}/v2/models/model/infer", {"content-type": "application/json"}
+    assert sentence in said(server, 422, httpx.post(address, content=content, headers=kind))
+
+
+# ---------------------------------------------------------------------- connections
+
+
+def address(server: ThreadServer) -> tuple[str, int]:
+    return "127.0.0.1", int(server.url.rpartition(":")[2])
+
+
+def answered(link: socket.socket, seconds: float = 20) -> httpx.Response:
+    """What comes until the connection is closed."""
+    link.settimeout(seconds)
+    found = b""
+    try:
+        while part := link.recv(65536):
+            found += part
+    except ConnectionResetError:
+        pass
+    head, _, body = found.partition(b"\r\n\r\n")
+    return httpx.Response(int(head.split(b" ", 2)[1]), content=body)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 200_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"".join(b"X-%d: a\r\n" % i for i in range(20_000)) + b"\r\n",
+        b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+    ],
+)
+def test_heads_that_are_too_large_or_no_http(head, server):
+    with socket.create_connection(address(server)) as link:
+        with contextlib.suppress(OSError):  # it was refused before all of it was sent
+            link.sendall(head)
+        assert said(server, 400, answered(link)) == connections.NOT_HTTP
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /classes HTTP/1.1\r\nHost: local"])
+def test_a_head_that_never_ends_does_not_keep_its_connection(begun, server, monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.5)
+    with socket.create_connection(address(server)) as link:
+        link.sendall(begun)
+        assert said(server, 408, answered(link)) == connections.TOO_SLOW
+
+
+def test_many_slow_heads_do_not_stop_others(server, monkeypatch):
+    """A slow-loris attack: each sends another header now and then."""
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 1.0)
+    links = [socket.create_connection(address(server)) for _ in range(200)]
+    for _ in range(6):
+        for link in links:
+            with contextlib.suppress(OSError):
+                link.sendall(b"X: a\r\n" if _ else b"GET / HTTP/1.1\r\n")
+        time.sleep(0.3)
+        assert server.get("/v2/health/live") == {"live": True}
+    assert [answered(link).status_code for link in links] == [408] * 200
+    for link in links:
+        link.close()
+
+
+def test_a_body_that_never_ends(server, monkeypatch):
+    """It is refused when it is too long, when it pauses and when it takes too long, and its connection is closed."""
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 2.0)
+    head = b"POST /classify HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+    head += b"Content-Type: multipart/form-data; boundary=x\r\n\r\n"
+    part = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
+    block = b"100000\r\n" + bytes(2**20) + b"\r\n"
+    with socket.create_connection(address(server)) as link:
+        link.sendall(head + b"%x\r\n" % len(part) + part + b"\r\n")
+        try:
+            for _ in range(300):
+                link.sendall(block)
+        except OSError:
+            pass
+        assert "larger than 256 MiB" in said(server, 413, answered(link, 60))
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0.5)
+    with socket.create_connection(address(server)) as link:
+        link.sendall(head + b"%x\r\n" % len(part) + part + b"\r\n")
+        assert "nothing of the request came for 0.5 seconds" in said(server, 408, answered(link))
+    monkeypatch.setattr(guard, "WHOLE_SECONDS", 1.0)
+    with socket.create_connection(address(server)) as link:
+        link.sendall(head + b"%x\r\n" % len(part) + part + b"\r\n")
+        for _ in range(10):
+            try:
+                link.sendall(b"1\r\na\r\n")
+            except OSError:
+                break
+            time.sleep(0.2)
+        assert "took more than 1 seconds" in said(server, 408, answered(link))
+
+
+def test_a_token_is_never_written_to_the_log(tmp_path, caplog, monkeypatch):
+    """Neither one in the address, where it does not count, nor one in the header; a fault is logged without it."""
+    monkeypatch.setattr("cifnet_pl.serving.service.Service.audit", lambda self: 1 / 0)
+    caplog.set_level(logging.DEBUG)
+    token = "correct-horse-battery"
+    made = ThreadServer(tmp_path / "w", Access(token=token, rate=0))
+    try:
+        bare = httpx.get(f"{made.url}/classes?token={token}")
+        header = {"Authorization": f"Bearer {token}"}
+        failed = httpx.get(f"{made.url}/audit?token={token}", headers=header)
+        metrics = httpx.get(f"{made.url}/metrics", headers=header)
+        assert (bare.status_code, failed.status_code, metrics.status_code) == (401, 500, 200)
+    finally:
+        made.stop()
+    assert "GET '/audit' failed" in caplog.text
+    assert token not in "".join(record.getMessage() for record in caplog.records if "httpx" not in record.name)
+    assert token not in metrics.text
+
+
+def test_nothing_is_left_outside_or_waiting(server):
+    """After all of the above."""
+    root = server.folder
+    assert tree(root / "incoming") == set()
+    assert {path.name for path in root.parent.iterdir()} <= {"w", ".w.lock"}
