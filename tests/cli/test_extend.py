@@ -265,7 +265,8 @@ def test_refusals(
     (tmp_path / "new").mkdir()
     make_photos(tmp_path / "new", names)
     before = sorted(tmp_path.rglob("*"))
-    arguments = ["--model", str(bundle), "--images", str(tmp_path / "new"), "--output", str(tmp_path / "c")]
+    arguments = ["--model", str(bundle), "--output", str(tmp_path / "c")]
+    arguments += [] if "--images" in options else ["--images", str(tmp_path / "new")]
     arguments += [option.format(tmp=tmp_path) for option in options]
     assert main(["extend", *arguments]) == code
     errors = capsys.readouterr().err.splitlines()

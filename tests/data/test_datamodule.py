@@ -94,7 +94,10 @@ def test_processes_on_one_machine_share_out_its_cores(tmp_path: Path, monkeypatc
     before = {child.pid for child in multiprocessing.active_children()}
     data = digits(num_workers=None)
     data.trainer = trainer(tmp_path, devices=3, strategy="ddp")
-    data.trainer.strategy.connect(module(head=RidgeHead, buffer=None))
+    learner = module(head=RidgeHead, buffer=None)
+    learner.trainer = data.trainer
+    data.trainer.datamodule = data
+    data.trainer.strategy.connect(learner)
     data.train_dataloader()
     assert len({child.pid for child in multiprocessing.active_children()} - before) == 4  # as above
     data.on_exception(KeyboardInterrupt())
