@@ -1,5 +1,6 @@
 """What a person at a terminal sees."""
 
+import io
 import os
 import pty
 import re
@@ -7,11 +8,13 @@ import select
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.learning.callbacks.screen import number, small
+from cifnet_pl.learning.callbacks.screen import number, record_table, small
 from tests.command_line import FAST, fit, make_photos
 from tests.killing import start
 
@@ -121,3 +124,15 @@ def test_one_class_is_no_success(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "1 class in 1 task on cpu" in shown
     assert "With one class every photo is named so, whatever it shows" in shown
+
+
+def test_the_table_in_plain_words_is_whole_in_80_columns():
+    values = dict.fromkeys(("A_k", "average", "forgetting", "ece"), 100.0)
+    row = SimpleNamespace(task=10, classes_seen=100, **values, train_seconds=123.4, energy_kwh=1.2e-5)
+    row.state_elements, row.buffer_elements = 10**7, 0
+    module = SimpleNamespace(bytes_per_element=8, bytes_per_buffer_element=4)
+    shown = io.StringIO()
+    Console(file=shown, width=80).print(record_table(SimpleNamespace(rows=[row]), module, "plain"))
+    assert "…" not in shown.getvalue()
+    assert max(map(len, shown.getvalue().splitlines())) <= 80
+    assert {"100", "100.0", "123.4", "confidence"} <= set(shown.getvalue().split())
