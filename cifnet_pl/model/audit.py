@@ -239,7 +239,7 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int, seed: int = 
     points = []
     for size in [*sizes, largest]:
         rows = np.sort(np.concatenate([class_rows[:size] for class_rows in by_class]))
-        z_part, own_labels = np.array(z[rows]), labels[rows]
+        z_part, own_labels = np.asarray(z[rows]), labels[rows]  # rows of a file are copied once
         head, (groups, _) = _learned(z_part, own_labels, classes), near_copies(z_part, own_labels)
         right = 0
         for own in _whole_groups(groups):
