@@ -2,13 +2,15 @@
 
     python -m benchmarks.streams --photos PHOTOS [--logs FOLDER] [--figures docs/figures]
 
-PHOTOS is a folder with one sub-folder per class; its embeddings (EfficientNet-Lite0, 128 px) are cached.
+PHOTOS is a folder with one sub-folder per class; its embeddings (EfficientNet-Lite0, 128 px) are cached. With
+``--heads`` it prints a table of heads instead: Ā and A_K of every kind.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,16 @@ KINDS: dict[str, list[str]] = {
     "Domains": ["--data.stream", "Domains"],
 }
 EVERY = {"digits": "150", "photos": "1500"}
+BUFFER = ["--model.buffer", "CalibrationBuffer", "--model.buffer.capacity"]
+HEADS: dict[str, dict[str, list[str]]] = {
+    "RidgeHead": {"digits": [], "photos": []},
+    "CIFNetHead": {
+        name: ["--model.head.ridge", "1.0", *BUFFER, capacity]
+        for name, capacity in (("digits", "200"), ("photos", "2000"))
+    },
+    "SLDAHead": {"digits": [], "photos": []},
+    "NCMHead": {"digits": [], "photos": []},
+}
 ANGLES = (0, 20, 40, 60)
 
 
@@ -80,11 +92,31 @@ def draw(axes: Axes, folder: Path, disjoint: Path | None, title: str) -> None:
     axes.grid(alpha=0.3)
 
 
+def compare(logs: Path, commands: dict[tuple[str, str], list[str]], kinds: list[str]) -> None:
+    """Print Ā and A_K in percent of every head for every kind of stream; "refused" where a head cannot learn it."""
+    print("| | stream | " + " | ".join(HEADS) + " |\n|---|---|" + "---|" * len(HEADS))
+    for (kind, name), options in commands.items():
+        cells = []
+        for head, own in HEADS.items() if kind in kinds else ():
+            refused = head == "CIFNetHead" and kind not in ("Disjoint", "LongTailed")
+            if refused:
+                cells.append("refused")
+                continue
+            words = [head if word == "RidgeHead" else word for word in options]
+            summary = json.loads((run(f"{kind}-{name}-{head}", logs, *words, *own[name]) / "summary.json").read_text())
+            cells.append(f"{summary['A_bar']:.1f} / {summary['A_K']:.1f}")
+        if cells:
+            print(f"| {name} | {kind} | " + " | ".join(cells) + " |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--photos", required=True)
     parser.add_argument("--logs", default="lightning_logs/streams")
     parser.add_argument("--figures", default="docs/figures")
+    parser.add_argument("--heads", action="store_true", help="compare heads instead of drawing")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), help="of those compared")
+    parser.add_argument("--sets", nargs="+", default=["digits", "photos"], help="of those compared")
     arguments = parser.parse_args()
     logs = Path(arguments.logs)
     exact = ["--model.head", "RidgeHead", "--data.class_order", "1", "--data.num_workers", "0"]
@@ -92,7 +124,7 @@ def main() -> None:
     photos = [*exact, "--data.source", "folder", "--data.root", arguments.photos, "--data.cache", "true"]
     photos += ["--data.image_size", "128", "--data.classes_per_task", "10"]
     sets = {"digits": [*digits, "--data.source", "digits"], "photos": photos}
-    runs: dict[tuple[str, str], Path] = {}
+    commands: dict[tuple[str, str], list[str]] = {}
     for kind, options in KINDS.items():
         for name, own in sets.items():
             extra = ["--data.stream.every", EVERY[name]] if kind == "TaskFree" else []
@@ -103,8 +135,19 @@ def main() -> None:
                 own = [*digits, "--data.source", "domains", "--data.root", str(root)]
                 if not root.is_dir():
                     rotated_digits(root)
-            runs[kind, name] = run(f"{kind}-{name}", logs, *own, *options, *extra)
-            print(kind, name, *(f"{value:.1f}" for value in column(runs[kind, name], "tasks.csv", "A_k")[1]))
+            commands[kind, name] = [*own, *options, *extra]
+    if arguments.heads:
+        chosen = {key: options for key, options in commands.items() if key[1] in arguments.sets}
+        compare(logs, chosen, arguments.kinds)
+    else:
+        draw_all(logs, commands, list(sets), Path(arguments.figures))
+
+
+def draw_all(logs: Path, commands: dict[tuple[str, str], list[str]], sets: list[str], figures: Path) -> None:
+    """Run every kind of stream, and draw one figure of each."""
+    runs = {(kind, name): run(f"{kind}-{name}", logs, *options) for (kind, name), options in commands.items()}
+    for (kind, name), folder in runs.items():
+        print(kind, name, *(f"{value:.1f}" for value in column(folder, "tasks.csv", "A_k")[1]))
     for kind in KINDS:
         names = [name for name in sets if (kind, name) in runs]
         figure = Figure(figsize=(4.6 * len(names), 4.0), dpi=110, layout="constrained")
@@ -114,7 +157,7 @@ def main() -> None:
         # Below each panel, so that it hides no line.
         for axes in figure.axes:
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize=8, frameon=False)
-        figure.savefig(Path(arguments.figures) / f"stream_{kind.lower()}.png")
+        figure.savefig(figures / f"stream_{kind.lower()}.png")
 
 
 if __name__ == "__main__":
