@@ -48,8 +48,8 @@ class RidgeHead(LinearSumsHead):
         in_features: width d of the embeddings.
         ridge: λ added to the unweighted centred Gram matrix, or "gcv" (chosen anew at every solve).
         epsilon: clip of the one-hot targets; scales all scores alike.
-        transform: "none"; "l2", normalised; "sqrt_l2", the signed square root followed by L2 normalisation; or
-            "joined", both of these, at twice the width.
+        transform: "none"; "l2", normalised; "sqrt_l2", the signed square root followed by L2 normalisation;
+            "joined", both of these, at twice the width; or "products", "l2" and random products, at 2.5 times it.
         balanced: weigh each sample by (mean class count) / (count of its class). Needs ``counts`` in
             ``begin_task``, and refuses ``merge_`` and ``subtract_``: a class's count must be final.
         dtype: of the sums, "float64" or "float32".

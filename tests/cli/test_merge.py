@@ -135,6 +135,7 @@ def test_cifnet_shards_without_a_buffer(tmp_path: Path):
         ("cifnet", "cifnet", "after calibration"),
         ("ridge", "acil", "RidgeHead"),
         ("ridge", "ridge-joined", "transform"),
+        ("ridge", "ridge-products", "transform"),
         ("dsal", "dsal", "cannot merge"),
         ("logistic", "logistic", "cannot merge"),
         ("ridge-balanced", "ridge-balanced", "balanced"),

@@ -93,6 +93,7 @@ VARIANTS = [
     head("cifnet-float32", lambda d: CIFNetHead(d, ridge=1.0, dtype="float32"), tolerance=1e-4),
     head("ridge-fixed", lambda d: RidgeHead(d, ridge=1.0)),
     head("ridge-joined", lambda d: RidgeHead(d, transform="joined")),
+    head("ridge-products", lambda d: RidgeHead(d, transform="products")),
     head("ridge-discriminant", lambda d: RidgeHead(d, decision="discriminant")),
     head("ridge-discriminant-balanced", lambda d: RidgeHead(d, decision="discriminant", balanced=True)),
     head(

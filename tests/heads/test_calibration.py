@@ -96,6 +96,7 @@ RIDGES = {
     "epsilon": {"epsilon": 0.2},
     "sqrt_l2": {"transform": "sqrt_l2"},
     "joined": {"transform": "joined"},
+    "products": {"transform": "products"},
     "balanced": {"balanced": True},
     "discriminant": {"decision": "discriminant"},
     "discriminant, balanced, l2": {"decision": "discriminant", "balanced": True, "transform": "l2"},

@@ -26,6 +26,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fixed": {"ridge": 1.0},
     "discriminant": {"decision": "discriminant"},
     "joined": {"transform": "joined"},
+    "products": {"transform": "products"},
 }
 
 
