@@ -34,8 +34,8 @@ def products(z: Tensor) -> Tensor:
     """Return L2-normalised (n, d) embeddings beside 1.5 d random products of them: (n, d + 3d/2).
 
     A product is ``(p·z)(q·z)`` with p and q standard normal, scaled so that inner products of the result approximate
-    ``x·y + (x·y)²/4`` (Kar and Karnick, AISTATS 2012). p and q depend on d alone, are drawn anew in each process and are not part of the
-    state.
+    ``x·y + (x·y)²/4`` (Kar and Karnick, AISTATS 2012). p and q depend on d alone, are drawn anew in each process and
+    are not part of the state.
     """
     unit = l2(z)
     first, second = directions(z.shape[1]).to(dtype=z.dtype, device=z.device).chunk(2)
