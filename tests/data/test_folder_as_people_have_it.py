@@ -359,7 +359,7 @@ def test_wrong_usage(
 
 def test_no_root_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, tmp_path / "logs", "--data.root", "null") == 2
-    assert "no data folder was given: set --data.root to a folder with" in capsys.readouterr().err
+    assert "no data folder was given: set --data.root to a folder or Zip archive with" in capsys.readouterr().err
 
 
 def test_all_unreadable_photos_are_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
