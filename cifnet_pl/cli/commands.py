@@ -82,7 +82,7 @@ def run_command(name: str, args: Sequence[str]) -> None:
     skipped: set[str | int] = {parameter for parameter in (command.positional, command.overrides) if parameter}
     if command.positional:
         parser.add_argument(command.positional, nargs="+")
-    words = [_without_bytes(word) for word in args]
+    words = with_underscores(outlined, [_without_bytes(word) for word in args])
     arguments, overrides = with_values(outlined, with_lists(outlined, words)), {}
     refuse_repeated(outlined, arguments)
     parser.add_function_arguments(outlined, skip=skipped, as_group=False, sub_configs=False)
@@ -161,6 +161,13 @@ def _without_underscores(parser: Any) -> dict[str, str]:
             action.option_strings = [f"--{action.dest}"]
             parser._option_string_actions[f"--{action.dest}"] = parser._option_string_actions.pop(f"--{parameter}")
     return renamed
+
+
+def with_underscores(function: Callable[..., object], args: Sequence[str]) -> list[str]:
+    """Return ``args`` with ``--dry-run`` as ``--dry_run``: an option may be spelled either way."""
+    spelled = {f"--{key.replace('_', '-')}": f"--{key}" for key in inspect.signature(function).parameters}
+    pairs = [word.partition("=") for word in args]
+    return [f"{spelled.get(name, name)}{equals}{value}" for name, equals, value in pairs]
 
 
 def with_values(function: Callable[..., object], args: Sequence[str]) -> list[str]:

@@ -1,9 +1,10 @@
-"""Estimate how long the remaining points of a sweep will take, from those that ran."""
+"""Estimate how long the remaining points of a sweep will take, from those that ran and from the one that is running."""
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,10 @@ from cifnet_pl.report.runs import read_run
 from cifnet_pl.utilities.files import write_json
 from cifnet_pl.utilities.run_folders import versions
 
+LOG = "output.log"
+"""What the processes of a point wrote, in its experiment's folder."""
+PROGRESS = re.compile(r"^(?:task|step) \d+/(\d+):", re.MULTILINE)
+"""What a run says after each task; the number of all tasks is in no other file of a run that is not complete."""
 ELAPSED = "elapsed.json"
 """Seconds that the processes of a point took, all attempts together, in its experiment's folder."""
 
@@ -73,17 +78,40 @@ def estimate(point: Point, folder: Path, ran: Sequence[tuple[Point, Cost]]) -> C
     if not known:
         return None
     tasks = max(cost.tasks for cost in known)
-    left = max(0.0, 1 - _tasks_learned(folder) / tasks) if same else 1.0
+    left = max(0.0, 1 - tasks_learned(folder) / tasks) if same else 1.0
     energies = [cost.kwh for cost in known if cost.kwh is not None]
     kwh = left * statistics.fmean(energies) if energies else None
     return Cost(left * statistics.fmean(cost.seconds for cost in known), kwh, tasks)
+
+
+def estimate_running(folder: Path, seconds: float, before: int = 0) -> Cost | None:
+    """Estimate what the point that is running takes in all, from the tasks that it has learned so far.
+
+    Args:
+        folder: its experiment.
+        seconds: since its process was started.
+        before: number of tasks that earlier processes of it had learned.
+
+    Returns:
+        The cost of a whole run, or None as long as this process has learned no task.
+    """
+    rows = _rows(folder)
+    said = PROGRESS.findall((folder / LOG).read_text(encoding="utf-8", errors="replace")) if len(rows) > before else []
+    if not said:
+        return None
+    tasks = int(said[-1])
+    each = [float(row["train_seconds"]) + float(row["eval_seconds"] or 0.0) for row in rows]
+    energies = [float(row["energy_kwh"]) + float(row["eval_energy_kwh"] or 0.0) for row in rows if row["energy_kwh"]]
+    beginning = max(0.0, seconds - sum(each[before:]))
+    kwh = tasks * statistics.fmean(energies) if energies else None
+    return Cost(beginning + tasks * statistics.fmean(each), kwh, tasks)
 
 
 def total(costs: Sequence[Cost | None]) -> str:
     """Return a sentence about the sum of estimates, with the number of points that have none."""
     known = [cost for cost in costs if cost is not None]
     if not known:
-        return "no estimate: none of these points has run yet"
+        return "no estimate yet: none of these points has run; the sweep gives one after its first task"
     energies = [cost.kwh for cost in known if cost.kwh is not None]
     energy = f", {sum(energies):.2g} kWh" if energies else ", energy not measured"
     without = len(costs) - len(known)
@@ -107,12 +135,16 @@ def _without_seed(labels: Mapping[str, str]) -> dict[str, str]:
     return {axis: label for axis, label in labels.items() if axis != "seed"}
 
 
-def _tasks_learned(folder: Path) -> int:
+def tasks_learned(folder: Path) -> int:
     """Return the number of tasks in the newest run of an experiment."""
+    return len(_rows(folder))
+
+
+def _rows(folder: Path) -> list[dict[str, str]]:
     for version in reversed(versions(folder)):
         try:
             with (version / "tasks.csv").open(newline="", encoding="utf-8") as file:
-                return len(list(csv.DictReader(file)))
+                return list(csv.DictReader(file))
         except OSError:
             continue
-    return 0
+    return []

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cifnet_pl.cli.configs import find_config
-from cifnet_pl.cli.estimates import Cost, add_elapsed, cost_of, duration, estimate, total
+from cifnet_pl.cli.estimates import LOG, Cost, add_elapsed, cost_of, duration, estimate, total
 from cifnet_pl.cli.failures import memory_kills, reason
 from cifnet_pl.cli.grid import Point, choose, read_points
 from cifnet_pl.cli.point_lock import running, waiting_lock
+from cifnet_pl.cli.sweep_plan import complete_run, costs_of, early_estimate, print_plan, result_of, unfit_overrides
 from cifnet_pl.report import report
-from cifnet_pl.report.runs import FAILURE, POINT, is_complete, read_run
+from cifnet_pl.report.runs import FAILURE, POINT
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.files import write_text
-from cifnet_pl.utilities.run_folders import versions
 from cifnet_pl.utilities.text import is_or_are, number_of
 
 
@@ -72,15 +72,15 @@ def sweep(
         raise UsageError("no point has these labels: leave out some of --only and --without, or use --dry_run")
     console = Console(soft_wrap=True, highlight=False)
     kinds = "each seed sets both seed_everything and the class order" if _over_seeds(points.values()) else "no seeds"
-    console.print(f"{len(points)} points; {kinds}")
-    for sentence in _unfit(overrides, list(points.values())):
+    console.print(f"{len(points)} point{'s' if len(points) > 1 else ''}; {kinds}")
+    for sentence in unfit_overrides(overrides, list(points.values())):
         console.print(sentence, markup=False)
     placed = [(point, _folder(Path(logs), point)) for point in points.values()]
     left = [pair for pair in placed if complete_run(pair[1]) is None]
-    _print_plan(console, placed, left, dry_run)
+    print_plan(console, placed, left, dry_run)
     if dry_run:
         return
-    done, failed, skipped = _run_all(console, placed, budget)
+    done, failed, skipped = _run_all(console, placed, left, budget)
     if output is not None and done:
         report([str(folder) for _, folder in placed if folder.is_dir()], output, external)
     if skipped:
@@ -106,55 +106,8 @@ def _over_seeds(points: Iterable[Point]) -> bool:
     return any("seed" in point.labels for point in points)
 
 
-def _unfit(overrides: Sequence[tuple[str, str]], points: Sequence[Point]) -> list[str]:
-    """Return a sentence for each override that some points do not have.
-
-    Raises:
-        UsageError: one that no point has.
-    """
-    sentences = []
-    for name, _ in overrides:
-        fitting = [point for point in points if name not in point.unfit]
-        if not fitting:
-            raise UsageError(f"--{name} fits no point: none of their classes has such an option")
-        if len(fitting) < len(points):
-            others = dict.fromkeys(_said_labels(point) for point in points if name in point.unfit)
-            sentences.append(f"--{name} is for {len(fitting)} of {len(points)} points, not for: {'; '.join(others)}")
-    return sentences
-
-
-def _said_labels(point: Point) -> str:
-    return " ".join(label for axis, label in point.labels.items() if axis != "seed") or point.name
-
-
-def _print_plan(
-    console: Console, placed: Sequence[tuple[Point, Path]], left: Sequence[tuple[Point, Path]], whole: bool
-) -> None:
-    """Print how long the remaining points will take; with ``whole`` also the state of each point."""
-    ran = _costs(placed)
-    expected = {point.identity: estimate(point, folder, ran) for point, folder in left}
-    for point, folder in placed if whole else ():
-        if point.identity in expected:
-            cost = expected[point.identity]
-            state = "begun" if versions(folder) else "not run yet"
-            status = f"{state}, {total([cost])}" if cost else state
-        else:
-            run = complete_run(folder)
-            status = f"complete already, {_result(run)}" if run else "complete already"
-        console.print(f"{folder.name}: {status}", markup=False)
-    if left:
-        console.print(f"{len(left)} to run: {total(list(expected.values()))}", markup=False)
-    else:
-        console.print("all are complete")
-
-
-def _costs(placed: Sequence[tuple[Point, Path]]) -> list[tuple[Point, Cost]]:
-    runs = [(point, folder, complete_run(folder)) for point, folder in placed]
-    return [(point, cost_of(folder, run)) for point, folder, run in runs if run is not None]
-
-
 def _run_all(
-    console: Console, placed: Sequence[tuple[Point, Path]], budget: float | None
+    console: Console, placed: Sequence[tuple[Point, Path]], waiting: Sequence[tuple[Point, Path]], budget: float | None
 ) -> tuple[list[Path], list[Path], int]:
     """Run all points within the budget.
 
@@ -163,7 +116,7 @@ def _run_all(
     """
     done: list[Path] = []
     failed: list[Path] = []
-    skipped, start = 0, time.monotonic()
+    skipped, start, ran = 0, time.monotonic(), costs_of(placed)
     end = None if budget is None else start + 3600 * budget
     for point, folder in placed:
         if not (folder / POINT).is_file():
@@ -173,22 +126,31 @@ def _run_all(
         for number, (point, folder) in enumerate(placed, 1):
             progress.update(bar, description=folder.name)
             heading = f"[{number}/{len(placed)}] {folder.name}"
+            left = [pair for pair in placed[number - 1 :] if pair in waiting]
+            expected = estimate(point, folder, ran)
             if end is not None and complete_run(folder) is None:
-                expected = estimate(point, folder, _costs(placed))
                 if time.monotonic() + (expected.seconds if expected else 0.0) >= end:
                     skipped += 1
                     why = f"expected to take {duration(expected.seconds)}, " if expected else ""
                     console.print(f"{heading}: {why}more than is left of the budget", markup=False)
                     continue
             try:
-                run, sentence = _ensure(folder, point, end)
+                said_early = nullcontext() if expected else early_estimate(console, folder, len(left))
+                run, sentence = _ensure(folder, point, end, said_early)
                 (done if run is not None else failed).append(run or folder)
+                if run is not None and (point, folder) in waiting:
+                    ran.append((point, cost_of(folder, run)))
+                    sentence += _said_of_rest(left[1:], ran)
             except TimeoutError:
                 skipped += 1
                 sentence = "stopped, as the budget is over; it goes on the next time"
             console.print(f"{heading}: {sentence}", markup=False)
             progress.advance(bar)
     return done, failed, skipped
+
+
+def _said_of_rest(left: Sequence[tuple[Point, Path]], ran: Sequence[tuple[Point, Cost]]) -> str:
+    return f"; {len(left)} left: {total([estimate(*pair, ran) for pair in left])}" if left else ""
 
 
 def _progress(console: Console) -> Progress:
@@ -202,21 +164,12 @@ def _folder(logs: Path, point: Point) -> Path:
     return present[0] if present else logs / point.name
 
 
-def complete_run(folder: Path) -> Path | None:
-    """Return the newest complete run of an experiment, or None."""
-    return next((path for path in reversed(versions(folder)) if is_complete(path)), None)
+def _ensure(
+    folder: Path, point: Point, end: float | None, meanwhile: AbstractContextManager[None]
+) -> tuple[Path | None, str]:
+    """Run the point unless it is complete: its run's folder, or None if it failed, and what to say of it.
 
-
-def _ensure(folder: Path, point: Point, end: float | None = None) -> tuple[Path | None, str]:
-    """Run a point unless it is complete.
-
-    Args:
-        folder: of its experiment.
-        point: of the sweep.
-        end: when to stop it, in seconds of the monotonic clock, or None.
-
-    Returns:
-        The folder of its run, or None if it failed; and a message.
+    The context ``meanwhile`` is open while the point runs.
 
     Raises:
         TimeoutError: it still ran at ``end``.
@@ -224,12 +177,13 @@ def _ensure(folder: Path, point: Point, end: float | None = None) -> tuple[Path 
     with _alone(folder):
         run = complete_run(folder)
         if run is not None:
-            return run, f"complete already, {_result(run)}"
+            return run, f"complete already, {result_of(run)}"
         (folder / FAILURE).unlink(missing_ok=True)
-        start, kills, log = time.monotonic(), memory_kills(), folder / "output.log"
+        start, kills, log = time.monotonic(), memory_kills(), folder / LOG
         before = log.stat().st_size if log.is_file() else 0
         try:
-            code = _run(folder, point, end)
+            with meanwhile:
+                code = _run(folder, point, end)
         finally:
             seconds = time.monotonic() - start
             add_elapsed(folder, seconds)
@@ -239,14 +193,14 @@ def _ensure(folder: Path, point: Point, end: float | None = None) -> tuple[Path 
             why = reason(code, log_text, kills is not None and memory_kills() != kills)
             write_text(folder / FAILURE, why + "\n")
             return None, f"failed ({why})"
-        return run, f"done in {duration(seconds)}, {_result(run)}"
+        return run, f"done in {duration(seconds)}, {result_of(run)}"
 
 
 def _run(folder: Path, point: Point, end: float | None = None) -> int:
     """Run ``fit`` as a process, starting from the last checkpoint if there is one; return the exit code."""
     _write_point(folder, point)
     command = [sys.executable, "-m", "cifnet_pl.cli.point", str(folder / POINT)]
-    with (folder / "output.log").open("ab") as log:
+    with (folder / LOG).open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
             return process.wait(None if end is None else max(0.0, end - time.monotonic()))
@@ -286,8 +240,3 @@ def _stopped_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _result(run: Path) -> str:
-    final = read_run(run).summary["A_K"]
-    return "A_K not measured" if final is None else f"A_K {final:.1f} %"

@@ -18,7 +18,7 @@ from cifnet_pl.cli.commands import split_overrides
 from cifnet_pl.cli.failures import memory_kills, reason
 from cifnet_pl.cli.grid import Point
 from cifnet_pl.cli.point_lock import running
-from cifnet_pl.cli.sweep import complete_run
+from cifnet_pl.cli.sweep_plan import complete_run
 from cifnet_pl.utilities.errors import UsageError
 from tests.cli.test_grid import AXES, write
 from tests.command_line import environment
@@ -166,10 +166,10 @@ def test_a_plan_is_printed_and_nothing_run(
 ) -> None:
     monkeypatch.setattr(sweeping, "_run", fake_run)
     path, logs = write(tmp_path, axes=AXES, seeds=[1, 2]), tmp_path / "logs"
-    assert main(["sweep", str(path), "--logs", str(logs), "--dry_run"]) == 0
+    assert main(["sweep", str(path), "--logs", str(logs), "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert said.count("not run yet") == 8
-    assert "8 to run: no estimate: none of these points has run yet" in said
+    assert "8 to run: no estimate yet: none of these points has run; the sweep gives one after its first task" in said
     assert not logs.exists()
     # One point of 90 s of learning, 3 s of evaluation and 0.06 kWh: the others are expected to take as long.
     assert main(["sweep", str(path), "--logs", str(logs), "--only", "a", "200", "--seeds", "1"]) == 0
@@ -178,6 +178,35 @@ def test_a_plan_is_printed_and_nothing_run(
     said = capsys.readouterr().out
     assert said.count("complete already, A_K 59.6 %") == 1
     assert "7 to run: 11 min, 0.42 kWh" in said
+
+
+def test_the_first_task_of_a_sweep_gives_an_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said_early = threading.Event()
+
+    def slow_run(folder: Path, point: Point, end: float | None = None) -> int:
+        fake_run(folder, point)  # 30 s, 1 s of evaluation and 0.02 kWh a task
+        (folder / "output.log").write_text("3 tasks on cpu\ntask 1/3: A_k 90 %\n")
+        assert point.config["seed_everything"] != 1 or said_early.wait(60)
+        return 0
+
+    def say(*words: object, **options: object) -> None:
+        printed.append(str(words[1]))
+        if "expected to take" in printed[-1]:
+            said_early.set()
+
+    printed: list[str] = []
+    monkeypatch.setattr(sweeping, "_run", slow_run)
+    monkeypatch.setattr(sweeping.Console, "print", say)
+    assert main(["sweep", str(write(tmp_path, seeds=[1, 2, 3])), "--logs", str(tmp_path / "logs")]) == 0
+    (early,) = (line for line in printed if "expected to take" in line)
+    assert early.endswith(
+        "after its first task (3 in all) expected to take 2 min, 0.06 kWh; 3 to run, if all take as long: 5 min, 0.18 kWh"
+    )
+    assert [line.rpartition("; ")[2] for line in printed if "done in" in line] == [
+        "2 left: 3 min, 0.12 kWh", "1 left: 2 min, 0.06 kWh", printed[-1]
+    ]
 
 
 def test_labels_and_seeds_choose_the_points(

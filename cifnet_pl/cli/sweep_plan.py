@@ -1,0 +1,108 @@
+"""Say what a sweep is going to run, and how long that will take: from points that ran, or from the first one's tasks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from cifnet_pl.cli.estimates import Cost, cost_of, estimate, estimate_running, tasks_learned, total
+from cifnet_pl.cli.grid import Point
+from cifnet_pl.report.runs import is_complete, read_run
+from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.run_folders import versions
+
+PAUSE = 0.5
+"""Seconds between two looks at a point that is running."""
+
+
+def complete_run(folder: Path) -> Path | None:
+    """Return the newest whole run of an experiment."""
+    return next((path for path in reversed(versions(folder)) if is_complete(path)), None)
+
+
+def result_of(run: Path) -> str:
+    """Return the final accuracy of a run in words."""
+    final = read_run(run).summary["A_K"]
+    return "A_K not measured" if final is None else f"A_K {final:.1f} %"
+
+
+def unfit_overrides(overrides: Sequence[tuple[str, str]], points: Sequence[Point]) -> list[str]:
+    """Return a sentence for each override that some points do not have.
+
+    Raises:
+        UsageError: one that no point has.
+    """
+    sentences = []
+    for name, _ in overrides:
+        fitting = [point for point in points if name not in point.unfit]
+        if not fitting:
+            raise UsageError(f"--{name} fits no point: none of their classes has such an option")
+        if len(fitting) < len(points):
+            others = dict.fromkeys(_labels_of(point) for point in points if name in point.unfit)
+            sentences.append(f"--{name} is for {len(fitting)} of {len(points)} points, not for: {'; '.join(others)}")
+    return sentences
+
+
+def _labels_of(point: Point) -> str:
+    return " ".join(label for axis, label in point.labels.items() if axis != "seed") or point.name
+
+
+def print_plan(
+    console: Console, placed: Sequence[tuple[Point, Path]], left: Sequence[tuple[Point, Path]], whole: bool
+) -> None:
+    """Say how long the points that are left will take; with ``whole`` also what is known of each point."""
+    ran = costs_of(placed)
+    expected = {point.identity: estimate(point, folder, ran) for point, folder in left}
+    for point, folder in placed if whole else ():
+        if point.identity in expected:
+            cost = expected[point.identity]
+            state = "begun" if versions(folder) else "not run yet"
+            said = f"{state}, {total([cost])}" if cost else state
+        else:
+            run = complete_run(folder)
+            said = f"complete already, {result_of(run)}" if run else "complete already"
+        console.print(f"{folder.name}: {said}", markup=False)
+    if left:
+        console.print(f"{len(left)} to run: {total(list(expected.values()))}", markup=False)
+    else:
+        console.print("all are complete")
+
+
+def costs_of(placed: Sequence[tuple[Point, Path]]) -> list[tuple[Point, Cost]]:
+    """Return what each point took that is complete."""
+    runs = [(point, folder, complete_run(folder)) for point, folder in placed]
+    return [(point, cost_of(folder, run)) for point, folder, run in runs if run is not None]
+
+
+@contextmanager
+def early_estimate(console: Console, folder: Path, left: int) -> Iterator[None]:
+    """Print an estimate as soon as the point that runs meanwhile has learned a task.
+
+    Args:
+        console: what to print on.
+        folder: experiment of the point.
+        left: number of points that are left, this one among them.
+    """
+    start, before, over = time.monotonic(), tasks_learned(folder), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(PAUSE):
+            cost = estimate_running(folder, time.monotonic() - start, before)
+            if cost is not None:
+                every = "" if left == 1 else f"; {left} to run, if all take as long: {total([cost] * left)}"
+                after = f"after its first task ({cost.tasks} in all)"
+                console.print(f"{folder.name}: {after} expected to take {total([cost])}{every}", markup=False)
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
