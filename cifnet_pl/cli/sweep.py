@@ -128,12 +128,12 @@ def _run_all(
             heading = f"[{number}/{len(placed)}] {folder.name}"
             left = [pair for pair in placed[number - 1 :] if pair in waiting]
             expected = estimate(point, folder, ran)
-            if end is not None and complete_run(folder) is None:
-                if time.monotonic() + (expected.seconds if expected else 0.0) >= end:
-                    skipped += 1
-                    why = f"expected to take {duration(expected.seconds)}, " if expected else ""
-                    console.print(f"{heading}: {why}more than is left of the budget", markup=False)
-                    continue
+            ready = time.monotonic() + (expected.seconds if expected else 0.0)
+            if end is not None and ready >= end and complete_run(folder) is None:
+                skipped += 1
+                why = f"expected to take {duration(expected.seconds)}, " if expected else ""
+                console.print(f"{heading}: {why}more than is left of the budget", markup=False)
+                continue
             try:
                 said_early = nullcontext() if expected else early_estimate(console, folder, len(left))
                 run, sentence = _ensure(folder, point, end, said_early)

@@ -1,4 +1,4 @@
-"""Say what a sweep is going to run, and how long that will take: from points that ran, or from the first one's tasks."""
+"""Print what a sweep is going to run, and how long that will take."""
 
 from __future__ import annotations
 

@@ -175,9 +175,9 @@ def comparison_table(study: Study, pair: Pair) -> Table:
     notes = [
         f"{study.names[pair.setting]}. Difference: {first} minus {second}, over the seeds and class orders, and the "
         "test images, that both have. Interval: over seeds of a t distribution; over images by bootstrap (10,000 "
-        "resamples, of seeds and of each seed's images). p: over seeds of a paired t-test, over images of McNemar's "
-        "exact test. An interval that leaves zero out is a difference beyond chance; how large it is says the column "
-        "before it.",
+        "resamples, of seeds and of each seed's images). p: over seeds of a paired t-test (neither where all "
+        "seeds have the same difference), over images of McNemar's exact test. An interval that leaves zero out is a "
+        "difference beyond chance; the column before it says how large it is.",
         *([] if any(line.images for line in pair.lines) else [NO_IMAGES]),
     ]
     title = f"{first} against {second}: {study.names[pair.setting]}"

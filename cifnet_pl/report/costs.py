@@ -19,6 +19,9 @@ from cifnet_pl.report.style import COLOURS, MARKERS, Picture, figure, legend_of_
 SMALLEST, LARGEST = 30.0, 900.0
 """Areas in square points of the bubbles of the least and the most energy that a figure can tell apart."""
 
+PANELS = " Panels differ in machine, in how energy was measured, or in the use of the embedding cache."
+BARS = " Bars: ± one standard deviation over seeds, where there are several."
+
 Panel = tuple[str, list[Group]]
 """Title, and groups whose costs may be compared."""
 
@@ -35,7 +38,7 @@ def panels(study: Study, groups: Sequence[Group], key: str) -> list[Panel]:
     for group in (alike for whole in groups for alike in whole.by_conditions()):
         if group.stat(key) is not None:
             (conditions,) = study.condition_words([group]).values()
-            title = conditions if group.kind == "measured" else conditions.split(",")[0]
+            title = conditions if group.kind == "measured" else group.kind
             by_title.setdefault(title, []).append(replace(group, conditions_label=""))  # the panel's title says it
     return list(by_title.items())
 
@@ -63,7 +66,9 @@ def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
     unit = max(energies, default=1.0) / LARGEST
     heights = [1.5 + 0.3 * len(groups) for _, groups in shown]
     chart = figure(6.4, 0.5 + sum(heights))
-    every = chart.subplots(len(shown), 1, squeeze=False, height_ratios=heights)[:, 0]
+    every = chart.subplots(len(shown), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
+    times = [group.mean("train_seconds") / 60 for _, groups in shown for group in groups]
+    every[-1].set(xlim=(min(times) / 1.7, max(times) * 1.7), xscale="log")
     for axes, (title, groups) in zip(every, shown, strict=True):
         _bubbles(axes, groups, unit)
         axes.set_title(wrapped(title, 56), fontsize=9)
@@ -73,10 +78,10 @@ def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
     too_small = (
         " A dashed bubble is drawn larger than its energy." if any(e < SMALLEST * unit for e in energies) else ""
     )
+    crosses = any(group.stat("energy_kwh") is None for _, groups in shown for group in groups)
     caption = (
         f"Average accuracy against training time, {study.names[setting]}. The area of a bubble is proportional to the "
-        f"energy of training; a cross has none measured.{too_small} Panels differ in machine, in how energy was "
-        "measured, or in the use of the embedding cache."
+        f"energy of training{'; a cross has none measured' if crosses else ''}.{too_small}{PANELS * (len(shown) > 1)}"
     )
     return [Picture(f"time_{study.slug(setting)}", caption, chart)]
 
@@ -88,8 +93,6 @@ def area(energy: float, unit: float) -> float:
 
 def _bubbles(axes: Axes, groups: Sequence[Group], unit: float) -> None:
     ordered = sorted(groups, key=lambda group: -group.mean("A_bar"))
-    times = [group.mean("train_seconds") / 60 for group in groups]
-    axes.set(xlim=(min(times) / 1.7, max(times) * 1.7), xscale="log")
     for i, group in enumerate(ordered):
         minutes, accuracy = group.mean("train_seconds") / 60, group.mean("A_bar")
         energy = group.stat("energy_kwh")
@@ -127,7 +130,7 @@ def energy_points(study: Study, setting: Setting) -> list[Picture]:
     pictures = []
     if _worth_drawing(drawn):
         chart = _points(name, drawn, "$A_K$ per kWh (log scale)", lambda group: group.stat("A_K_per_kwh"))
-        caption = f"Final accuracy per kWh, {name}; further right is better. One panel for each way to measure."
+        caption = f"Final accuracy per kWh, {name}; further right is better.{PANELS * (len(drawn) > 1)}{BARS}"
         pictures.append(Picture(f"energy_{slug}", caption, chart))
     energies = panels(study, groups, "energy_kwh")
     ratios = {
@@ -139,7 +142,10 @@ def energy_points(study: Study, setting: Setting) -> list[Picture]:
     known = [(title, members) for title, members in known if len(members) > 1]
     if _worth_drawing(known):
         label = f"energy of training ÷ that of {study.reference} (log scale)"
-        caption = f"Energy of training relative to {study.reference} under the same conditions, {name}."
+        caption = (
+            f"Energy of training relative to {study.reference} under the same conditions, {name}: means of the ratios "
+            f"over the seeds that both have.{PANELS * (len(known) > 1)}{BARS}"
+        )
         chart = _points(name, known, label, lambda group: ratios[id(group)], line=1.0)
         pictures.append(Picture(f"energy_ratio_{slug}", caption, chart))
     return pictures

@@ -58,12 +58,16 @@ def _pair_key(run: Run) -> str:
 
 def _conditions(run: Run) -> Conditions:
     summary = run.summary
-    machine = summary.get("machine") or summary.get("device") or ""
+    machine = str(summary.get("machine") or summary.get("device") or "")
+    threads, cores = summary.get("threads"), summary.get("cores")
+    if threads and not summary.get("gpu") and threads != cores:
+        machine += f", {threads} thread{'s' if threads > 1 else ''}"
     read = summary.get("cached_images")  # None: a run of an earlier version, which did not count them
     cached = bool(read) if read is not None else bool(run.config["data"].get("cache"))
     energy = run.config.get("energy")
     scope = energy.get("tracking_mode") if isinstance(energy, Mapping) else None
-    return Conditions(cached, str(machine), _sorted_source(summary.get("energy_source")) or "", scope or "machine")
+    source = _sorted_source(summary.get("energy_source")) or ""
+    return Conditions(cached, machine, source, scope or "machine", str(summary.get("engine") or ""))
 
 
 def _sorted_source(source: str | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -46,6 +47,9 @@ Cell = str | Stat | None
 
 SEEDS = "seeds"
 """Header of the column that has a row's number of seeds."""
+
+POWER = re.compile(r"(?<=[\d)])e-0?(\d+)")
+"""A power of ten as Python writes it."""
 
 COST_HEADERS = ("training (min)", "energy (kWh)", "A_K per kWh", "CO₂ (kg)")
 """Columns whose values depend on the machine."""
@@ -142,7 +146,13 @@ def number(value: float, digits: int | None) -> str:
         return "0"
     if abs(value) >= 100:
         return f"{value:,.1f}" if abs(value) < 1000 else f"{value:,.0f}"
-    return f"{value:.3g}"
+    return f"{value:.3g}" if abs(value) >= 1e-3 else f"{value:.2e}"
+
+
+def _small(mean: float, sd: float | None, plus_minus: str) -> str:
+    """Return a small number and its deviation with one power of ten: (7.72 ± 0.47)e-05."""
+    digits, power = f"{mean:.2e}".split("e")
+    return f"{digits}e{power}" if sd is None else f"({digits}{plus_minus}{sd / 10 ** int(power):.2f})e{power}"
 
 
 def cell_text(cell: Cell, column: Column, plus_minus: str = " ± ") -> str:
@@ -158,12 +168,12 @@ def cell_text(cell: Cell, column: Column, plus_minus: str = " ± ") -> str:
     if isinstance(cell, str):
         return cell
     mean, digits = cell.mean * column.scale, column.digits
+    if digits is None and 0 < abs(mean) < 1e-3:
+        return _small(mean, cell.sd * column.scale if cell.sd is not None and column.spread else None, plus_minus)
     if digits is None and 1e-3 <= abs(mean) < 1e15:
         digits = max(1 if abs(mean) < 1000 else 0, 2 - math.floor(math.log10(abs(mean))))
-    text = number(mean, digits)
-    if cell.sd is None or not column.spread:
-        return text
-    return text + plus_minus + number(cell.sd * column.scale, digits)
+    spread = plus_minus + number(cell.sd * column.scale, digits) if cell.sd is not None and column.spread else ""
+    return number(mean, digits) + spread
 
 
 # ---------------------------------------------------------------------- formats
@@ -231,6 +241,8 @@ def to_latex(table: Table) -> str:
 
     def text(i: int, j: int) -> str:
         plain = latex(table.text(i, j))
+        if isinstance(table.rows[i][j], Stat):
+            plain = POWER.sub(r"$\\cdot10^{-\1}$", plain)
         return rf"\textbf{{{plain}}}" if (i, j) in table.best else plain
 
     align = "".join("l" if _is_text(table, j) else "r" for j in range(len(table.columns)))
@@ -258,7 +270,10 @@ def to_html(table: Table) -> Markup:
     """Return a ``<table>`` with caption; the best of a column in bold."""
     kinds = ["text" if _is_text(table, j) else "num" for j in range(len(table.columns))]
     rows = [
-        [(kinds[j], typeset(table.text(i, j)), (i, j) in table.best) for j in range(len(table.columns))]
+        [
+            (kinds[j], typeset(table.text(i, j), isinstance(table.rows[i][j], Stat)), (i, j) in table.best)
+            for j in range(len(table.columns))
+        ]
         for i in range(len(table.rows))
     ]
     header = [(kind, typeset(column.header)) for kind, column in zip(kinds, table.columns, strict=True)]
@@ -271,12 +286,12 @@ def template(name: str) -> jinja2.Template:
     return TEMPLATES.get_template(name)
 
 
-def typeset(text: str) -> Markup:
-    """Return ``text`` for HTML, escaped, with ``A_K`` as a symbol with an index."""
+def typeset(text: str, is_number: bool = False) -> Markup:
+    """Return ``text`` for HTML, escaped, with ``A_K`` as a symbol with an index, and the power of ten of a number."""
     escaped = escape(text)
     for index in "Kk":
         escaped = Markup(str(escaped).replace(f"A_{index}", f"<i>A</i><sub>{index}</sub>"))
-    return escaped
+    return Markup(POWER.sub(r"·10<sup>−\1</sup>", escaped)) if is_number else escaped
 
 
 def _is_text(table: Table, column: int) -> bool:

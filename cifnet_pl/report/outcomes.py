@@ -30,15 +30,22 @@ class Conditions:
 
     Attributes:
         cached: whether embeddings were read from the cache, so that the backbone did not run for them.
-        machine: processor or GPU, with its number.
+        machine: processor or GPU, with its number, and how many threads were used where that is another number.
         source: how energy was measured, e.g. "cpu estimated (cpu_load), ram estimated".
         scope: "machine", or "process" if other processes were not counted.
+        engine: what the network ran in, "torch" or "onnxruntime"; empty where that is not known.
     """
 
     cached: bool = False
     machine: str = ""
     source: str = ""
     scope: str = "machine"
+    engine: str = ""
+
+    @property
+    def comparable(self) -> Conditions:
+        """The conditions without the engine: methods are ranked whatever engine each of them uses."""
+        return replace(self, engine="")
 
     def words(self, shown: Sequence[str]) -> str:
         """Return some of the attributes as words for a method's name.
@@ -50,6 +57,7 @@ class Conditions:
             "machine": self.machine,
             "source": self.source or "energy not measured",
             "scope": "this process only" if self.scope == "process" else "whole machine",
+            "engine": f"engine {self.engine or 'not known'}",
             "cached": "embeddings from the cache" if self.cached else "embeddings computed",
         }
         return ", ".join(text for key, text in texts.items() if key in shown)
@@ -167,7 +175,7 @@ class Group:
         if len(self.conditions) == 1:
             return [self]
         differing = [
-            name for name in ("machine", "source", "scope", "cached")
+            name for name in ("machine", "source", "scope", "engine", "cached")
             if len({getattr(conditions, name) for conditions in self.conditions}) > 1
         ]  # fmt: skip
         return [

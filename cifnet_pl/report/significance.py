@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,12 +34,13 @@ def paired_test(differences: np.ndarray) -> float | None:
         differences: (n,).
 
     Returns:
-        None for fewer than two pairs.
+        None for fewer than two pairs, and if all seeds have one difference that is not 0: methods that no seed changes
+        give one measurement however often they are run.
     """
     if len(differences) < 2:
         return None
     if np.ptp(differences) <= ROUNDING:
-        return 1.0 if np.abs(differences).max() <= ROUNDING else 0.0
+        return 1.0 if np.abs(differences).max() <= ROUNDING else None
     return float(stats.ttest_1samp(differences, 0.0).pvalue)
 
 
@@ -63,18 +65,20 @@ def is_worse(cell: Stat, rival: Stat, better: str) -> bool | None:
 
 
 def _single_run_test(cell: Stat, rival: Stat) -> float | None:
-    """Compute McNemar's p of two runs of one common seed; None if they did not keep their predictions."""
+    """Compute McNemar's p of two runs of a common seed that kept their predictions; None where they did not."""
     common = [key for key in cell.answers if key in rival.answers]
-    if len(common) != 1:
+    if not common:
         return None
     a, b = paired(cell.answers[common[0]], rival.answers[common[0]])
     return mcnemar(a, b)[2] if len(a) else None
 
 
 def marked(cells: Sequence[Stat | None], better: str, exact: bool = False) -> set[int]:
-    """Return the cells to mark as best: those that no other one is significantly better than.
+    """Return the positions of the cells to mark as best: the best mean, and those after it that nothing is better than.
 
-    Nothing is marked if nothing can be distinguished: fewer than two cells with two common seeds, or all of them tied.
+    In the order of their means, cells are marked up to the first one that another one is significantly better than:
+    no marked cell has a worse mean than one that was tested and is not marked. Nothing is marked where nothing can be
+    told apart: fewer than two cells with two common seeds, or all of them tied.
 
     Args:
         cells: of one column, and comparable with each other.
@@ -89,10 +93,11 @@ def marked(cells: Sequence[Stat | None], better: str, exact: bool = False) -> se
         best = (max if better == "max" else min)((cell.mean for cell in known.values()), default=None)
         winners = {i for i, cell in known.items() if cell.mean == best}
         return winners if len(known) > len(winners) else set()
-    worse = {i: [is_worse(cell, rival, better) for j, rival in known.items() if j != i] for i, cell in known.items()}
-    tested = {i: verdicts for i, verdicts in worse.items() if any(verdict is not None for verdict in verdicts)}
-    winners = {i for i, verdicts in tested.items() if True not in verdicts}
-    return winners if len(tested) > len(winners) else set()
+    found = {i: [is_worse(cell, rival, better) for j, rival in known.items() if j != i] for i, cell in known.items()}
+    tested = {i: verdicts for i, verdicts in found.items() if any(verdict is not None for verdict in verdicts)}
+    ordered = sorted(tested, key=lambda i: known[i].mean, reverse=better == "max")
+    leading = set(itertools.takewhile(lambda i: True not in tested[i], ordered))
+    return leading if len(tested) > len(leading) else set()
 
 
 # ---------------------------------------------------------------------- over test images
@@ -152,12 +157,8 @@ def mcnemar(a: np.ndarray, b: np.ndarray) -> tuple[int, int, float]:
 
 
 def seed_interval(differences: np.ndarray) -> Interval | None:
-    """Return the mean difference with its t interval over seeds; None for fewer than two seeds.
-
-    Args:
-        differences: (n,), one for each seed.
-    """
-    if len(differences) < 2:
+    """Return the mean difference with its t interval over seeds; None for fewer than two, or if all are the same."""
+    if len(differences) < 2 or np.ptp(differences) <= ROUNDING:
         return None
     half = float(stats.t.ppf(1 - LEVEL / 2, len(differences) - 1) * stats.sem(differences))
     mean = float(differences.mean())

@@ -6,7 +6,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from cifnet_pl.report.external_results import Published, published_groups, published_numbers, published_values
@@ -24,6 +24,9 @@ CLASSIFIERS = ("SLDA", "NCM", "kNN", "Logistic regression", "Linear (SGD)", JOIN
 
 ANALYTIC = ("CIFNet", "Exact ridge")
 """Heads that are shown with those classifiers."""
+
+EXTERNAL = "external: the file does not say which machine, nor how energy was measured"
+"""Conditions of the rows of an external file."""
 
 REFERENCE = "CIFNet"
 """Method whose energy others are divided by, unless another one is asked for."""
@@ -160,20 +163,29 @@ class Study:
         """Return the energy of each group divided by that of the reference under the same conditions."""
         references: dict[tuple[str, Conditions], Group] = {}
         for group in groups:
-            if self.reference in (group.label, group.name) and len(group.conditions) == 1:
-                references.setdefault((group.kind, group.conditions[0]), group)
+            if self._is_reference(group) and len(group.conditions) == 1:
+                own = group.conditions[0]
+                references.setdefault((group.kind, own), group)
+                references.setdefault((group.kind, own.comparable), group)
         ratios: list[Stat | None] = []
         for group in groups:
-            rival = references.get((group.kind, group.conditions[0])) if len(group.conditions) == 1 else None
+            rival = None
+            if len(group.conditions) == 1:
+                own = group.conditions[0]
+                rival = references.get((group.kind, own)) or references.get((group.kind, own.comparable))
             if rival is group:
                 ratios.append(fixed(1.0, group.seeds) if group.stat("energy_kwh") else None)
             else:
                 ratios.append(ratio(group.stat("energy_kwh"), rival.stat("energy_kwh")) if rival else None)
         return ratios
 
+    def _is_reference(self, group: Group) -> bool:
+        names = {group.label, replace(group, conditions_label="").label}
+        return self.reference in names or (self.reference == group.name and not group.changes)
+
     def condition_letters(self, groups: Sequence[Group]) -> dict[tuple[str, Conditions], str]:
         """Return a letter for each kind of row and its conditions, as a reference to a note."""
-        keys = dict.fromkeys((group.kind, conditions) for group in groups for conditions in group.conditions)
+        keys = dict.fromkeys((group.kind, own.comparable) for group in groups for own in group.conditions)
         return {key: _letter(i) for i, key in enumerate(keys)}
 
     def condition_words(self, groups: Sequence[Group]) -> dict[str, str]:
@@ -183,19 +195,26 @@ class Study:
             shown = [name for name in ("machine", "source") if getattr(conditions, name) or name == "source"]
             more = [name for name in ("scope", "cached") if getattr(conditions, name) in ("process", True)]
             text = conditions.words([*shown, *more])
-            phrases[letter] = text if kind == "measured" else f"{kind}, {text}"
+            phrases[letter] = {"measured": text, "external": EXTERNAL}.get(kind, f"{kind}, {text}")
         return phrases
 
     # ------------------------------------------------------------------ what a reader must know
 
     def cache_note(self, groups: Sequence[Group]) -> list[str]:
-        """Return a note about the costs of runs with the embedding cache; none if there are no such runs."""
-        cached = sorted({group.label for group in groups if any(c.cached for c in group.conditions)})
+        """Return a note about the costs of runs with the embedding cache.
+
+        It is empty where there are no such runs.
+        """
+        cached = []
+        for group in groups:
+            read = len({o.key for o in group.outcomes if o.conditions.cached})
+            seeds = f" ({read} of {group.seeds} seeds)" if read < group.seeds else ""
+            cached += [f"{replace(group, conditions_label='').label}{seeds}"] if read else []
         if not cached:
             return []
         return [
-            f"Embeddings were read from the cache: {'; '.join(cached)}. Their times and energies are without the "
-            "backbone's, so they are neither averaged with nor ranked beside those of runs that computed them."
+            f"Embeddings were read from the cache: {'; '.join(sorted(set(cached)))}. Their times and energies are "
+            "without the backbone's, so they are neither averaged with nor ranked beside those of runs that computed them."
         ]
 
     def seeds_note(self, groups: Iterable[Group]) -> str:

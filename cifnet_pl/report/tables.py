@@ -12,9 +12,10 @@ from cifnet_pl.report.study import ABLATIONS, Study, notes_of, sources
 from cifnet_pl.report.words import heading, strategy_name, value_name
 
 BEST = (
-    "Bold: no other measured row of the same setting is better by a paired t-test over common seeds (5 %), or, for A_K "
-    "of single runs that kept their predictions, by McNemar's test over the same test images; nothing is bold where no "
-    "difference can be told from chance."
+    "Bold: the best mean among measured rows of the same setting, and those next to it as long as no row is better by "
+    "a paired t-test over common seeds (5 %), or, for A_K of single runs (or of runs that no seed changes) that kept "
+    "their predictions, by McNemar's test over the same test images; nothing is bold where no difference can be told "
+    "from chance."
 )
 COST_BEST = (
     "Costs are ranked only among rows of the same machine, the same way to measure and the same use of the cache."
@@ -63,7 +64,8 @@ def accuracy_table(study: Study) -> Table:
     for key in keys:
         groups = [by_setting[setting].get(key) for setting in study.settings]
         cells: list[Cell] = [g.stat(name) if g else None for g in groups for _, name in ACCURACY]
-        rows.append([*key, *cells])
+        if any(cells):
+            rows.append([*key, *cells])
     notes = [study.seeds_note(study.groups), BEST, *_published_notes(compared), *study.notes]
     return Table("accuracy", "Average accuracy Ā and final accuracy A_K in %", columns, rows, notes, _kinds(rows))
 
@@ -107,7 +109,7 @@ def efficiency_table(study: Study, setting: Setting) -> Table:
         before = [group.stat(name) for name in ("backbone_params", "epochs", "train_seconds", "energy_kwh")]
         after = [group.stat(name) for name in ("A_K", "A_K_per_kwh", "co2_kg")]
         seeds = "" if group.kind == "published" else str(group.seeds)
-        letter = letters[group.kind, group.conditions[0]]
+        letter = letters[group.kind, group.conditions[0].comparable]
         rows.append([group.label, group.kind, seeds, *before, factor, *after, letter])
     legend = [f"{letter}: {text}." for letter, text in study.condition_words(groups).items()]
     notes = [
@@ -120,7 +122,7 @@ def efficiency_table(study: Study, setting: Setting) -> Table:
         *study.cache_note(groups),
         *([setting.note] if setting.note else []),
     ]
-    blocks = [f"{group.kind} {letters[group.kind, group.conditions[0]]}" for group in groups]
+    blocks = [f"{group.kind} {letters[group.kind, group.conditions[0].comparable]}" for group in groups]
     title = f"Accuracy and energy: {study.names[setting]}"
     return Table(f"efficiency_{study.slug(setting)}", title, columns, rows, notes, blocks)
 
@@ -218,7 +220,7 @@ def results_table(study: Study, setting: Setting) -> Table:
     letters = study.condition_letters(groups)
     rows: list[list[Cell]] = [
         [g.label, g.kind, str(g.seeds), *(g.stat(name) for name in keys),
-         ", ".join(letters[g.kind, conditions] for conditions in g.conditions)]
+         ", ".join(dict.fromkeys(letters[g.kind, own.comparable] for own in g.conditions))]
         for g in groups
     ]  # fmt: skip
     several = [group.label for group in groups if len(group.conditions) > 1]

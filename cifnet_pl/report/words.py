@@ -61,6 +61,12 @@ LONG = {
     "head.weighting": "weighting of samples",
     "head.dtype": "precision of the sums",
     "head.balanced": "classes weighted alike",
+    "head.transform": "transform of the embedding",
+    "head.decision": "decision rule",
+    "head.metric": "distance",
+    "head.projection": "given projection",
+    "head.neighbours": "neighbours",
+    "engine": "engine of the network",
     "data.image_size": "size of the images (pixels)",
     "trainer.precision": "precision of the network",
 }

@@ -202,10 +202,13 @@ def test_the_first_task_of_a_sweep_gives_an_estimate(
     assert main(["sweep", str(write(tmp_path, seeds=[1, 2, 3])), "--logs", str(tmp_path / "logs")]) == 0
     (early,) = (line for line in printed if "expected to take" in line)
     assert early.endswith(
-        "after its first task (3 in all) expected to take 2 min, 0.06 kWh; 3 to run, if all take as long: 5 min, 0.18 kWh"
+        "after its first task (3 in all) expected to take 2 min, 0.06 kWh; "
+        "3 to run, if all take as long: 5 min, 0.18 kWh"
     )
     assert [line.rpartition("; ")[2] for line in printed if "done in" in line] == [
-        "2 left: 3 min, 0.12 kWh", "1 left: 2 min, 0.06 kWh", printed[-1]
+        "2 left: 3 min, 0.12 kWh",
+        "1 left: 2 min, 0.06 kWh",
+        printed[-1],
     ]
 
 

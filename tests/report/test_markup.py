@@ -32,7 +32,7 @@ def test_numbers_and_deviations() -> None:
     assert cell_text(Stat(0.0603, 0.00112, 3), Column("a", None)) == "0.0603 ± 0.0011"
     assert cell_text(Stat(1611.2, 85.4, 3), Column("a", None)) == "1,611 ± 85"
     assert cell_text(Stat(11.17e6, 0.0, 3), Column("a", 2, None, 1e-6, False)) == "11.17"
-    assert cell_text(Stat(1.234e-5, 2e-6, 3), Column("a", None)) == "1.23e-05 ± 2e-06"
+    assert cell_text(Stat(1.234e-5, 2e-6, 3), Column("a", None)) == "(1.23 ± 0.20)e-05"
     assert cell_text(Stat(0.0, None, 1), Column("a", None)) == "0"
     assert cell_text(None, Column("a")) == "–"
 

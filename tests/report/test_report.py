@@ -143,7 +143,7 @@ def test_energies_carry_their_source(written: Path) -> None:
             assert row["conditions"] == "a"
     text = (written / "report.md").read_text()
     assert "a: x86_64, cpu estimated (cpu_load), ram estimated." in text
-    assert "external, external file." in text
+    assert "external: the file does not say which machine" in text
     assert "published, published (CodeCarbon)." in text
 
 

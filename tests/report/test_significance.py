@@ -21,10 +21,11 @@ def test_the_paired_test_is_scipys() -> None:
     assert paired_test(a - b) == pytest.approx(stats.ttest_rel(a, b).pvalue)
     assert paired_test(np.array([1.0])) is None
     assert paired_test(np.zeros(3)) == 1.0
-    assert paired_test(np.ones(3)) == 0.0
+    assert paired_test(np.ones(3)) is None  # no seed changed anything: one measurement, three times
+    assert seed_interval(np.ones(3)) is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # scipy's, of catastrophic cancellation
-        assert paired_test(np.array([70.1 - 68.1, 60.1 - 58.1, 2.0])) == 0.0
+        assert paired_test(np.array([70.1 - 68.1, 60.1 - 58.1, 2.0])) is None
     interval = seed_interval(a - b)
     assert interval is not None
     low, high = stats.ttest_rel(a, b).confidence_interval()
@@ -42,6 +43,10 @@ def test_ties_are_marked_alike_and_nothing_where_nothing_differs() -> None:
     best, tied, worse = of(a=70.0, b=71.0, c=72.0), of(a=70.4, b=70.8, c=71.9), of(a=60.0, b=61.1, c=62.0)
     assert marked([best, tied, worse], "max") == {0, 1}
     assert marked([best, tied], "max") == set()
+    # A mean below one that is not marked is not marked either, however wide its own deviation.
+    wide = of(a=40.0, b=75.0, c=50.0)
+    assert is_worse(wide, best, "max") is False
+    assert marked([best, worse, wide], "max") == {0}
     assert marked([best, None, of(a=1.0)], "max") == set()  # one common seed tells nothing
 
 
