@@ -212,9 +212,10 @@ class Study:
             cached += [f"{replace(group, conditions_label='').label}{seeds}"] if read else []
         if not cached:
             return []
+        names = "; ".join(sorted(set(cached)))
         return [
-            f"Embeddings were read from the cache: {'; '.join(sorted(set(cached)))}. Their times and energies are "
-            "without the backbone's, so they are neither averaged with nor ranked beside those of runs that computed them."
+            f"Embeddings were read from the cache: {names}. Their times and energies are without the backbone's, so "
+            "they are neither averaged with nor ranked beside those of runs that computed them."
         ]
 
     def seeds_note(self, groups: Iterable[Group]) -> str:
