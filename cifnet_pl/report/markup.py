@@ -291,7 +291,7 @@ def typeset(text: str, is_number: bool = False) -> Markup:
     escaped = escape(text)
     for index in "Kk":
         escaped = Markup(str(escaped).replace(f"A_{index}", f"<i>A</i><sub>{index}</sub>"))
-    return Markup(POWER.sub(r"·10<sup>−\1</sup>", escaped)) if is_number else escaped
+    return Markup(POWER.sub(r"·10<sup>−\1</sup>", str(escaped))) if is_number else escaped
 
 
 def _is_text(table: Table, column: int) -> bool:

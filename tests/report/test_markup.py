@@ -93,3 +93,10 @@ def test_html_is_escaped() -> None:
     assert "<caption>A &amp; B &lt; C</caption>" in text
     assert "<i>A</i><sub>K</sub> (%)" in text
     assert '<td class="num"><b>61.33 ± 0.67</b></td>' in text
+
+
+def test_powers_of_ten_are_typeset_in_numbers_alone() -> None:
+    table = Table("a", "a", [Column("run"), Column("kWh", None)], [["x1e-05 <b>", Stat(1.234e-5, 2e-6, 3)]])
+    assert "(1.23 ± 0.20)·10<sup>−5</sup>" in to_html(table)
+    assert "x1e-05 &lt;b&gt;" in to_html(table)
+    assert r"(1.23 $\pm$ 0.20)$\cdot10^{-5}$" in to_latex(table)
