@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -42,10 +41,15 @@ def products(z: Tensor) -> Tensor:
     return torch.cat([unit, SHARE * len(first) ** -0.5 * (unit @ first.T) * (unit @ second.T)], dim=1)
 
 
-@lru_cache(maxsize=4)
+DRAWN: dict[int, Tensor] = {}
+"""Width d → what :func:`directions` drew: a plain table, as the ONNX exporter would trace through ``lru_cache``."""
+
+
 def directions(in_features: int) -> Tensor:
     """Draw the 2·⌈1.5 d⌉ directions (…, d) float64 of :func:`products`, the same ones always."""
-    return draw_normal(2 * -(-3 * in_features // 2), in_features, seed=0)
+    if in_features not in DRAWN:
+        DRAWN[in_features] = draw_normal(2 * -(-3 * in_features // 2), in_features, seed=0)
+    return DRAWN[in_features]
 
 
 Transform = Literal["none", "l2", "sqrt_l2", "joined", "products"]

@@ -114,7 +114,7 @@ def test_every_head_and_names_in_any_language(head: str):
     assert json.loads(metadata["class_names"]) == [name for task in tasks for name in task]
 
 
-@pytest.mark.parametrize("head", ["ridge-joined", "acil-float32"])
+@pytest.mark.parametrize("head", ["ridge-joined", "ridge-products", "acil-float32"])
 def test_novelty_is_torchs_to_float32(head: str):
     model = learned(head)
     content, check = onnx_bytes(model)

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.transforms import directions, l2, products
+from cifnet_pl.heads.transforms import DRAWN, directions, l2, products
 
 D = 400
 
@@ -27,7 +27,7 @@ def test_directions_are_standard_normal_and_the_same_in_every_release():
     assert found.shape == (3 * D, D)
     assert abs(found.mean()) < 0.01
     assert abs(found.std() - 1) < 0.01
-    directions.cache_clear()
+    DRAWN.clear()
     assert torch.equal(directions(D), found)
     torch.testing.assert_close(
         directions(2)[0],
