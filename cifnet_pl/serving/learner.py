@@ -14,6 +14,7 @@ from typing import Any
 from cifnet_pl.serving.batches import Served
 from cifnet_pl.serving.refusals import RequestError, explained
 from cifnet_pl.utilities.errors import CifnetError
+from cifnet_pl.utilities.memory import give_back_freed_memory
 
 LOG = logging.getLogger("cifnet_pl.serving")
 
@@ -135,6 +136,7 @@ class Learner:
                 self._end(lambda job=job, error=error: job.result.set_exception(error))  # type: ignore[misc]
             else:
                 self._end(lambda job=job, answer=answer: job.result.set_result(answer))  # type: ignore[misc]
+            give_back_freed_memory()
 
     def _end(self, resolve: Callable[[], None]) -> None:
         with self._lock:

@@ -82,7 +82,7 @@ def serve(
     loaded = load(model, trust=trust)
     opened = Workspace(folder, loaded, keep_versions, trust)
     if opened.current != 1:
-        loaded = opened.load(opened.current).to(loaded.device)
+        loaded = opened.load(opened.current, like=loaded)
         print(f"workspace {folder} goes on at version {opened.current}")
     (folder / "incoming").mkdir(exist_ok=True)
     tempfile.tempdir = str(folder / "incoming")  # where large uploads wait

@@ -253,7 +253,7 @@ class Service:
 
     def _move(self, did: str, number: int, record: Callable[[], Version]) -> tuple[Served, Result]:
         """Serve a stored version: its bundle is read before the journal says that it is served."""
-        here, model = self.learner.served.version, self.workspace.load(number).to(self.model.device)
+        here, model = self.learner.served.version, self.workspace.load(number, like=self.model)
         version = record()
         subject = self.workspace.versions[here] if did == "undid" else version
         says = f"{did}: {subject.change.says}" if did != "went to" else f"went to version {number}"

@@ -79,9 +79,20 @@ class Workspace(History):
         """Return the bundle of a stored version."""
         return self.folder / "versions" / f"{self.version(number).number:06d}"
 
-    def load(self, number: int) -> Classifier:
-        """Read the model of a version, on the CPU."""
-        return read_bundle(self.bundle(number), trust=self.trust)
+    def load(self, number: int, like: Classifier | None = None) -> Classifier:
+        """Read the model of a version.
+
+        Args:
+            number: of the version.
+            like: a model on whose device it is to be, and whose backbone it shares if that is the same one: it is in
+                memory already, with what its engine has prepared. None for the CPU and a backbone of its own.
+        """
+        model = read_bundle(self.bundle(number), trust=self.trust)
+        if like is None:
+            return model
+        if model.backbone.describe() == like.backbone.describe():
+            model.backbone = like.backbone
+        return model.to(like.device)
 
     def photo(self, name: str) -> Path:
         """Return the file of a kept photo.

@@ -5,6 +5,7 @@ import errno
 import pytest
 import torch
 
+from cifnet_pl.backbones import build_backbone
 from cifnet_pl.serving import journal
 from cifnet_pl.serving.history import Change
 from cifnet_pl.serving.refusals import RequestError
@@ -31,6 +32,15 @@ def test_a_version_is_the_same_model(tmp_path):
     again = Workspace(tmp_path / "w", made).load(1)
     images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
     assert torch.equal(made.probabilities(images), again.probabilities(images))
+
+
+def test_a_version_shares_the_backbone_of_a_model_that_has_the_same_one(tmp_path):
+    """Another network in memory, and another session of its engine, would be left behind by every undo."""
+    made = model()
+    workspace = Workspace(tmp_path / "w", made)
+    assert workspace.load(1, like=made).backbone is made.backbone
+    made.backbone = build_backbone("pixels:4")
+    assert workspace.load(1, like=made).backbone.name == "pixels:8"
 
 
 def test_undo_redo_and_a_change_after_undo(tmp_path):
