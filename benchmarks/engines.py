@@ -28,7 +28,7 @@ from cifnet_pl.heads import RidgeHead
 
 BACKBONE = "embedded:efficientnet_lite0"
 ENGINES = ("auto", "torch")
-SMALL = replace(CPU, classes=12, per_class=40, tasks=2, rounds=3)
+SMALL = replace(CPU, classes=12, per_class=150, tasks=2, rounds=3)
 SIDES = (128, 224)
 FILES = {"64 px": (64, 64), "500 px": (500, 375), "12 MP": (4000, 3000)}
 """Photos of three sizes: width and height in pixels."""
