@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import sys
 
+from cifnet_pl.utilities.memory import gnu_c_library
 from cifnet_pl.utilities.processes import is_first_process
 
 SPINS = 40_000
@@ -20,19 +20,14 @@ def keep_freed_memory() -> bool:
     """Tell the GNU C library's allocator to reuse large blocks instead of giving each back to the system.
 
     On a CPU every activation of a layer is a block of many megabytes. By default each block is fresh from the system
-    and
-    goes back at once, and the system clears every page of it: measured, up to three quarters of the time of a small
+    and goes back at once, and the system clears every page of it: measured, up to three quarters of the time of a small
     network. With this setting the process keeps the largest amount of memory that it ever used.
 
     Returns:
         Whether the setting was changed; other C libraries are left as they are.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "gnu_get_libc_version"):
-        return False
-    return bool(library.mallopt(M_MMAP_MAX, 0) and library.mallopt(M_TRIM_THRESHOLD, -1))
+    library = gnu_c_library()
+    return library is not None and bool(library.mallopt(M_MMAP_MAX, 0) and library.mallopt(M_TRIM_THRESHOLD, -1))
 
 
 def wait_briefly() -> None:

@@ -1,9 +1,17 @@
-"""Give memory that was freed back to the system."""
+"""Find the GNU C library's allocator, and give memory that was freed back to the system."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+
+
+def gnu_c_library() -> ctypes.CDLL | None:
+    """Return the GNU C library, whose allocator can be tuned; None with other libraries, which are left as they are."""
+    if not sys.platform.startswith("linux"):
+        return None
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "gnu_get_libc_version") else None
 
 
 def give_back_freed_memory() -> bool:
@@ -15,9 +23,5 @@ def give_back_freed_memory() -> bool:
     Returns:
         Whether there was anything to give back; False with other C libraries.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "malloc_trim"):
-        return False
-    return bool(library.malloc_trim(0))
+    library = gnu_c_library()
+    return library is not None and bool(library.malloc_trim(0))
