@@ -35,7 +35,7 @@ TASKS, PER_TASK, PER_CLASS, BUFFER, HELD_BACK, WIDTH = 5, 10, 25, 500, 50, 384
 @contextmanager
 def rule(name: str) -> Iterator[None]:
     """Choose ridges by "plain" GCV, with the "cap" alone, or by "ours"."""
-    alike = patch.object(gcv, "shares_of_own_error", lambda energy, *_: (torch.ones_like(energy), 1.0))
+    alike = patch.object(gcv, "shares_of_independent_error", lambda energy, *_: (torch.ones_like(energy), 1.0))
     free = patch.object(gcv, "MOST_FREEDOM", 1.0)
     if name == "ours":
         yield

@@ -2,7 +2,8 @@
 
 The rows of the README's table, in the class order that it has (Tiny-ImageNet as given, ten classes a task), with
 embeddings of each engine. int8 is ONNX Runtime's static quantisation of the exported graph, calibrated on training
-photos; nothing in the product uses it, see docs/engines.md. ``--speed`` compares int8 with float32 instead, in turns.
+photos; nothing in the product uses it, see docs/engines.md. ``--speed`` compares int8 and bf16 with float32 instead, in
+turns.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from benchmarks.embeddings import BACKBONE, BATCH, Photos, accuracy, learn, stud
 from benchmarks.measure import ratio, side_by_side
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.backbones.graphs import exported
+from cifnet_pl.backbones.precision import FLOAT32, autocast
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.cli.process_settings import keep_freed_memory
 from cifnet_pl.data.image_sets import ImageSet, SourceOptions
@@ -143,18 +145,29 @@ def compare_accuracy(root: Path, side: int, engines: tuple[str, ...]) -> None:
 
 
 def compare_speed(root: Path, side: int, repeats: int = 10) -> None:
-    """Print how long float32 takes beside int8, in turns, batches of 64."""
+    """Print how long float32 takes beside int8 in ONNX Runtime and beside bf16 in torch, in turns, batches of 64."""
     with tempfile.TemporaryDirectory() as folder:
         sizes = graphs(root, side, Path(folder))
         float32, int8 = (session(path) for path in sizes)
-        source = build_source("folder", SourceOptions(root))
-        images = pixels(next(batches(source.train, source.class_names, side, np.arange(BATCH))))
-        ours, rival = side_by_side(
-            lambda: int8.run(None, {"images": images}), lambda: float32.run(None, {"images": images}), repeats
-        )
-        rates = ", ".join(f"{BATCH / np.median(times):.0f}" for times in (ours, rival))
+        source, network = build_source("folder", SourceOptions(root)), build_backbone(BACKBONE, engine="torch")
+        images = next(batches(source.train, source.class_names, side, np.arange(BATCH)))
+        inputs = {"images": pixels(images)}
+
+        def in_torch(precision: str) -> None:
+            with autocast("cpu", precision):
+                network(images)
+
         megabytes = " and ".join(f"{path.stat().st_size / 1e6:.1f} MB" for path in reversed(sizes))
-        print(f"float32 / int8 at {side} px: {ratio(rival, ours)}; images/s {rates}; graphs of {megabytes}")
+        compare_pair(f"int8 at {side} px, ONNX Runtime, graphs of {megabytes}", lambda: int8.run(None, inputs),
+                     lambda: float32.run(None, inputs), repeats)  # fmt: skip
+        compare_pair(f"bf16 at {side} px, torch", lambda: in_torch("bf16-mixed"), lambda: in_torch(FLOAT32), repeats)
+
+
+def compare_pair(name: str, reduced: Callable[[], object], float32: Callable[[], object], repeats: int) -> None:
+    """Print the time of float32 as multiples of another precision's."""
+    ours, rival = side_by_side(reduced, float32, repeats)
+    rates = ", ".join(f"{BATCH / np.median(times):.0f}" for times in (ours, rival))
+    print(f"float32 / {name}: {ratio(rival, ours)}; images/s {rates}; {torch.get_num_threads()} threads", flush=True)
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -110,7 +111,7 @@ def learn(path: Path, logs: Path) -> Measured:
     return Measured(samples, float(row["train_seconds"]), float(row["solve_seconds"]), memory, rate)
 
 
-def watch(process: subprocess.Popen[bytes], path: Path) -> Memory:
+def watch(process: subprocess.Popen[Any], path: Path) -> Memory:
     """Return the largest memory of a process until it ends; ``path`` is the file that it maps."""
     private = beyond = 0
     while process.poll() is None:

@@ -20,9 +20,9 @@ from PIL import Image, ImageEnhance
 
 from benchmarks.embeddings import BACKBONE, read_photos, study_parser
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.data.alike import ALIKE, alike, thumbnail
 from cifnet_pl.data.image_sets import FileSet, SourceOptions
 from cifnet_pl.data.images import square
+from cifnet_pl.data.similar_photos import SIMILAR, similar_groups, thumbnail
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.statistics import comparable, near_groups, near_limit
 
@@ -70,7 +70,7 @@ def distinct_photos(root: Path, image_size: int, cache: Path) -> tuple[float, in
     by_class: dict[int, list[Path]] = defaultdict(list)
     for label, file in zip(y.tolist(), files, strict=True):
         by_class[label].append(file)
-    counts = [np.bincount(alike(group)) for group in by_class.values()]
+    counts = [np.bincount(similar_groups(group)) for group in by_class.values()]
     looks = sum(int(count[count > 1].sum()) for count in counts)
     return limit, int(sizes[sizes > 1].sum()), looks, files
 
@@ -90,7 +90,7 @@ def shares(files: list[Path], image_size: int, limit: float) -> dict[str, tuple[
         for pair, (one, other) in PAIRS.items():
             i, j = names.index(one), names.index(other)
             first, second = looks[i], looks[j]
-            seen = first is not None and second is not None and float(first @ second) > ALIKE
+            seen = first is not None and second is not None and float(first @ second) > SIMILAR
             by_edit[pair].append((float(u[i] @ u[j]) > limit, seen))
     return {pair: (float(np.mean([a for a, _ in v])), float(np.mean([b for _, b in v]))) for pair, v in by_edit.items()}
 

@@ -114,6 +114,7 @@ def main() -> None:
     parser.add_argument("--photos", required=True)
     parser.add_argument("--logs", default="lightning_logs/streams")
     parser.add_argument("--figures", default="docs/figures")
+    parser.add_argument("--engine", default="auto", help="that embeds the photos")
     parser.add_argument("--heads", action="store_true", help="compare heads instead of drawing")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), help="of those compared")
     parser.add_argument("--sets", nargs="+", default=["digits", "photos"], help="of those compared")
@@ -122,7 +123,7 @@ def main() -> None:
     exact = ["--model.head", "RidgeHead", "--data.class_order", "1", "--data.num_workers", "0"]
     digits = [*exact, "--model.backbone", "pixels:8", "--data.image_size", "8", "--data.classes_per_task", "2"]
     photos = [*exact, "--data.source", "folder", "--data.root", arguments.photos, "--data.cache", "true"]
-    photos += ["--data.image_size", "128", "--data.classes_per_task", "10"]
+    photos += ["--data.image_size", "128", "--data.classes_per_task", "10", "--model.engine", arguments.engine]
     sets = {"digits": [*digits, "--data.source", "digits"], "photos": photos}
     commands: dict[tuple[str, str], list[str]] = {}
     for kind, options in KINDS.items():

@@ -15,7 +15,8 @@ def main(args: Sequence[str] | None = None) -> int:
         args: words of the command line, without the program's name; None for those of this process.
 
     Returns:
-        The exit code: 0 done, 1 the run failed, 2 wrong usage, 130 interrupted (:mod:`cifnet_pl.cli.exit_codes`).
+        The exit code: 0 done, 1 the run failed, 2 wrong usage, 130 interrupted, 141 with output that nobody
+        reads (:mod:`cifnet_pl.cli.exit_codes`).
     """
     return exit_code(lambda: _main(list(sys.argv[1:] if args is None else args)))
 

@@ -1,6 +1,8 @@
 """Runs of the command line in this process and in another one, with data that takes no time."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +46,30 @@ def call(*args: str, timeout: float = 120, **more: str) -> subprocess.CompletedP
     """Run a command line in a process of its own, to its end."""
     encoding, env = more.get("PYTHONIOENCODING", "utf-8"), environment(**more)
     return subprocess.run(command(*args), env=env, capture_output=True, encoding=encoding, timeout=timeout)
+
+
+IN_TURN = """
+import json, sys
+from cifnet_pl.__main__ import main
+for args in json.loads(sys.argv[1]):
+    code = main(args)
+    for stream in (sys.stdout, sys.stderr):
+        print(f"### {code}", file=stream, flush=True)
+"""
+
+
+def call_in_turn(*commands: list[str], timeout: float = 300, **more: str) -> list[subprocess.CompletedProcess[str]]:
+    """Run command lines one after the other in one process of their own, which imports the package once."""
+    encoding, args = more.get("PYTHONIOENCODING", "utf-8"), [sys.executable, "-c", IN_TURN, json.dumps(commands)]
+    done = subprocess.run(args, env=environment(**more), capture_output=True, encoding=encoding, timeout=timeout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    outputs, errors = (re.split(r"### (\d+)\n", text) for text in (done.stdout, done.stderr))
+    assert outputs[1::2] == errors[1::2]
+    assert len(outputs) == 2 * len(commands) + 1
+    return [
+        subprocess.CompletedProcess(command, int(code), output, error)
+        for command, code, output, error in zip(commands, outputs[1::2], outputs[0::2], errors[0::2], strict=False)
+    ]
 
 
 def checkpoint(run: Path) -> dict:

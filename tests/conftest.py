@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from pathlib import Path
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: several workers share the cores
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -15,6 +16,17 @@ from hypothesis import settings
 settings.register_profile("quick", deadline=None, derandomize=True, max_examples=25)
 settings.register_profile("soak", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+TESTS = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files beside this one first: some have few tests that take long, and would keep one worker at the end.
+
+    ``--no-loadscope-reorder`` keeps this order; the last files are those of small functions and of examples.
+    """
+    items.sort(key=lambda item: item.path.parent != TESTS)
 
 
 @pytest.fixture(autouse=True)

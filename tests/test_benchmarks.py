@@ -4,13 +4,15 @@ import importlib
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import engine_accuracy, fit_overhead, gpu, growth, head_update, http_load, precision, trained
+from benchmarks import copies, engine_accuracy, fit_overhead, gpu, growth, head_update, http_load, precision, trained
 from benchmarks.__main__ import BENCHMARKS, LETTERS, chosen, main
 from benchmarks.measure import Row
+from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.backbones.precision import PRECISIONS
 from tests.data.tree import class_tree
 from tests.report.synthetic import write_run
@@ -153,8 +155,26 @@ def test_accuracy_by_engine(
     for split in ("train", "val"):
         class_tree(tmp_path / split, count=3)
     monkeypatch.setattr(engine_accuracy, "CALIBRATION", 4)
+
+    def small(name: str, **options: Any) -> Backbone:
+        torch.manual_seed(0)  # every engine runs the same network
+        return build_backbone("random:resnet32_cifar", **options)
+
+    monkeypatch.setattr(engine_accuracy, "build_backbone", small)
     monkeypatch.setattr(sys, "argv", ["engine_accuracy", str(tmp_path), "--image_size", "32"])
     engine_accuracy.main()
     *_, head, _, ridge, _, _, _, _, _ = (line.split("|") for line in capsys.readouterr().out.splitlines())
     assert [cell.strip() for cell in head[2:-1]] == ["torch", "onnxruntime", "int8"]
     assert len({float(cell) for cell in ridge[2:4]}) == 1
+
+
+def test_rules_for_the_ridge_where_photos_are_copied() -> None:
+    z = torch.randn(60, 100, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(60) % 3
+    z[y == 0, :5] += 2
+    once = copies.Photos(z, y, z, y)
+    whole = copies.with_copies(once, "near", 1.0, seed=0)
+    fit = copies.Regression(whole, len(whole.y))
+    plain, cap, ours = (fit.choose(name) for name in copies.RULES)
+    assert plain < cap <= ours
+    assert fit.freedom(plain) > copies.gcv.MOST_FREEDOM >= fit.freedom(cap)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.command_line import call_in_turn
+
 REPOSITORY = Path(__file__).parents[1]
 
 
@@ -22,28 +24,30 @@ def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedP
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the wheel holds; its dependencies are those of this interpreter."""
-    wheels, target = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("site")
+    target = tmp_path_factory.mktemp("site")
     source = tmp_path_factory.mktemp("source")  # so that no build folder is left in the repository
     for name in ("cifnet_pl", "configs", "pyproject.toml", "setup.py", "README.md", "LICENSE"):
         (source / name).symlink_to(REPOSITORY / name)
     pip = ["-m", "pip", "--disable-pip-version-check", "--no-input", "--no-cache-dir"]
-    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(wheels), str(source), cwd=wheels)
-    (wheel,) = wheels.glob("*.whl")
-    run(*pip, "install", "--no-deps", "--no-index", "--target", str(target), str(wheel), cwd=wheels)
+    options = ["--no-deps", "--no-index", "--no-build-isolation", "--target", str(target)]
+    run(*pip, "install", *options, str(source), cwd=source)  # it builds a wheel and installs that
     return target
 
 
-def test_it_runs_in_another_folder(installed: Path, tmp_path: Path):
+def test_it_runs_in_another_folder(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     environment = {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
     imported_from = run("-c", "import cifnet_pl; print(cifnet_pl.__file__)", cwd=tmp_path, **environment).stdout
     assert imported_from.startswith(str(installed))
-    listed = run("-m", "cifnet_pl", "configs", cwd=tmp_path, **environment).stdout
-    for path in (REPOSITORY / "configs").rglob("*.yaml"):
-        assert path.relative_to(REPOSITORY / "configs").with_suffix("").as_posix() in listed
     fast = ["--model.backbone", "pixels:8", "--data.image_size", "8", "--energy.enabled", "false"]
     run("-m", "cifnet_pl", "fit", "--config", "quickstart", *fast, cwd=tmp_path, **environment)
     run_folder = "lightning_logs/quickstart/version_0"
     assert (tmp_path / run_folder / "summary.json").is_file()
-    assert "10 classes" in run("-m", "cifnet_pl", "info", "--model", run_folder, cwd=tmp_path, **environment).stdout
-    run("-m", "cifnet_pl", "report", run_folder, cwd=tmp_path, **environment)
+    monkeypatch.chdir(tmp_path)
+    configs, info, report = call_in_turn(
+        ["configs"], ["info", "--model", run_folder], ["report", run_folder], **environment
+    )
+    assert [done.returncode for done in (configs, info, report)] == [0, 0, 0], report.stderr
+    for path in (REPOSITORY / "configs").rglob("*.yaml"):
+        assert path.relative_to(REPOSITORY / "configs").with_suffix("").as_posix() in configs.stdout
+    assert "10 classes" in info.stdout
     assert (tmp_path / "report" / "report.html").is_file()

@@ -19,7 +19,7 @@ from cifnet_pl.backbones import families
 from cifnet_pl.backbones.backbone import IMAGENET_MEAN, IMAGENET_STD, Backbone, Preprocessing
 from cifnet_pl.backbones.families import headless
 from cifnet_pl.backbones.views import VIEWS, split_views
-from cifnet_pl.utilities import outside
+from cifnet_pl.utilities import plugins
 from cifnet_pl.utilities.errors import unknown_name
 
 __all__ = [
@@ -75,10 +75,10 @@ def build_backbone(
 def _builder(family: str) -> Builder:
     if family in BACKBONES:
         return BACKBONES[family]
-    factory = outside.entry_point("backbones", family)
+    factory = plugins.entry_point("backbones", family)
     if factory is None:
-        raise unknown_name("backbone", family, [*BACKBONES, *outside.offered("backbones")])
-    return outside.import_part(factory)  # type: ignore[no-any-return]
+        raise unknown_name("backbone", family, [*BACKBONES, *plugins.offered("backbones")])
+    return plugins.import_part(factory)  # type: ignore[no-any-return]
 
 
 def imports(name: str, architecture: str | None = None) -> list[str]:
@@ -88,7 +88,7 @@ def imports(name: str, architecture: str | None = None) -> list[str]:
         name, architecture: as for :func:`build_backbone`.
     """
     family, _, rest = split_views(name)[0].partition(":")
-    modules = [] if family in BACKBONES else [outside.entry_point("backbones", family)]
+    modules = [] if family in BACKBONES else [plugins.entry_point("backbones", family)]
     named = [f"{family}:{rest}", rest if family in ("file", "random") else "", architecture or ""]
     modules += [text.removeprefix("import:") for text in named if text.startswith("import:")]
     return [module for module in modules if module]

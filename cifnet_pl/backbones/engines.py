@@ -7,10 +7,12 @@ graph is made (:mod:`cifnet_pl.backbones.graphs`); measured, to 2e-6.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection
 from importlib.util import find_spec
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +28,10 @@ EngineChoice = Literal["auto", "torch", "onnxruntime"]
 
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 """What ONNX Runtime needs to run a network of torch: itself, and what torch's exporter imports."""
+
+
+AT_ONCE = 2**20
+"""Pixels that the graph takes at once, such as 64 photos of 128 by 128: memory for its layers grows with them."""
 
 
 class Runtime:
@@ -69,8 +75,9 @@ class Runtime:
         if self._threads != torch.get_num_threads():
             self._start()
         pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
+        pieces = np.array_split(pixels, min(len(pixels), math.ceil(pixels[..., 0].size / AT_ONCE)))
         try:
-            (z,) = self._session.run(None, {"images": pixels})
+            z = [self._session.run(None, {"images": piece})[0] for piece in pieces]
         except Exception as error:  # its own kinds of error, which do not share a base
             if not self._failed:
                 log.warning(
@@ -78,7 +85,7 @@ class Runtime:
                 )
             self._failed = True
             return None
-        return torch.from_numpy(z)
+        return torch.from_numpy(np.concatenate(z))
 
 
 class Wanted:

@@ -25,7 +25,7 @@ from cifnet_pl.backbones.backbone import NoNetwork, Preprocessing
 from cifnet_pl.backbones.resnet32 import CIFAR100_MEAN, CIFAR100_STD
 from cifnet_pl.backbones.weights import fill, read_tensors
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, unknown_name
-from cifnet_pl.utilities.outside import import_part
+from cifnet_pl.utilities.plugins import import_part
 from cifnet_pl.utilities.text import first_line, one_line
 
 

@@ -10,6 +10,8 @@ import hashlib
 import logging
 import os
 import platform
+import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,13 +42,18 @@ CACHE = "CIFNET_CACHE"
 WAIT = 600.0
 """Seconds to wait for another process that is exporting the same network, before exporting it as well."""
 
+AGAIN = 86_400.0
+"""Seconds after which an export that failed is tried again: the reason may have been the moment, not the network."""
+
+_exporting = threading.Lock()  # two exports in one process disturb each other
+
 
 class NoGraph(CifnetError):
     """A network that cannot be used as a graph: it cannot be exported, or the graph computes something else.
 
     Args:
         message: the reason.
-        lasting: whether the same versions of all packages would fail again.
+        lasting: whether the same versions of all packages would probably fail again.
     """
 
     def __init__(self, message: str, lasting: bool = False):
@@ -94,8 +101,7 @@ def graph_key(identity: str) -> str:
         32 hexadecimal digits.
     """
     made_by = [f"{name} {version(name)}" for name in ("torch", "onnx", "onnxscript", "onnxruntime")]
-    parts = (FORMAT, identity, *made_by, platform.machine())
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+    return _digest(repr((FORMAT, identity, *made_by, platform.machine())).encode())
 
 
 def stored_graph(embedder: Embedder) -> bytes:
@@ -125,10 +131,10 @@ def stored_graph(embedder: Embedder) -> bytes:
 
 
 def _read(folder: Path, key: str) -> bytes | None:
-    """Return the graph in the cache, or None if it is not there or damaged; NoGraph if its export has failed before."""
+    """Return the graph in the cache, or None if it is not there or damaged; NoGraph if its export failed lately."""
     try:
         refused = folder / f"{key}.txt"
-        if refused.is_file():
+        if refused.is_file() and time.time() - refused.stat().st_mtime < AGAIN:
             raise NoGraph(refused.read_text(encoding="utf-8"))
         for path in sorted(folder.glob(f"{key}-*.onnx")):
             content = path.read_bytes()
@@ -144,7 +150,8 @@ def _read(folder: Path, key: str) -> bytes | None:
 def _made(embedder: Embedder, folder: Path, key: str) -> bytes:
     """Export and check a graph, and keep it; if it cannot be kept, this process can use it all the same."""
     try:
-        content = exported(embedder)
+        with _exporting:
+            content = exported(embedder)
         check_graph(content, embedder)
     except NoGraph as error:
         if error.lasting:
@@ -195,7 +202,6 @@ def exported(embedder: Embedder) -> bytes:
     Raises:
         NoGraph: torch's exporter or ONNX cannot express a layer, which is named.
     """
-    cpu = Embedder(embedder.name, embedder.identity, embedder.network, embedder.scale, embedder.shift, embedder.side)
     side, auto = embedder.side, torch.export.Dim.AUTO
     example = torch.zeros(2, side, side, 3, dtype=torch.uint8)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
@@ -204,16 +210,16 @@ def exported(embedder: Embedder) -> bytes:
         with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
             warnings.simplefilter("ignore")  # about torch's own internals
             shapes = ({0: torch.export.Dim.DYNAMIC, 1: auto, 2: auto},)
-            program = torch.export.export(cpu.eval(), (example,), dynamic_shapes=shapes, strict=False)
+            program = torch.export.export(embedder.eval(), (example,), dynamic_shapes=shapes, strict=False)
             graph: Any = torch.onnx.export(
                 program, (), input_names=["images"], output_names=["embeddings"], dynamo=True, verbose=False
             )
         return bytes(graph.model_proto.SerializeToString())
     except Exception as error:  # the exporter fails in its own way for every operation that it does not know
-        layer = _layer_of(error, program, cpu)
-        where = f" (layer {layer})" if layer else ""
-        reason = f"{embedder.name} cannot be exported{where}: {type(error).__name__}: {one_line(error, 160)}"
-        raise NoGraph(reason, lasting=not isinstance(error, MemoryError | OSError)) from error
+        layer = _layer_of(error, program, embedder)
+        where, cause = f" (layer {layer})" if layer else "", error.__cause__ or error
+        reason = f"{embedder.name} cannot be exported{where}: {type(cause).__name__}: {one_line(cause, 160)}"
+        raise NoGraph(reason, lasting=not isinstance(cause, MemoryError | OSError)) from error
 
 
 def _layer_of(error: BaseException, program: Any, embedder: Embedder) -> str | None:

@@ -21,7 +21,7 @@ from cifnet_pl.model.class_photos import Unreadable
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.evaluation import interval
 from cifnet_pl.model.loading import load
-from cifnet_pl.report.audit_page import Section, Shown, Side, audit_page, draw_learning_curve, embedded, show
+from cifnet_pl.report.audit_page import Section, Shown, Side, audit_page, draw_learning_curve, show, with_figure
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import exclusive, write_bytes, write_text
 from cifnet_pl.utilities.lettering import lettering
@@ -65,8 +65,12 @@ def audit(
     with exclusive(target):
         refuse_files(target, overwrite)
         audited_model = load(model, trust=trust)
+        if not audited_model.backbone.takes_images:
+            raise UsageError("this model learned embeddings that were computed elsewhere: an audit needs photos")
         root = expanded(Path(images if images is not None else photos_of_run(Path(model).expanduser())))
         fraction, seed = audited_model.held_back or (0.2, 0)
+        if not root.exists():
+            raise UsageError(f"no folder {printable(str(root))}: give the photos with --images")
         source = class_folders(SourceOptions(root, fraction, seed))
         unreadable: list[Unreadable] = []
         cache = Path(cache_folder).expanduser()
@@ -156,11 +160,11 @@ def write_audit(target: Path, result: Audit, curve: LearningCurve, files: list[P
     sections = [
         _doubtful(result, files),
         _pairs(result, files),
-        Section("Which classes are confused", [_READING], embedded(confusion)),
+        with_figure("Which classes are confused", [_READING], confusion),
         _classes(result),
         _far(result, files),
         _small(small, files, model.image_size),
-        Section("Have I got enough photos?", [f"{more_photos(curve)}."], embedded(drawn)),
+        with_figure("Have I got enough photos?", [_sentence(more_photos(curve))], drawn),
     ]
     low, high = evaluation.interval
     lead = [
@@ -177,6 +181,10 @@ _READING = (
     "A row is what the photos are, a column what they are taken for, in percent of the row; classes that are confused "
     "with each other are neighbours."
 )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _caption(result: Audit, row: int, file: Path) -> str:
@@ -273,7 +281,13 @@ def _small(small: dict[int, int], files: list[Path], size: int) -> Section:
 
 
 def photos_csv(result: Audit, files: list[Path], small: dict[int, int]) -> str:
-    """Return a row for each photo with its verdict, the most doubtful label first."""
+    """Return CSV with a row for each photo, the most doubtful label first.
+
+    Args:
+        result: of the audit, of n photos.
+        files: the n photos.
+        small: row of each tiny photo → its shorter side in pixels.
+    """
     evaluation, doubtful = result.evaluation, set(result.doubtful().tolist())
     names = evaluation.class_names
     rows = []

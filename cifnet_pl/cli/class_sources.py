@@ -9,7 +9,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-FOLDERS = ("learning", "heads", "data", "buffer.py")
+FOLDERS = ("learning", "heads", "data", "buffer")
 """Where the classes are that options choose."""
 
 
@@ -27,11 +27,11 @@ def arguments(name: str) -> tuple[str, ...] | None:
     if found is None:
         return None
     _, bases, constructor = found
-    own = () if constructor is None else tuple(a.arg for a in _parameters(constructor))
+    own_arguments = () if constructor is None else tuple(a.arg for a in _parameters(constructor))
     if constructor is not None and constructor.args.kwarg is None:
-        return own
+        return own_arguments
     inherited = [more for base in bases if (more := arguments(base)) is not None]
-    return (*own, *inherited[0]) if inherited else None
+    return (*own_arguments, *inherited[0]) if inherited else None
 
 
 @cache
@@ -83,11 +83,11 @@ def _package() -> Path:
 
 def _constructor(name: str) -> tuple[Path, list[str], ast.FunctionDef | None] | None:
     """Return a class's file, the names of its bases, and its own constructor if it has one; None without a class."""
-    module, _, own = name.rpartition(".")
-    if (module and not f"{module}.".startswith("cifnet_pl.")) or not own.isidentifier():
+    module, _, class_name = name.rpartition(".")
+    if (module and not f"{module}.".startswith("cifnet_pl.")) or not class_name.isidentifier():
         return None
     for path in _files():
-        for node in _classes(path, own):
+        for node in _classes(path, class_name):
             bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
             return path, bases, _own_constructor(node)
     return None
@@ -95,8 +95,7 @@ def _constructor(name: str) -> tuple[Path, list[str], ast.FunctionDef | None] | 
 
 @cache
 def _files() -> tuple[Path, ...]:
-    places = [_package() / folder for folder in FOLDERS]
-    return tuple(file for place in places for file in ([place] if place.is_file() else sorted(place.rglob("*.py"))))
+    return tuple(file for folder in FOLDERS for file in sorted((_package() / folder).rglob("*.py")))
 
 
 def _classes(path: Path, name: str) -> Iterator[ast.ClassDef]:

@@ -81,7 +81,9 @@ def run_command(name: str, args: Sequence[str]) -> None:
     parser = OneSentence(prog=f"cifnet {name}", description=(outlined.__doc__ or "").split("\n")[0])
     skipped: set[str | int] = {parameter for parameter in (command.positional, command.overrides) if parameter}
     if command.positional:
-        parser.add_argument(command.positional, nargs="+")
+        parameter = inspect.signature(outlined).parameters[command.positional]
+        many: dict[str, Any] = {"nargs": "+"} if parameter.default is parameter.empty else {"nargs": "*", "default": []}
+        parser.add_argument(command.positional, **many)
     words = with_underscores(outlined, [_without_bytes(word) for word in args])
     arguments, overrides = with_values(outlined, with_lists(outlined, words)), {}
     refuse_repeated(outlined, arguments)
@@ -208,7 +210,14 @@ def with_lists(function: Callable[..., object], args: Sequence[str]) -> list[str
         else:
             options[current].extend(_items(word))
     # An option without a value stays as it is, for the parser to complain about.
-    return result + [f"{name}={json.dumps(values)}" if values else name for name, values in options.items()]
+    return result + [
+        f"{name}=[{', '.join(map(_quoted, values))}]" if values else name for name, values in options.items()
+    ]
+
+
+def _quoted(value: str) -> str:
+    """Return a string in quotes as the parser's YAML has it, which knows no surrogate pairs, as JSON's emoji are."""
+    return '"' + "".join(json.dumps(c)[1:-1] if ord(c) < 2**16 else f"\\U{ord(c):08x}" for c in value) + '"'
 
 
 def _items(value: str) -> list[str]:

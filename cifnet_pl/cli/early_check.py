@@ -143,9 +143,9 @@ def _of_config(path: Path, chosen: dict[str, list[str] | None]) -> None:
     if isinstance(model, str) or "class_path" in model:
         chosen["model"] = _class_of("model", model)
     for group in NESTED:
-        part = options.get(group.partition(".")[2])
-        if part is not None:
-            chosen[group] = _class_of(group, part)
+        value = options.get(group.partition(".")[2])
+        if value is not None:
+            chosen[group] = _class_of(group, value)
 
 
 def _class_of(group: str, value: Any) -> list[str] | None:
@@ -157,7 +157,7 @@ def _class_of(group: str, value: Any) -> list[str] | None:
     name = value.get("class_path") if isinstance(value, dict) else value
     if not isinstance(name, str) or arguments(name) is None:
         if group == "model.head" and isinstance(name, str) and name.isidentifier() and name != "null":
-            from cifnet_pl.utilities.outside import offered
+            from cifnet_pl.utilities.plugins import offered
 
             known = [*head_names(), *offered("heads")]
             if name not in known:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cifnet_pl.cli.extend import warn
+from cifnet_pl.data.copies import about_labels
 from cifnet_pl.data.folders import has_parts
 from cifnet_pl.data.image_sets import expanded
 from cifnet_pl.learning.confusion_figure import draw_calibration, draw_confusion, png
@@ -69,14 +70,14 @@ def evaluate(
         other = _evaluate(rival, photos, [], str(against)) if rival is not None else None
         comparison = compare(evaluation, other) if other is not None else None
         warn([], unreadable)
-        print(*summary_lines(evaluation), sep="\n")
-        if sentence := evaluation.near_copy_score.sentence():
-            print(sentence)
+        print(*summary_lines(evaluation), *copy_lines(evaluation, evaluated_model.knows_photos), sep="\n")
         Console().print(class_table(evaluation))
         for line in confusion_lines(evaluation):
             print(line)
         if comparison is not None:
             print(comparison_line(comparison, model, str(against)))
+            if other is not None and (sentence := other.near_copy_score.sentence()):
+                print(f"{against}: {sentence}")
         if target is not None:
             for name, content in files_of(evaluation, photos, comparison).items():
                 write_bytes(target / name, content)
@@ -139,11 +140,31 @@ def summary_lines(evaluation: Evaluation) -> list[str]:
     ]
 
 
+def copy_lines(evaluation: Evaluation, knows_photos: bool) -> list[str]:
+    """Return what is said of photos that were learned already, occur twice, or are in two classes.
+
+    Args:
+        evaluation: of a model.
+        knows_photos: whether the model has the content hashes of all photos that it learned.
+    """
+    lines = [evaluation.near_copy_score.sentence(), about_labels(evaluation.mislabelled)]
+    if evaluation.twice is not None and (twice := int(evaluation.twice.sum())):
+        copies = "is a copy of another one" if twice == 1 else "are copies of others"
+        lines.append(f"{twice} of these {number_of(len(evaluation.rows), 'photo')} {copies}, and so counted twice")
+    if not knows_photos:
+        lines.append(
+            "note: the model does not have the content hashes of all photos that it learned: if some of them are "
+            "among these, they flatter the score"
+        )
+    return [line for line in lines if line]
+
+
 def class_table(evaluation: Evaluation) -> Table:
     """Tabulate the classes, the worst first."""
     table = Table("class", "photos", "right %", "95 % interval", "most often taken for")
     for column in table.columns[1:4]:
-        column.justify = "right"
+        column.justify, column.no_wrap = "right", True  # on a narrow terminal names are broken, numbers are not
+    table.columns[0].overflow = table.columns[4].overflow = "fold"
     scores = evaluation.class_scores()
     for score in scores[:ON_SCREEN]:
         right = f"{score.percent:.0f}" if score.tested else "untested"
@@ -210,6 +231,8 @@ def _summary(evaluation: Evaluation, comparison: Comparison | None) -> Mapping[s
         "accuracy": evaluation.accuracy,
     }
     figures |= {"accuracy_low": low, "accuracy_high": high}
+    if evaluation.learned is not None and evaluation.twice is not None:
+        figures |= {"learned": int(evaluation.learned.sum()), "copies": int(evaluation.twice.sum())}
     if evaluation.near is not None:
         figures |= {"near_learned": evaluation.near_copy_score.near, "others_right": evaluation.near_copy_score.right}
     figures |= {"mean_confidence": 100 * float(evaluation.confidence.mean()), "ece": evaluation.ece}
@@ -241,10 +264,9 @@ def confusion_csv(evaluation: Evaluation) -> str:
 
 def _photos_csv(evaluation: Evaluation, photos: ClassPhotos) -> str:
     rows = []
-    for row, target, predicted, confidence in zip(
-        evaluation.rows, evaluation.target, evaluation.predicted, evaluation.confidence, strict=True
-    ):
+    columns = (evaluation.rows, evaluation.target, evaluation.predicted, evaluation.confidence, evaluation.seen())
+    for row, target, predicted, confidence, seen in zip(*columns, strict=True):
         true, answer = evaluation.class_names[target], evaluation.class_names[predicted]
         path = str(photos.files.root / photos.files.names[row])
-        rows.append([path, true, answer, f"{confidence:.6f}", str(bool(target == predicted)).lower()])
-    return to_csv(["file", "class", "answer", "probability", "right"], rows)
+        rows.append([path, true, answer, f"{confidence:.6f}", str(bool(target == predicted)).lower(), seen])
+    return to_csv(["file", "class", "answer", "probability", "right", "seen"], rows)

@@ -66,7 +66,8 @@ def export(
             loaded = load(model, device="cpu", trust=trust, download=download)
             loaded.save(target, overwrite)
             print(f"{number_of(len(loaded.class_names), 'class')} in bundle {target}: cifnet_pl.load({str(target)!r})")
-            print(f"next: cifnet classify --model {shlex.quote(str(target))} --images PHOTOS --output out.csv")
+            trusted = " --trust" if trust else ""
+            print(f"next: cifnet classify --model {shlex.quote(str(target))} --images PHOTOS --output out.csv{trusted}")
 
 
 def _push(model: Classifier, place: str, kind: str, private: bool, overwrite: bool) -> None:

@@ -68,7 +68,8 @@ def extend(
     if result.old_before.total:
         change = f"{result.old_before.percent:.1f} % right before, {result.old_after.percent:.1f} % after"
         print(f"old classes, {number_of(result.old_before.total, 'photo')} of {check}: {change}")
-    print(f"next: cifnet classify --model {shlex.quote(str(target))} --images PHOTOS --output out.csv")
+    trusted = " --trust" if trust else ""
+    print(f"next: cifnet classify --model {shlex.quote(str(target))} --images PHOTOS --output out.csv{trusted}")
 
 
 def warn(warnings: list[str], unreadable: list[Unreadable]) -> None:

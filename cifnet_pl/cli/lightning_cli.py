@@ -37,7 +37,7 @@ from cifnet_pl.learning.strategy import check_number, check_strategy, leaving_th
 from cifnet_pl.utilities import run_folders as runs
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.files import exclusive, write_text
-from cifnet_pl.utilities.outside import find_in_current_folder
+from cifnet_pl.utilities.plugins import find_in_current_folder
 from cifnet_pl.utilities.processes import is_first_process
 from cifnet_pl.utilities.text import first_line
 

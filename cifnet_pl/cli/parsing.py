@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser
 
 from cifnet_pl.utilities.errors import CifnetError, UsageError, unknown_name
 from cifnet_pl.utilities.files import read_yaml
-from cifnet_pl.utilities.outside import entry_point, import_part, offered
+from cifnet_pl.utilities.plugins import entry_point, import_part, offered
 from cifnet_pl.utilities.text import printable
 
 DEFAULT_HEAD = "CIFNetHead"
@@ -96,7 +96,7 @@ def unknown_option(name: str, options: Collection[str]) -> str:
 def _plain_type(kind: str) -> str:
     plain = re.sub(r"<class '([\w.]+)'>", lambda m: m[1].split(".")[-1], kind)
     plain = re.sub(r"typing\.Literal\[(.*)\]", lambda m: f"one of {m[1]}" if "," in m[1] else m[1].strip("'"), plain)
-    return {"dot import path string": "the name of a class"}.get(plain, plain)
+    return {"dot import path string": "the name of a class", "float": "a finite number"}.get(plain, plain)
 
 
 def buried_error(error: BaseException) -> CifnetError | None:
@@ -205,7 +205,7 @@ def import_offered(kind: str, name: str) -> bool:
     """Import what an installed package offers, so that jsonargparse finds the class.
 
     Args:
-        kind: one of :data:`cifnet_pl.utilities.outside.GROUPS`.
+        kind: one of :data:`cifnet_pl.utilities.plugins.GROUPS`.
         name: of the entry point.
 
     Returns:

@@ -6,14 +6,11 @@ import logging
 import os
 import sys
 
-from cifnet_pl.utilities.memory import gnu_c_library
+from cifnet_pl.utilities.memory import M_MMAP_MAX, M_TRIM_THRESHOLD, gnu_c_library
 from cifnet_pl.utilities.processes import is_first_process
 
 SPINS = 40_000
 """Turns of the loop in which a thread of GNU's OpenMP waits for more work before it gives up its core."""
-
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-"""Parameters of ``mallopt``, from malloc.h of the GNU C library."""
 
 
 def keep_freed_memory() -> bool:

@@ -16,7 +16,7 @@ from cifnet_pl.model.partial_sums import ENDING, read_sums, write_sums
 from cifnet_pl.model.shards import Shard, ShardLearner
 from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.files import exclusive
-from cifnet_pl.utilities.outside import find_in_current_folder
+from cifnet_pl.utilities.plugins import find_in_current_folder
 
 HEAD = "RidgeHead"
 """Of sums, unless another one is given: its sums are exact, and small."""

@@ -55,7 +55,14 @@ def _labels_of(point: Point) -> str:
 def print_plan(
     console: Console, placed: Sequence[tuple[Point, Path]], left: Sequence[tuple[Point, Path]], whole: bool
 ) -> None:
-    """Say how long the points that are left will take; with ``whole`` also what is known of each point."""
+    """Print how long the points that are left will take.
+
+    Args:
+        console: to print on.
+        placed: all points, with their folders.
+        left: those that are not complete.
+        whole: whether to print what is known of each point as well.
+    """
     ran = costs_of(placed)
     expected = {point.identity: estimate(point, folder, ran) for point, folder in left}
     for point, folder in placed if whole else ():

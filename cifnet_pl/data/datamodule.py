@@ -14,8 +14,8 @@ from torch import Tensor
 
 from cifnet_pl.backbones import Preprocessing
 from cifnet_pl.data.cache import EmbeddingStores, pipeline_key
-from cifnet_pl.data.compared import ComparedData
 from cifnet_pl.data.copies import Duplicates
+from cifnet_pl.data.duplicate_detection import DuplicateDetection
 from cifnet_pl.data.embeddings import EmbeddingSet
 from cifnet_pl.data.groups import NEAR, SINGLE
 from cifnet_pl.data.image_sets import ImageSet, SampleSet, SourceOptions
@@ -34,14 +34,15 @@ from cifnet_pl.data.loading import (
 from cifnet_pl.data.plan import Plan
 from cifnet_pl.data.sources import OWN_PHOTOS, build_source
 from cifnet_pl.data.streams import Stream
-from cifnet_pl.data.tuning import without_test_images
 from cifnet_pl.data.unreadable import name_unreadable
+from cifnet_pl.data.validation_split import without_test_images
 from cifnet_pl.data.workers import cores
 from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.memory import give_back_freed_memory
 from cifnet_pl.utilities.processes import of_all_processes
 
 
-class CIFNetDataModule(ComparedData):
+class CIFNetDataModule(DuplicateDetection):
     """Feeds task k in epoch k; evaluates on the test images of all classes seen so far.
 
     Args:
@@ -136,12 +137,13 @@ class CIFNetDataModule(ComparedData):
 
     # ------------------------------------------------------------------ loaders
 
-    def train_dataloader(self) -> StoredLoader:
-        """Return this process's exact share of the current task; stored embeddings come in the same batches."""
+    def training_batches(self, task: int) -> StoredLoader:
+        """Return this process's exact share of a task; stored embeddings come in the same batches."""
         images, names = self.source.train, self.source.class_names
-        orders = self.learner.passes(self.task_rows(self.task), self.task)
+        orders = self.learner.passes(self.task_rows(task), task)
         batches = [batch for order in orders for batch in self._shards(order)]
         if isinstance(images, EmbeddingSet):
+            give_back_freed_memory()  # what sorted the labels, and what the last test batches took
             return StoredLoader(images, names, [(batch, images) for batch in batches], None)
         plan = self._stores.plan_training(batches)
         loader = StoredLoader(images, names, plan, self._train_images)
@@ -160,6 +162,7 @@ class CIFNetDataModule(ComparedData):
         left = np.concatenate([none, *(rows[rank::world] for rows in self.plan.test_rows(learned, len(tasks)))])
         # At least one batch, empty if need be: Lightning skips a loop without any, and its hooks with it.
         if isinstance(images, EmbeddingSet):
+            give_back_freed_memory()  # the training batches, whose blocks are larger
             size = min(EMBEDDED_BATCH, max(1, SCORES // max(1, len(learned))))
             parts = [(batch, images) for batch in pieces(left, size) or [left]]
             return StoredLoader(images, names, parts, None)
@@ -170,7 +173,12 @@ class CIFNetDataModule(ComparedData):
     test_dataloader = predict_dataloader = val_dataloader
 
     def remember(self, rows: Tensor, z: Tensor) -> None:
-        """Keep embeddings (n, d) of images ``rows`` of the set that is being fed, as far as the options allow."""
+        """Keep embeddings of images of the set that is being fed, as far as the options allow.
+
+        Args:
+            rows: (n,) int64 positions of the images.
+            z: (n, d) float32 embeddings.
+        """
         assert self.trainer is not None
         self._stores.remember(rows, z, bool(self.trainer.training))
 
@@ -281,7 +289,7 @@ class CIFNetDataModule(ComparedData):
 
     def _release(self) -> None:
         self.skipped = []
-        self._labels = torch.zeros(0, dtype=torch.int64)
+        self._labels, self._begun = torch.zeros(0, dtype=torch.int64), (-1, None)
         self.plan.left_out = None
         for name in ("_train_images", "_val_images", "_stores", "copies", "train_hashes"):
             held = self.__dict__.pop(name, None)

@@ -19,6 +19,9 @@ WHAT = "a file of embeddings (.npz, .safetensors, .parquet or .arrow) with (n, d
 TEST_WORDS = {"test", "val", "validation", "valid", "eval", "1", "true"}
 """What a column ``split`` calls the samples that are held out."""
 
+AT_ONCE = 10_000
+"""Rows that are looked through at a time."""
+
 
 class Numbers(Sequence[str]):
     """The names ``"0"``, ``"1"``, … of given positions, without a string object for each."""
@@ -73,16 +76,25 @@ class EmbeddingSet(SampleSet):
         )
         with np.errstate(over="ignore"):  # what is too large becomes infinity
             z = torch.from_numpy(np.array(split, dtype=np.float32, order="C"))
-        broken = where[~torch.isfinite(z).all(dim=1).numpy()]
-        if len(broken):
-            listed = ", ".join(map(str, broken[:5])) + (", …" if len(broken) > 5 else "")
-            noun = "row" if len(broken) == 1 else "rows"
-            what = "a number too large for float32" if np.isfinite(split).all() else "NaN or infinity"
-            raise DataError(
-                f"{place(self.file)}: {what} in {noun} {listed} of the embeddings (counted from 0): "
-                f"repair or remove {'it' if len(broken) == 1 else 'them'}"
-            )
+        if not torch.isfinite(z).all():
+            raise DataError(self._what_is_not_finite())
         return z
+
+    def _what_is_not_finite(self) -> str:
+        """Name the rows of the whole file that are no numbers in float32, so that all are repaired at once."""
+        broken, numbers = [], True
+        for start in range(0, len(self.embeddings), AT_ONCE):
+            part = self.embeddings[start : start + AT_ONCE]
+            with np.errstate(over="ignore"):
+                rows = np.flatnonzero(~np.isfinite(part.astype(np.float32)).all(axis=1))
+            numbers &= bool(np.isfinite(part[rows]).all())
+            broken += (start + rows).tolist()
+        listed = ", ".join(map(str, broken[:5])) + (f", … ({len(broken)} in all)" if len(broken) > 5 else "")
+        what = "a number too large for float32" if numbers else "NaN or infinity"
+        return (
+            f"{place(self.file)}: {what} in row{'s' * (len(broken) > 1)} {listed} of the embeddings (counted from 0): "
+            f"repair or remove {'it' if len(broken) == 1 else 'them'}"
+        )
 
     def place(self, index: int) -> str:
         """Return the file and the sample's name in it."""

@@ -22,6 +22,7 @@ class EncodedSet(ImageSet):
 
     Args:
         read: position in the data set → bytes of an image file; can be pickled, so that spawned workers can receive it.
+            If it has a method ``mark``, that gives what changes with an image's bytes without reading them, or None.
         labels: (n,) class position of each image.
         names: (n,) identity of each image.
         rows: (n,) position of each image in the data set; by default 0, 1, …
@@ -43,12 +44,17 @@ class EncodedSet(ImageSet):
         self.rows = np.arange(len(self.labels)) if rows is None else rows
 
     def square(self, index: int, size: int, crop_ratio: float) -> np.ndarray:
-        """Decode the image as :func:`~cifnet_pl.data.images.square`; raises UnreadableImage."""
+        """Decode the image, as :meth:`ImageSet.square`."""
         return read_square(self.content(index), size, crop_ratio)
 
     def content(self, index: int) -> bytes:
         """Return the bytes of the image's file."""
         return self.read(int(self.rows[index]))
+
+    def stat(self, index: int) -> tuple[int, ...] | str:
+        """Return what the reader's ``mark`` says of the image, or else its content's SHA-256."""
+        mark = self.read.mark(int(self.rows[index])) if hasattr(self.read, "mark") else None
+        return super().stat(index) if mark is None else mark
 
     def place(self, index: int) -> str:
         """Return where the image is, for messages."""

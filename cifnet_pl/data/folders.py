@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
 from cifnet_pl.data.groups import NEAR, SINGLE, split_by_group, split_near
 from cifnet_pl.data.image_sets import FileSet, Source, SourceOptions, expanded, place, split_by_seed
@@ -69,8 +70,27 @@ def folder(options: SourceOptions) -> Source:
             )
         whole = file_set(root, names)
         if options.group == SINGLE:
-            return split_by_seed(names, whole, options)
-        return (split_near if options.group in (None, NEAR) else split_by_group)(names, whole, options)
+            source = split_by_seed(names, whole, options)
+        else:
+            source = (split_near if options.group in (None, NEAR) else split_by_group)(names, whole, options)
+        nested = about_nesting(whole, names)
+        return replace(source, notes=(*source.notes, nested)) if nested else source
+
+
+def about_nesting(files: FileSet, class_names: Sequence[str]) -> str | None:
+    """Ask whether the sub-folders of the only class are the classes; None where there are several, or no sub-folders.
+
+    Args:
+        files: all photos.
+        class_names: names of the classes.
+    """
+    inside = {PurePosixPath(name).parts[1:-1][:1] for name in files.names}
+    if len(class_names) > 1 or () in inside or len(inside) < 2:
+        return None
+    return (
+        f"note: there is one class, '{printable(class_names[0])}', with photos in {len(inside)} sub-folders: if those "
+        f"are the classes, name the folder {place(files.root / class_names[0])} instead"
+    )
 
 
 def has_parts(root: Path) -> bool:

@@ -13,17 +13,17 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from cifnet_pl.data.alike import held_back_together
 from cifnet_pl.data.exif import taken_at
 from cifnet_pl.data.image_sets import FileSet, Source, SourceOptions, hash_order
+from cifnet_pl.data.similar_photos import held_back_together
 from cifnet_pl.utilities.errors import UsageError, unknown_name
-from cifnet_pl.utilities.text import number_of
+from cifnet_pl.utilities.text import number_of, printable
 
 PAUSE = 30.0
 """Seconds without a photo that end a burst."""
 
 NEAR, SINGLE = "near", "single"
-"""The default, photos that look alike (:mod:`cifnet_pl.data.alike`); and none at all, each photo for itself."""
+"""The default, photos that look alike (:mod:`cifnet_pl.data.similar_photos`); and none, each photo for itself."""
 
 NAMED = "name:"
 """Begins a group by a pattern of names: ``name:REGULAR EXPRESSION``; photos with the same match belong together."""
@@ -98,16 +98,22 @@ def split_by_group(class_names: list[str], whole: FileSet, options: SourceOption
     if not 0 < options.val_fraction < 1:
         raise UsageError(f"val_fraction is {options.val_fraction:g}, expected a number between 0 and 1")
     group_of = grouping(options.group)
-    val, alone = np.zeros(len(whole), dtype=bool), 0
+    val, alone, whole_classes = np.zeros(len(whole), dtype=bool), 0, list[str]()
     for label, rows in whole.rows_of.items():
         groups = group_of(whole, rows)
         sizes = Counter(groups)
         alone += sum(sizes[group] == 1 and group == whole.names[row] for group, row in zip(groups, rows, strict=True))
         chosen = _chosen(groups, class_names[label], options)
         val[rows] = [group in chosen for group in groups]
-    note = _about_alone(options.group, alone, len(whole))
-    notes = (note,) if note else ()
-    return Source(class_names, whole.subset(np.flatnonzero(~val)), whole.subset(np.flatnonzero(val)), notes=notes)
+        if len(rows) > 1 and len(sizes) == 1:
+            whole_classes.append(printable(class_names[label]))
+    notes = [_about_alone(options.group, alone, len(whole)), _about_whole_classes(options.group, whole_classes)]
+    return Source(
+        class_names,
+        whole.subset(np.flatnonzero(~val)),
+        whole.subset(np.flatnonzero(val)),
+        notes=tuple(filter(None, notes)),
+    )
 
 
 def _about_alone(kind: str, alone: int, total: int) -> str | None:
@@ -125,8 +131,28 @@ def _about_alone(kind: str, alone: int, total: int) -> str | None:
     return f"note: {photos} {without.get(kind, f'without a match of {kind}')}: held back one by one"
 
 
+def _about_whole_classes(kind: str, names: Sequence[str]) -> str | None:
+    """Say of which classes nothing is held back because their photos are one group; None if there are none.
+
+    Args:
+        kind: of the groups.
+        names: of the classes.
+    """
+    if not names:
+        return None
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    classes = "class" if len(names) == 1 else "each of the classes"
+    return f"note: all photos of {classes} {shown} belong together by --data.group {kind}, so that none is held back"
+
+
 def split_near(class_names: list[str], whole: FileSet, options: SourceOptions) -> Source:
-    """Hold back a share of each class's photos; if possible, photos that look alike are all on the same side."""
+    """Hold back a share of each class's photos; if possible, photos that look alike are all on the same side.
+
+    Args:
+        class_names: of all classes.
+        whole: the photos of all classes.
+        options: the share (``val_fraction``) and the seed of the split.
+    """
     val = np.zeros(len(whole), dtype=bool)
     for rows in whole.rows_of.values():
         names = [whole.names[row] for row in rows]

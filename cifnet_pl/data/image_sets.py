@@ -69,7 +69,19 @@ class ImageSet(SampleSet):
 
     @abstractmethod
     def square(self, index: int, size: int, crop_ratio: float) -> np.ndarray:
-        """Return the image ``index`` as (size, size, 3) uint8."""
+        """Decode one image to a square, see :func:`cifnet_pl.data.images.square`.
+
+        Args:
+            index: position of the image.
+            size: side of the square in pixels.
+            crop_ratio: share of the short side that is kept.
+
+        Returns:
+            (size, size, 3) uint8.
+
+        Raises:
+            UnreadableImage: the image cannot be decoded.
+        """
 
     @abstractmethod
     def subset(self, rows: np.ndarray) -> ImageSet:
@@ -119,7 +131,7 @@ class FileSet(ImageSet):
         self.labels = np.asarray(labels, dtype=np.int64)
 
     def square(self, index: int, size: int, crop_ratio: float) -> np.ndarray:
-        """Decode the file; raises UnreadableImage."""
+        """Decode the file, as :meth:`ImageSet.square`."""
         return read_square(self.root / self.names[index], size, crop_ratio)
 
     def place(self, index: int) -> str:
@@ -159,7 +171,7 @@ class ArraySet(ImageSet):
         self.names = [str(i) for i in self.rows]
 
     def square(self, index: int, size: int, crop_ratio: float) -> np.ndarray:
-        """Resize and crop the image; raises UnreadableImage."""
+        """Resize and crop the image, as :meth:`ImageSet.square`."""
         with decoding():
             image = self.read(int(self.rows[index]))
         return square(image, size, crop_ratio)

@@ -183,7 +183,15 @@ def read_square(photo: Photo, size: int, crop_ratio: float = 1.0) -> np.ndarray:
 
 
 def opened_square(image: Image.Image, size: int, crop_ratio: float = 1.0) -> np.ndarray:
-    """Decode an image that was opened but not loaded as :func:`square`, at a lower resolution if that is enough.
+    """Decode an image as :func:`square`, at a lower resolution if that is enough.
+
+    Args:
+        image: opened, but not loaded.
+        size: side of the result in pixels.
+        crop_ratio: share of the short side that is kept.
+
+    Returns:
+        (size, size, 3) uint8.
 
     Raises:
         UnreadableImage: the image's pixels cannot be decoded.

@@ -40,7 +40,7 @@ Batch = ImageBatch | EmbeddingBatch
 EMBEDDED_BATCH = 4096
 """Samples in a batch of embeddings that are stored already: they take little memory, and sums over many are faster."""
 
-SCORES = 2**20
+SCORES = 2**19
 """Scores of an evaluation batch of such samples, at most: with many classes they take more memory than embeddings."""
 
 

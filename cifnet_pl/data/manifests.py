@@ -97,8 +97,6 @@ def _text(delimiter: str) -> Callable[[Path], dict[str, list[str]]]:
 def _parquet(path: Path) -> dict[str, list[str]]:
     table = read_table(path)
     columns = {name: table.array(name) for name in table.columns}
-    if "label" in columns and columns["label"].dtype.kind == "f":
-        raise DataError(f"{place(path)}: the labels are floats, expected integers or names")
     return {name: ["" if cell is None else str(cell) for cell in column] for name, column in columns.items()}
 
 
@@ -114,7 +112,8 @@ def _check(cells: dict[str, list[str]], options: SourceOptions) -> None:
     """Check the cells of a table.
 
     Raises:
-        DataError: no rows, a cell that is empty or cannot be shown, or an image that is listed twice.
+        DataError: no rows, a cell that is empty or cannot be shown, labels that are floats, or an image that is listed
+            twice.
     """
     if not cells["path"]:
         raise DataError(f"{_shown(options)} lists no image")
@@ -123,6 +122,8 @@ def _check(cells: dict[str, list[str]], options: SourceOptions) -> None:
             if not cell or has_controls(cell):
                 content = "nothing" if not cell else f"control characters, '{printable(cell)}'"
                 raise DataError(f"{_shown(options)}: row {number} has {content} for {key}")
+    if _floats(set(cells["label"])):
+        raise DataError(f"{_shown(options)}: the labels are floats ({cells['label'][0]}), expected integers or names")
     if len(set(cells["path"])) < len(cells["path"]):
         again = max(set(cells["path"]), key=cells["path"].count) if len(cells["path"]) < 10_000 else None
         named = f" ({printable(again)})" if again else ""
@@ -134,6 +135,14 @@ def _check(cells: dict[str, list[str]], options: SourceOptions) -> None:
             f"{_shown(options)} lists {len(missing)} files that are not there, the first is "
             f"{place(root / missing[0])}: paths are relative to the table's folder"
         )
+
+
+def _floats(labels: set[str]) -> bool:
+    """Return whether all labels are numbers, but not all are integers, as a table with an empty cell makes of them."""
+    try:
+        return not all(float(label).is_integer() and "." not in label for label in labels)
+    except ValueError:
+        return False
 
 
 def _held_out(word: str, options: SourceOptions) -> bool:

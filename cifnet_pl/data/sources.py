@@ -19,7 +19,7 @@ from cifnet_pl.data.manifests import manifest
 from cifnet_pl.data.tar_shards import webdataset
 from cifnet_pl.data.torchvision_sets import set_names, torchvision_set
 from cifnet_pl.utilities.errors import UsageError, unknown_name
-from cifnet_pl.utilities.outside import entry_point, import_part, names_import, offered
+from cifnet_pl.utilities.plugins import entry_point, import_part, names_import, offered
 
 
 class _Digits:
@@ -73,7 +73,7 @@ OWN_PHOTOS = {"folder", "domains", "manifest"}
 OWN_OPTIONS: dict[str, tuple[str, ...]] = {
     "core50": ("stride", "test_sessions"),
     "embeddings": ("embeddings", "labels", "ids", "split"),
-    "hf": ("image", "label", "train", "test", "config"),
+    "hf": ("image", "label", "train", "test", "config", "streaming"),
     "imagenet100": ("class_list",),
     "litdata": ("image", "label"),
     "manifest": ("path", "label", "split", "task", "domain"),

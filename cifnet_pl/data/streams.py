@@ -99,9 +99,9 @@ class Returning(Stream):
             later = len(classes.tasks) - 1 - k
             for label in task:
                 rows = classes.random(self.seed, label).permutation(classes.rows([label]))
-                kept = max(1, len(rows) - round(self.share * len(rows))) if later else len(rows)
-                parts[k].append(np.sort(rows[:kept]))
-                for i, chunk in enumerate(np.array_split(rows[kept:], later) if later else []):
+                first = max(1, len(rows) - round(self.share * len(rows))) if later else len(rows)
+                parts[k].append(np.sort(rows[:first]))
+                for i, chunk in enumerate(np.array_split(rows[first:], later) if later else []):
                     parts[k + 1 + i].append(np.sort(chunk))
         return [np.concatenate(chunk) for chunk in parts]
 
@@ -190,12 +190,12 @@ class LongTailed(Stream):
         order = classes.order
         ranked = order if self.order == "descending" else np.random.default_rng(self.seed).permutation(order).tolist()
         largest = max(len(classes.rows([label])) for label in order)
-        kept: dict[int, np.ndarray] = {}
+        rows_of: dict[int, np.ndarray] = {}
         for rank, label in enumerate(ranked):
             rows = classes.random(self.seed, label).permutation(classes.rows([label]))
             size = round(largest * self.ratio ** (-rank / max(1, len(order) - 1)))
-            kept[label] = np.sort(rows[: max(1, size)])
-        return [np.concatenate([kept[label] for label in task]) for task in classes.tasks]
+            rows_of[label] = np.sort(rows[: max(1, size)])
+        return [np.concatenate([rows_of[label] for label in task]) for task in classes.tasks]
 
 
 class Domains(Stream):

@@ -9,7 +9,8 @@ from typing import cast
 import numpy as np
 from lightning.pytorch import LightningDataModule
 
-from cifnet_pl.data.image_sets import Source
+from cifnet_pl.data.image_sets import ImageSet, Source
+from cifnet_pl.data.loading import StoredLoader
 from cifnet_pl.data.plan import Plan, TaskLearner
 from cifnet_pl.data.tasks import TaskStream
 from cifnet_pl.utilities.errors import UsageError
@@ -25,6 +26,7 @@ class TaskData(LightningDataModule):
 
     source: Source
     plan: Plan
+    _begun: tuple[int, StoredLoader | None] = (-1, None)  # a task whose photos are being decoded ahead
 
     def stream(self, learned: Sequence[Sequence[str]]) -> TaskStream:
         """Return the new classes of all tasks of this run.
@@ -56,6 +58,20 @@ class TaskData(LightningDataModule):
         """Return the positions of the training samples of ``task``; none after the last."""
         rows = self.plan.rows(task, self.learner.learned_tasks[:task])
         return np.sort(rows) if self.source.train.sequential else rows
+
+    def training_batches(self, task: int) -> StoredLoader:
+        """Return this process's share of a task."""
+        raise NotImplementedError
+
+    def begin_task(self, task: int) -> None:
+        """Let the workers decode the first photos of the next task, number ``task``, while one is being solved."""
+        if isinstance(self.source.train, ImageSet):
+            self._begun = (task, self.training_batches(task))
+
+    def train_dataloader(self) -> StoredLoader:
+        """Return this process's share of the current task."""
+        (task, loader), self._begun = self._begun, (-1, None)
+        return loader if loader is not None and task == self.task else self.training_batches(self.task)
 
     @property
     def rows_per_batch(self) -> int:

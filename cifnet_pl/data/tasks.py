@@ -62,6 +62,12 @@ def read_order(path: Path) -> list[int] | list[str]:
     The file holds one list in brackets, as PyCIL and PILOT print and configure them (JSON, YAML or Python, whatever
     stands around it), or one class on each line.
 
+    Args:
+        path: of the file; ``~`` is the user's home folder.
+
+    Returns:
+        Positions of classes, or their names.
+
     Raises:
         UsageError: no such file, or one without such a list.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from cifnet_pl.heads.arguments import Dtype, check_samples
 from cifnet_pl.heads.exactness import exact
-from cifnet_pl.heads.novelty import NoveltyHead
-from cifnet_pl.utilities.errors import CifnetError, UsageError, check_choice, check_embeddings
+from cifnet_pl.heads.scoring import ScoringHead
+from cifnet_pl.utilities.errors import CifnetError, UsageError, check_choice
 
 
-class Head(NoveltyHead):
+class Head(ScoringHead):
     """A classifier that learns classes task by task from embeddings, without gradients.
 
     Protocol per task: ``begin_task(classes)``, then ``observe`` for every batch, then ``observe_past`` with
@@ -50,7 +50,11 @@ class Head(NoveltyHead):
 
     @exact
     def begin_task(self, classes: Sequence[int], counts: Sequence[int] | None = None) -> None:
-        """Open a task that introduces ``classes``; ``counts`` are their numbers of samples where known.
+        """Open a task.
+
+        Args:
+            classes: labels of the classes that it introduces, any integers.
+            counts: number of samples of each class where known.
 
         Raises:
             UsageError: no class, a class twice, or one that is already learned; counts that do not fit.
@@ -90,7 +94,12 @@ class Head(NoveltyHead):
     def observe_past(self, z: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
         """Show samples of earlier classes to this task's neurons only (the calibration buffer).
 
-        Arguments as in :meth:`observe`, with labels of earlier tasks. A no-op where a head has no use for it.
+        A no-op where a head has no use for it.
+
+        Args:
+            z: (n, d) float embeddings.
+            y: (n,) int64 labels, all of earlier tasks.
+            weight: (n,) positive sample weights, or None for ones.
 
         Raises:
             UsageError: a label of the current task.
@@ -105,10 +114,13 @@ class Head(NoveltyHead):
 
     @exact
     def note_copies(self, count: int) -> None:
-        """Count ``count`` of the observed samples as copies of others; call it before ``solve``.
+        """Count observed samples as copies of others; call it before ``solve``.
 
         They keep their weight, but ``ridge: gcv`` chooses by the number of distinct samples. With several processes
-        call it after ``reduce_``, in all of them. A negative count takes an earlier call back.
+        call it after ``reduce_``, in all of them.
+
+        Args:
+            count: number of samples; a negative number takes an earlier call back.
         """
         if count:
             self.solved.fill_(False)
@@ -118,7 +130,8 @@ class Head(NoveltyHead):
     def reduce_(self, sum_in_place: Callable[[Tensor], object]) -> None:
         """Sum what this task observed over processes, once, before ``solve``.
 
-        ``sum_in_place`` must replace a tensor by its sum over all processes. Earlier tasks are common already.
+        Args:
+            sum_in_place: replaces a tensor by its sum over all processes. Earlier tasks are common already.
 
         Raises:
             UnsupportedError: this head cannot (``reduces``).
@@ -164,69 +177,14 @@ class Head(NoveltyHead):
         self.solved.fill_(True)
         self.under_way.fill_(False)
 
-    # ------------------------------------------------------------------ prediction
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Return the scores (n, C) float64 of embeddings (n, d), columns as in ``classes``.
-
-        Raises:
-            CifnetError: nothing learned yet, unsolved samples, or embeddings of another width.
-        """
-        check_embeddings(z, self.in_features)
-        if not len(self.labels) or not self.solved:
-            raise CifnetError("the head is not solved: call solve() after observe()")
-        with torch.autocast(z.device.type, enabled=False):
-            return self._scores(z)
-
-    def probabilities(self, z: Tensor) -> Tensor:
-        """Return the softmax (n, C) float64 of the scores divided by ``temperature``."""
-        return torch.softmax(self(z) / self.temperature, dim=1)
-
-    def predict(self, z: Tensor) -> Tensor:
-        """Return the labels (n,) int64 with the largest score."""
-        return self.labels[self(z).argmax(dim=1)]
-
-    @exact
-    def leave_one_out(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> Tensor:
-        """Score learned samples, each as if that one, or all of its group, had never been learned: (n, C) float64.
-
-        For ridge regression this needs no second solve: with h the share of a sample's target y in its own score,
-        ``(score − h·y)/(1 − h)`` is exact at the same ridge. A burst of photos tests nothing if only one is left out:
-        give its photos the same group.
-
-        Args:
-            z: (n, d) embeddings of samples that were observed once, with weight 1, in their class's task, and that
-                were among the calibration samples of every later task where the head uses those.
-            y: (n,) int64 labels.
-            groups: (n,) int64, equal for samples that are left out together; None to leave out each alone.
-
-        Returns:
-            NaN where nothing would be known without the sample or its group, such as the only one of all.
-
-        Raises:
-            UnsupportedError: this head has no closed form for it, or cannot tell the weight of a sample.
-            CifnetError: the head is not solved, or embeddings of another width.
-        """
-        self.require("leaves_one_out")
-        check_samples(z, y, None, self.in_features)
-        if not len(self.labels) or not self.solved:
-            raise CifnetError("the head is not solved: call solve() after observe()")
-        if groups is not None and groups.shape != y.shape:
-            raise UsageError(
-                f"leave_one_out got {tuple(groups.shape)} groups, expected one for each of {len(y)} samples"
-            )
-        z, columns = z.to(self.dtype), self._columns(y)
-        if groups is None or len(torch.unique(groups)) == len(groups):
-            return self._leave_one_out(z, columns).double()
-        return self._leave_one_out(z, columns, groups).double()
-
     # ------------------------------------------------------------------ the life of a model
 
     @exact
     def merge_(self, other: Head) -> None:
-        """Add the statistics of ``other``, which saw other samples; call ``solve`` afterwards.
+        """Add the statistics of another head; call ``solve`` afterwards.
 
-        Classes are matched by label; new ones are appended.
+        Args:
+            other: it saw other samples. Classes are matched by label; new ones are appended.
 
         Raises:
             UnsupportedError: this head cannot (``merges``).
@@ -238,14 +196,25 @@ class Head(NoveltyHead):
 
     @exact
     def subtract_(self, other: Head) -> None:
-        """Take the statistics of ``other`` out again; call ``solve`` afterwards. Raises as :meth:`merge_`."""
+        """Take the statistics of another head out again; call ``solve`` afterwards.
+
+        Args:
+            other: it saw some of the samples that this head saw.
+
+        Raises:
+            UnsupportedError: this head cannot (``subtracts``).
+            UsageError: ``other`` is of another class or has other settings.
+        """
         self.require("subtracts")
         self._same_kind(other)
         self._subtract(other)
 
     @exact
     def remove_classes(self, classes: Sequence[int]) -> None:
-        """Take ``classes`` out of the label space; their samples stay in the sums of the others.
+        """Take classes out of the label space; their samples stay in the sums of the others.
+
+        Args:
+            classes: their labels.
 
         Raises:
             UsageError: a class that is not known, or all of them.
@@ -254,26 +223,14 @@ class Head(NoveltyHead):
         unknown = sorted(removed - set(self.classes))
         if unknown:
             raise UsageError(f"class {unknown[0]} is not known to this head")
-        kept = torch.tensor([i for i, label in enumerate(self.classes) if label not in removed])
-        if not len(kept):
+        columns = torch.tensor([i for i, label in enumerate(self.classes) if label not in removed])
+        if not len(columns):
             raise UsageError("cannot remove all classes: at least one must stay")
-        kept = kept.to(self.labels.device)
-        self._keep(kept)
+        columns = columns.to(self.labels.device)
+        self._keep(columns)
         self._begin_stage()
         self.under_way.fill_(False)
-        self._keep_labels(kept)
-
-    def relabel(self, labels: Mapping[int, int]) -> None:
-        """Rename the classes, old label → new one; nothing else changes.
-
-        Raises:
-            UsageError: a class without a new label, or two with the same one.
-        """
-        if set(labels) != set(self.classes) or len(set(labels.values())) < len(labels):
-            raise UsageError(f"relabel needs one new label for each of {self.classes}, got {dict(labels)}")
-        old, new = self.labels, self.labels.new_tensor([labels[label] for label in self.classes])
-        self._rename(lambda y: new[(y[:, None] == old).nonzero()[:, 1]])
-        self.labels = new
+        self._keep_labels(columns)
 
     def _begin_tasks_of(self, other: Head) -> None:
         """Append the classes of ``other`` that are new here, in its tasks."""

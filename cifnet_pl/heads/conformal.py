@@ -23,12 +23,13 @@ FREE = 1
 """Number of classes without a penalty."""
 
 
-def check_share(name: str, share: float) -> float:
+def check_share(name: str, share: float, example: float = 0.05) -> float:
     """Check a share between 0 and 1.
 
     Args:
         name: the option, for the error.
         share: the number.
+        example: of a share, for the error.
 
     Returns:
         The number.
@@ -37,7 +38,9 @@ def check_share(name: str, share: float) -> float:
         UsageError: it does not lie between 0 and 1.
     """
     if not 0 < share < 1:
-        raise UsageError(f"{name} is {share:g}, expected a share between 0 and 1, such as 0.05 for 5 %")
+        raise UsageError(
+            f"{name} is {share:g}, expected a share between 0 and 1, such as {example:g} for {100 * example:g} %"
+        )
     return share
 
 
@@ -70,7 +73,12 @@ class Reference:
 
     @classmethod
     def of(cls, scores: Tensor, weights: Tensor) -> Reference:
-        """Sort (n,) scores with their weights; those that are NaN are left out."""
+        """Sort scores with their weights.
+
+        Args:
+            scores: (n,) float64; those that are NaN are left out.
+            weights: (n,) float64.
+        """
         known = ~scores.isnan()
         order = torch.argsort(scores[known])
         return cls(scores[known][order], weights[known][order])
@@ -81,9 +89,20 @@ class Reference:
         return self.weights.mean()
 
     def p_values(self, scores: Tensor) -> Tensor:
-        """Compute the share of known photos that are at least as novel as each of the (n,) scores: (n,) float64.
+        """Compute the share of known photos that are at least as novel as each score.
 
-        Of photos of known classes, a share of at most α has a value of at most α.
+        Of photos of known classes, a share of at most α has a p-value of at most α.
+
+        Args:
+            scores: (n,) float64.
+
+        Returns:
+            (n,) float64.
+
+        Example:
+            >>> reference = Reference.of(torch.arange(9.0).double(), torch.ones(9).double())
+            >>> reference.p_values(torch.tensor([100.0, 4.5], dtype=torch.float64)).tolist()
+            [0.1, 0.5]
         """
         none = self.weights.new_zeros(1)
         below = torch.cat([none, self.weights.cumsum(dim=0)])[torch.searchsorted(self.scores, scores.contiguous())]
@@ -91,15 +110,26 @@ class Reference:
         return (total - below + self.own) / (total + self.own)
 
     def limit(self, share: float) -> float:
-        """Return the largest score whose p-value is above ``share``; infinite if there are too few samples to tell."""
+        """Return the largest score whose p-value is above a share.
+
+        Args:
+            share: of photos of known classes that may be called unknown, from 0 to 1.
+
+        Returns:
+            The score; infinite if there are too few samples to tell.
+        """
         if float(self.p_values(self.scores.new_tensor([torch.inf]))) > share:
             return float("inf")
         return float(self.scores[self.p_values(self.scores) > share].max())
 
     def threshold(self, share: float) -> float:
-        """Return the smallest score that at least ``share`` of the photos of known classes do not exceed.
+        """Return the smallest score that a share of the photos of known classes do not exceed.
 
-        Infinite where there are too few stored samples to tell.
+        Args:
+            share: from 0 to 1.
+
+        Returns:
+            The score; infinite where there are too few stored samples to tell.
         """
         reached = self.weights.cumsum(dim=0) >= share * (self.weights.sum() + self.own) * (1 - 1e-12)
         first = int((~reached).sum())
@@ -107,9 +137,16 @@ class Reference:
 
 
 def novelty_reference(head: Head, z: Tensor, y: Tensor) -> Reference:
-    """Return the leave-one-out novelty of stored samples; near-copies among them are left out together.
+    """Compute the leave-one-out novelty of stored samples; near-copies among them are left out together.
 
-    Arguments and errors are those of :meth:`Head.leave_one_out_novelty`.
+    Args:
+        head: a head that ``tells_novelty``.
+        z: (n, d) embeddings of the samples.
+        y: (n,) int64 labels.
+
+    Raises:
+        UnsupportedError: this head cannot (``tells_novelty``).
+        CifnetError: the head is not solved, or embeddings of another width.
     """
     return Reference.of(head.leave_one_out_novelty(z, y, near_copies(z, y)), _weights(head, y))
 

@@ -109,9 +109,6 @@ class Hooks(Abilities, LabelSpace, ABC):
         """Return the ridges of the last solve, the same ones at each solve first; empty for a head that has none."""
         return []
 
-    def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
-        """Rename the labels that are kept beside ``labels``; ``new`` maps (n,) old ones to (n,) new ones."""
-
     @abstractmethod
     def _discard(self) -> None:
         """Forget what was observed since the last solve."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,24 @@ class LabelSpace(GrowingModule):
         for task, label in zip(self.task_of.tolist(), self.labels.tolist(), strict=True):
             tasks.setdefault(task, []).append(label)
         return list(tasks.values())
+
+    def relabel(self, labels: Mapping[int, int]) -> None:
+        """Rename the classes; nothing else changes.
+
+        Args:
+            labels: old label → new one, of every class.
+
+        Raises:
+            UsageError: a class without a new label, or two with the same one.
+        """
+        if set(labels) != set(self.classes) or len(set(labels.values())) < len(labels):
+            raise UsageError(f"relabel needs one new label for each of {self.classes}, got {dict(labels)}")
+        old, new = self.labels, self.labels.new_tensor([labels[label] for label in self.classes])
+        self._rename(lambda y: new[(y[:, None] == old).nonzero()[:, 1]])
+        self.labels = new
+
+    def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
+        """Rename the labels that are kept beside ``labels``; ``new`` maps (n,) old ones to (n,) new ones."""
 
     def _new_labels(self, classes: Sequence[int], counts: Sequence[int] | None) -> list[int]:
         """Check the labels of a task to come and return them, ``counts`` being their numbers of samples where known.

@@ -42,9 +42,17 @@ class RanPACHead(ACILHead):
 
 
 def draw_normal(width: int, in_features: int, seed: int) -> Tensor:
-    """Draw (width, in_features) float64 standard normal numbers by Box and Muller, from raw random bits.
+    """Draw standard normal numbers by Box and Muller from raw random bits.
 
-    As for :func:`cifnet_pl.heads.acil.draw_projection`, so that any later release draws the same.
+    As for :func:`cifnet_pl.heads.acil.draw_projection`, any later release draws the same numbers.
+
+    Args:
+        width: number of rows.
+        in_features: number of columns.
+        seed: of the random bits.
+
+    Returns:
+        (width, in_features) float64.
     """
     raw = np.random.PCG64(seed).random_raw((2, width, in_features)) >> np.uint64(11)
     radius, angle = (raw.astype(np.float64) + 0.5) * 2.0**-53

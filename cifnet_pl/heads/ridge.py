@@ -12,11 +12,11 @@ from cifnet_pl.heads.arguments import Dtype, Ridge, check_ridge
 from cifnet_pl.heads.calibration import near_copies
 from cifnet_pl.heads.decision import Decision, is_better, rows_without
 from cifnet_pl.heads.exactness import exact
-from cifnet_pl.heads.remember import Remember, Remembered
+from cifnet_pl.heads.remembered_classes import Remember, Remembered
 from cifnet_pl.heads.shapes import Sizes
 from cifnet_pl.heads.shared import LinearSumsHead, SharedSumsHead
 from cifnet_pl.heads.targets import signed_targets, target_limit
-from cifnet_pl.heads.transforms import TRANSFORMS, Transform
+from cifnet_pl.heads.transforms import TRANSFORMS, Transform, directions, transformed
 from cifnet_pl.statistics import (
     Centred,
     Choice,
@@ -63,6 +63,7 @@ class RidgeHead(LinearSumsHead):
     title = "Exact ridge"
     leaves_one_out = True
 
+    directions: Tensor | None
     class_weight: Tensor
     ridge_used: Tensor
     scale_used: Tensor
@@ -100,6 +101,8 @@ class RidgeHead(LinearSumsHead):
             self.sums = RememberingSums(width, dtype=self.dtype)
         self.decision = decision
         self.decides = decision == "auto"
+        drawn = directions(in_features).to(self.dtype) if transform == "products" else None
+        self.register_buffer("directions", drawn, persistent=False)
         self.register_buffer("class_weight", torch.zeros(0, dtype=self.dtype))
         self.register_buffer("ridge_used", torch.zeros((), dtype=torch.float64))
         self.register_buffer("scale_used", torch.ones((), dtype=self.dtype))
@@ -131,7 +134,6 @@ class RidgeHead(LinearSumsHead):
         if self.balanced:
             weight = 1 / self.class_weight.new_tensor(counts)
             self.class_weight = torch.cat([self.class_weight, weight])
-
         self._remember(self.sums, self.labels[-new:])
 
     def _remember(self, sums: ClassSums, labels: Tensor) -> None:
@@ -182,7 +184,7 @@ class RidgeHead(LinearSumsHead):
         super()._observe(z, columns, weight)
 
     def _features(self, z: Tensor) -> Tensor:
-        return augment(TRANSFORMS[self.transform](z.to(self.dtype)))
+        return augment(transformed(z, self.transform, self.dtype, self.directions), self.dtype)
 
     @property
     def _scale(self) -> Tensor:
@@ -247,11 +249,8 @@ class RidgeHead(LinearSumsHead):
         columns, groups = self._columns(y), near_copies(z, y)
         rows = (z.to(self.dtype), columns, groups)
         ridge, discriminant = self._ridge_left_out(*rows), self._discriminant_left_out(*rows)
-        if self.discriminates:
-            change = is_better(ridge, discriminant, columns)
-        else:
-            change = is_better(discriminant, ridge, columns)
-        if change:
+        rivals = (ridge, discriminant) if self.discriminates else (discriminant, ridge)
+        if is_better(*rivals, columns):
             self.discriminates.logical_not_()
             self._solve()
 

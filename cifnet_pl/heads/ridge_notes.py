@@ -10,13 +10,13 @@ JUMP = 100.0
 """Factor between the ridges before and after a lesson from which a note is written."""
 
 REMARKS = {
-    "cap": "note: the ridge is at its cap, {}: half as many degrees of freedom as photos. A smaller one has the better "
-    "score, which means little where photos are few and easy, or resemble each other as those of a burst do",
-    "smallest": "note: the ridge is at the lower edge of its grid, {}: the fit leaves no error. If that is a surprise, "
-    "look for copies among the photos",
-    "largest": "note: the ridge is at the upper edge of its grid, {}: the embeddings say nothing about the classes. If "
-    "that is a surprise, look at the labels",
+    "smallest": "note: the classes are told apart without any error, as happens where photos are copies of each other: "
+    "look for those (the ridge is at the lower edge of its grid, {})",
+    "largest": "note: the photos are too few, or nothing in them tells their classes apart: add more, and look whether "
+    "they are in the right folders (the ridge is at the upper edge of its grid, {})",
 }
+"""What is said of a ridge at an edge of the grid. One at its cap is usual where photos are few, all distinct and easy,
+so that it is told only where many photos are near-copies."""
 
 
 def about_choices(choices: Sequence[Choice]) -> dict[str, str]:
@@ -58,8 +58,8 @@ def about_jump(before: Sequence[Choice], after: Sequence[Choice]) -> str | None:
     if max(new / old, old / new) <= JUMP:
         return None
     return (
-        f"note: the ridge went from {old:.3g} to {new:.3g} with these photos: look whether they are unlike those "
-        "before, or copies of each other"
+        "note: these photos change the model as much as if they were unlike all those before, or copies of each other: "
+        f"look at them (the ridge went from {old:.3g} to {new:.3g})"
     )
 
 

@@ -52,5 +52,15 @@ def fits(shape: tuple[int, ...], sizes: Sizes) -> bool:
 
 
 def renamed(shapes: Mapping[str, Sizes], prefix: str, to: str) -> dict[str, Sizes]:
-    """Select the names that begin with ``prefix``, with ``to`` in its place."""
+    """Select names by their prefix, and give them another one.
+
+    Args:
+        shapes: name → sizes.
+        prefix: that the names to select begin with.
+        to: what stands in its place.
+
+    Example:
+        >>> renamed({"sums.counts": (2,), "weights": (3, 2)}, "sums.", "old.")
+        {'old.counts': (2,)}
+    """
     return {to + name.removeprefix(prefix): sizes for name, sizes in shapes.items() if name.startswith(prefix)}

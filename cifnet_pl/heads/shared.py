@@ -35,7 +35,7 @@ class SharedSumsHead(Head):
 
     def _features(self, z: Tensor) -> Tensor:
         """Return (n, width) features of embeddings (n, d), in the dtype of the sums."""
-        return augment(z.to(self.dtype))
+        return augment(z, self.dtype)
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         self.sums.grow(new)

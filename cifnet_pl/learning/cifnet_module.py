@@ -23,7 +23,7 @@ from cifnet_pl.learning.task_position import PositionInTask
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.photo_hashes import PhotoHashes
 from cifnet_pl.utilities.errors import CheckpointError, UnsupportedError
-from cifnet_pl.utilities.outside import import_name
+from cifnet_pl.utilities.plugins import import_name
 from cifnet_pl.utilities.processes import of_all_processes
 from cifnet_pl.utilities.text import first_line
 
@@ -199,6 +199,7 @@ class CIFNetModule(PositionInTask):
         Raises:
             DataError: a class of which no image could be learned.
         """
+        self.data.begin_task(len(self.learned_tasks))
         self.reduce_statistics()
         if self.photos is not None:
             pairs = list(chain.from_iterable(of_all_processes(self._hashed)))

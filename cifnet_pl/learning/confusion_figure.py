@@ -24,6 +24,9 @@ NUMBERED = 30
 
 LONGEST = 24
 
+LARGE = 15.0
+"""Inches from which a picture has fewer dots per inch: drawing one of 30 inches at 130 takes 60 MB."""
+
 
 def clustered(shares: np.ndarray) -> np.ndarray:
     """Order classes so that those that are confused with each other are neighbours.
@@ -97,7 +100,7 @@ def _canvas(labels: Sequence[str], cell: float) -> tuple[Figure, Axes, Axes]:
     ems = max(sum(1.05 if unicodedata.east_asian_width(c) in "WF" else 0.62 for c in label) for label in labels)
     margin, side = 0.65 + ems * 9.0 / 72, max(1.6, cell * len(labels))
     width, height = margin + side + 1.2, margin + side + 0.5
-    figure = Figure(figsize=(width, height), dpi=130)
+    figure = Figure(figsize=(width, height), dpi=130 if side < LARGE else 100)
     axes = figure.add_axes((margin / width, margin / height, side / width, side / height))
     tall = min(side, 4.0)
     beside = figure.add_axes(

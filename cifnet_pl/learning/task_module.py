@@ -161,7 +161,15 @@ class TaskModule(TaskHooks):
     on_test_end = on_predict_end = on_validation_end
 
     def predict_step(self, batch: Batch, batch_idx: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (rows, labels, probabilities) of the most probable class of each image."""
+        """Predict the most probable class of each image.
+
+        Args:
+            batch: n images or embeddings.
+            batch_idx: not used.
+
+        Returns:
+            (n,) int64 rows of the images in their set, (n,) int64 labels, (n,) float64 probabilities.
+        """
         top = self.probabilities(batch).max(dim=1)
         return batch.row, top.indices, top.values
 

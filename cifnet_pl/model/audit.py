@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,8 +19,8 @@ from torchmetrics.functional.classification import binary_calibration_error
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.calibration import fit_temperature
 from cifnet_pl.model.evaluation import BINS, Evaluation
-from cifnet_pl.statistics import comparable, left_out_groups, near_groups, near_limit
-from cifnet_pl.statistics.near import SAMPLED
+from cifnet_pl.statistics import comparable, joined, left_out_groups, near_limit
+from cifnet_pl.statistics.near_copies import SAMPLED
 
 AT_ONCE = 2048
 """Embeddings in memory at once, in float64."""
@@ -30,6 +31,30 @@ FOR_TEMPERATURE = 5000
 DOUBTFUL = 0.05
 """A label is doubtful where, without the photo itself, its class has less than this probability, and another one has
 more than all others together."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of an array, read when they are asked for: those of a memory-mapped array stay on the disk.
+
+    Attributes:
+        z: (n, d).
+        rows: (m,) int64 positions in ``z``.
+    """
+
+    z: np.ndarray
+    rows: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of the rows, and their width."""
+        return len(self.rows), self.z.shape[1]
+
+    def __getitem__(self, chosen: slice | np.ndarray) -> np.ndarray:
+        return np.asarray(self.z[self.rows[chosen]])
+
+
+Embeddings = np.ndarray | Rows
 
 
 @dataclass(frozen=True)
@@ -82,9 +107,8 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
     temperature = _temperature(head, z, labels, groups)
     predicted = np.zeros(len(labels), dtype=np.int64)
     confidence, own_share = np.zeros(len(labels)), np.zeros(len(labels))
-    for rows in _whole_groups(groups):
-        x, y = _taken(z, rows), torch.from_numpy(labels[rows])
-        scores = head.leave_one_out(x, y, torch.from_numpy(groups[rows]))
+    for rows, scores in _left_out(head, z, labels, groups):
+        y = torch.from_numpy(labels[rows])
         p = torch.softmax(torch.nan_to_num(scores) / temperature, dim=1)
         confidence[rows], predicted[rows] = (t.numpy() for t in p.max(dim=1))
         own_share[rows] = p.gather(1, y[:, None]).flatten().numpy()
@@ -107,7 +131,7 @@ def top_label_error(confidence: np.ndarray, right: np.ndarray) -> float:
     return 100 * float(error)
 
 
-def _taken(z: np.ndarray, rows: np.ndarray) -> Tensor:
+def _taken(z: Embeddings, rows: np.ndarray) -> Tensor:
     return torch.from_numpy(np.array(z[rows]))
 
 
@@ -119,13 +143,13 @@ def _whole_groups(groups: np.ndarray) -> Iterator[np.ndarray]:
     yield from (np.sort(rows) for rows in np.split(order, np.unique(ends)) if len(rows))
 
 
-def _batches(z: np.ndarray, labels: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(z: Embeddings, labels: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
     for start in range(0, len(labels), AT_ONCE):
         batch = slice(start, start + AT_ONCE)
         yield torch.from_numpy(np.array(z[batch])), torch.from_numpy(labels[batch])
 
 
-def _learned(z: np.ndarray, labels: np.ndarray, classes: int) -> RidgeHead:
+def _learned(z: Embeddings, labels: np.ndarray, classes: int) -> RidgeHead:
     head = RidgeHead(z.shape[1])
     head.begin_task(range(classes))
     for x, y in _batches(z, labels):
@@ -134,11 +158,19 @@ def _learned(z: np.ndarray, labels: np.ndarray, classes: int) -> RidgeHead:
     return head
 
 
+def _left_out(
+    head: RidgeHead, z: Embeddings, labels: np.ndarray, groups: np.ndarray
+) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Yield rows and their leave-one-out scores, about ``AT_ONCE`` at a time."""
+    for rows in _whole_groups(groups):
+        yield rows, head.leave_one_out(_taken(z, rows), *map(torch.from_numpy, (labels[rows], groups[rows])))
+
+
 def _temperature(head: RidgeHead, z: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> float:
     chosen = np.unique(np.linspace(0, len(labels) - 1, min(len(labels), FOR_TEMPERATURE)).astype(np.int64))
     rows = np.flatnonzero(np.isin(groups, groups[chosen]))
-    y = torch.from_numpy(labels[rows])
-    scores = head.leave_one_out(_taken(z, rows), y, torch.from_numpy(groups[rows]))
+    parts = list(_left_out(head, Rows(z, rows), labels[rows], groups[rows]))
+    y, scores = torch.from_numpy(labels[rows][np.concatenate([p for p, _ in parts])]), torch.cat([s for _, s in parts])
     known = scores.isfinite().all(dim=1)
     return fit_temperature(scores[known], y[known]) if known.any() else 1.0
 
@@ -172,8 +204,12 @@ def _distances(z: np.ndarray, labels: np.ndarray, classes: int, groups: np.ndarr
     return distances
 
 
-def near_copies(z: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Find near-copies of one class, such as bursts; the embeddings of one class at a time are in memory.
+def _comparable(z: Embeddings, rows: np.ndarray, part: Tensor) -> Tensor:
+    return comparable(_taken(z, rows[part.numpy()]))
+
+
+def near_copies(z: Embeddings, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Find near-copies of one class, such as bursts.
 
     Args:
         z: (n, d) embeddings.
@@ -190,10 +226,10 @@ def near_copies(z: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarr
         return groups, copied
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
-        u, y = comparable(_taken(z, rows)), torch.from_numpy(labels[rows])
-        alike = near_groups(u, y, limit)
+        alike = joined(partial(_comparable, z, rows), len(rows), limit)
         copied[rows] = (alike.bincount()[alike] > 1).numpy()
-        _, first, group = np.unique(left_out_groups(alike, y).numpy(), return_index=True, return_inverse=True)
+        together = left_out_groups(alike, torch.zeros(len(rows), dtype=torch.int64)).numpy()
+        _, first, group = np.unique(together, return_index=True, return_inverse=True)
         groups[rows] = rows[first][group]
     return groups, copied
 
@@ -239,13 +275,10 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int, seed: int = 
     points = []
     for size in [*sizes, largest]:
         rows = np.sort(np.concatenate([class_rows[:size] for class_rows in by_class]))
-        z_part, own_labels = np.asarray(z[rows]), labels[rows]  # rows of a file are copied once
-        head, (groups, _) = _learned(z_part, own_labels, classes), near_copies(z_part, own_labels)
-        right = 0
-        for own in _whole_groups(groups):
-            y = torch.from_numpy(own_labels[own])
-            scores = head.leave_one_out(_taken(z_part, own), y, torch.from_numpy(groups[own]))
-            right += int((scores.argmax(dim=1) == y).sum())
+        part, own_labels = Rows(z, rows), labels[rows]
+        head, (groups, _) = _learned(part, own_labels, classes), near_copies(part, own_labels)
+        judged = _left_out(head, part, own_labels, groups)
+        right = sum(int((scores.argmax(dim=1).numpy() == own_labels[own]).sum()) for own, scores in judged)
         points.append((size, 100 * right / len(rows)))
     return LearningCurve(points, _fit(points))
 

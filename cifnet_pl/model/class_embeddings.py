@@ -73,9 +73,17 @@ class ClassEmbeddings(ClassPhotos):
     def embedded(
         self, model: IncrementalClassifier, title: str, unreadable: list[Unreadable], progress: bool = False
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Yield rows (m,) and their embeddings (m, d).
+        """Yield the embeddings in pieces, as :meth:`ClassPhotos.embedded` does.
 
-        Arguments are as for :meth:`ClassPhotos.embedded`; every embedding can be read.
+        Args:
+            model: whose device they go to.
+            title, unreadable, progress: not used, as every embedding can be read, and at once.
+
+        Yields:
+            (m,) rows, and their (m, d) embeddings.
+
+        Raises:
+            DataError: embeddings of another width than the model's.
         """
         samples = cast(EmbeddingSet, cast(Any, self.files))
         if samples.features != model.head.in_features:

@@ -10,11 +10,11 @@ from typing import NamedTuple, cast
 import numpy as np
 from torch import Tensor
 
-from cifnet_pl.data.alike import held_back_together
 from cifnet_pl.data.content_hashes import hashes_of
 from cifnet_pl.data.folders import class_folders, file_set, listing, require_classes, require_folder
 from cifnet_pl.data.image_sets import FileSet, expanded, place
 from cifnet_pl.data.photos import PhotoBatch, batch_size, place_of, squares
+from cifnet_pl.data.similar_photos import held_back_together
 from cifnet_pl.model.description import class_names
 from cifnet_pl.model.incremental import IncrementalClassifier
 from cifnet_pl.utilities.errors import CheckpointError, DataError

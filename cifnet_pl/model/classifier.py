@@ -149,7 +149,7 @@ class Classifier(IncrementalClassifier):
             unknown, coverage, per_class: as for :class:`~cifnet_pl.model.verdicts.Judge`; with neither share the
                 verdicts are empty.
         """
-        if unknown is None and coverage is None:
+        if unknown is None and coverage is None and not per_class:
             return lambda z, probabilities: [Verdict()] * len(z)
         return self.judge(unknown, coverage, per_class).verdicts
 

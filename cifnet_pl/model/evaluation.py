@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -79,6 +79,9 @@ class Evaluation:
         ece: expected calibration error in percent, 15 bins of the confidence.
         near: (n,) bool: which photos were learned, by their content, or are near-copies of samples in the model's
             calibration buffer; None where the model cannot tell.
+        learned: (n,) bool: which photos were learned, by their content; None where that is not compared.
+        twice: (n,) bool: which photos are copies of an earlier one of their class; None likewise.
+        mislabelled: photos that are in another class, too, as messages name them.
     """
 
     class_names: list[str]
@@ -88,11 +91,16 @@ class Evaluation:
     confidence: np.ndarray
     ece: float
     near: np.ndarray | None = None
+    learned: np.ndarray | None = None
+    twice: np.ndarray | None = None
+    mislabelled: tuple[str, ...] = ()
 
     @property
     def near_copy_score(self) -> NearCopyScore:
         """The number of photos that resemble learned ones, and the score of the others."""
-        return NearCopyScore() if self.near is None else NearCopyScore.of(self.near, self.right)
+        if self.near is None:
+            return NearCopyScore()
+        return NearCopyScore.of(self.near, self.right, 0 if self.learned is None else int(self.learned.sum()))
 
     @property
     def right(self) -> np.ndarray:
@@ -108,6 +116,13 @@ class Evaluation:
     def interval(self) -> tuple[float, float]:
         """Wilson's interval of 95 % around the accuracy, in percent."""
         return interval(int(self.right.sum()), len(self.right))
+
+    def seen(self) -> list[str]:
+        """Return for each photo whether it was "learned", is a "near-copy" of learned ones, or a "copy"; else ""."""
+        told = np.full(len(self.rows), "", dtype=object)
+        for mask, word in ((self.twice, "copy"), (self.near, "near-copy"), (self.learned, "learned")):
+            told[slice(0) if mask is None else mask] = word
+        return [str(word) for word in told]
 
     def confusion(self) -> np.ndarray:
         """Return (C, C) int64 numbers of photos, rows the true classes, columns the answers."""
@@ -166,7 +181,9 @@ def evaluate(
         raise DataError("none of the photos can be read: there is nothing to evaluate")
     rows, target, predicted, confidence, near = (np.concatenate(column) for column in zip(*parts, strict=True))
     ece = 100 * float(calibration.compute())
-    return Evaluation(list(model.class_names), rows, target, predicted, confidence, ece, near)
+    learned, twice, mislabelled = known.repeats
+    evaluation = Evaluation(list(model.class_names), rows, target, predicted, confidence, ece, near)
+    return replace(evaluation, learned=learned[rows], twice=twice[rows], mislabelled=tuple(mislabelled))
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ class Score:
     Attributes:
         near_copy_score: what near-copies among the photos that were learned do to it.
         near, learned: learned photos that have near-copies, and all that were compared.
+        capped: whether a ridge that generalised cross-validation chose is at its cap.
     """
 
     right: int = 0
@@ -43,6 +44,7 @@ class Score:
     near_copy_score: NearCopyScore = field(default_factory=NearCopyScore)
     near: int = 0
     learned: int = 0
+    capped: bool = False
 
     def add(
         self,
@@ -63,7 +65,7 @@ class Score:
 
     def sentences(self) -> list[str]:
         """Return the sentences to print beside the score."""
-        return self.near_copy_score.sentences(self.near, self.learned)
+        return self.near_copy_score.sentences(self.near, self.learned, self.capped)
 
     @property
     def percent(self) -> float | None:
@@ -151,7 +153,7 @@ def extend(
         for rows, z in old_photos.embedded(old, "checking", unreadable, progress):
             before.add(old, old_photos, rows, z)
             after.add(final, old_photos, rows, z)
-    warnings += about_lesson(old.head.choices(), final.head.choices())
+    warnings += about_lesson(old.head.choices() if len(old.class_names) > 1 else [], final.head.choices())
     learned = {name: final.counts[name] - old.counts.get(name, 0) for name in photos.class_names}
     event = Event("extend", len(final.class_names), sum(learned.values()), score.percent, seconds=seconds)
     event = replace(event, date=now(), class_names=list(learned), parents=[old.identity])
@@ -279,6 +281,7 @@ def learn(
     whole.finish()
     score = _finish_trial(lesson, aside, learned)
     score.near, score.learned = whole.learned.near_copies()
+    score.capped = any(choice.place == "cap" for choice in final.head.choices())
     return final, score
 
 

@@ -12,12 +12,12 @@ import torch
 
 from cifnet_pl.backbones.precision import FLOAT32
 from cifnet_pl.buffer import SAME
-from cifnet_pl.data.alike import held_back_together
 from cifnet_pl.data.content_hashes import hashes_of
 from cifnet_pl.data.folders import image_files, listing, require_folder
 from cifnet_pl.data.image_sets import expanded, held_back, place
 from cifnet_pl.data.photo_files import read_bytes
 from cifnet_pl.data.photos import squares
+from cifnet_pl.data.similar_photos import held_back_together
 from cifnet_pl.heads import Head
 from cifnet_pl.model.class_photos import Unreadable, embed_batch, unreadable_of
 from cifnet_pl.model.description import Event, now
@@ -244,9 +244,9 @@ def check_same(model: IncrementalClassifier, learner: Head, name: str, folders: 
         return
     learner.merge_(learner.fresh())  # moves what was observed into the sums
     column = model.class_names.index(name)
-    kept, given_sum = sums.class_sums[column], theirs.class_sums[0]
+    stored_sum, given_sum = sums.class_sums[column], theirs.class_sums[0]
     tolerance = min(SAME, SHARE_OF_ONE / model.counts[name])
-    if float((kept - given_sum).norm()) > tolerance * float(kept.norm()):
+    if float((stored_sum - given_sum).norm()) > tolerance * float(stored_sum.norm()):
         reason = _unlike(name, model.counts[name], folders, "others")
         if model.precision != FLOAT32:
             reason += f" (in {model.precision}, other kinds of processors give others too: forget where it was learned)"

@@ -101,7 +101,13 @@ class IncrementalClassifier(ModelState):
         self.offer(z, y, key)
 
     def offer(self, z: Tensor, y: Tensor, key: Tensor) -> None:
-        """Add samples as candidates to the buffer only; arguments as in :meth:`observe`."""
+        """Offer samples to the buffer only.
+
+        Args:
+            z: (n, d) float embeddings.
+            y: (n,) int64 labels.
+            key: (n,) int64 identity of each sample.
+        """
         if self.buffer is not None:
             self.buffer.add(z, y, key)
 

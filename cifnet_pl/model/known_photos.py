@@ -1,4 +1,4 @@
-"""Tell which photos a model has learned: by their content hashes, and by the embeddings in its buffer."""
+"""Tell which photos a model has learned, by their content hashes and the embeddings in its buffer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.model.class_photos import ClassPhotos
+from cifnet_pl.model.copies import find_repeats
 from cifnet_pl.model.incremental import IncrementalClassifier
 from cifnet_pl.model.near_copies import LearnedPhotos
 
@@ -17,16 +18,14 @@ class KnownPhotos:
     Args:
         model: a learned model; what it can tell depends on what it keeps: hashes of all photos, embeddings of some.
         photos: of classes that it knows.
+
+    Attributes:
+        repeats: photos that were learned, that occur twice, or that are in two classes, by their contents.
     """
 
     def __init__(self, model: IncrementalClassifier, photos: ClassPhotos):
         self._labels = np.array(model.labels(photos.class_names), dtype=np.int64)[photos.files.labels]
-        self._exact = np.zeros(len(self._labels), dtype=bool)
-        if model.photos is not None and len(model.photos.content):
-            hashes, hashes_of = photos.hashed().hashes, model.photos.by_label()
-            assert hashes is not None
-            for label, known in hashes_of.items():
-                self._exact |= (self._labels == label) & np.isin(hashes, known)
+        self.repeats = find_repeats(model, photos.hashed())
         self._stored = LearnedPhotos()
         if model.buffer is not None and len(model.buffer.y):
             z, y = model.buffer.items()
@@ -43,4 +42,4 @@ class KnownPhotos:
             (n,) bool.
         """
         near = self._stored.resemble(z, torch.from_numpy(self._labels[rows]))
-        return np.asarray(near | self._exact[rows])
+        return np.asarray(near | self.repeats.learned[rows])

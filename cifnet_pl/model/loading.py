@@ -12,6 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from cifnet_pl.backbones import Backbone
 from cifnet_pl.model.bundle import is_bundle, open_bundle
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.description import Table, check_format, parse
@@ -56,22 +57,32 @@ def load(
     return model.to(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
 
 
-def read_bundle(folder: Path, download: bool = False, engine: str = "auto", trust: bool = False) -> Classifier:
+def read_bundle(
+    folder: Path,
+    download: bool = False,
+    engine: str = "auto",
+    trust: bool = False,
+    backbone: Backbone | None = None,
+) -> Classifier:
     """Read the model of a bundle.
 
     Args:
         folder: of the bundle.
         download, engine, trust: as for :func:`load`.
+        backbone: one that is in memory already; the model shares it if it is the one that the bundle names.
 
     Raises:
         CheckpointError, CifnetError, UsageError: as for :func:`load`.
     """
     with open_bundle(folder) as (description, shapes, read):
-        return assemble(description, shapes, read, str(folder), download, engine, trust)
+        return assemble(description, shapes, read, str(folder), download, engine, trust, backbone=backbone)
 
 
 def checkpoint_of(path: Path) -> Path:
-    """Find the checkpoint file that ``path`` means.
+    """Find the checkpoint file of a run.
+
+    Args:
+        path: of the file, of a run's folder, or of an experiment, whose newest run is taken.
 
     Raises:
         CheckpointError: there is none.

@@ -25,7 +25,13 @@ def percent(correct: int, total: int) -> float | None:
 
 
 def average_accuracy(trajectory: Sequence[float | None]) -> float | None:
-    """Return Ā, the mean of A_k over the tasks learned so far.
+    """Compute the average accuracy Ā, the mean of A_k over the tasks learned so far.
+
+    Args:
+        trajectory: A_k after each task in percent, None where it was not measured.
+
+    Returns:
+        Percent; None if nothing was measured.
 
     Example:
         >>> average_accuracy([90.0, None, 80.0])
@@ -36,7 +42,14 @@ def average_accuracy(trajectory: Sequence[float | None]) -> float | None:
 
 
 def forgetting(matrix: Sequence[Row]) -> float | None:
-    """Return the mean over earlier tasks j < K of (max over k of a_kj, minus a_Kj); None with fewer than two tasks.
+    """Compute the forgetting, the mean over earlier tasks j < K of (max over k of a_kj, minus a_Kj).
+
+    Args:
+        matrix: row k holds the accuracies in percent on the test images of tasks 0 to k after task k, None where not
+            measured.
+
+    Returns:
+        Percentage points; None with fewer than two tasks.
 
     Example:
         >>> forgetting([[90.0], [80.0, 95.0]])
@@ -52,7 +65,14 @@ def forgetting(matrix: Sequence[Row]) -> float | None:
 
 
 def backward_transfer(matrix: Sequence[Row]) -> float | None:
-    """Return the mean over earlier tasks j < K of (a_Kj − a_jj); None with fewer than two tasks.
+    """Compute the backward transfer, the mean over earlier tasks j < K of (a_Kj − a_jj).
+
+    Args:
+        matrix: row k holds the accuracies in percent on the test images of tasks 0 to k after task k, None where not
+            measured.
+
+    Returns:
+        Percentage points; None with fewer than two tasks.
 
     Example:
         >>> backward_transfer([[90.0], [80.0, 95.0]])
@@ -67,7 +87,13 @@ def backward_transfer(matrix: Sequence[Row]) -> float | None:
 
 
 def max_drop(trajectory: Sequence[float | None]) -> float | None:
-    """Return the largest fall A_k − A_{k+1} between two consecutive tasks; negative if accuracy only rose.
+    """Compute the largest fall A_k − A_{k+1} between two consecutive tasks.
+
+    Args:
+        trajectory: A_k after each task in percent, None where it was not measured.
+
+    Returns:
+        Percentage points, negative if accuracy only rose; None with fewer than two measurements.
 
     Example:
         >>> max_drop([90.0, 84.0, 85.0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import torch
@@ -102,43 +102,59 @@ class NearCopyScore:
     Attributes:
         near: tested photos with a near-copy of their class among the learned ones.
         others, right: the other tested photos, and those of them that are named right.
+        learned: those of ``near`` that were learned themselves, where content hashes tell.
     """
 
     near: int = 0
     others: int = 0
     right: int = 0
+    learned: int = 0
 
     @classmethod
-    def of(cls, near: np.ndarray, right: np.ndarray) -> NearCopyScore:
+    def of(cls, near: np.ndarray, right: np.ndarray, learned: int = 0) -> NearCopyScore:
         """Count from (n,) bool, whether photos are ``near`` learned ones, and named ``right``."""
-        return cls(int(near.sum()), int((~near).sum()), int((right & ~near).sum()))
+        return cls(int(near.sum()), int((~near).sum()), int((right & ~near).sum()), learned)
 
     def __add__(self, other: NearCopyScore) -> NearCopyScore:
-        return NearCopyScore(self.near + other.near, self.others + other.others, self.right + other.right)
+        ours, theirs = astuple(self), astuple(other)
+        return NearCopyScore(*(a + b for a, b in zip(ours, theirs, strict=True)))
 
     def sentence(self) -> str | None:
         """Return a note to print beside the score; None if no tested photo resembles a learned one."""
         if not self.near:
             return None
         total, share = self.near + self.others, percent(self.right, self.others)
-        verbs = ("is a near-copy", "flatters") if self.near == 1 else ("are near-copies", "flatter")
-        start = f"{self.near} of these {number_of(total, 'photo')} {verbs[0]} of learned ones and {verbs[1]} the score"
+        are, were, flatter = (
+            ("is a near-copy", "was", "flatters") if self.near == 1 else ("are near-copies", "were", "flatter")
+        )
+        what = f"{were} learned already" if self.learned == self.near else f"{are} of learned ones"
+        if 0 < self.learned < self.near:
+            what += f" ({self.learned} of them the very same files)"
+        start = f"{self.near} of these {number_of(total, 'photo')} {what} and {flatter} the score"
         if self.others < FEW or share is None:
             return f"{start}: with {number_of(self.others, 'other')} it says little of photos of another day"
         return f"{start}: of the {number_of(self.others, 'other')} {share:.1f} % are right"
 
-    def sentences(self, near: int, total: int) -> list[str]:
+    def sentences(self, near: int, total: int, capped: bool) -> list[str]:
         """Return the notes to print beside the score; arguments are those of :func:`about_near_copies`."""
-        return [note for note in (self.sentence(), about_near_copies(near, total)) if note]
+        return [note for note in (self.sentence(), about_near_copies(near, total, capped)) if note]
 
 
-def about_near_copies(near: int, total: int) -> str | None:
+MANY = 0.1
+"""Share of near-copies from which a ridge at its cap is told: 12 × 25 distinct photos have 0 to 7 % of them."""
+
+
+def about_near_copies(near: int, total: int, capped: bool) -> str | None:
     """Return a note about learned photos that have near-copies; None if there are none.
 
     Args:
         near: learned photos that have near-copies.
         total: all that were compared.
+        capped: whether a ridge is at its cap, as it is where near-copies are many, or distinct photos few and easy.
     """
     if not near:
         return None
-    return f"{near} of {total} learned photos are near-copies of others (bursts, edited versions) and add little"
+    note = f"{near} of {total} learned photos are near-copies of others (bursts, edited versions) and add little"
+    if capped and near >= MANY * total:
+        note += ". The model was kept from fitting these too closely; photos of other days would teach it more"
+    return note

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import warnings
@@ -155,7 +156,7 @@ def onnx_bytes(model: Classifier) -> tuple[bytes, Check]:
         import onnxscript  # noqa: F401, torch's exporter needs it
     except ImportError as error:
         raise UsageError(f"--format onnx needs {error.name}: pip install {error.name}") from None
-    model = model.clone().to("cpu")
+    model = copy.deepcopy(model).to("cpu")  # the network too: another thread may use it
     graph = (Graph if model.backbone.takes_images else HeadGraph)(model).eval()
     program = _exported(graph)
     proto: Any = program.model_proto

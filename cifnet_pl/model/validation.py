@@ -21,7 +21,7 @@ from cifnet_pl.model.description import BackboneTable, Description, class_names,
 from cifnet_pl.model.photo_hashes import PhotoHashes
 from cifnet_pl.model.tensor_checks import check_buffer, check_head, check_shapes, load_part
 from cifnet_pl.utilities.errors import CheckpointError, UsageError, unknown_name
-from cifnet_pl.utilities.outside import import_part, names_import
+from cifnet_pl.utilities.plugins import import_part, names_import
 from cifnet_pl.utilities.text import first_line, printable
 
 T = TypeVar("T")
@@ -43,6 +43,7 @@ def assemble(
     engine: str = "auto",
     trust: bool = False,
     solved: bool = True,
+    backbone: Backbone | None = None,
 ) -> Classifier:
     """Build a model from what a file says.
 
@@ -55,6 +56,7 @@ def assemble(
         engine: what is to run the backbone from now on.
         trust: whether what the file names may be imported from outside the package, which executes it.
         solved: whether the file is of a model that can predict, not of sums alone.
+        backbone: as for :func:`~cifnet_pl.model.loading.read_bundle`.
 
     Raises:
         CheckpointError: anything about the file that is not as it should be.
@@ -71,7 +73,8 @@ def assemble(
             f"{where} was learned in precision {shown(about.precision)}, expected {', '.join(PRECISIONS)}"
         )
     _refuse_imports(about, where, trust)
-    backbone = _backbone(about.backbone, where, download, engine)
+    if backbone is None or backbone.describe() != about.backbone.model_dump():
+        backbone = _backbone(about.backbone, where, download, engine)
     head = _head(about.head, backbone.features, shapes, where)
     buffer = _buffer(about.buffer, where)
     check_shapes(head, buffer, about.task_sizes, shapes, where)

@@ -39,7 +39,7 @@ class Judge:
         per_class: whether every class is to have that chance by itself.
 
     Raises:
-        UsageError: a share outside (0, 1), or a model without calibration samples.
+        UsageError: a share outside (0, 1), ``per_class`` without coverage, or a model without calibration samples.
         UnsupportedError: a head that cannot tell unknown things, or has no leave-one-out scores.
     """
 
@@ -50,11 +50,13 @@ class Judge:
         coverage: float | None = None,
         per_class: bool = False,
     ):
+        if per_class and coverage is None:
+            raise UsageError("per_class is about sets of answers: give their coverage, too, such as 0.95")
         if unknown is not None:
             check_share("unknown", unknown)
             model.head.require("tells_novelty")
         if coverage is not None:
-            check_share("coverage", coverage)
+            check_share("coverage", coverage, example=0.95)
             model.head.require("leaves_one_out")
         z, y = stored_samples(model)
         self.head, self.class_names, self.unknown = model.head, tuple(model.class_names), unknown
@@ -134,7 +136,13 @@ def able(
 
 
 def stored_samples(model: IncrementalClassifier) -> tuple[Tensor, Tensor]:
-    """Return the embeddings (n, d) and labels (n,) of the model's calibration samples.
+    """Return the calibration samples of a model.
+
+    Args:
+        model: with a buffer.
+
+    Returns:
+        (n, d) embeddings and (n,) int64 labels.
 
     Raises:
         UsageError: it has none.

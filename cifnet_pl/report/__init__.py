@@ -16,10 +16,11 @@ from cifnet_pl.report.groups import group_order, group_runs
 from cifnet_pl.report.markup import Table, to_csv_table, to_latex, to_markdown
 from cifnet_pl.report.page import to_page
 from cifnet_pl.report.runs import find_missing, read_runs
+from cifnet_pl.report.sides import folders_of
 from cifnet_pl.report.study import REFERENCE, Study
 from cifnet_pl.report.style import SETTINGS, Picture, render
 from cifnet_pl.report.tables import all_tables
-from cifnet_pl.utilities.errors import DataError, unknown_name
+from cifnet_pl.utilities.errors import DataError, UsageError, unknown_name
 from cifnet_pl.utilities.files import write_bytes, write_text
 
 __all__ = ["Study", "read_study", "report"]
@@ -29,7 +30,7 @@ TITLE = "Class-incremental learning: results"
 
 
 def report(
-    runs: list[str],
+    runs: Sequence[str] = (),
     output: str = "report",
     external: str | None = None,
     reference: str = "CIFNet",
@@ -38,14 +39,21 @@ def report(
     """Make tables and figures of finished runs, mean and deviation over seeds, with the paper's numbers beside them.
 
     Args:
-        runs: run folders, or folders that hold them at any depth.
+        runs: run folders, or folders that hold them at any depth; those of --compare if none are given.
         output: folder for report.html, report.md, tables/ and figures/.
         external: CSV file of methods run elsewhere (method, seed, task, A_k, seconds, kWh; cells may be empty).
         reference: method whose energy the others are divided by.
-        compare: two methods, named as in the tables, such as CIFNet "Exact ridge": their differences over the same
-            seeds and test images, with 95 % intervals.
+        compare: two methods, named as in the tables, such as CIFNet "Exact ridge", or the folders of their runs, such
+            as "logs/cifnet-s*" "logs/ridge-s*": their differences over the same seeds and test images, with 95 %
+            intervals.
+
+    Raises:
+        UsageError: no run is named.
     """
-    study = read_study(runs, external, reference)
+    folders: list[str | Path] = [*runs] or [folder for name in compare or () for folder in folders_of(name)]
+    if not folders:
+        raise UsageError("no runs are given: name them before the options, cifnet report RUNS …")
+    study = read_study(folders, external, reference)
     pairs = compared(study, compare) if compare is not None else []
     for sentence in study.left_out:
         print(f"left out: {sentence}")
@@ -97,7 +105,7 @@ def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None
         folder: where the files are written.
         pairs: comparisons of two methods.
     """
-    own_tables = {COMPARISON: [comparison_table(study, pair) for pair in pairs]} if pairs else {}
+    own_tables = {COMPARISON: [comparison_table(pair) for pair in pairs]} if pairs else {}
     tables = {**own_tables, **all_tables(study)}
     drawn: dict[str, list[tuple[Picture, bytes]]] = {}
     for section, pictures in all_pictures(study, pairs).items():
@@ -136,7 +144,7 @@ def all_pictures(study: Study, pairs: Sequence[Pair] = ()) -> dict[str, list[Pic
     with matplotlib.rc_context(SETTINGS):
         settings = study.settings
         return {
-            COMPARISON: [p for pair in pairs if (p := comparison_picture(study, pair))],
+            COMPARISON: [p for pair in pairs if (p := comparison_picture(pair))],
             "Accuracy": [p for s in settings for p in trajectories(study, s)],
             "Efficiency": [p for s in settings for p in [*time_bubbles(study, s), *energy_points(study, s)]],
             "Memory": [*(p for s in settings for p in memory_points(study, s)), *buffer_points(study)],

@@ -21,6 +21,9 @@ from cifnet_pl.utilities.text import printable
 PIXELS = 136
 """Side of the photos on the page."""
 
+PIXELS_PER_INCH = 96
+"""Of a page, as CSS has it."""
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -51,6 +54,7 @@ class Section:
         name: heading.
         texts: sentences.
         picture: PNG file, base64.
+        width: at which the picture can be read, in pixels of the page; a large one is scrolled, not shrunk.
         header, rows: of the table.
         pairs: rows of photos of two classes.
         photos: further photos.
@@ -59,6 +63,7 @@ class Section:
     name: str
     texts: list[str] = field(default_factory=list)
     picture: str = ""
+    width: int = 0
     header: Sequence[str] = ()
     rows: Sequence[Sequence[object]] = ()
     pairs: Sequence[tuple[Side, Side]] = ()
@@ -81,9 +86,10 @@ def show(file: Path, caption: str) -> Shown:
     return Shown(base64.b64encode(content.getvalue()).decode("ascii"), printable(caption))
 
 
-def embedded(figure: Figure) -> str:
-    """Return a figure as a base64 PNG file for the page."""
-    return base64.b64encode(png(figure)).decode("ascii")
+def with_figure(name: str, texts: list[str], figure: Figure) -> Section:
+    """Return a section with a figure, its text as large as it was drawn for."""
+    width = round(figure.get_figwidth() * PIXELS_PER_INCH)
+    return Section(name, texts, base64.b64encode(png(figure)).decode("ascii"), width)
 
 
 def audit_page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:

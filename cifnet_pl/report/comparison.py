@@ -7,14 +7,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cifnet_pl.report.answers import paired
+from cifnet_pl.report.answers import paired, right_answers
 from cifnet_pl.report.markup import Cell, Column, Table
 from cifnet_pl.report.outcomes import Group, Outcome, fixed
-from cifnet_pl.report.settings import Setting
-from cifnet_pl.report.significance import Interval, bootstrap, common_differences, mcnemar, paired_test, seed_interval
-from cifnet_pl.report.study import Study
-from cifnet_pl.report.style import Picture, figure, wrapped
-from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.report.sides import side, told_apart
+from cifnet_pl.report.significance import (
+    Answers,
+    Interval,
+    bootstrap,
+    common_differences,
+    mcnemar,
+    paired_test,
+    seed_interval,
+)
+from cifnet_pl.report.study import Study, slug
+from cifnet_pl.report.style import SMALL, Picture, figure, wrapped
+from cifnet_pl.utilities.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -43,56 +51,73 @@ class Line:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two groups of one setting, and the rows of their comparison."""
+    """Two groups on the same data, and the rows of their comparison.
 
-    setting: Setting
+    Attributes:
+        name: of its files.
+        title: the setting, or what both settings share.
+        a, b: the groups.
+        lines: of their comparison.
+        notes: what a reader must know of these two.
+    """
+
+    name: str
+    title: str
     a: Group
     b: Group
     lines: list[Line]
+    notes: list[str]
 
 
 def compare(study: Study, names: Sequence[str]) -> list[Pair]:
-    """Compare two methods in every setting that has both.
+    """Compare two methods wherever both were run on the same data.
 
     Args:
         study: all results.
-        names: labels of two methods as the tables have them, or names that one label of a setting has.
+        names: two methods or folders of runs, as :func:`cifnet_pl.report.sides.side` takes them.
 
     Raises:
-        UsageError: not two names, an unknown one, or no setting with both and a common seed.
+        UsageError: not two names, an unknown one, or no data and seed that both have.
     """
     if len(names) != 2:
-        raise UsageError(f"--compare takes two methods, but got {len(names)}: {', '.join(names)}")
-    for name in names:
-        known = dict.fromkeys(label for g in study.groups for label in (g.label, g.name))
-        if name not in known:
-            raise unknown_name("method for --compare", name, known)
-    pairs = []
-    for setting in study.settings:
-        a, b = (_named(study.of(setting), name) for name in names)
-        if a is not None and b is not None:
-            lines = lines_of(a, b)
-            if lines:
-                pairs.append(Pair(setting, a, b, lines))
+        raise UsageError(
+            f"--compare takes two methods, but got {len(names)}: {', '.join(names)}; "
+            "a pattern for several folders needs quotation marks"
+        )
+    first, second = (side(study, name) for name in names)
+    alike = [(a, b) for a in first for b in second if a.setting.data == b.setting.data]
+    if not alike:
+        data = [
+            ", ".join(dict.fromkeys(study.name_of(group.setting) for group in groups)) for groups in (first, second)
+        ]
+        raise UsageError(f"{names[0]} and {names[1]} were run on different data: {data[0]}, and {data[1]}")
+    pairs = [pair for a, b in alike if (pair := _pair(study, *told_apart(a, b, names)))]
     if not pairs:
-        raise UsageError(f"no setting has runs of both {names[0]} and {names[1]} with a common seed and class order")
+        raise UsageError(
+            f"{names[0]} and {names[1]} have no common seed and class order: {_seeds(alike[0][0])}, and "
+            f"{_seeds(alike[0][1])}"
+        )
     return pairs
 
 
-def _named(groups: Sequence[Group], name: str) -> Group | None:
-    exact = [group for group in groups if group.label == name]
-    main = [group for group in groups if group.name == name and (group.is_reference or group.kind == "external")]
-    return next(iter([*exact, *main]), None)
+def _seeds(group: Group) -> str:
+    return ", ".join(f"seed {outcome.seed}" for outcome in group.outcomes)
 
 
-def lines_of(a: Group, b: Group) -> list[Line]:
+def _pair(study: Study, a: Group, b: Group) -> Pair | None:
+    lines, notes = lines_of(a, b)
+    title = study.name_of(a.setting) if a.setting == b.setting else a.setting.short
+    return Pair(f"comparison_{slug(title)}", title, a, b, lines, notes) if lines else None
+
+
+def lines_of(a: Group, b: Group) -> tuple[list[Line], list[str]]:
     """Compute the differences of Ā and A_K over seeds, of A_K over seeds and images, and of each seed over its images.
 
     Args:
-        a, b: groups of one setting.
+        a, b: groups on the same data.
 
     Returns:
-        One line for each; without a common seed there is none.
+        One line for each, none without a common seed; and a note for each seed whose images differ.
     """
     lines = []
     for key, title in (("A_K", "final accuracy A_K"), ("A_bar", "average accuracy Ā")):
@@ -105,32 +130,39 @@ def lines_of(a: Group, b: Group) -> list[Line]:
             first, second = (float(np.mean([stat.by_seed[seed] for seed in common])) for stat in (ours, theirs))
             interval, p = seed_interval(differences), paired_test(differences)
             lines.append(Line(f"{title}, over seeds", first, second, interval, len(common), p=p))
-    return lines + _over_images(a, b)
+    over_images, notes = _over_images(a, b)
+    return lines + over_images, notes
 
 
-def _over_images(a: Group, b: Group) -> list[Line]:
+def _over_images(a: Group, b: Group) -> tuple[list[Line], list[str]]:
     # A seed that ran on two machines, or with and without the cache, counts once.
     ours, theirs = ({o.key: o for o in group.outcomes if o.answers is not None} for group in (a, b))
-    compared: list[tuple[Outcome, np.ndarray, np.ndarray]] = []
+    compared: list[tuple[Outcome, Answers]] = []
+    notes = []
     for outcome, rival in ((ours[key], theirs[key]) for key in ours if key in theirs):
         assert outcome.answers is not None
         assert rival.answers is not None
-        right = paired(outcome.answers, rival.answers)
-        if len(right[0]):
-            compared.append((outcome, *right))
+        answers = paired(outcome.answers, rival.answers)
+        sizes = [len(right_answers(path)[0]) for path in (outcome.answers, rival.answers)]
+        if len(answers[0]):
+            compared.append((outcome, answers))
+        if len(answers[0]) < max(sizes):
+            notes.append(
+                f"Seed {outcome.seed}: {len(answers[0])} test images are common to both, of {sizes[0]} and {sizes[1]}."
+            )
     lines = []
     if len(compared) > 1:
-        pairs = [(x, y) for _, x, y in compared]
-        first, second = (100 * float(np.mean([pair[side].mean() for pair in pairs])) for side in (0, 1))
-        images = min(len(x) for x, _ in pairs)
+        every = [answers for _, answers in compared]
+        first, second = (100 * float(np.mean([answers[i].mean() for answers in every])) for i in (1, 2))
+        images = min(len(names) for names, _, _ in every)
         measure = "final accuracy A_K, over seeds and images"
-        lines.append(Line(measure, first, second, bootstrap(pairs), len(compared), images))
-    for outcome, x, y in compared:
+        lines.append(Line(measure, first, second, bootstrap(every), len(compared), images))
+    for outcome, (names, x, y) in compared:
         only_a, only_b, p = mcnemar(x, y)
         measure = f"final accuracy A_K, over images, seed {outcome.seed}"
         first, second = 100 * float(x.mean()), 100 * float(y.mean())
-        lines.append(Line(measure, first, second, bootstrap([(x, y)]), 1, len(x), only_a, only_b, p))
-    return lines
+        lines.append(Line(measure, first, second, bootstrap([(names, x, y)]), 1, len(x), only_a, only_b, p))
+    return lines, notes
 
 
 # ---------------------------------------------------------------------- in words, as a table and as a figure
@@ -152,11 +184,10 @@ def in_words(pair: Pair, line: Line) -> str:
     return f"{first}: {line.a - line.b:+.2f} points{interval}; {seeds}{images}{p}"
 
 
-def comparison_table(study: Study, pair: Pair) -> Table:
+def comparison_table(pair: Pair) -> Table:
     """Tabulate a comparison: the difference with its interval, the numbers of seeds and images, then p.
 
     Args:
-        study: all results.
         pair: the two groups.
     """
     first, second = pair.a.label, pair.b.label
@@ -173,44 +204,42 @@ def comparison_table(study: Study, pair: Pair) -> Table:
         p = None if line.p is None else "< 0.001" if line.p < 0.001 else f"{line.p:.3f}"
         rows.append([line.what, fixed(line.a), fixed(line.b), fixed(line.a - line.b), *ends, *counts, p])
     notes = [
-        f"{study.names[pair.setting]}. Difference: {first} minus {second}, over the seeds and class orders, and the "
-        "test images, that both have. Interval: over seeds of a t distribution; over images by bootstrap (10,000 "
-        "resamples, of seeds and of each seed's images). p: over seeds of a paired t-test (neither where all "
+        f"{pair.title}. Difference: {first} minus {second}, over the seeds and class orders, and the test images, that "
+        "both have. Interval: over seeds of a t distribution; over images by bootstrap (10,000 resamples of the test "
+        "images, the same ones for all seeds, and of the seeds). p: over seeds of a paired t-test (neither where all "
         "seeds have the same difference), over images of McNemar's exact test. An interval that leaves zero out is a "
         "difference beyond chance; the column before it says how large it is.",
+        *pair.notes,
         *([] if any(line.images for line in pair.lines) else [NO_IMAGES]),
     ]
-    title = f"{first} against {second}: {study.names[pair.setting]}"
-    return Table(f"comparison_{study.slug(pair.setting)}", title, columns, rows, notes)
+    title = f"{first} against {second}: {pair.title}"
+    return Table(pair.name, title, columns, rows, notes)
 
 
 NO_IMAGES = "No test images are compared: run with --predictions.every_task true to keep the predictions."
 
 
-def comparison_picture(study: Study, pair: Pair) -> Picture | None:
+def comparison_picture(pair: Pair) -> Picture | None:
     """Draw the differences with their intervals; None if there is no interval.
 
     Args:
-        study: all results.
         pair: the two groups.
     """
     shown = [(line, line.interval) for line in pair.lines if line.interval is not None]
     if not shown:
         return None
-    chart = figure(6.4, 1.5 + 0.5 * len(shown))
+    chart = figure(6.4, 1.7 + 0.6 * len(shown))
     axes = chart.subplots()
     for row, (line, interval) in enumerate(shown):
         at, difference = len(shown) - 1 - row, line.a - line.b
         spread = [[difference - interval.low], [interval.high - difference]]
         axes.errorbar(difference, at, xerr=spread, fmt="o", color="black", capsize=3, markersize=5)
-        axes.annotate(f"{difference:+.2f}", (1.02, at), xycoords=("axes fraction", "data"), va="center", fontsize=8.5)
+        axes.annotate(f"{difference:+.2f}", (1.02, at), xycoords=("axes fraction", "data"), va="center", fontsize=SMALL)
     axes.axvline(0, color="#777777", linewidth=0.8, linestyle="--")
-    labels = [wrapped(line.what.replace("A_K", "$A_K$").replace("Ā", r"$\bar{A}$"), 34) for line, _ in shown]
+    labels = [wrapped(line.what, 24).replace("A_K", "$A_K$").replace("Ā", r"$\bar{A}$") for line, _ in shown]
     axes.set_yticks(range(len(shown) - 1, -1, -1), labels)
     axes.set_ylim(-0.6, len(shown) - 0.4)
-    axes.set_xlabel(wrapped(f"{pair.a.label} minus {pair.b.label} (percentage points)", 56))
-    axes.set_title(wrapped(study.names[pair.setting], 60))
-    caption = (
-        f"{pair.a.label} minus {pair.b.label} with 95 % intervals, {study.names[pair.setting]}; right: the difference."
-    )
-    return Picture(f"comparison_{study.slug(pair.setting)}", caption, chart)
+    axes.set_xlabel(wrapped(f"{pair.a.label} minus {pair.b.label} (percentage points)", 50))
+    axes.set_title(wrapped(pair.title, 52))
+    caption = f"{pair.a.label} minus {pair.b.label} with 95 % intervals, {pair.title}; right: the difference."
+    return Picture(pair.name, caption, chart)

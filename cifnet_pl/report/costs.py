@@ -14,7 +14,7 @@ from cifnet_pl.report.memory_tables import buffer_megabytes, buffered, raw_image
 from cifnet_pl.report.outcomes import Group, Stat
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.report.study import Study
-from cifnet_pl.report.style import COLOURS, MARKERS, Picture, figure, legend_of_points, wrapped
+from cifnet_pl.report.style import COLOURS, MARKERS, SMALL, Picture, figure, fitted, legend_of_points, wrapped
 
 SMALLEST, LARGEST = 30.0, 900.0
 """Areas in square points of the bubbles of the least and the most energy that a figure can tell apart."""
@@ -64,17 +64,17 @@ def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
         return []
     energies = [stat.mean for _, groups in shown for g in groups if (stat := g.stat("energy_kwh"))]
     unit = max(energies, default=1.0) / LARGEST
-    heights = [1.5 + 0.3 * len(groups) for _, groups in shown]
+    heights = [1.5 + 0.4 * len(groups) for _, groups in shown]
     chart = figure(6.4, 0.5 + sum(heights))
     every = chart.subplots(len(shown), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
     times = [group.mean("train_seconds") / 60 for _, groups in shown for group in groups]
     every[-1].set(xlim=(min(times) / 1.7, max(times) * 1.7), xscale="log")
     for axes, (title, groups) in zip(every, shown, strict=True):
         _bubbles(axes, groups, unit)
-        axes.set_title(wrapped(title, 56), fontsize=9)
+        axes.set_title(wrapped(title, 52), fontsize=SMALL)
     every[-1].set_xlabel("training time (minutes, all tasks)")
-    chart.supylabel(r"average accuracy $\bar{A}$ (%)", fontsize=10)
-    chart.suptitle(wrapped(study.names[setting], 60), fontsize=11)
+    chart.supylabel(r"average accuracy $\bar{A}$ (%)", fontsize=12)
+    chart.suptitle(wrapped(study.names[setting], 52))
     too_small = (
         " A dashed bubble is drawn larger than its energy." if any(e < SMALLEST * unit for e in energies) else ""
     )
@@ -97,7 +97,7 @@ def _bubbles(axes: Axes, groups: Sequence[Group], unit: float) -> None:
         minutes, accuracy = group.mean("train_seconds") / 60, group.mean("A_bar")
         energy = group.stat("energy_kwh")
         colour = COLOURS[i % len(COLOURS)]
-        label = f"{wrapped(group.label, 30)}, {number(energy.mean, None)} kWh" if energy else wrapped(group.label, 30)
+        label = fitted(f"{group.label}, {number(energy.mean, None)} kWh" if energy else group.label, 26)
         if energy:
             line = "--" if energy.mean < SMALLEST * unit else "-"
             axes.scatter(
@@ -107,8 +107,9 @@ def _bubbles(axes: Axes, groups: Sequence[Group], unit: float) -> None:
         else:
             axes.scatter(minutes, accuracy, s=SMALLEST, marker="x", color=colour)
         axes.annotate(
-            label, (minutes, accuracy), (1.03, 1 - (i + 0.5) / len(ordered)), textcoords="axes fraction", fontsize=8.5,
-            va="center", annotation_clip=False, arrowprops={"arrowstyle": "-", "linewidth": 0.6, "color": "#777777"},
+            label, (minutes, accuracy), (1.03, 1 - (i + 0.5) / len(ordered)), textcoords="axes fraction",
+            fontsize=SMALL, va="center", annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "linewidth": 0.6, "color": "#777777", "relpos": (0.0, 0.5)},
         )  # fmt: skip
     axes.margins(y=0.25)
     plain_log_ticks(axes)
@@ -161,7 +162,7 @@ def _points(
 ) -> Figure:
     """Draw a point with its deviation for each method, on one logarithmic axis for all panels."""
     sizes = [len(groups) + 0.8 for _, groups in shown]
-    chart = figure(6.4, 1.3 + 0.45 * len(shown) + 0.3 * sum(sizes))
+    chart = figure(6.4, 1.3 + 0.45 * len(shown) + 0.42 * sum(sizes))
     every = chart.subplots(len(shown), 1, squeeze=False, sharex=True, height_ratios=sizes)[:, 0]
     means = [stat.mean for _, groups in shown for group in groups if (stat := value(group))]
     every[-1].set(xlim=(min(means) / 1.7, max(means) * 1.7), xscale="log")
@@ -172,16 +173,16 @@ def _points(
             spread = min(stat.sd or 0.0, 0.99 * stat.mean)
             axes.errorbar(stat.mean, at, xerr=spread or None, fmt="o", color="black", capsize=2, markersize=5)
             axes.annotate(
-                number(stat.mean, None), (1.02, at), xycoords=("axes fraction", "data"), va="center", fontsize=8.5
+                number(stat.mean, None), (1.02, at), xycoords=("axes fraction", "data"), va="center", fontsize=SMALL
             )
-        axes.set_yticks(range(len(known) - 1, -1, -1), [wrapped(group.label, 34) for group, _ in known])
+        axes.set_yticks(range(len(known) - 1, -1, -1), [fitted(group.label, 26) for group, _ in known])
         axes.set_ylim(-0.6, len(known) - 0.4)
-        axes.set_title(wrapped(name, 56), fontsize=9)
+        axes.set_title(wrapped(name, 52), fontsize=SMALL)
         if line is not None:
             axes.axvline(line, color="#777777", linewidth=0.8, linestyle="--")
     plain_log_ticks(every[-1])
     every[-1].set_xlabel(xlabel)
-    chart.suptitle(wrapped(title, 60), fontsize=11)
+    chart.suptitle(wrapped(title, 52))
     return chart
 
 
@@ -204,7 +205,7 @@ def memory_points(study: Study, setting: Setting) -> list[Picture]:
          {"total": group.mean("kept_elements"), **group.components})
         for group in groups
     ]  # fmt: skip
-    xlabel = "numbers kept between tasks besides the backbone (log scale)"
+    xlabel = "numbers kept besides the backbone (log scale)"
     chart = _parts(rows, parts, xlabel, study.names[setting], _short_count)
     caption = f"Memory besides the backbone after the last task by component, {study.names[setting]}; right: the total."
     return [Picture(f"memory_{study.slug(setting)}", caption, chart)]
@@ -236,7 +237,7 @@ def _parts(
     said: Callable[[float], str],
 ) -> Figure:  # fmt: skip
     """Draw a row for each method, a marker for each component, and the value of the first component at the right."""
-    chart = figure(6.4, 1.6 + 0.42 * len(rows))
+    chart = figure(6.4, 1.8 + 0.45 * len(rows))
     axes = chart.subplots()
     for row, (_, sizes) in enumerate(rows):
         at = len(rows) - 1 - row
@@ -249,13 +250,13 @@ def _parts(
                 )  # fmt: skip
         if parts[0] in sizes:
             axes.annotate(
-                said(sizes[parts[0]]), (1.02, at), xycoords=("axes fraction", "data"), va="center", fontsize=8.5
+                said(sizes[parts[0]]), (1.02, at), xycoords=("axes fraction", "data"), va="center", fontsize=SMALL
             )
-    axes.set_yticks(range(len(rows) - 1, -1, -1), [wrapped(name, 30) for name, _ in rows])
+    axes.set_yticks(range(len(rows) - 1, -1, -1), [fitted(name, 24) for name, _ in rows])
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.set_xscale("log")
     axes.margins(x=0.06)
-    axes.set(xlabel=xlabel, title=wrapped(title, 60))
+    axes.set(xlabel=xlabel, title=wrapped(title, 52))
     legend_of_points(chart, parts)
     return chart
 

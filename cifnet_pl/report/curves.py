@@ -13,11 +13,26 @@ from cifnet_pl.report.markup import Column, cell_text
 from cifnet_pl.report.outcomes import Group, Stat
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.report.study import ABLATIONS, ANALYTIC, CLASSIFIERS, Study
-from cifnet_pl.report.style import Look, Picture, figure, fill, legend_below, legend_of_bars, looks, wrapped
+from cifnet_pl.report.style import (
+    SMALL,
+    Look,
+    Picture,
+    figure,
+    fill,
+    fitted,
+    legend_below,
+    legend_beside,
+    legend_of_bars,
+    looks,
+    wrapped,
+)
 from cifnet_pl.report.words import heading, strategy_name
 
 LONG = 40
 """Tasks from which on a sequence counts as a long horizon (fig:long_tail has 50)."""
+
+MOST = 8
+"""Lines that can be told apart in one panel; more of them are divided among panels on the same axes."""
 
 BARS = "Bars: ± one standard deviation over seeds, where there are several."
 
@@ -64,18 +79,27 @@ def _drawable(groups: Sequence[Group]) -> bool:
 def _lines(groups: Sequence[Group], title: str, variants: bool = False) -> Figure:
     drawn = [group for group in groups if any(group.curve())]
     names = [group.variant if variants else group.label for group in drawn]
+    names = [f"\u2009{n}" if n.startswith("_") else n for n in names]  # else legends leave it out
     names = [f"{n} (external)" if g.kind == "external" else n for n, g in zip(names, drawn, strict=True)]
-    chart = figure(6.4, 4.0 + 0.24 * len(drawn))
-    axes = chart.subplots()
-    styles = looks(names)
+    parts = np.array_split(np.arange(len(drawn)), -(-len(drawn) // MOST))
+    height = 4.0 + 0.24 * len(drawn) if len(parts) == 1 else 0.6 + 2.9 * len(parts)
+    chart = figure(6.4, height)
+    panels = chart.subplots(len(parts), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
+    styles = [look for rows in parts for look in looks(len(rows))]
     seen = next((group.classes_seen for group in drawn if group.classes_seen), ())
-    for index, (name, group) in enumerate(zip(names, drawn, strict=True)):
-        _line(axes, group, seen, styles[name], name, index / len(drawn))
-    axes.set(xlabel="classes seen", ylabel="accuracy $A_k$ (%)", title=wrapped(title, 64))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    bottom, top = axes.get_ylim()
-    axes.set_ylim(max(bottom, -2.0), min(top, 102.0))
-    legend_below(chart, axes, 2)
+    for axes, rows in zip(panels, parts, strict=True):
+        for i in rows:
+            _line(axes, drawn[i], seen, styles[i], names[i], i / len(drawn))
+        axes.set(ylabel="accuracy $A_k$ (%)")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if len(parts) > 1:
+            legend_beside(axes)
+    panels[0].set_title(wrapped(title, 52))
+    panels[-1].set_xlabel("classes seen")
+    bottom, top = panels[0].get_ylim()
+    panels[0].set_ylim(max(bottom, -2.0), min(top, 102.0))
+    if len(parts) == 1:
+        legend_below(chart, panels[0], 2)
     return chart
 
 
@@ -139,7 +163,7 @@ def pair_bars(bars: Sequence[tuple[str, Stat | None, Stat | None]], title: str) 
         bars: label, Ā and A_K.
         title: of the figure.
     """
-    chart = figure(6.4, 1.2 + 0.52 * len(bars))
+    chart = figure(6.4, 1.4 + 0.58 * len(bars))
     axes = chart.subplots()
     top = 0.0
     places = range(len(bars) - 1, -1, -1)
@@ -150,10 +174,10 @@ def pair_bars(bars: Sequence[tuple[str, Stat | None, Stat | None]], title: str) 
             axes.barh(position, stat.mean, 0.36, xerr=stat.sd, ecolor="#888888", capsize=2, **fill(1 - side))
             end = stat.mean + (stat.sd or 0.0)
             text = cell_text(stat, Column("", 1))
-            axes.annotate(text, (end, position), (4, 0), textcoords="offset points", va="center", fontsize=7.5)
+            axes.annotate(text, (end, position), (4, 0), textcoords="offset points", va="center", fontsize=SMALL)
             top = max(top, end)
-    axes.set_yticks(places, [wrapped(bar[0], 28) for bar in bars])
-    axes.set(xlabel="accuracy (%)", xlim=(0, 1.22 * top), ylim=(-0.6, len(bars) - 0.4), title=wrapped(title, 70))
+    axes.set_yticks(places, [fitted(bar[0], 24) for bar in bars])
+    axes.set(xlabel="accuracy (%)", xlim=(0, 1.22 * top), ylim=(-0.6, len(bars) - 0.4), title=wrapped(title, 52))
     axes.grid(visible=False, axis="y")
     shown = [side for side in (0, 1) if any(bar[1 + side] for bar in bars)]
     names = (r"average accuracy $\bar{A}$", "final accuracy $A_K$")
@@ -189,7 +213,7 @@ def _values(study: Study, families: Sequence[Sequence[Group]], key: str, title: 
     axes = chart.subplots()
     names = [f"{study.names[family[0].setting]}: {family[0].label}" for family in families]
     ticks: set[float] = set()
-    for family, (name, look) in zip(families, looks(names).items(), strict=True):
+    for family, name, look in zip(families, names, looks(len(families)), strict=True):
         points = sorted((g.config[key], stat) for g in family if (stat := g.stat("A_K")) is not None)
         axes.errorbar(
             [x for x, _ in points], [s.mean for _, s in points], [s.sd or 0.0 for _, s in points], capsize=3,
@@ -254,7 +278,7 @@ def _maps(shown: Sequence[tuple[Group, np.ndarray]]) -> Figure:
         axes.set_xlabel("neurons of task")
         axes.grid(visible=False)
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+            axis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
         for i, j in np.ndindex(size, size) if size <= 10 else ():
             if not np.isnan(matrix[i, j]):
                 colour = "white" if matrix[i, j] > 0.5 else "black"

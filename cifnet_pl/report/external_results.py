@@ -13,6 +13,7 @@ from cifnet_pl.model.metrics import max_drop
 from cifnet_pl.report.outcomes import Conditions, Group, Outcome
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.text import first_line
 
 COLUMNS = ("method", "seed", "task", "A_k", "seconds", "kWh")
 OPTIONAL = ("dataset", "classes_per_task", "params")
@@ -129,27 +130,35 @@ def read_external(path: Path, settings: Sequence[Setting]) -> list[Group]:
         settings: of the report.
 
     Raises:
-        UsageError: no such file, columns that are missing, a method that fits no setting or more than one.
-        DataError: a cell that is not a number, a line with more cells than columns, two lines for one task, or
-            accuracies that are fractions instead of percentages.
+        UsageError: no such file, columns that are missing or twice, a method that fits no setting or more than one.
+        DataError: no CSV file, a cell that is not a number, a line with more or fewer cells than columns, two lines
+            for one task, or accuracies that are fractions instead of percentages.
     """
     if not path.is_file():
         raise UsageError(f"no file {path}: --external takes a CSV file with the columns {', '.join(COLUMNS)}")
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file, skipinitialspace=True)
-        missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-        if missing:
-            raise UsageError(f"{path} has no column {missing[0]}: expected {', '.join(COLUMNS)}")
-        lines = [(reader.line_num, row) for row in reader]
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, skipinitialspace=True, strict=True)
+            header = [name.strip() for name in next(reader, [])]
+            lines = [(reader.line_num, cells) for cells in reader if cells]
+    except (UnicodeDecodeError, csv.Error, OSError) as error:
+        raise DataError(f"{path} is not a CSV file in UTF-8: {first_line(error)}") from error
+    missing = [name for name in COLUMNS if name not in header]
+    if missing:
+        raise UsageError(
+            f"{path} has no column {', '.join(missing)}: expected {', '.join(COLUMNS)}, with commas between"
+        )
+    twice = [name for name in header if header.count(name) > 1]
+    if twice:
+        raise UsageError(f"{path} has the column {twice[0]} twice")
     runs: dict[tuple[str, str, str], dict[str, list[ExternalRow]]] = defaultdict(lambda: defaultdict(list))
     for number, row in lines:
-        surplus = row.pop(None, None)  # where csv puts what has no column
-        if surplus:
+        if len(row) != len(header):
             raise DataError(
-                f"{path}, line {number}: {len(row) + len(surplus)} cells, but the header names {len(row)} columns; "
-                "put a method's name that holds a comma in quotation marks"
+                f"{path}, line {number}: {len(row)} cells, but the header names {len(header)} columns; a cell may be "
+                "empty, but not left out; put a method's name that holds a comma in quotation marks"
             )
-        cells = {key: (row.get(key) or "").strip() for key in (*COLUMNS, *OPTIONAL)}
+        cells = {**dict.fromkeys(OPTIONAL, ""), **dict(zip(header, map(str.strip, row), strict=True))}
         if not cells["method"]:
             raise DataError(f"{path}, line {number}: the method has no name")
         line = f"{path}, line {number}"

@@ -12,9 +12,8 @@ from typing import Any
 from cifnet_pl import heads
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.model.metrics import max_drop
-from cifnet_pl.report.answers import answers_of
 from cifnet_pl.report.outcomes import VALUES, Conditions, Group, Outcome
-from cifnet_pl.report.runs import Run
+from cifnet_pl.report.runs import Run, natural
 from cifnet_pl.report.settings import OF_SETTING, configuration, setting_of
 from cifnet_pl.report.words import JOINT, METHODS, method_name
 
@@ -47,9 +46,7 @@ def outcome_of(run: Run) -> Outcome:
     if components:
         values["kept_elements"] = sum(components.values())
         values["kept_bytes"] = kept_bytes(run, components)
-    return Outcome(
-        run.seed, tuple(summary["A_k"]), values, _conditions(run), run, _pair_key(run), answers_of(run.folder)
-    )
+    return Outcome(run.seed, tuple(summary["A_k"]), values, _conditions(run), run, _pair_key(run), run.answers)
 
 
 def _pair_key(run: Run) -> str:
@@ -174,6 +171,25 @@ def _name_variants(family: list[Group]) -> None:
         reference = main if any(group is main for group in same) else _reference(same)
         for group in same:
             group.changes = differences(reference.config, group.config)
+        for alike in _alike(same, lambda group: group.label):
+            _tell_apart(alike, lambda group: group.named)
+        for alike in _alike(same, lambda group: group.variant):
+            _tell_apart(alike, lambda group: group.changes)
+
+
+def _alike(groups: Sequence[Group], name: Callable[[Group], str]) -> list[list[Group]]:
+    """Return the groups of each name that several have, such as two buffers beside a reference without any."""
+    by_name: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        by_name[name(group)].append(group)
+    return [alike for alike in by_name.values() if len(alike) > 1]
+
+
+def _tell_apart(alike: Sequence[Group], said: Callable[[Group], dict[str, Any]]) -> None:
+    """Add to what is said of each group the settings in which they differ."""
+    keys = {key for group in alike for key in differences(alike[0].config, group.config)}
+    for group in alike:
+        said(group).update({key: group.config.get(key) for key in keys})
 
 
 def _reference(family: Sequence[Group]) -> Group:
@@ -192,7 +208,7 @@ def _reference(family: Sequence[Group]) -> Group:
 
 
 def _defaults(head: str) -> dict[str, Any]:
-    builders: dict[str, Callable[..., Any] | None] = {"buffer.": CalibrationBuffer, "head.": getattr(heads, head, None)}
+    builders: dict[str, Callable[..., Any] | None] = {"buffer.": CalibrationBuffer, "head.": heads.HEADS.get(head)}
     return {
         prefix + name: parameter.default
         for prefix, builder in builders.items()
@@ -209,8 +225,8 @@ def group_order(group: Group) -> tuple[Any, ...]:
     return (group.setting.order, *method_order(group), len(changes), changes)
 
 
-def method_order(group: Group) -> tuple[int, int, str]:
+def method_order(group: Group) -> tuple[int, int, tuple[str, int]]:
     """Return the sort key of a method within a setting."""
     kinds, known = ["measured", "external", "published"], [*METHODS.values(), JOINT]
     position = known.index(group.name) if group.name in known else len(known)
-    return kinds.index(group.kind), position, group.name
+    return kinds.index(group.kind), position, natural(group.name)

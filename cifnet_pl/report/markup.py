@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 from cifnet_pl.learning.run_record import to_csv
 from cifnet_pl.report.outcomes import Stat
 from cifnet_pl.report.significance import marked
+from cifnet_pl.utilities.text import printable
 
 DASH = "–"
 TEMPLATES = jinja2.Environment(
@@ -48,7 +49,7 @@ Cell = str | Stat | None
 SEEDS = "seeds"
 """Header of the column that has a row's number of seeds."""
 
-POWER = re.compile(r"(?<=[\d)])e-0?(\d+)")
+POWER = re.compile(r"(?<=[\d)])e(?:\+|(-))0?(\d+)")
 """A power of ten as Python writes it."""
 
 COST_HEADERS = ("training (min)", "energy (kWh)", "A_K per kWh", "CO₂ (kg)")
@@ -149,8 +150,8 @@ def number(value: float, digits: int | None) -> str:
     return f"{value:.3g}" if abs(value) >= 1e-3 else f"{value:.2e}"
 
 
-def _small(mean: float, sd: float | None, plus_minus: str) -> str:
-    """Return a small number and its deviation with one power of ten: (7.72 ± 0.47)e-05."""
+def _with_power(mean: float, sd: float | None, plus_minus: str) -> str:
+    """Return a small or large number and its deviation with one power of ten: (7.72 ± 0.47)e-05."""
     digits, power = f"{mean:.2e}".split("e")
     return f"{digits}e{power}" if sd is None else f"({digits}{plus_minus}{sd / 10 ** int(power):.2f})e{power}"
 
@@ -166,14 +167,14 @@ def cell_text(cell: Cell, column: Column, plus_minus: str = " ± ") -> str:
     if cell is None or cell == "":
         return DASH
     if isinstance(cell, str):
-        return cell
+        return printable(cell)
     mean, digits = cell.mean * column.scale, column.digits
-    if digits is None and 0 < abs(mean) < 1e-3:
-        return _small(mean, cell.sd * column.scale if cell.sd is not None and column.spread else None, plus_minus)
-    if digits is None and 1e-3 <= abs(mean) < 1e15:
+    sd = cell.sd * column.scale if cell.sd is not None and column.spread else None
+    if digits is None and mean and not 1e-3 <= abs(mean) < 1e6:
+        return _with_power(mean, sd, plus_minus)
+    if digits is None and mean:
         digits = max(1 if abs(mean) < 1000 else 0, 2 - math.floor(math.log10(abs(mean))))
-    spread = plus_minus + number(cell.sd * column.scale, digits) if cell.sd is not None and column.spread else ""
-    return number(mean, digits) + spread
+    return number(mean, digits) + (plus_minus + number(sd, digits) if sd is not None else "")
 
 
 # ---------------------------------------------------------------------- formats
@@ -232,7 +233,7 @@ def latex(text: str) -> str:
         >>> print(latex("A_K in %"))
         $A_K$ in \%
     """
-    parts = text.split("A_K")
+    parts = printable(text).split("A_K")
     return r"$A_K$".join("".join(LATEX.get(c, c) for c in piece) for piece in parts)
 
 
@@ -242,7 +243,7 @@ def to_latex(table: Table) -> str:
     def text(i: int, j: int) -> str:
         plain = latex(table.text(i, j))
         if isinstance(table.rows[i][j], Stat):
-            plain = POWER.sub(r"$\\cdot10^{-\1}$", plain)
+            plain = POWER.sub(r"$\\cdot10^{\1\2}$", plain)
         return rf"\textbf{{{plain}}}" if (i, j) in table.best else plain
 
     align = "".join("l" if _is_text(table, j) else "r" for j in range(len(table.columns)))
@@ -288,10 +289,9 @@ def template(name: str) -> jinja2.Template:
 
 def typeset(text: str, is_number: bool = False) -> Markup:
     """Return ``text`` for HTML, escaped, with ``A_K`` as a symbol with an index, and the power of ten of a number."""
-    escaped = escape(text)
-    for index in "Kk":
-        escaped = Markup(str(escaped).replace(f"A_{index}", f"<i>A</i><sub>{index}</sub>"))
-    return Markup(POWER.sub(r"·10<sup>−\1</sup>", str(escaped))) if is_number else escaped
+    escaped = re.sub("A_([Kk])", r"<i>A</i><sub>\1</sub>", str(escape(printable(text))))
+    raised = POWER.sub(lambda e: f"·10<sup>{'−' if e[1] else ''}{e[2]}</sup>", escaped)
+    return Markup(raised if is_number else escaped)
 
 
 def _is_text(table: Table, column: int) -> bool:

@@ -8,16 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cifnet_pl.report.run_files import MEASURED
 from cifnet_pl.report.runs import Run
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.report.words import LACKING, words
 
-VALUES = (
-    "A_K", "A_bar", "forgetting", "bwt", "forward_transfer", "max_drop", "top5", "ece", "nll", "epochs",
-    "set_size", "set_coverage", "called_unknown", "unknown_auroc", "unknown_fpr95",
-    "train_seconds", "eval_seconds", "energy_kwh", "A_K_per_kwh", "co2_kg", "backbone_params", "state_elements",
-    "buffer_elements", "kept_elements", "kept_bytes",
-)  # fmt: skip
+VALUES = (*MEASURED, "kept_elements", "kept_bytes")
 """Keys of an outcome that tables and figures use."""
 
 COSTS = ("train_seconds", "eval_seconds", "energy_kwh", "A_K_per_kwh", "co2_kg")

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cifnet_pl.report.answers import answers_of
+from cifnet_pl.report.run_files import (
+    ACTIVATIONS,
+    ANSWER_SETS,
+    read_activations,
+    read_answer_sets,
+    read_config,
+    read_rows,
+    read_summary,
+)
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.files import read_yaml
 from cifnet_pl.utilities.run_folders import versions
 from cifnet_pl.utilities.text import printable
 
-ACTIVATIONS = "activations.csv"
 POINT = "point.yaml"
 """Configuration of a sweep's point, in its experiment's folder."""
 FAILURE = "failure.txt"
 """Why a point failed the last time, beside it."""
 FILES = ("config.yaml", "tasks.csv", "summary.json")
-NEEDED = ("A_K", "A_bar", "A_k", "n_tasks", "n_classes", "head", "train_seconds", "energy_kwh", "state_elements")
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,10 @@ class Run:
         classes_seen: number of classes after each task.
         activations: ``activations.csv`` if the run recorded it: row i, column j is the mean over the test images
             of task i of the largest activation among the neurons of task j.
+        answer_sets: class → percent of its test images that have it among the answers at 95 %, and their mean number
+            of answers, if the run is calibrated.
+        answers: its ``predictions.parquet`` if it kept its predictions.
+        doubts: sentences about what of it is not shown.
     """
 
     folder: Path
@@ -41,6 +50,9 @@ class Run:
     summary: dict[str, Any]
     classes_seen: tuple[int, ...]
     activations: tuple[tuple[float | None, ...], ...] | None = None
+    answer_sets: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    answers: Path | None = None
+    doubts: tuple[str, ...] = ()
 
     @property
     def seed(self) -> int | None:
@@ -69,11 +81,11 @@ def find_folders(paths: Iterable[str | Path]) -> list[Path]:
         for folder in [path, *inner]:
             if any((folder / name).is_file() for name in FILES) or (folder / "checkpoints").is_dir():
                 folders.setdefault(folder.resolve(), folder)
-    # version_10 after version_9
-    return sorted(folders.values(), key=lambda folder: [_natural(component) for component in folder.parts])
+    return sorted(folders.values(), key=lambda folder: [natural(component) for component in folder.parts])
 
 
-def _natural(name: str) -> tuple[str, int]:
+def natural(name: str) -> tuple[str, int]:
+    """Return the sort key that puts version_10 after version_9."""
     head = name.rstrip("0123456789")
     digits = name[len(head) :]
     return head, int(digits) if digits else -1
@@ -88,18 +100,22 @@ def read_run(folder: Path) -> Run:
     Raises:
         DataError: the run is not complete, or a file of it is damaged; the sentence says which.
     """
-    summary = _summary(folder)
-    config = _config(folder / "config.yaml")
-    rows = _rows(folder / "tasks.csv")
+    summary, doubtful = read_summary(folder / "summary.json")
+    config = read_config(folder / "config.yaml")
+    rows = read_rows(folder / "tasks.csv")
     tasks, trajectory = summary["n_tasks"], summary["A_k"]
-    if not isinstance(trajectory, list) or not len(rows) == tasks == len(trajectory) > 0:
+    if not len(rows) == tasks == len(trajectory):
         raise DataError(f"{folder}: tasks.csv has {len(rows)} rows, but summary.json says {tasks} tasks")
     try:
         seen = tuple(int(row["classes_seen"]) for row in rows)
-        activations = _activations(folder / ACTIVATIONS)
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{folder}: a table is damaged ({error})") from error
-    return Run(folder, config, summary, seen, activations)
+        raise DataError(f"{folder}: tasks.csv is damaged, a row has no number of classes") from error
+    if seen[-1] != summary["n_classes"]:
+        raise DataError(f"{folder}: tasks.csv ends with {seen[-1]} classes, summary.json with {summary['n_classes']}")
+    activations, answer_sets = read_activations(folder / ACTIVATIONS), read_answer_sets(folder / ANSWER_SETS)
+    about = f"{folder}/summary.json: not finite, shown as not measured: {', '.join(doubtful)}"
+    doubts = (about,) if doubtful else ()
+    return Run(folder, config, summary, seen, activations, answer_sets, doubts=doubts)
 
 
 def read_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
@@ -109,7 +125,7 @@ def read_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
         paths: folders.
 
     Returns:
-        The complete runs, and a sentence for each folder that is left out.
+        The complete runs, and a sentence for each folder, or part of a run, that is left out.
 
     Raises:
         UsageError: a path that does not exist.
@@ -117,10 +133,17 @@ def read_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
     runs, left_out = [], []
     for folder in find_folders(paths):
         try:
-            runs.append(read_run(folder))
+            run = read_run(folder)
         except DataError as error:
             left_out.append(str(error))
-    return runs, left_out
+            continue
+        left_out += run.doubts
+        try:
+            runs.append(replace(run, answers=answers_of(folder)))
+        except DataError as error:  # the rest of the run is whole
+            left_out.append(str(error))
+            runs.append(run)
+    return runs, list(dict.fromkeys(left_out))
 
 
 @dataclass(frozen=True)
@@ -150,7 +173,7 @@ def find_missing(paths: Iterable[str | Path]) -> list[MissingPoint]:
             folder = file.parent
             if not any(is_complete(version) for version in versions(folder)):
                 missing[folder.resolve()] = MissingPoint(folder, _reason(folder))
-    return sorted(missing.values(), key=lambda point: [_natural(component) for component in point.folder.parts])
+    return sorted(missing.values(), key=lambda point: [natural(component) for component in point.folder.parts])
 
 
 def _reason(folder: Path) -> str:
@@ -167,44 +190,3 @@ def is_complete(folder: Path) -> bool:
     except DataError:
         return False
     return True
-
-
-def _summary(folder: Path) -> dict[str, Any]:
-    path = folder / "summary.json"
-    if not path.is_file():
-        raise DataError(f"{folder}: no summary.json, the run did not finish")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{path} is damaged: {error}") from error
-    missing = [key for key in NEEDED if not isinstance(content, dict) or key not in content]
-    if missing:
-        raise DataError(f"{path} is not a run's summary: it lacks {missing[0]}")
-    return dict(content)
-
-
-def _config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise DataError(f"{path.parent}: no config.yaml, so its settings are not known")
-    try:
-        content = read_yaml(path)
-    except UsageError as error:
-        raise DataError(f"{path} is damaged: {error}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("data"), dict):
-        raise DataError(f"{path} is not a run's configuration: it has no section data")
-    return content
-
-
-def _rows(path: Path) -> list[Mapping[str, str]]:
-    if not path.is_file():
-        raise DataError(f"{path.parent}: no tasks.csv, the run did not finish its first task")
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def _activations(path: Path) -> tuple[tuple[float | None, ...], ...] | None:
-    if not path.is_file():
-        return None
-    with path.open(newline="", encoding="utf-8") as file:
-        body = list(csv.reader(file))[1:]
-    return tuple(tuple(float(cell) if cell else None for cell in row[1:]) for row in body)

@@ -90,6 +90,16 @@ class Setting:
         return (self.dataset, self.n_tasks, self.n_classes, self.backbone, size, self.root, tune)
 
     @property
+    def data(self) -> tuple[Any, ...]:
+        """What two runs must share for their test images to be the same: all but the network and its images' size."""
+        return self.dataset, self.protocol, self.n_tasks, self.n_classes, self.tune
+
+    @property
+    def network(self) -> str:
+        """Backbone and size of its images in words."""
+        return f"{self.backbone}, {self.image_size} px" if self.image_size else self.backbone
+
+    @property
     def short(self) -> str:
         """Data set and protocol, for a column of a table; says so where no test image was used."""
         tuned = f", on {100 * self.tune:g} % of the training images (tuning)" if self.tune else ""
@@ -98,9 +108,8 @@ class Setting:
     @property
     def title(self) -> str:
         """Data set, protocol, images and backbone in words."""
-        size = f", {self.image_size} px" if self.image_size else ""
         tasks = f"{self.n_tasks} tasks" if self.n_tasks > 1 else "1 task"
-        return f"{self.short} ({tasks}, {self.n_classes} classes), {self.backbone}{size}"
+        return f"{self.short} ({tasks}, {self.n_classes} classes), {self.network}"
 
     @property
     def note(self) -> str | None:
@@ -146,7 +155,7 @@ def _defaults(flat: Mapping[str, Any]) -> dict[str, Any]:
 
     owners: dict[str, Any] = {
         "trainer.": Trainer, "data.": CIFNetDataModule, "energy.": EnergyMonitor, "checkpoint.": TaskCheckpoint,
-        "head.": getattr(heads, str(flat.get("head")), None),
+        "head.": heads.HEADS.get(str(flat.get("head"))),
         "": CIFNetModule if str(flat.get("module")).endswith("CIFNetModule") else None,
         "buffer.": CalibrationBuffer if flat.get("buffer") == "yes" else None,
     }  # fmt: skip
@@ -160,22 +169,25 @@ def _defaults(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _model(run: Run) -> dict[str, Any]:
-    model = run.config.get("model")
-    model = model if isinstance(model, Mapping) else {}
-    arguments = dict(model.get("init_args") or {})
+    model = _section(run.config.get("model"))
+    arguments = dict(_section(model.get("init_args")))
     head, buffer = arguments.pop("head", None), arguments.pop("buffer", None)
     flat = {"module": model.get("class_path"), **flatten(arguments), "head": run.summary["head"]}
-    options = head.get("init_args") if isinstance(head, Mapping) else None
-    if options is None:  # the head was left to its defaults, which the summary spells out
+    options = _section(head).get("init_args")
+    if not isinstance(options, Mapping):  # the head was left to its defaults, which the summary spells out
         settings = run.summary.get("head_settings") or {}
         options = {k: v for k, v in settings.items() if k != "in_features" and not str(v).startswith("seed ")}
     flat.update(flatten(options, "head."))
     if isinstance(buffer, Mapping) and run.summary.get("buffer_settings") is not None:
         flat["buffer"] = "yes"
-        flat.update(flatten(buffer.get("init_args") or {}, "buffer."))
-    elif getattr(getattr(heads, run.summary["head"], None), "uses_buffer", False):
+        flat.update(flatten(_section(buffer.get("init_args")), "buffer."))
+    elif getattr(heads.HEADS.get(run.summary["head"]), "uses_buffer", False):
         flat["buffer"] = None
     return flat
+
+
+def _section(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -13,7 +13,8 @@ from cifnet_pl.report.answers import paired
 from cifnet_pl.report.outcomes import Stat
 
 LEVEL = 0.05
-RESAMPLES = 10_000
+RESAMPLES, BLOCK = 10_000, 500
+"""Resamples of a bootstrap, and how many of them are drawn at once."""
 ROUNDING = 1e-12
 """Differences that differ by less are the same: percentages are computed in float64."""
 
@@ -69,7 +70,7 @@ def _single_run_test(cell: Stat, rival: Stat) -> float | None:
     common = [key for key in cell.answers if key in rival.answers]
     if not common:
         return None
-    a, b = paired(cell.answers[common[0]], rival.answers[common[0]])
+    _, a, b = paired(cell.answers[common[0]], rival.answers[common[0]])
     return mcnemar(a, b)[2] if len(a) else None
 
 
@@ -112,32 +113,38 @@ class Interval:
     high: float
 
 
-def bootstrap(pairs: Sequence[tuple[np.ndarray, np.ndarray]], seed: int = 0) -> Interval:
+Answers = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""(n,) identities of test images, and (n,) bool twice: whether the first and the second method are right on them."""
+
+
+def bootstrap(answers: Sequence[Answers], seed: int = 0) -> Interval:
     """Return the mean difference of accuracy a − b in percentage points, with its percentile interval.
 
-    Seeds are drawn with replacement, and of each seed drawn its test images with replacement: the interval covers
-    other class orders and other photos. With one seed it covers other photos only.
+    Seeds are drawn with replacement, and so are test images, the same ones for all seeds, as an image that is hard is
+    hard for all of them. The interval covers other class orders and other photos; with one seed, other photos only.
 
     Args:
-        pairs: for each common seed, two (n,) bool arrays: whether a and b are right on the same images.
+        answers: of both methods, for each common seed.
         seed: of the resampling.
     """
-    draw = np.random.default_rng(seed)
-    each = [100.0 * (a.astype(np.float64) - b) for a, b in pairs]
-    means = np.array([d.mean() for d in each])
-    # A difference is −100, 0 or 100: a resampled mean follows from three counts, drawn at once.
-    resampled = np.stack([_resampled_means(d, draw) for d in each])
-    chosen = draw.integers(0, len(each), (RESAMPLES, len(each)))
-    totals = resampled[chosen, np.arange(RESAMPLES)[:, None]].mean(axis=1)
-    low, high = np.quantile(totals, [LEVEL / 2, 1 - LEVEL / 2])
-    return Interval(float(means.mean()), float(low), float(high))
-
-
-def _resampled_means(differences: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    n = len(differences)
-    counts = np.array([np.sum(differences > 0), np.sum(differences < 0), np.sum(differences == 0)])
-    counts = draw.multinomial(n, counts / n, size=RESAMPLES)
-    return 100.0 * (counts[:, 0] - counts[:, 1]) / n
+    draw, n_seeds = np.random.default_rng(seed), len(answers)
+    names, position = np.unique(np.concatenate([images for images, _, _ in answers]), return_inverse=True)
+    differences = np.zeros((len(names), n_seeds), dtype=np.int64)
+    tested = np.zeros_like(differences)
+    column = np.repeat(np.arange(n_seeds), [len(images) for images, _, _ in answers])
+    differences[position, column] = np.concatenate([a.astype(np.int64) - b for _, a, b in answers])
+    tested[position, column] = 1
+    means = differences.sum(axis=0) / tested.sum(axis=0)
+    # Images with the same differences are alike: a resample follows from how many of each kind are drawn.
+    kinds, counts = np.unique(np.hstack([differences, tested]), axis=0, return_counts=True)
+    totals = []
+    for _ in range(RESAMPLES // BLOCK):
+        drawn = draw.multinomial(len(names), counts / len(names), size=BLOCK) @ kinds
+        sums, sizes = drawn[:, :n_seeds], drawn[:, n_seeds:]
+        each = np.where(sizes > 0, sums / np.maximum(sizes, 1), means)
+        totals.append((draw.multinomial(n_seeds, np.full(n_seeds, 1 / n_seeds), size=BLOCK) * each).mean(axis=1))
+    low, high = np.quantile(np.concatenate(totals), [LEVEL / 2, 1 - LEVEL / 2])
+    return Interval(100 * float(means.mean()), 100 * float(low), 100 * float(high))
 
 
 def mcnemar(a: np.ndarray, b: np.ndarray) -> tuple[int, int, float]:

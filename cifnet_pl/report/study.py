@@ -69,9 +69,13 @@ class Study:
             names = {s: f"{name}, {extra(s)}" if name in shared else name for s, name in names.items()}
         return names
 
+    def name_of(self, setting: Setting) -> str:
+        """Return the name of a setting, of this study or not."""
+        return self.names.get(setting, setting.short)
+
     def slug(self, setting: Setting) -> str:
         """Return the setting's name for a file."""
-        return re.sub(r"[^a-z0-9]+", "_", self.names[setting].lower()).strip("_")
+        return slug(self.names[setting])
 
     # ------------------------------------------------------------------ groups
 
@@ -108,7 +112,9 @@ class Study:
     def row_order(self, group: Group) -> tuple[object, ...]:
         """Return the sort key of a row for several settings: measured, external, published in the paper's order."""
         kind, position, name = method_order(group)
-        measured_order = (position, name, len(group.named), group.label) if group.kind == "measured" else (0, "", 0, "")
+        measured_order = (
+            (position, name, len(group.named), group.label) if group.kind == "measured" else (0, ("", 0), 0, "")
+        )
         return (kind, *measured_order)
 
     def variants(self, reference: Group, *keys: str) -> list[Group]:
@@ -164,15 +170,15 @@ class Study:
         references: dict[tuple[str, Conditions], Group] = {}
         for group in groups:
             if self._is_reference(group) and len(group.conditions) == 1:
-                own = group.conditions[0]
-                references.setdefault((group.kind, own), group)
-                references.setdefault((group.kind, own.comparable), group)
+                conditions = group.conditions[0]
+                references.setdefault((group.kind, conditions), group)
+                references.setdefault((group.kind, conditions.comparable), group)
         ratios: list[Stat | None] = []
         for group in groups:
             rival = None
             if len(group.conditions) == 1:
-                own = group.conditions[0]
-                rival = references.get((group.kind, own)) or references.get((group.kind, own.comparable))
+                conditions = group.conditions[0]
+                rival = references.get((group.kind, conditions)) or references.get((group.kind, conditions.comparable))
             if rival is group:
                 ratios.append(fixed(1.0, group.seeds) if group.stat("energy_kwh") else None)
             else:
@@ -185,7 +191,7 @@ class Study:
 
     def condition_letters(self, groups: Sequence[Group]) -> dict[tuple[str, Conditions], str]:
         """Return a letter for each kind of row and its conditions, as a reference to a note."""
-        keys = dict.fromkeys((group.kind, own.comparable) for group in groups for own in group.conditions)
+        keys = dict.fromkeys((group.kind, conditions.comparable) for group in groups for conditions in group.conditions)
         return {key: _letter(i) for i, key in enumerate(keys)}
 
     def condition_words(self, groups: Sequence[Group]) -> dict[str, str]:
@@ -236,6 +242,11 @@ class Study:
     def notes(self) -> list[str]:
         """Notes about the backbones, once each."""
         return notes_of(self.settings)
+
+
+def slug(text: str) -> str:
+    """Return ``text`` in small letters and digits for the name of a file."""
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
 
 
 def _letter(i: int) -> str:

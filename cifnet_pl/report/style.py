@@ -23,9 +23,13 @@ FILLS = (
 )  # fmt: skip
 """Colour and hatch of the bars of a figure: they differ on paper without colours."""
 
+SMALL = 10.5
+"""Points of numbers, long labels and titles of panels: half a page wide a figure is still legible."""
+
 SETTINGS: Any = {
-    "font.size": 10.0,
-    "axes.titlesize": 11.0,
+    "font.size": 12.0,
+    "axes.titlesize": 12.5,
+    "figure.titlesize": 12.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -59,15 +63,12 @@ class Look:
     line: Any
 
 
-def looks(labels: Sequence[str]) -> dict[str, Look]:
-    """Return a look for each label.
+def looks(count: int) -> list[Look]:
+    """Return the looks of ``count`` lines of a panel.
 
-    The lists of colours, markers and lines have different lengths, so that no two labels of a figure look the same.
+    The lists of colours, markers and lines have different lengths, so that no two of them are the same.
     """
-    return {
-        label: Look(COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)], LINES[i % len(LINES)])
-        for i, label in enumerate(labels)
-    }
+    return [Look(COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)], LINES[i % len(LINES)]) for i in range(count)]
 
 
 def figure(width: float, height: float) -> Figure:
@@ -103,7 +104,7 @@ def legend_of_points(target: Figure, names: Sequence[str]) -> None:
     """Add a legend below the axes that says which component each marker stands for; the first marker is filled."""
     handles = [
         Line2D(
-            [], [], linestyle="none", marker=MARKERS[i], markersize=7, label=name, markeredgewidth=1.4,
+            [], [], linestyle="none", marker=MARKERS[i], markersize=7, label=fitted(name, 24), markeredgewidth=1.4,
             markeredgecolor=COLOURS[i], markerfacecolor="black" if i == 0 else "none",
         )
         for i, name in enumerate(names)
@@ -112,22 +113,53 @@ def legend_of_points(target: Figure, names: Sequence[str]) -> None:
 
 
 def legend_below(target: Figure, axes: Axes, columns: int) -> None:
-    """Add a legend outside the axes, below them, where it hides no data; long names are wrapped."""
+    """Add a legend below the axes, where it hides no data; long names are wrapped.
+
+    Args:
+        target: figure with a constrained layout.
+        axes: whose handles and labels the legend shows.
+        columns: number of columns, fewer if the names are too wide for that.
+    """
     handles, labels = axes.get_legend_handles_labels()
-    names = [wrapped(label, 60 if columns == 1 else 34) for label in labels]
+    names = [fitted(label, 54 if columns == 1 else 26) for label in labels]
     target.legend(handles, names, loc="outside lower center", ncols=_columns(target, names, columns))
 
 
+def legend_beside(axes: Axes) -> None:
+    """Add a legend at the right of the axes; long names are cut."""
+    handles, labels = axes.get_legend_handles_labels()
+    names = [fitted(label, 24) for label in labels]
+    axes.legend(handles, names, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=SMALL)
+
+
 def _columns(target: Figure, names: Sequence[str], wanted: int) -> int:
-    """Return how many columns fit, at most ``wanted``: a letter is about 5 points wide, the sample line 50."""
+    """Return how many columns fit, at most ``wanted``: a letter is about 6 points wide, the sample line 50."""
     longest = max((len(line) for name in names for line in name.splitlines()), default=1)
-    fitting = int(72 * target.get_figwidth() / (5 * longest + 50))
+    fitting = int(72 * target.get_figwidth() / (6 * longest + 50))
     return max(1, min(wanted, fitting, len(names)))
 
 
 def wrapped(text: str, width: int) -> str:
-    """Return ``text`` in lines of at most ``width`` characters, long words broken."""
-    return "\n".join(textwrap.wrap(text, width))
+    """Return ``text`` in lines of at most ``width`` characters, long words broken; a dollar begins no formula."""
+    return "\n".join(textwrap.wrap(text, width)).replace("$", r"\$")
+
+
+def fitted(label: str, width: int, lines: int = 2) -> str:
+    """Return a label in at most ``lines`` lines of ``width`` characters; the middle of a longer one is left out.
+
+    The end is kept, as variants of one method differ there; tables have the whole name.
+
+    Example:
+        >>> fitted("a method with a name that is far too long, width 64", 16)
+        'a method with a\\n… long, width 64'
+    """
+    shortened = wrapped(label, width)
+    taken = len(label)
+    while shortened.count("\n") >= lines and taken > 2:
+        taken -= 1
+        first = taken // 2
+        shortened = wrapped(f"{label[:first].rstrip()} … {label[len(label) - taken + first :].lstrip()}", width)
+    return shortened
 
 
 def render(picture: Picture) -> tuple[bytes, bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cifnet_pl.report.answer_sets import answer_sets_table
 from cifnet_pl.report.markup import SEEDS, Cell, Column, Table
 from cifnet_pl.report.memory_tables import buffer_bytes_table, memory_table, scaling_tables
 from cifnet_pl.report.outcomes import Group, Stat, fixed
@@ -44,6 +45,7 @@ def all_tables(study: Study) -> dict[str, list[Table]]:
         "Ablation": [ablation_table(study)],
         "Buffer": [value_table(study, "buffer.capacity", "buffer_size"), sampling_table(study)],
         "Other settings": [value_table(study, key, key.replace(".", "_")) for key in study.other_keys()],
+        "Sets of answers": [answer_sets_table(study, s) for s in each],
         "All results": [results_table(study, s) for s in each],
         "Settings": [settings_table(study)],
         "Runs": [runs_table(study)],

@@ -295,6 +295,5 @@ def job_info(service: Service, job: Job) -> answers.JobInfo:
     error = job.result.exception()
     if error is None:
         return info.model_copy(update={"status": 200, **job.result.result()})
-    if isinstance(error, RequestError):
-        return info.model_copy(update={"state": "refused", "status": error.status, "error": str(error)})
-    return info.model_copy(update={"state": "refused", "status": 500, "error": "the server failed; its log says why"})
+    assert isinstance(error, RequestError)
+    return info.model_copy(update={"state": "refused", "status": error.status, "error": str(error)})

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from cifnet_pl.serving.api import asking, history, teaching
 from cifnet_pl.serving.guard import Guard, Rate
 from cifnet_pl.serving.inference import protocol
-from cifnet_pl.serving.refusals import explained
+from cifnet_pl.serving.refusals import FAILED, explained
 from cifnet_pl.serving.service import Service
 from cifnet_pl.utilities.errors import CifnetError
 
@@ -146,4 +146,4 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
 
 async def _failed(request: Request, error: Exception) -> JSONResponse:
     """Answer an unexpected error; Starlette raises it again afterwards, and the guard writes it to the log."""
-    return JSONResponse({"error": "the server failed; its log says why"}, status_code=500)
+    return JSONResponse({"error": FAILED}, status_code=500)

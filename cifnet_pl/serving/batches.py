@@ -61,10 +61,8 @@ class Batcher:
 
     A photo waits at most ``window`` seconds for others, and only while others are being decoded: a single client
     never waits. On a CPU one thread per core embeds. Networks that run side by side with one thread each are faster
-    than
-    one after the other with all threads, because those wait for each other at every layer, above all if other programs
-    use
-    the same cores.
+    than one after the other with all threads, because those wait for each other at every layer, above all if other
+    programs use the same cores.
 
     Args:
         served: returns the model that answers now.
@@ -141,21 +139,23 @@ class Batcher:
     def _run(self) -> None:
         while batch := self._next():
             self.observe(len(batch))
-            try:
-                served = self.served()
-                with torch.inference_mode():
-                    z = served.model.embed(
-                        torch.from_numpy(np.stack([pixels for pixels, _ in batch])).permute(0, 3, 1, 2)
-                    )
-                    shares = served.model.head.probabilities(z)
-                    verdicts = served.judging()(z, shares)
-                    shares = shares.cpu()
-                for row, (_, answer) in enumerate(batch):
-                    answer.set_result(Scored(served, z[row], shares[row], verdicts[row]))
-            except BaseException as error:  # whatever happened, someone waits for it
-                for _, answer in batch:
-                    if not answer.done():
-                        answer.set_exception(error)
+            self._answer(batch)
+            del batch  # while this thread waits, it holds no model that is no longer served
+
+    def _answer(self, batch: list[tuple[np.ndarray, Future[Scored]]]) -> None:
+        try:
+            served = self.served()
+            with torch.inference_mode():
+                z = served.model.embed(torch.from_numpy(np.stack([pixels for pixels, _ in batch])).permute(0, 3, 1, 2))
+                shares = served.model.head.probabilities(z)
+                verdicts = served.judging()(z, shares)
+                shares = shares.cpu()
+            for row, (_, answer) in enumerate(batch):
+                answer.set_result(Scored(served, z[row], shares[row], verdicts[row]))
+        except BaseException as error:  # whatever happened, someone waits for it
+            for _, answer in batch:
+                if not answer.done():
+                    answer.set_exception(error)
 
     def _next(self) -> list[tuple[np.ndarray, Future[Scored]]]:
         """Return the next batch; empty when the thread is to end."""

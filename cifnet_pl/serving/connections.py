@@ -7,13 +7,27 @@ import json
 from typing import Any
 
 import h11
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 20.0
 """Time for the head of a request, from the connection or the end of the request before."""
 
 NOT_HTTP = "this is no HTTP request that can be read: its head is malformed or larger than 64 KiB"
+MOST = 1000
+"""Connections at a time; requests on more are refused."""
+
+TOO_MANY = "too many connections: try again in a few seconds"
 TOO_SLOW = "the head of a request did not come in time"
+
+
+async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request that is one too many."""
+    body = json.dumps({"error": TOO_MANY}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers += [(b"connection", b"close"), (b"retry-after", b"1")]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 class PatientProtocol(H11Protocol):
@@ -34,6 +48,7 @@ class PatientProtocol(H11Protocol):
     def handle_events(self) -> None:
         """Read what came; a request whose head is whole is no longer waited for."""
         before = self.cycle
+        self.app = self.config.loaded_app if len(self.connections) <= MOST else refuse
         super().handle_events()
         if self.cycle is not before:
             self._stop()

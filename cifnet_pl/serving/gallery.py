@@ -76,7 +76,8 @@ class Gallery:
             self._changed.clear()
             if self._ended:
                 return
-            newest = {name: list(files)[-PER_CLASS:] for name, files in self._kept().items()}
+            kept = self._kept()
+            newest = {name: list(files)[-PER_CLASS:] for name, files in kept.items()}
             self._embed([file for files in newest.values() for file in files if file not in self._known])
             classes = {}
             for name, files in newest.items():
@@ -85,6 +86,9 @@ class Gallery:
                     stacked = torch.stack([self._known[file] for file in here])
                     classes[name] = here, torch.nn.functional.normalize(stacked, dim=1)
             self._classes = classes
+            wanted = {file for files in kept.values() for file in files}
+            for file in [file for file in list(self._known) if file not in wanted]:  # an audit may add others meanwhile
+                del self._known[file]
 
     def _embed(self, names: Sequence[str]) -> None:
         for start in range(0, len(names), AT_ONCE):

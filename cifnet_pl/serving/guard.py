@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cifnet_pl.serving.refusals import FAILED
+
 LOG = logging.getLogger("cifnet_pl.serving")
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -117,7 +119,7 @@ class Guard:
                 await reply.refuse(*body.refusal)
             else:
                 LOG.exception("%s %s failed", scope["method"], ascii(scope["path"]))
-                await reply.refuse(500, "the server failed; its log says why")
+                await reply.refuse(500, FAILED)
         finally:
             self.observe(scope, reply.status, time.perf_counter() - start)
 
@@ -139,10 +141,10 @@ class Guard:
     def _wrong_token(self, scope: Scope, headers: dict[bytes, str], client: str) -> tuple[int, str] | None:
         if self.token is None or scope["path"] in OPEN or scope["path"].startswith("/page/"):
             return None
-        header = headers.get(b"authorization", "")
-        if hmac.compare_digest(header.encode("latin-1"), f"Bearer {self.token}".encode()):
+        scheme, _, sent = headers.get(b"authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and hmac.compare_digest(sent.encode("latin-1"), self.token.encode()):
             return None
-        if header and not self.wrong_tokens.allows(client):
+        if scheme and not self.wrong_tokens.allows(client):
             return 429, "too many wrong tokens: wait a few seconds"
         return 401, "this service needs a token: send the header Authorization: Bearer TOKEN"
 

@@ -9,10 +9,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from cifnet_pl.serving.batches import Served
-from cifnet_pl.serving.refusals import RequestError, explained
+from cifnet_pl.serving.refusals import FAILED, RequestError, explained
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.memory import give_back_freed_memory
 
@@ -30,8 +31,6 @@ class Job:
 
     Attributes:
         what: "extend", "forget", …
-        work: function that returns the model and version to serve from then on (None to keep the old one), and the
-            answer.
         number: 1, 2, …, in the order of the requests.
         key: by which a client asks for it.
         done, total: photos learned so far, and in all; None if there are none.
@@ -40,8 +39,7 @@ class Job:
     """
 
     what: str
-    work: Callable[[Job], tuple[Served | None, Result]]
-    number: int = 0
+    number: int
     key: str = field(default_factory=lambda: secrets.token_hex(16))
     done: int = 0
     total: int | None = None
@@ -51,6 +49,10 @@ class Job:
     def progress(self, done: int, total: int) -> None:
         """Record how many photos are learned."""
         self.done, self.total = done, total
+
+
+Work = Callable[[Job], tuple[Served | None, Result]]
+"""Makes a change; returns the model and version to serve from then on (None to keep the old one), and the answer."""
 
 
 class Learner:
@@ -67,7 +69,7 @@ class Learner:
     def __init__(self, served: Served, waiting: int = 32):
         self.served, self.waiting = served, waiting
         self._jobs: dict[str, Job] = {}
-        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Job, Work] | None] = queue.SimpleQueue()
         self._asked = self._finished = 0
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="learn", daemon=True)
@@ -78,12 +80,12 @@ class Learner:
         """Jobs that are not finished."""
         return self._asked - self._finished
 
-    def submit(self, action: str, work: Callable[[Job], tuple[Served | None, Result]]) -> Job:
+    def submit(self, action: str, work: Work) -> Job:
         """Queue a change.
 
         Args:
             action: "extend", "forget", …
-            work: as for :class:`Job`.
+            work: makes it.
 
         Raises:
             RequestError: too many changes are waiting.
@@ -92,11 +94,11 @@ class Learner:
             if self.queued >= self.waiting:
                 raise RequestError(503, f"{self.queued} changes are waiting already: try again later")
             self._asked += 1
-            job = Job(action, work, self._asked)
+            job = Job(action, self._asked)
             self._jobs[job.key] = job
             for key in [key for key, old in self._jobs.items() if old.result.done()][:-REMEMBERED]:
                 del self._jobs[key]
-            self._queue.put(job)
+            self._queue.put((job, work))
         return job
 
     def job(self, key: str) -> Job:
@@ -122,23 +124,25 @@ class Learner:
     def _run(self) -> None:
         # At the priority of the answers: a thread of a lower one that is put off while it holds Python's lock would
         # hold up all others.
-        while (job := self._queue.get()) is not None:
-            job.started = True
-            try:
-                served, answer = job.work(job)
-                if served is not None:
-                    self.served = served
-            except CifnetError as error:
-                LOG.warning("%s refused: %s", job.what, error)
-                self._end(lambda job=job, error=error: job.result.set_exception(explained(error)))  # type: ignore[misc]
-            except BaseException as error:  # a fault of ours: the service goes on, and the log has the traceback
-                LOG.exception("%s failed", job.what)
-                self._end(lambda job=job, error=error: job.result.set_exception(error))  # type: ignore[misc]
-            else:
-                self._end(lambda job=job, answer=answer: job.result.set_result(answer))  # type: ignore[misc]
+        while (asked := self._queue.get()) is not None:
+            end = self._do(*asked)
+            del asked
             give_back_freed_memory()
+            with self._lock:
+                self._finished += 1
+            end()
 
-    def _end(self, resolve: Callable[[], None]) -> None:
-        with self._lock:
-            self._finished += 1
-        resolve()
+    def _do(self, job: Job, work: Work) -> Callable[[], None]:
+        """Make a change; return what hands its result to those who wait for it."""
+        job.started = True
+        try:
+            served, answer = work(job)
+        except CifnetError as error:
+            LOG.warning("%s refused: %s", job.what, error)
+            return partial(job.result.set_exception, explained(error))
+        except BaseException:  # a fault of ours: the service goes on, and the log has the traceback
+            LOG.exception("%s failed", job.what)
+            return partial(job.result.set_exception, RequestError(500, FAILED))
+        if served is not None:
+            self.served = served
+        return partial(job.result.set_result, answer)

@@ -10,6 +10,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errn
 """What the system says when a change cannot be stored."""
 
 
+FAILED = "the server failed; its log says why"
+
+
 class RequestError(UsageError):
     """A request that is refused, with its HTTP status."""
 
@@ -19,9 +22,12 @@ class RequestError(UsageError):
 
 
 def explained(error: CifnetError) -> RequestError:
-    """Return an error of the package as the answer to a request, without paths of the server."""
+    """Return an error of the package as the answer to a request, without paths of the server.
+
+    The answer is a new error: a job keeps it, and the traceback of the other one would keep the models of its frames.
+    """
     if isinstance(error, RequestError):
-        return error
+        return RequestError(error.status, str(error))
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in FULL:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import signal
 import socket
 import tempfile
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from cifnet_pl.model.loading import load
 from cifnet_pl.serving.access import check_shares, given_token
 from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.memory import return_large_blocks
 from cifnet_pl.utilities.text import number_of, printable
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -55,6 +57,7 @@ def serve(
         trust: whether heads and networks from outside the package that a model names may be imported, code and all.
 
     Raises:
+        SystemExit: Ctrl-C ended it, with code 130.
         UsageError: a port or host that cannot be listened on, a host without a token, or a workspace of another model.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
@@ -82,8 +85,10 @@ def serve(
     loaded = load(model, trust=trust)
     opened = Workspace(folder, loaded, keep_versions, trust)
     if opened.current != 1:
-        loaded = opened.load(opened.current, like=loaded)
+        loaded = opened.load(opened.current)
         print(f"workspace {folder} goes on at version {opened.current}")
+    if loaded.engine == "onnxruntime":
+        return_large_blocks()
     (folder / "incoming").mkdir(exist_ok=True)
     tempfile.tempdir = str(folder / "incoming")  # where large uploads wait
     options = Options(name or _plain(path.resolve().name), read_only, keep_photos, unknown, coverage)
@@ -97,13 +102,13 @@ def serve(
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=1000,
         timeout_graceful_shutdown=10,
     )
     try:
         uvicorn.Server(config).run(sockets=[listening])
     except KeyboardInterrupt:  # uvicorn raises it again when it has ended
         print(f"ended; {folder} holds every change")
+        raise SystemExit(128 + signal.SIGINT) from None
 
 
 def _listen(host: str, port: int) -> socket.socket:

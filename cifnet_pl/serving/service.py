@@ -21,7 +21,7 @@ from cifnet_pl.serving.audits import audited
 from cifnet_pl.serving.batches import Batcher, Scored, Served
 from cifnet_pl.serving.gallery import Gallery
 from cifnet_pl.serving.history import Change, Version
-from cifnet_pl.serving.learner import Job, Learner, Result
+from cifnet_pl.serving.learner import Job, Learner, Result, Work
 from cifnet_pl.serving.measures import Measures
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.teaching import taught
@@ -253,7 +253,7 @@ class Service:
 
     def _move(self, did: str, number: int, record: Callable[[], Version]) -> tuple[Served, Result]:
         """Serve a stored version: its bundle is read before the journal says that it is served."""
-        here, model = self.learner.served.version, self.workspace.load(number, like=self.model)
+        here, model = self.learner.served.version, self.workspace.load(number)
         version = record()
         subject = self.workspace.versions[here] if did == "undid" else version
         says = f"{did}: {subject.change.says}" if did != "went to" else f"went to version {number}"
@@ -270,9 +270,7 @@ class Service:
         served.judging()
         return served
 
-    def _submit(
-        self, action: str, work: Callable[[Job], tuple[Served | None, Result]], always: Callable[[], None] | None = None
-    ) -> Job:
+    def _submit(self, action: str, work: Work, always: Callable[[], None] | None = None) -> Job:
         self.check_writable()
 
         def whole(job: Job) -> tuple[Served | None, Result]:

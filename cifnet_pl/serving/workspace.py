@@ -53,6 +53,7 @@ class Workspace(History):
     def __init__(self, folder: Path, model: Classifier, keep_versions: int = 100, trust: bool = False):
         super().__init__(keep_versions)
         self.folder, self.trust = folder, trust
+        self._backbone, self._device = model.backbone, model.device
         with ExitStack() as stack:
             try:
                 stack.enter_context(exclusive(folder / "workspace"))
@@ -64,6 +65,7 @@ class Workspace(History):
             stack.callback(self._journal.close)
             for record in self._journal.records:
                 self._replay(record)
+            self._check_complete()
             self._remove_leftovers()
             shutil.rmtree(folder / "incoming", ignore_errors=True)
             self.remove_unused_photos()
@@ -79,20 +81,9 @@ class Workspace(History):
         """Return the bundle of a stored version."""
         return self.folder / "versions" / f"{self.version(number).number:06d}"
 
-    def load(self, number: int, like: Classifier | None = None) -> Classifier:
-        """Read the model of a version.
-
-        Args:
-            number: of the version.
-            like: a model on whose device it is to be, and whose backbone it shares if that is the same one: it is in
-                memory already, with what its engine has prepared. None for the CPU and a backbone of its own.
-        """
-        model = read_bundle(self.bundle(number), trust=self.trust)
-        if like is None:
-            return model
-        if model.backbone.describe() == like.backbone.describe():
-            model.backbone = like.backbone
-        return model.to(like.device)
+    def load(self, number: int) -> Classifier:
+        """Read the model of a version; all versions share the backbone of the model that the workspace began with."""
+        return read_bundle(self.bundle(number), trust=self.trust, backbone=self._backbone).to(self._device)
 
     def photo(self, name: str) -> Path:
         """Return the file of a kept photo.
@@ -237,6 +228,16 @@ class Workspace(History):
         except (KeyError, TypeError, ValueError) as error:
             where = self.folder / JOURNAL
             raise CheckpointError(f"{where} has a record that this version cannot read: update cifnet_pl") from error
+
+    def _check_complete(self) -> None:
+        """Raise CheckpointError if the journal has lost records: a kill leaves at most one version without a record."""
+        last, folder = max(self.versions, default=0), self.folder / "versions"
+        stored = [int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal()] if folder.is_dir() else []
+        if max(stored, default=0) > last + 1:
+            raise CheckpointError(
+                f"{self.folder / JOURNAL} has lost records, it ends with version {last}, but version {max(stored)} is "
+                "stored: restore the file from a copy"
+            )
 
     def _file(self, name: str) -> Path:
         return self.folder / "photos" / name

@@ -128,11 +128,25 @@ class ClassDistances:
         return unit * (self.length if length is None else length[:, None])
 
     def near(self, x: Tensor) -> Tensor:
-        """Return (n,) squared distances of rows (n, p) to the nearest class mean."""
+        """Compute the squared distance of each row to the nearest class mean.
+
+        Args:
+            x: (n, p) rows.
+
+        Returns:
+            (n,) float64.
+        """
         return self._nearest(self.stretched(x) - self.centre, self.within_inverse)
 
     def overall(self, x: Tensor) -> Tensor:
-        """Return (n,) squared distances of rows (n, p) to the mean of all."""
+        """Compute the squared distance of each row to the mean of all.
+
+        Args:
+            x: (n, p) rows.
+
+        Returns:
+            (n,) float64.
+        """
         q = self.stretched(x) - self.centre
         return self.moments.mass * _quadratic(q, self.total_inverse)
 

@@ -75,19 +75,19 @@ class Discriminant:
         Returns:
             NaN for a class that had no other row.
         """
-        mass, rest = self.class_mass[columns], self.class_mass[columns] - weight
-        only = rest <= 1e-9 * mass  # the difference is rounding
-        rest = torch.where(only, torch.ones_like(rest), rest)
+        mass, remaining = self.class_mass[columns], self.class_mass[columns] - weight
+        only = remaining <= 1e-9 * mass  # the difference is rounding
+        remaining = torch.where(only, torch.ones_like(remaining), remaining)
         means, centred = self._half(self.means), self._half(z.double() - self.means[columns])
         row = centred + means[columns]  # half products: aᵀ(S + λI)⁻¹b is their inner product
         spread = centred.square().sum(dim=1)  # vᵀ(S + λI)⁻¹v
-        beta = torch.where(only, 0, weight * mass / rest)
+        beta = torch.where(only, 0, weight * mass / remaining)
         gamma = beta / (1 - beta * spread)
         along_row, along_means = (row * centred).sum(dim=1), centred @ means.T
         cross, square = row @ means.T, means.square().sum(dim=1).expand(len(z), -1)
 
         n = torch.arange(len(z), device=z.device)
-        shift = weight / rest
+        shift = weight / remaining
         onto_own = along_means[n, columns]
         cross = cross.index_put((n, columns), cross[n, columns] - shift * along_row)
         square = square.index_put((n, columns), square[n, columns] - 2 * shift * onto_own + shift.square() * spread)
@@ -113,13 +113,13 @@ class Discriminant:
         v = z.double() - self.means[columns]
         lost = torch.zeros_like(self.class_mass).index_add(0, columns, weight.double())
         moved = torch.zeros_like(self.means).index_add(0, columns, weight.double()[:, None] * v)
-        rest = self.class_mass - lost
-        gone = rest <= 1e-9 * self.class_mass
-        rest = torch.where(gone, torch.ones_like(rest), rest)[:, None]
+        remaining = self.class_mass - lost
+        gone = remaining <= 1e-9 * self.class_mass
+        remaining = torch.where(gone, torch.ones_like(remaining), remaining)[:, None]
         moved = moved.masked_fill(gone[:, None], 0.0)
         touched = torch.unique(columns)
-        directions = torch.cat([weight.double().sqrt()[:, None] * v, (moved / rest.sqrt())[touched]])
-        means, rows, u = (self._half(x) for x in (self.means - moved / rest, z.double(), directions))
+        directions = torch.cat([weight.double().sqrt()[:, None] * v, (moved / remaining.sqrt())[touched]])
+        means, rows, u = (self._half(x) for x in (self.means - moved / remaining, z.double(), directions))
         inner = torch.eye(len(u), dtype=u.dtype, device=u.device) - u @ u.T
         to_means, to_rows = means @ u.T, rows @ u.T
         changed = torch.linalg.solve(inner, to_means.T)  # (k, C)

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics.own_error import shares_of_own_error
+from cifnet_pl.statistics.independent_errors import shares_of_independent_error
 from cifnet_pl.statistics.spectral import spectrum
 
 GCV_GRID = torch.logspace(-7, 3, 101, dtype=torch.float64)
@@ -19,6 +19,10 @@ SMALLEST = 10
 
 MOST_FREEDOM = 0.5
 """The largest share of degrees of freedom among samples: a fit with more has been chosen by copies, not by error."""
+
+
+NOTHING = 1000
+"""Energy of the targets per sample, in units of rounding, up to which there is nothing to fit, as with one class."""
 
 
 Place = Literal["inside", "cap", "smallest", "largest", "given"]
@@ -65,7 +69,8 @@ def gcv_ridge(eigenvalues: Tensor, energy: Tensor, target_energy: Tensor, sample
 
     Copies of samples, and samples that differ little from others, add directions without error, in which ``n − df``
     stays positive while RSS is zero, so that GCV would be won by λ → 0. Each direction counts in n and in df by its
-    share of error (:func:`~cifnet_pl.statistics.own_error.shares_of_own_error`), which is 1 where samples are distinct.
+    share of independent error, which is 1 where samples are distinct
+    (:func:`~cifnet_pl.statistics.independent_errors.shares_of_independent_error`).
 
     Args:
         eigenvalues: (d,) e_i ≥ 0 of the Gram matrix, centred where the bias is free; exactly zero beyond its rank.
@@ -81,7 +86,7 @@ def gcv_ridge(eigenvalues: Tensor, energy: Tensor, target_energy: Tensor, sample
     eigenvalues, explained = eigenvalues[order], energy[order] / eigenvalues[order]
     spare = max(samples - free - len(eigenvalues), 0)
     unexplained = (target_energy - explained.sum()).clamp_min(0) if spare else torch.zeros_like(target_energy)
-    share, beyond = shares_of_own_error(explained, spare, unexplained)
+    share, beyond = shares_of_independent_error(explained, spare, unexplained)
     grid = GCV_GRID.to(eigenvalues) * mean
     left = grid[:, None] / (eigenvalues + grid[:, None])
     rss = unexplained + (explained * left.square()).sum(1)
@@ -90,7 +95,9 @@ def gcv_ridge(eigenvalues: Tensor, energy: Tensor, target_energy: Tensor, sample
     score[(freedom <= 0) | (grid < SMALLEST * torch.finfo(grid.dtype).eps * eigenvalues.max())] = torch.inf
     allowed = torch.where(freedom < (1 - MOST_FREEDOM) * (free + share.sum() + beyond * spare), torch.inf, score)
     best = _last_smallest(allowed)
-    return Choice(grid[best].item(), _place(score, best, bool(energy.any())))
+    return Choice(
+        grid[best].item(), _place(score, best, bool(target_energy > NOTHING * torch.finfo(grid.dtype).eps * samples))
+    )
 
 
 def _last_smallest(score: Tensor) -> int:
@@ -100,8 +107,10 @@ def _last_smallest(score: Tensor) -> int:
 
 
 def _place(score: Tensor, best: int, learnable: bool) -> Place:
+    if not learnable:
+        return "inside"
     if _last_smallest(score) < best:
         return "cap"
-    if best == len(score) - 1 and learnable:
+    if best == len(score) - 1:
         return "largest"
     return "smallest" if best == int(score.isfinite().int().argmax()) else "inside"

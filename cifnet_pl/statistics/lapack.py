@@ -1,19 +1,40 @@
 """Call two routines of scipy's LAPACK without Python's lock, so that other threads can run meanwhile.
 
 scipy's own wrappers hold the lock until the routine returns, which for a wide Gram matrix takes seconds.
+Up to a width of ``ONE_THREAD`` they compute in one thread. Several would wait for each other after every column, and
+where other programs use the cores, too, that takes ten to twenty times as long.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import numpy as np
 from scipy.linalg import cython_lapack
+from threadpoolctl import threadpool_limits
+
+ONE_THREAD = 2048
+"""Width of a matrix up to which one thread computes: 1280 takes it 0.2 s."""
 
 PREFIX = {np.dtype(np.float32): "s", np.dtype(np.float64): "d"}
+
+
+_limiting = threading.Lock()
+
+
+@contextmanager
+def _few_threads(width: int) -> Iterator[None]:
+    """Have one thread compute within the block, if matrices are narrow."""
+    if width > ONE_THREAD:
+        yield
+        return
+    with _limiting, threadpool_limits(1, "blas"):  # the limit is the process's: two threads must not restore it in turn
+        yield
 
 
 @cache
@@ -61,7 +82,8 @@ def sytrd(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
     size = np.empty(1, dtype)
     _call("sytrd", dtype, b"L", count, packed, count, diagonal, below, scales, size, -1)
     work = np.empty(max(1, int(size[0])), dtype)
-    _call("sytrd", dtype, b"L", count, packed, count, diagonal, below, scales, work, len(work))
+    with _few_threads(count):
+        _call("sytrd", dtype, b"L", count, packed, count, diagonal, below, scales, work, len(work))
     return packed, diagonal, below[: count - 1], scales[: count - 1]
 
 
@@ -79,5 +101,6 @@ def stevd(diagonal: np.ndarray, below: np.ndarray) -> tuple[np.ndarray, np.ndarr
     vectors = np.empty((count, count), dtype, order="F")
     # Sizes as LAPACK's documentation gives them for jobz = "V".
     work, whole = np.empty(1 + 4 * count + count**2, dtype), np.empty(3 + 5 * count, np.intc)
-    failed = _call("stevd", dtype, b"V", count, values, rest, vectors, count, work, len(work), whole, len(whole))
+    with _few_threads(count):
+        failed = _call("stevd", dtype, b"V", count, values, rest, vectors, count, work, len(work), whole, len(whole))
     return values, vectors, bool(failed)

@@ -19,9 +19,18 @@ ROUNDING = 1e-9
 
 
 def half_products(gram: Tensor, penalty: Tensor, x: Tensor) -> Tensor:
-    """Return the rows B (n, p) with ``B Bᵀ = X(gram + diag(penalty))⁻¹Xᵀ``, float64.
+    """Compute the rows B with ``B Bᵀ = X(gram + diag(penalty))⁻¹Xᵀ``.
 
-    Arguments and error are those of :func:`solve_ridge`.
+    Args:
+        gram: (p, p) Gram matrix of all learned samples.
+        penalty: (p,) ridge of each feature, 0 for one that is free.
+        x: (n, p) rows.
+
+    Returns:
+        (n, p) float64.
+
+    Raises:
+        CifnetError: ``gram + diag(penalty)`` is not positive definite.
     """
     factor = factorise(gram.double(), penalty.double())  # a ridge that eigh solves with may be small for float32
     half: Tensor = torch.linalg.solve_triangular(factor, x.T.double(), upper=False)
@@ -76,10 +85,10 @@ def left_out_together(scores: Tensor, half: Tensor, weight: Tensor, targets: Ten
         products, weights = half[rows] @ half[rows].T, weight[rows]
         eye = torch.eye(len(rows), dtype=products.dtype, device=products.device)
         root = weights.sqrt()
-        rest = torch.linalg.eigvalsh(eye - root[:, None] * products * root)[0]
+        smallest = torch.linalg.eigvalsh(eye - root[:, None] * products * root)[0]
         share = products * weights
-        system = eye - share if rest > ROUNDING else eye
+        system = eye - share if smallest > ROUNDING else eye
         result[rows] = torch.linalg.solve(system, scores[rows] - share @ targets[rows])
-        if rest <= ROUNDING:
+        if smallest <= ROUNDING:
             result[rows] = torch.nan
     return result

@@ -18,14 +18,22 @@ from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.growing import GrowingModule
 
 
-def augment(z: Tensor) -> Tensor:
-    """Prepend the bias feature: (n, d) → (n, d+1), ``x̃ = [1; z]``.
+def augment(z: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Prepend the bias feature, ``x̃ = [1; z]``.
+
+    Args:
+        z: (n, d), any floating dtype.
+        dtype: of the result; None for that of ``z``. A wider one takes no copy of ``z`` besides.
+
+    Returns:
+        (n, d+1).
 
     Example:
         >>> augment(torch.tensor([[5.0, 7.0]])).tolist()
         [[1.0, 5.0, 7.0]]
     """
-    return torch.cat([z.new_ones(len(z), 1), z], dim=1)
+    dtype = dtype or z.dtype
+    return torch.cat([z.new_ones(len(z), 1, dtype=dtype), z], dim=1).to(dtype)
 
 
 class ClassSums(GrowingModule):
@@ -90,7 +98,11 @@ class ClassSums(GrowingModule):
             self._add_rows(x, weighted, index)
 
     def note_copies(self, count: int) -> None:
-        """Count ``count`` of the rows as copies of others: ``seen`` falls, the sums stay. Negative takes this back."""
+        """Count rows as copies of others: ``seen`` falls, the sums stay.
+
+        Args:
+            count: number of rows; a negative number takes an earlier call back.
+        """
         self.seen -= count
 
     def _add_rows(self, x: Tensor, weighted: Tensor, index: Tensor) -> None:
@@ -221,7 +233,11 @@ class Sums(ClassSums):
         self.products.add_(other.products.to(self.products.device), alpha=sign)
 
     def subtract_products(self, rows: Tensor) -> None:
-        """Take ``rowsᵀ rows`` out of the Gram matrix; rows (n, p)."""
+        """Take ``rowsᵀ rows`` out of the Gram matrix.
+
+        Args:
+            rows: (n, p).
+        """
         self.settle()
         self.products.sub_(pack(rows.T @ rows))
 

@@ -36,11 +36,11 @@ def pack(matrix: Tensor) -> Tensor:
     """
     width = matrix.shape[-1]
     rows, columns = packed_shape(width)
-    shift, rest = rows - width, width - columns
+    shift, corner_width = rows - width, width - columns
     packed = matrix.new_empty(*matrix.shape[:-2], rows, columns)
     packed[..., shift:, :] = matrix[..., :columns]
-    corner = packed[..., :rest, columns - rest :]
-    upper = torch.ones(rest, rest, dtype=torch.bool, device=matrix.device).triu()
+    corner = packed[..., :corner_width, columns - corner_width :]
+    upper = torch.ones(corner_width, corner_width, dtype=torch.bool, device=matrix.device).triu()
     corner.copy_(torch.where(upper, matrix[..., columns:, columns:].mT, corner))
     return packed
 
@@ -48,8 +48,8 @@ def pack(matrix: Tensor) -> Tensor:
 def unpack(packed: Tensor, width: int) -> Tensor:
     """Return the symmetric matrix (``width``, ``width``) that was packed into (rows, columns)."""
     rows, columns = packed_shape(width)
-    shift, rest = rows - width, width - columns
+    shift, corner_width = rows - width, width - columns
     matrix = packed.new_empty(width, width)
     matrix[:, :columns] = packed[shift:]
-    matrix[columns:, columns:] = packed[:rest, columns - rest :].T
+    matrix[columns:, columns:] = packed[:corner_width, columns - corner_width :].T
     return mirror_(matrix)

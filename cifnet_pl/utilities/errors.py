@@ -83,7 +83,17 @@ def check_choice(kind: str, value: str, choices: object) -> None:
 
 
 def check_that(fits: bool, option: str, value: object, expected: str) -> None:
-    """Check an option's value: UsageError ``OPTION is VALUE, expected …`` unless it ``fits``."""
+    """Check the value of an option.
+
+    Args:
+        fits: whether it is one that is expected.
+        option: name of the option.
+        value: that was given.
+        expected: what the value should be, in words.
+
+    Raises:
+        UsageError: ``OPTION is VALUE, expected …``, unless it ``fits``.
+    """
     if not fits:
         shown = f"{value:g}" if isinstance(value, float) else str(value)
         raise UsageError(f"{option} is {shown}, expected {expected}")

@@ -7,6 +7,7 @@ import logging
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -101,6 +102,24 @@ class TestEmbeddings:
         assert backbone.engine() == "onnxruntime"
         for side in (32, 64, 97):
             assert_agree(backbone, side, 2)
+
+    def test_do_not_depend_on_how_many_photos_the_graph_takes_at_once(self, monkeypatch):
+        """Its layers need no more memory for many photos than for ``AT_ONCE`` pixels."""
+        backbone, taken = build_backbone("small", engine="onnxruntime"), []
+        runtime = backbone._runtime("cpu", "32-true")
+        whole, session = backbone(images(7)), runtime._session
+
+        class Counting:
+            def run(self, names: None, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+                taken.append(len(inputs["images"]))
+                return session.run(names, inputs)
+
+        monkeypatch.setattr(runtime, "_session", Counting())
+        for pixels, pieces in ((3 * 16 * 16, [3, 2, 2]), (1, [1] * 7), (7 * 16 * 16, [7])):
+            monkeypatch.setattr(engines, "AT_ONCE", pixels)
+            assert torch.equal(backbone(images(7)), whole)
+            assert taken == pieces
+            taken.clear()
 
     def test_views_are_one_graph(self):
         backbone = build_backbone("small+mirror", engine="onnxruntime")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -141,6 +143,27 @@ def test_a_lack_of_memory_is_not_remembered(folder: Path, monkeypatch: pytest.Mo
         patch.setattr(torch.export, "export", full)
         assert small().engine() == "torch"
     assert small().engine() == "onnxruntime"
+
+
+def test_a_failure_is_remembered_for_a_day(folder: Path, exports: list[str], monkeypatch: pytest.MonkeyPatch):
+    """What failed once in an odd moment does not slow its user down for ever."""
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.export, "export", Mock(side_effect=RuntimeError("busy")))
+        assert small().engine() == "torch"
+    assert small().engine() == "torch"
+    assert exports == ["small"]
+    (failure,) = folder.glob("*.txt")
+    os.utime(failure, (time.time() - graphs.AGAIN - 1,) * 2)
+    assert small().engine() == "onnxruntime"
+    assert exports == ["small"] * 2
+
+
+def test_threads_export_one_after_the_other(folder: Path):
+    """As in a service with models of two networks: torch's exporter fails where two of its calls overlap."""
+    with ThreadPoolExecutor(3) as pool:
+        engines = list(pool.map(lambda seed: small(seed, f"network {seed}").engine(), range(3)))
+    assert engines == ["onnxruntime"] * 3
+    assert not list(folder.glob("*.txt"))
 
 
 def test_a_graph_that_the_runtime_refuses(monkeypatch: pytest.MonkeyPatch):

@@ -4,6 +4,7 @@ import csv
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cifnet_pl.__main__ import main
@@ -76,3 +77,19 @@ def test_photos_of_a_run_and_of_none(made: Path, tmp_path: Path, capsys: pytest.
     assert "41 photos of 3 classes" in capsys.readouterr().out
     assert main(["audit", "--model", str(made / "m"), "--output", str(tmp_path / "b"), *common]) == 2
     assert "give them with --images" in capsys.readouterr().err
+
+
+def test_what_cannot_be_audited(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["audit", "--model", str(made / "m"), "--images", "none", "--output", str(tmp_path / "a")]) == 2
+    assert "no folder none: give the photos with --images" in capsys.readouterr().err
+    z = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    np.savez(tmp_path / "z.npz", embeddings=z, labels=np.arange(60) % 3)
+    options = ["--data.source", "embeddings", "--data.root", str(tmp_path / "z.npz"), "--data.classes_per_task", "3"]
+    assert (
+        main(["fit", *options, "--energy.enabled", "false", "--logs", str(tmp_path), "--model.head", "RidgeHead"]) == 0
+    )
+    for photos in ([], ["--images", str(made / "photos")]):
+        audited = ["audit", "--model", str(tmp_path / "default"), "--output", str(tmp_path / "b"), *photos]
+        capsys.readouterr()
+        assert main(audited) == 2
+        assert "learned embeddings that were computed elsewhere: an audit needs photos" in capsys.readouterr().err

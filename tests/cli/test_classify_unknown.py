@@ -100,7 +100,13 @@ def test_too_few_samples_for_the_share(place: Path, tmp_path: Path, capsys: pyte
 REFUSED = [
     (["--unknown", "0"], "unknown is 0, expected a share between 0 and 1"),
     (["--unknown", "5"], "unknown is 5, expected a share between 0 and 1, such as 0.05 for 5 %"),
+    (["--coverage", "0"], "coverage is 0, expected a share between 0 and 1, such as 0.95 for 95 %"),
     (["--coverage", "1"], "coverage is 1, expected a share between 0 and 1"),
+    (["--coverage", "1.5"], "coverage is 1.5, expected a share between 0 and 1"),
+    (["--coverage", "nan"], "--coverage is 'nan', expected a finite number"),
+    (["--unknown", "1"], "unknown is 1, expected a share between 0 and 1"),
+    (["--unknown", "nan"], "--unknown is 'nan', expected a finite number"),
+    (["--per_class", "true"], "per_class is about sets of answers: give their coverage, too, such as 0.95"),
     (["--coverage", "-1"], "coverage is -1, expected a share"),
 ]
 

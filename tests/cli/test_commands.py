@@ -6,8 +6,10 @@ import sys
 from importlib import import_module
 
 import pytest
+from jsonargparse import ArgumentParser
 
-from cifnet_pl.cli.commands import COMMANDS, RUNS, outline
+from cifnet_pl.cli.commands import COMMANDS, RUNS, outline, run_command, with_lists
+from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import environment
 
 
@@ -37,7 +39,7 @@ def test_summaries_are_one_line():
         (["forget", "--help"], 0, "--class [ITEM,...]"),
         (["info", "--modle", "x"], 2, "cifnet: error: unknown option --modle: did you mean --model?"),
         (["classify", "--model", "x", "--images", "y", "--output", "z", "--top", "few"], 2, "--top is 'few'"),
-        (["report", "--compare", "A", "B"], 2, "no runs are given: name them before the options, cifnet report RUNS"),
+        (["report", "--refrence", "A"], 2, "unknown option --refrence: did you mean --reference?"),
         (["merge", "--output", "x"], 2, "no models are given: name them before the options, cifnet merge MODELS"),
         (["extend", "--model", "x", "--images", "a", "b", "--output", "c"], 2, "'b' is one word too many"),
         (["extend", "--images", "a", "--images", "b", "--model", "x", "--output", "c"], 2, "--images is given twice"),
@@ -61,3 +63,33 @@ def test_to_classify_needs_neither_lightning_nor_what_only_runs_need():
         [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, timeout=60
     )
     assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize("name", ["emoji 😀", "猫", "[x]", 'a"b\\c', "1: 2", "#"])
+def test_lists_take_names_of_all_characters(name: str):
+    """As ``--class 😀``, of which JSON's escapes are surrogate pairs that the parser refuses."""
+    assert words_of(["--class", name, "plain"]) == [name, "plain"]
+
+
+def words_of(args: list[str]) -> list[str]:
+    """What the parser of ``forget`` makes of a list of names."""
+    function = outline("forget")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--class", dest="names", type=list[str])
+    names: list[str] = parser.parse_args(with_lists(function, args)).names
+    return names
+
+
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.positional])
+def test_words_by_position_are_asked_for(name):
+    with pytest.raises(UsageError, match=r"^no (files|models|runs) are given: name them before the options"):
+        run_command(name, [])
+
+
+def test_a_pipe_that_nobody_reads_ends_a_command_quietly():
+    """As in ``cifnet configs | head``."""
+    words = [sys.executable, "-m", "cifnet_pl", "configs"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141

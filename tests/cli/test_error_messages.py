@@ -33,7 +33,7 @@ REFUSED = [
     ([*BUFFER, "--model.buffer.strategy", "randm"], USAGE, ["--model.buffer.strategy is 'randm'", "one of 'random'"]),
     (["--model.head", "RidgeHead", "--model.head.transform", "sqrt"], USAGE, ["head.transform is 'sqrt'", "'sqrt_l2'"]),
     (["--model.head.weighting", "release"], USAGE, ["--model.head.weighting is 'release'", "'released'"]),
-    (["--energy.country_iso_code", "UKX"], USAGE, ["country", "'UKX'"]),
+    (["--energy.enabled", "true", "--energy.country_iso_code", "UKX"], USAGE, ["country", "'UKX'"]),
     (["--data.on_corrupt", "ignore"], USAGE, ["on_corrupt", "'ignore'", "error", "skip"]),
     # data
     (["--data.source", "folder"], USAGE, ["no data folder", "--data.root"]),
@@ -51,7 +51,7 @@ REFUSED = [
     # numbers
     (["--model.head.ridge", "0"], USAGE, ["ridge", "0", "positive"]),
     (["--model.head.ridge", "-1"], USAGE, ["ridge", "-1", "positive"]),
-    (["--model.head.ridge", "abc"], USAGE, ["--model.head.ridge is 'abc'", "float or gcv"]),
+    (["--model.head.ridge", "abc"], USAGE, ["--model.head.ridge is 'abc'", "a finite number or gcv"]),
     (["--model.head", "RidgeHead", "--model.head.ridge", "nan"], USAGE, ["ridge", "nan", "gcv"]),
     (["--model.head.epsilon", "0.6"], USAGE, ["epsilon", "0.6", "0.5"]),
     (["--model.head.dtype", "float16"], USAGE, ["dtype", "'float16'", "float64"]),

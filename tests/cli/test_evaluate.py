@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,42 @@ def test_a_rival_that_does_not_exist_is_refused_before_any_photo_is_named(
     shown = capsys.readouterr()
     assert f"no model at {tmp_path / 'none'}" in shown.err
     assert shown.out == ""
+
+
+def test_photos_that_were_learned_or_stand_twice_are_said_beside_the_score(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    learned = make_photos(tmp_path / "learned", CLASSES, 6)
+    empty("ridge").extend(learned).model.save(tmp_path / "m")
+    photos = make_photos(tmp_path / "photos", CLASSES, 12)
+    for name in CLASSES:
+        for i in range(5):
+            (photos / name / f"{i}.png").unlink()  # of each class only the sixth was learned
+    for i in (8, 9):
+        shutil.copy(photos / "ant" / f"{i}.png", photos / "ant" / f"renamed {i}.png")
+    shutil.copy(photos / "ant" / "7.png", photos / "bee" / "wrong.png")
+    shutil.copy(learned / "ant" / "0.png", photos / "cat" / "ant.png")
+    (photos / "cat" / "empty 1.png").touch()
+    (photos / "cat" / "empty 2.png").touch()
+    options = ["--model", str(tmp_path / "m"), "--images", str(photos), "--output", str(tmp_path / "out")]
+    assert main(["evaluate", *options]) == 0
+    shown = capsys.readouterr().out
+    assert "3 of these 25 photos were learned already and flatter the score: of the 22 others" in shown
+    assert "2 of these 25 photos are copies of others, and so counted twice" in shown
+    assert "bee/wrong.png (also in ant), cat/ant.png (also in ant) in two classes" in shown
+    summary = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert (summary["learned"], summary["copies"]) == (3, 2)
+    told = [(Path(row["file"]).name, row["seen"]) for row in rows(tmp_path / "out" / "photos.csv") if row["seen"]]
+    copies = [(f"renamed {i}.png", "copy") for i in (8, 9)]
+    assert told == [("5.png", "learned"), *copies, ("5.png", "learned"), ("5.png", "learned")]
+
+
+def test_a_rival_that_learned_the_photos_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    learned = make_photos(tmp_path / "learned", CLASSES, 6)
+    empty("ridge").extend(learned).model.save(tmp_path / "rival")
+    bundle(tmp_path / "m", learned, CLASSES, 2)
+    models = ["--model", str(tmp_path / "m"), "--against", str(tmp_path / "rival")]
+    assert main(["evaluate", *models, "--images", str(learned)]) == 0
+    shown = capsys.readouterr().out
+    assert f"{tmp_path / 'rival'}: 18 of these 18 photos were learned already and flatter the score" in shown
+    assert "note: the model does not have the content hashes of all photos that it learned" in shown

@@ -114,6 +114,17 @@ def test_every_head_and_names_in_any_language(head: str):
     assert json.loads(metadata["class_names"]) == [name for task in tasks for name in task]
 
 
+def test_what_is_exported_is_a_copy(monkeypatch: pytest.MonkeyPatch):
+    """The exporter replaces the tensors of a network while it runs; a service answers with the same network."""
+    exported, export = [], onnx_graph._exported
+    monkeypatch.setattr(onnx_graph, "_exported", lambda graph: exported.append(graph) or export(graph))
+    model = learned()
+    onnx_bytes(model)
+    own = {tensor.data_ptr() for tensor in model.backbone.buffers()}
+    assert own
+    assert own.isdisjoint(tensor.data_ptr() for tensor in exported[0].buffers())
+
+
 @pytest.mark.parametrize("head", ["ridge-joined", "ridge-products", "acil-float32"])
 def test_novelty_is_torchs_to_float32(head: str):
     model = learned(head)

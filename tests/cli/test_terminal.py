@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cifnet_pl.cli.terminal import accept_all_characters
-from tests.command_line import FAST, call, command, environment, make_photos
+from tests.command_line import FAST, call_in_turn, command, environment, make_photos
 
 CLASSES = ["Süßes", "→", "Ā 猫"]
 
@@ -18,27 +18,21 @@ CLASSES = ["Süßes", "→", "Ā 猫"]
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_no_character_ends_a_run(tmp_path: Path, encoding: str):
     photos = make_photos(tmp_path / "photos", CLASSES, 5)
-    model = ["--model.backbone", "pixels:4", "--data.image_size", "4", "--data.classes_per_task", "3"]
-    run = [
-        "--model.head",
-        "RidgeHead",
-        "--model.head.ridge",
-        "1",
-        "--logs",
-        str(tmp_path / "logs"),
-        "--energy.enabled",
-        "false",
-        "--data.num_workers",
-        "0",
-    ]
-    done = call("fit", "--data.root", str(photos), *model, *run, PYTHONIOENCODING=encoding)
-    assert (done.returncode, done.stderr) == (0, "")
-    learned = str(tmp_path / "logs" / "default")
-    done = call("info", "--model", learned, PYTHONIOENCODING=encoding)
-    assert (done.returncode, done.stderr) == (0, "")
-    done = call("info", "--model", str(tmp_path / "none ß →"), PYTHONIOENCODING=encoding)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "no model at" in done.stderr
+    options = ["--model.backbone", "pixels:4", "--data.image_size", "4", "--data.classes_per_task", "3"]
+    options += ["--model.head", "RidgeHead", "--model.head.ridge", "1", "--logs", str(tmp_path / "logs")]
+    options += ["--energy.enabled", "false", "--data.num_workers", "0"]
+    fit, info, missing = call_in_turn(
+        ["fit", "--data.root", str(photos), *options],
+        ["info", "--model", str(tmp_path / "logs" / "default")],
+        ["info", "--model", str(tmp_path / "none ß →")],
+        PYTHONIOENCODING=encoding,
+    )
+    assert (fit.returncode, fit.stderr) == (0, "")
+    assert "run folder" in fit.stdout
+    assert (info.returncode, info.stderr) == (0, "")
+    assert "3 classes" in info.stdout
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert "no model at" in missing.stderr
 
 
 def test_stand_ins_of_our_own_signs_and_escapes_of_others(monkeypatch: pytest.MonkeyPatch):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from cifnet_pl import CIFNetDataModule
+from cifnet_pl.data.loading import ImageBatch, ImageLoader
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.utilities.errors import DataError
 from tests.data.tree import class_tree
@@ -87,6 +90,31 @@ def test_all_workers_start_before_the_network_fills_the_memory(tmp_path: Path) -
     trainer(tmp_path, max_epochs=2).fit(model, datamodule=digits(num_workers=2))
     assert len(workers[0]) == 4  # two that decode training images, two for testing
     assert all(result == workers[0] for result in workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_next_task_is_decoded_while_one_is_solved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """Each task's photos are handed out once: the first task's before it begins, the others' before a solve."""
+    model, data, events = module(head=RidgeHead, buffer=None), digits(num_workers=workers), list[object]()
+    begin, solve = ImageLoader.begin, model.model.solve
+
+    def begun(loader: ImageLoader) -> Iterator[ImageBatch]:
+        if loader is data._train_images:
+            events.append(sum(map(len, loader._batches)))
+        return begin(loader)
+
+    def solved() -> None:
+        events.append("solve")
+        solve()
+
+    monkeypatch.setattr(ImageLoader, "begin", begun)
+    monkeypatch.setattr(model.model, "solve", solved)
+    trainer(tmp_path).fit(model, datamodule=data)
+    sizes = [int(np.isin(data.source.train.labels, [2 * task, 2 * task + 1]).sum()) for task in range(5)]
+    first, *others = sizes
+    assert events == [first, *(event for size in others for event in (size, "solve")), "solve"]
 
 
 def test_processes_on_one_machine_share_out_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

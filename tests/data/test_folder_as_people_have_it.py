@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cifnet_pl.data.folders import about_nesting
+from cifnet_pl.data.image_sets import FileSet
 from tests.data.test_images import bomb
 from tests.data.tree import COLOURS, class_tree, fill, photo, run, summary
 
@@ -188,7 +190,7 @@ def test_single_images_and_missing_validation(tmp_path: Path, workers: str) -> N
     assert matrix.read_text().splitlines()[-1] == "4,100.0,100.0,100.0,"
 
 
-def test_no_validation_images_at_all(tmp_path: Path) -> None:
+def test_no_validation_images_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root, logs = tmp_path / "photos", tmp_path / "logs"
     class_tree(root / "train")
     (root / "val").mkdir()
@@ -196,6 +198,7 @@ def test_no_validation_images_at_all(tmp_path: Path) -> None:
     written = summary(logs)
     assert (written["A_K"], written["A_bar"], written["forgetting"], written["ece"]) == (None, None, None, None)
     assert written["n_classes"] == 3
+    assert "No photo was held back for testing: nothing is known of how well" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------------- one unreadable image
@@ -235,6 +238,19 @@ def test_unreadable_image(
     assert run(root, tmp_path / "skip", *options, "--data.on_corrupt", "skip") == 0
     assert f"unreadable images left out: 1, the first: {root}/blue/{name}" in caplog.text
     assert summary(tmp_path / "skip")["n_classes"] == 3
+
+
+def test_a_folder_of_class_folders_one_level_too_deep_is_asked_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = class_tree(tmp_path / "pictures" / "photos", 4)
+    assert run(root.parent, tmp_path / "logs") == 0
+    said = (
+        f"there is one class, 'photos', with photos in 3 sub-folders: if those are the classes, name the folder {root}"
+    )
+    assert said in caplog.text
+    assert about_nesting(FileSet(root, ["a/1/x.png", "a/2/x.png", "a/x.png"], [0, 0, 0]), ["a"]) is None
+    assert about_nesting(FileSet(root, ["a/1/x.png", "b/2/x.png"], [0, 1]), ["a", "b"]) is None
 
 
 def test_several_unreadable_images_are_counted_once_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -34,10 +34,10 @@ def test_the_projection_is_standard_normal() -> None:
 
 
 def test_kldas_features_approximate_the_gaussian_kernel() -> None:
-    head = KLDAHead(D, width=40_000, gamma=0.7)
-    features = head._features(QUERIES)[:, 1:]
+    heads = [KLDAHead(D, width=400, gamma=0.7, seed=seed) for seed in range(100)]
+    products = torch.stack([x @ x.T for x in (head._features(QUERIES)[:, 1:] for head in heads)])
     distance = torch.cdist(normalize(QUERIES, dim=1), normalize(QUERIES, dim=1))
-    assert torch.allclose(features @ features.T, torch.exp(-0.7 * distance.square()), atol=0.03)
+    assert torch.allclose(products.mean(dim=0), torch.exp(-0.7 * distance.square()), atol=0.03)
 
 
 def test_klda_is_linear_discriminant_analysis_on_them() -> None:

@@ -115,11 +115,10 @@ def test_choices_are_the_ridges_of_the_last_solve(make: Callable[[], Head]) -> N
     assert [choice.ridge for choice in again.choices()] == [choice.ridge for choice in choices]
 
 
-def test_what_is_said_of_a_ridge_at_its_cap_or_at_an_edge() -> None:
+def test_what_is_said_of_a_ridge_at_an_edge() -> None:
     assert about_choices([Choice(1.0, "inside"), Choice(2.0, "given")]) == {}
     told = about_choices([Choice(83.2, "cap"), Choice(91.0, "cap"), Choice(1e-7, "smallest"), Choice(1e3, "largest")])
-    assert set(told) == {"cap", "smallest", "largest"}
-    assert "at its cap, 83.2 to 91" in told["cap"]
+    assert set(told) == {"smallest", "largest"}  # one at its cap is usual where photos are few
     assert "at the lower edge of its grid, 1e-07" in told["smallest"]
     assert "at the upper edge of its grid, 1e+03" in told["largest"]
 
@@ -130,3 +129,13 @@ def test_a_ridge_that_jumps_is_told() -> None:
     assert "from 80 to 0.5" in str(about_jump(before, [Choice(0.5, "inside"), Choice(0.5, "inside")]))
     assert "from 1 to 150" in str(about_jump(before, [Choice(80.0, "inside"), Choice(150.0, "inside")]))
     assert about_jump([], [Choice(80.0, "inside")]) is None
+
+
+def test_nothing_is_told_of_a_single_class():
+    for seed in range(20):  # as rounding may leave something to fit
+        z = torch.randn(24, 12, generator=torch.Generator().manual_seed(seed))
+        head = RidgeHead(12)
+        head.begin_task([0])
+        head.observe(z, torch.zeros(24, dtype=torch.int64))
+        head.solve()
+        assert [choice.place for choice in head.choices()] == ["inside"]

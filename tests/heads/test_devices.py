@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
@@ -31,14 +32,21 @@ def device(request: pytest.FixtureRequest, case: Case) -> Iterator[torch.device]
         yield there
 
 
-@pytest.fixture
-def here(case: Case) -> Head:
+@cache
+def learned(case: Case) -> Head:
     return learn(case.make(WIDTH), TASKS)
 
 
 @pytest.fixture
+def here(case: Case) -> Head:
+    """A head that learned on the CPU."""
+    return copy.deepcopy(learned(case))
+
+
+@pytest.fixture
 def there(case: Case, device: torch.device) -> Head:
-    return learn(case.make(WIDTH).to(device), sent(TASKS, device))
+    """The same head, moved to the device when it had learned."""
+    return copy.deepcopy(learned(case)).to(device)
 
 
 def sent(tasks: list[Task], device: torch.device) -> list[Task]:
@@ -62,11 +70,13 @@ def test_moves_between_devices(case: Case, here: Head, device: torch.device) -> 
     assert_same_scores(head.cpu(), here, case)
 
 
-def test_predicts(case: Case, here: Head, there: Head) -> None:
-    options = QUERIES.to(there.labels.device)
-    assert torch.equal(there.predict(options).cpu(), here.predict(QUERIES))
-    assert torch.allclose(there.probabilities(options).cpu(), here.probabilities(QUERIES), atol=1e-4)
-    assert torch.equal(there.scoring()(options).cpu(), there(options).cpu())
+def test_learns_and_predicts(case: Case, here: Head, device: torch.device) -> None:
+    there = learn(case.make(WIDTH).to(device), sent(TASKS, device))
+    z = QUERIES.to(device)
+    assert_same_scores(there, here, case)
+    assert torch.equal(there.predict(z).cpu(), here.predict(QUERIES))
+    assert torch.allclose(there.probabilities(z).cpu(), here.probabilities(QUERIES), atol=1e-4)
+    assert torch.equal(there.scoring()(z).cpu(), there(z).cpu())
 
 
 def test_leaves_one_out(case: Case, here: Head, there: Head) -> None:

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.transforms import DRAWN, directions, l2, products
+from cifnet_pl.heads import RidgeHead, transforms
+from cifnet_pl.heads.transforms import directions, l2, products
 
 D = 400
 
@@ -27,7 +27,7 @@ def test_directions_are_standard_normal_and_the_same_in_every_release():
     assert found.shape == (3 * D, D)
     assert abs(found.mean()) < 0.01
     assert abs(found.std() - 1) < 0.01
-    DRAWN.clear()
+    directions.cache_clear()
     assert torch.equal(directions(D), found)
     torch.testing.assert_close(
         directions(2)[0],
@@ -54,3 +54,16 @@ def test_products_tell_apart_what_no_line_can():
         right[transform] = (head.predict(z) == y).double().mean().item()
     assert right["l2"] < 0.7
     assert right["products"] > 0.85
+
+
+def test_a_head_keeps_its_directions_on_its_device_and_out_of_its_state(monkeypatch):
+    head = RidgeHead(4, transform="products", dtype="float32")
+    assert head.directions.dtype == torch.float32
+    assert head.to("meta").directions.device.type == "meta"
+    assert "directions" not in head.state_dict()
+    assert RidgeHead(4, transform="products").directions.data_ptr() == directions(4).data_ptr()  # not a copy of them
+
+    head, z = RidgeHead(4, transform="products"), torch.randn(6, 4)
+    expected = products(z.double())
+    monkeypatch.setattr(transforms, "directions", None)  # they are not asked for again
+    assert torch.equal(head._features(z)[:, 1:], expected)

@@ -24,9 +24,11 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.cli.lightning_cli import CIFNetCLI
 from cifnet_pl.heads.cifnet import CIFNetHead
-from cifnet_pl.learning.callbacks import TaskCheckpoint, TrajectoryPlot
+from cifnet_pl.learning.callbacks import TaskCheckpoint, TaskMetrics, TrajectoryPlot
+from cifnet_pl.learning.callbacks.checkpoint import AtomicCheckpointIO
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import RunRecord
+from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.files import exclusive
 from tests.command_line import (
     BUFFER,
@@ -39,6 +41,7 @@ from tests.command_line import (
     measurements,
 )
 from tests.killing import Act, Killed, at_call, ended, in_a_process, kill_self, start
+from tests.lightning_runs import digits, module, trainer
 
 OPTIONS = [*BUFFER, "--data.batch_size", "16", "--seed_everything", "5", "--data.max_tasks", "3"]
 LAST = ["--ckpt_path", "last"]
@@ -568,14 +571,38 @@ HOSTILE = {
 }
 
 
+def go_on_from(path, tmp_path):
+    """Go on with a run of ``OPTIONS`` without the command line, whose options take longer to read than the run."""
+    run = trainer(tmp_path, TaskMetrics(), max_epochs=3, plugins=[AtomicCheckpointIO()])
+    learner = module(buffer=CalibrationBuffer(300, seed=5))
+    run.fit(learner, digits(batch_size=16, max_tasks=3), ckpt_path=path)
+    return learner
+
+
 @pytest.mark.parametrize("harm", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_checkpoints_are_refused_in_one_sentence(harm, reference, tmp_path, capsys):
+def test_hostile_checkpoints_are_refused_in_one_sentence(harm, reference, tmp_path):
     content = checkpoint(reference)
     harm(content)
+    path = tmp_path / "hostile.ckpt"
+    torch.save(content, path)
+    with pytest.raises(CheckpointError) as refused:
+        go_on_from(path, tmp_path)
+    assert "checkpoint" in str(refused.value) or "stored" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_checkpoint_as_it_was_is_not_refused(reference, tmp_path):
+    learner = go_on_from(reference / "checkpoints" / "last.ckpt", tmp_path)
+    assert learner.class_names == checkpoint(reference)["cifnet"]["class_names"]
+
+
+@pytest.mark.parametrize("harm", ["a name twice", "state is gone", "loops are a text", "foreign tensor"])
+def test_the_command_line_prints_that_sentence(harm, reference, tmp_path, capsys):
+    content = checkpoint(reference)
+    HOSTILE[harm](content)
     path = tmp_path / "hostile.ckpt"
     torch.save(content, path)
     assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 1
     shown = capsys.readouterr().err
     assert shown.startswith("cifnet: error: "), shown
-    assert "checkpoint" in shown or "stored" in shown
     assert shown.count("\n") == 1, shown

@@ -8,7 +8,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model import audit as module
 from cifnet_pl.model.audit import LearningCurve, audit, learning_curve, top_label_error
-from cifnet_pl.statistics import near
+from cifnet_pl.statistics import near_copies
 
 CLASSES, EACH, WIDTH = 4, 12, 6
 NAMES = ["ant", "bee", "cat", "dog"]
@@ -95,7 +95,7 @@ def with_bursts(photos, noise=0.01):
 def test_a_burst_is_left_out_together(photos, monkeypatch):
     """Each photo is judged by a classifier that learned none of its burst, whatever the batches."""
     z, labels = with_bursts(photos)
-    monkeypatch.setattr(near, "SIMILAR", 0.999)
+    monkeypatch.setattr(near_copies, "SIMILAR", 0.999)
     bursts = [[12, 48, 49, 50], [13, 51, 52, 53], [47, 54, 55, 56]]
     found = audit(z, labels, NAMES)
     assert np.flatnonzero(found.copied).tolist() == sorted(row for burst in bursts for row in burst)
@@ -120,15 +120,15 @@ def test_a_wrong_label_in_a_burst_does_not_hide(photos, monkeypatch):
     """Four photos of one moment in the wrong folder: each alone is vouched for by the three others."""
     z, labels = with_bursts(photos)
     labels[[47, 54, 55, 56]] = 1
-    monkeypatch.setattr(near, "SIMILAR", 0.999)
+    monkeypatch.setattr(near_copies, "SIMILAR", 0.999)
     assert {47, 54, 55, 56} <= set(audit(z, labels, NAMES).doubtful().tolist())
-    monkeypatch.setattr(near, "SIMILAR", 1.1)  # nothing is a near-copy
+    monkeypatch.setattr(near_copies, "SIMILAR", 1.1)  # nothing is a near-copy
     alone = audit(z, labels, NAMES)
     assert alone.own[[47, 54, 55, 56]].min() > 2 * audit_own(z, labels, monkeypatch)
 
 
 def audit_own(z, labels, monkeypatch) -> float:
-    monkeypatch.setattr(near, "SIMILAR", 0.999)
+    monkeypatch.setattr(near_copies, "SIMILAR", 0.999)
     return float(audit(z, labels, NAMES).own[[47, 54, 55, 56]].max())
 
 
@@ -139,13 +139,13 @@ def test_the_learning_curve_leaves_bursts_out_together(monkeypatch):
     z += 0.01 * draw.normal(0, 1, z.shape).astype(np.float32)
     labels = np.repeat(np.arange(CLASSES), 20)
     assert learning_curve(z, labels, CLASSES).points[-1][1] < 50
-    monkeypatch.setattr(near, "SIMILAR", 1.1)  # nothing is a near-copy
+    monkeypatch.setattr(near_copies, "SIMILAR", 1.1)  # nothing is a near-copy
     assert learning_curve(z, labels, CLASSES).points[-1][1] > 90
 
 
 def test_copies_in_two_classes_are_no_near_copies(photos, monkeypatch):
     z, labels = with_bursts(photos)
-    monkeypatch.setattr(near, "SIMILAR", 0.999)
+    monkeypatch.setattr(near_copies, "SIMILAR", 0.999)
     labels[48:] = (labels[48:] + np.tile([1, 2, 3], 3)) % CLASSES
     groups, copied = module.near_copies(z, labels)
     assert not copied.any()

@@ -7,7 +7,7 @@ import pytest
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import make_photos
-from tests.models import learned, tensors_equal
+from tests.models import empty, learned, tensors_equal
 
 
 def test_extend_returns_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -27,3 +27,11 @@ def test_extend_returns_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixtur
     with pytest.raises(UsageError, match="already learned"):
         result.model.extend(images)
     assert capsys.readouterr() == ("", "")
+
+
+def test_the_second_class_is_no_surprise(tmp_path: Path):
+    """With one class any ridge is as good, so that its change tells nothing."""
+    one = empty("ridge").extend(make_photos(tmp_path / "one", ["ant"], 12)).model
+    result = one.extend(make_photos(tmp_path / "two", ["bee", "cat"], 12))
+    assert result.warnings == []
+    assert result.model.head.choices()[0].place != "largest"

@@ -8,11 +8,14 @@ import torch
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
+from cifnet_pl.backbones import build_backbone
 from cifnet_pl.cli.commands import COMMANDS
 from cifnet_pl.learning.callbacks.checkpoint import AtomicCheckpointIO
-from cifnet_pl.model.loading import checkpoint_of
+from cifnet_pl.model.loading import checkpoint_of, read_bundle
 from cifnet_pl.utilities.errors import CheckpointError
 from tests.command_line import BUFFER, checkpoint, learned
+from tests.models import SIDE
+from tests.models import learned as learned_model
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +51,13 @@ def test_a_model_scores_as_its_run_did(run: Path, tmp_path: Path):
     files = sorted((root / "val").rglob("*.png"))
     right = sum(p.classes[0] == p.file.parent.name for p in model.classify(files))
     assert 100 * right / len(files) == pytest.approx(model.history[-1].accuracy)
+
+
+def test_a_bundle_shares_a_backbone_only_if_it_is_its_own(tmp_path: Path):
+    learned_model("ridge").save(tmp_path / "b")
+    same, other = build_backbone(f"pixels:{SIDE}"), build_backbone("pixels:4")
+    assert read_bundle(tmp_path / "b", backbone=same).backbone is same
+    assert read_bundle(tmp_path / "b", backbone=other).backbone.describe() == same.describe()
 
 
 def test_earlier_tasks_and_newest_versions(run: Path, tmp_path: Path):

@@ -114,6 +114,7 @@ def test_trusted_it_is_a_model_like_any_other(bundle: Path, tmp_path: Path, caps
     assert "head MyHead (in_features 384, share 0.1)" in capsys.readouterr().out
     extended = str(tmp_path / "extended")
     assert main(["extend", "--model", str(bundle), "--images", photos, "--output", extended, "--trust"]) == 0
+    assert capsys.readouterr().out.endswith("--output out.csv --trust\n")  # the next command needs it, too
     table = tmp_path / "classes.csv"
     assert main(["classify", "--model", extended, "--images", photos, "--output", str(table), "--trust"]) == 0
     rows = [line.split(",")[:2] for line in table.read_text().splitlines()[1:]]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.report import read_study
 from cifnet_pl.report.answers import paired, right_answers
 from cifnet_pl.report.comparison import compare
-from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.report.synthetic import write_run
 
 IMAGES = 400
@@ -96,16 +98,18 @@ def test_images_are_matched_by_name(tmp_path: Path) -> None:
     for name, answers, order in (("a", a, [3, 1, 0, 2]), ("b", b, [0, 2, 1])):
         (tmp_path / name).mkdir()
         keep(tmp_path / name, answers, np.array(order))
-    ours, theirs = paired(*(tmp_path / name / "predictions.parquet" for name in "ab"))
+    names, ours, theirs = paired(*(tmp_path / name / "predictions.parquet" for name in "ab"))
     assert (ours.tolist(), theirs.tolist()) == ([True, False, True], [True, True, False])
+    assert names.tolist() == ["0\x000", "1\x001", "2\x002"]
 
 
 @pytest.mark.parametrize(
     ("names", "said"),
     [
         (["CIFNet"], "takes two methods, but got 1"),
+        (["a", "b", "c"], "takes two methods, but got 3: a, b, c; a pattern for several folders needs quotation marks"),
         (["CIFNet", "Exact rige"], "did you mean Exact ridge?"),
-        (["CIFNet", "Nearest"], "unknown method for --compare"),
+        (["CIFNet", "Nearest"], "unknown method or folder for --compare"),
     ],
 )
 def test_what_cannot_be_compared_is_said(
@@ -122,10 +126,130 @@ def test_what_cannot_be_compared_is_said(
 def test_without_a_common_seed_or_with_a_damaged_file(runs: tuple[Path, dict[tuple[str, int], np.ndarray]]) -> None:
     folder, _ = runs
     study = read_study([folder / "CIFNetHead1", folder / "RidgeHead2"])
-    with pytest.raises(Exception, match="with a common seed and class order"):
+    with pytest.raises(UsageError, match="have no common seed and class order: seed 1, and seed 2"):
         compare(study, ["CIFNet", "Exact ridge"])
     path = folder / "CIFNetHead1" / "version_0" / "predictions.parquet"
     path.write_bytes(path.read_bytes()[:200])
     right_answers.cache_clear()
     with pytest.raises(DataError, match="is damaged"):
         right_answers(path)
+
+
+def table_of(output: Path) -> dict[str, dict[str, str]]:
+    (path,) = (output / "tables").glob("comparison_*.csv")
+    with path.open(newline="") as file:
+        return {row["quantity"]: row for row in csv.DictReader(file)}
+
+
+def test_folders_with_several_seeds_are_compared_as_their_methods(
+    runs: tuple[Path, dict[tuple[str, int], np.ndarray]], tmp_path: Path
+) -> None:
+    """Patterns for folders of runs, without any RUNS: the same table as by the methods' names."""
+    folder, _ = runs
+    names = ["report", str(folder), "--output", str(tmp_path / "a"), "--compare", "Exact ridge", "CIFNet"]
+    folders = ["report", "--compare", f"{folder}/RidgeHead*", f"{folder}/CIFNetHead*", "--output", str(tmp_path / "b")]
+    assert main(names) == main(folders) == 0
+    assert table_of(tmp_path / "a") == table_of(tmp_path / "b")
+
+
+def test_single_runs_by_their_folders_against_literal_formulas(
+    runs: tuple[Path, dict[tuple[str, int], np.ndarray]], tmp_path: Path
+) -> None:
+    folder, right = runs
+    ours, theirs = (str(folder / f"{head}2" / "version_0") for head in ("RidgeHead", "CIFNetHead"))
+    assert main(["report", str(folder), "--compare", ours, theirs, "--output", str(tmp_path / "o")]) == 0
+    rows = table_of(tmp_path / "o")
+    assert "final accuracy A_K, over seeds and images" not in rows
+    a, b = right["RidgeHead", 2], right["CIFNetHead", 2]
+    row = rows["final accuracy A_K, over images, seed 2"]
+    only_a, only_b = int(np.sum(a & ~b)), int(np.sum(b & ~a))
+    n = only_a + only_b
+    p = min(1.0, 2 * sum(math.comb(n, i) for i in range(min(only_a, only_b) + 1)) / 2**n)
+    assert row["p"] == ("< 0.001" if p < 0.001 else f"{p:.3f}")
+    assert (row["seeds"], row["images"]) == ("1.0", str(float(IMAGES)))
+    assert float(row["difference (points)"]) == pytest.approx(100 * (only_a - only_b) / IMAGES)
+
+
+def test_three_seeds_against_literal_formulas(
+    runs: tuple[Path, dict[tuple[str, int], np.ndarray]],
+) -> None:
+    """With two degrees of freedom Student's distribution has a closed form."""
+    folder, right = runs
+    (pair,) = compare(read_study([folder]), ["Exact ridge", "CIFNet"])
+    line = pair.lines[0]
+    x = [100 * (right["RidgeHead", seed].mean() - right["CIFNetHead", seed].mean()) for seed in (1, 2, 3)]
+    mean = sum(x) / 3
+    error = math.sqrt(sum((value - mean) ** 2 for value in x) / 2 / 3)
+    quantile = 0.95 * math.sqrt(2 / (1 - 0.95**2))
+    t = abs(mean / error)
+    assert line.interval is not None
+    assert (line.interval.low, line.interval.high) == pytest.approx((mean - quantile * error, mean + quantile * error))
+    assert line.p == pytest.approx(1 - t / math.sqrt(2 + t * t))
+
+
+def test_the_bootstrap_is_that_of_images_drawn_one_by_one(
+    runs: tuple[Path, dict[tuple[str, int], np.ndarray]],
+) -> None:
+    """Seeds are drawn, and images, the same ones for all seeds."""
+    folder, right = runs
+    (pair,) = compare(read_study([folder]), ["Exact ridge", "CIFNet"])
+    (line,) = (line for line in pair.lines if line.what.endswith("over seeds and images"))
+    difference = np.array([100.0 * right["RidgeHead", s] - 100.0 * right["CIFNetHead", s] for s in (1, 2, 3)])
+    draw = np.random.default_rng(5)
+    means = []
+    for _ in range(4000):
+        seeds, images = draw.integers(0, 3, 3), draw.integers(0, IMAGES, IMAGES)
+        means.append(difference[seeds][:, images].mean())
+    low, high = np.quantile(means, [0.025, 0.975])
+    assert line.interval is not None
+    assert line.interval.mean == pytest.approx(difference.mean())
+    assert (line.interval.low, line.interval.high) == pytest.approx((low, high), abs=0.04 * (high - low))
+
+
+def test_folders_that_cannot_be_compared(
+    runs: tuple[Path, dict[tuple[str, int], np.ndarray]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = runs
+    write_run(tmp_path / "other" / "version_0", tasks=3, seed=1)
+    (tmp_path / "half" / "version_0" / "checkpoints").mkdir(parents=True)
+    ridge = str(folder / "RidgeHead1")
+    for names, code, said in (
+        ([str(folder), ridge], 2, "expected seeds of one configuration, but its runs are of Exact ridge (CIFAR-100"),
+        ([str(tmp_path / "other"), ridge], 2, "were run on different data: CIFAR-100, 10 cls/task"),
+        ([str(tmp_path / "half"), ridge], 1, "half: no finished run"),
+        ([str(tmp_path / "none*"), ridge], 2, "unknown method or folder for --compare"),
+    ):
+        assert main(["report", str(folder), "--compare", *names, "--output", str(tmp_path / "o")]) == code
+        assert said in capsys.readouterr().err
+    assert main(["report", "--output", str(tmp_path / "o")]) == 2
+    assert "no runs are given: name them before the options, cifnet report RUNS …" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
+
+
+def test_the_same_configuration_in_two_folders_is_told_apart(
+    runs: tuple[Path, dict[tuple[str, int], np.ndarray]], tmp_path: Path
+) -> None:
+    """Such as before and after a change of code; images that one run lacks are left out, and that is said."""
+    folder, right = runs
+    shutil.copytree(folder / "RidgeHead1", tmp_path / "later")
+    answers = right["RidgeHead", 1].copy()
+    answers[:7] = ~answers[:7]
+    keep(tmp_path / "later" / "version_0", answers, np.arange(IMAGES - 10))
+    names = [str(tmp_path / "later"), str(folder / "RidgeHead1")]
+    (pair,) = compare(read_study([folder]), names)
+    assert [pair.a.label, pair.b.label] == [f"Exact ridge, {name}" for name in names]
+    (line,) = (line for line in pair.lines if line.images)
+    assert (line.images, (line.only_a or 0) + (line.only_b or 0)) == (IMAGES - 10, 7)
+    assert pair.notes == [f"Seed 1: {IMAGES - 10} test images are common to both, of {IMAGES - 10} and {IMAGES}."]
+
+
+def test_networks_are_compared_on_the_same_images(
+    runs: tuple[Path, dict[tuple[str, int], np.ndarray]], tmp_path: Path
+) -> None:
+    folder, right = runs
+    other = write_run(tmp_path / "vit" / "version_0", head="RidgeHead", tasks=2, backbone="timm:vit", final=80.0)
+    keep(other, right["RidgeHead", 1])
+    (pair,) = compare(read_study([folder]), [str(other), str(folder / "RidgeHead1")])
+    assert pair.a.label == "Exact ridge, timm:vit, 224 px"
+    assert pair.b.label == "Exact ridge, file:resnet18.pth (resnet18), 224 px"
+    assert pair.title == "CIFAR-100, 10 cls/task"

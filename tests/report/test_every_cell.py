@@ -21,7 +21,7 @@ from scipy import stats
 from cifnet_pl.report import read_study
 from cifnet_pl.report.markup import to_csv_table, to_markdown
 from cifnet_pl.report.tables import all_tables
-from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.errors import CifnetError
 from tests.report.synthetic import write_run
 
 HERE, THERE = {"machine": "some CPU, 2 cores"}, {"machine": "a server, 32 cores"}
@@ -231,6 +231,17 @@ def test_the_table_of_all_results(tables: dict[str, tuple[list[Row], str]], runs
         for header, value in costs.items():
             check(row, header, [] if mixed else [value(run) for run in row_runs])
     assert numeric(rows) == {*quality, *costs}
+    elsewhere = {row["method"]: row for row in rows if row["numbers"] == "external"}
+    known = {
+        "Other, tuned": {"Ā (%)": [86.0, 85.0], "A_K (%)": [78.0, 77.0], "largest drop (%)": [4.0, 4.0],
+                         "training (min)": [25.0, 25.0], "energy (kWh)": [0.005, 0.005]},
+        "Energy alone": {"energy (kWh)": [0.02]},
+    }  # fmt: skip
+    assert set(elsewhere) == set(known)
+    for label, row in elsewhere.items():
+        assert int(row["seeds"]) == max(map(len, known[label].values()))
+        for header in numeric(rows):
+            check(row, header, list(known[label].get(header, [])))
 
 
 def test_the_tables_of_memory_widths_and_runs(
@@ -278,7 +289,20 @@ def test_what_is_missing_and_what_is_wrong_is_said(root: Path, tmp_path: Path) -
     assert study.missing == ["acil256-s2-0123456789: killed by SIGKILL"]
     assert any("acil256-s2-0123456789" in sentence for sentence in study.left_out)
     header = "method,seed,task,A_k,seconds,kWh"
-    for line, text in (("Other, tuned,1,1,50,300,0.1", "7 cells"), ("Other,1,1,0.86,300,0.1", "not fractions")):
-        (tmp_path / "external.csv").write_text(f"{header}\n{line}\n")
-        with pytest.raises(DataError, match=text):
+    for content, text in (
+        (f"{header}\nOther, tuned,1,1,50,300,0.1\n", "7 cells, but the header names 6"),
+        (f"{header}\nOther,1,50,300,0.1\n", "5 cells, but the header names 6"),
+        (f"{header}\nOther,1,1,0.86,300,0.1\n", "not fractions"),
+        ("method,seed,task,A_k,seconds\nOther,1,1,86,300\n", "has no column kWh"),
+        ("method;seed;task;A_k;seconds;kWh\nOther;1;1;86;300;0.1\n", "has no column method, seed, task"),
+    ):
+        (tmp_path / "external.csv").write_text(content)
+        with pytest.raises(CifnetError, match=text):
             read_study([root], tmp_path / "external.csv")
+
+
+def test_no_table_is_left_out(tables: dict[str, tuple[list[Row], str]]) -> None:
+    """The tests above recompute these; those of formulas alone are recomputed in test_memory."""
+    recomputed = {"accuracy", "efficiency_digits_2_cls_task", "results_digits_2_cls_task", "memory_digits_2_cls_task",
+                  "head_width", "runs", "buffer_bytes"}  # fmt: skip
+    assert set(tables) - recomputed == {"memory_breakdown", "memory_scaling", "settings"}

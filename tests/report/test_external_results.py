@@ -109,6 +109,11 @@ def test_external_methods_find_their_setting(tmp_path: Path) -> None:
         ([HEADER, ",1,1,50,,"], "the method has no name"),
         ([HEADER, "a,1,1,50,,", "a,1,1,51,,"], "two lines for task 1"),
         ([HEADER, "a,1,,50,,"], "fits 3 of the settings"),
+        ([HEADER, "a,1,1,50,,", "a,1,2,50"], "line 3: 4 cells, but the header names 6 columns; a cell may be empty"),
+        ([HEADER + ",A_k", "a,1,1,50,,,50"], "has the column A_k twice"),
+        (["method;seed;task;A_k;seconds;kWh", "a;1;1;50;;"], "has no column method, seed, task, A_k, seconds, kWh"),
+        ([], "has no column method"),
+        ([HEADER, 'a,1,1,50,,"x'], "is not a CSV file"),
         ([HEADER, "Replay, tuned,1,1,50,60,0.1"], "line 2: 7 cells, but the header names 6 columns"),
         ([HEADER, "a,1,1,0.86,,", "a,1,2,0.71,,"], "no A_k of a is above 0.86: give percentages"),
         ([HEADER, *(f"a,1,{k + 1},50,," for k in range(30))], "fits none of the settings"),
@@ -119,6 +124,14 @@ def test_bad_external_files_are_named(tmp_path: Path, lines: list[str], part: st
         read_external(write(tmp_path, *lines), [CIFAR, FIVE, PHOTOS])
     with pytest.raises(CifnetError, match="no file"):
         read_external(tmp_path / "none.csv", [CIFAR])
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "external.csv"
+    for content in (b"\xff\xfe\x00m", "method,seed,task,A_k,seconds,kWh\nM\u00fcller,1,1,50,,\n".encode("latin-1")):
+        path.write_bytes(content)
+        with pytest.raises(CifnetError, match="is not a CSV file in UTF-8"):
+            read_external(path, [CIFAR])
 
 
 def test_a_method_with_energy_alone_has_no_line_in_a_figure(tmp_path: Path) -> None:

@@ -142,6 +142,15 @@ def test_a_method_without_a_part_says_so_even_alone(tmp_path: Path) -> None:
     assert group.label == "CIFNet, no buffer"
 
 
+def test_two_buffers_beside_a_reference_without_any_are_told_apart(tmp_path: Path) -> None:
+    sizes = [{"buffer": {"capacity": c}, "classes": 2} for c in (100, 300)]
+    groups = groups_of(tmp_path, *({"buffer": None, "classes": c} for c in (2, 5, 10)), *sizes)
+    same = [group for group in groups if group.setting.protocol == "2"]
+    names = [group.label for group in same]
+    assert names == ["CIFNet, no buffer", "CIFNet, with buffer, buffer 100", "CIFNet, with buffer, buffer 300"]
+    assert len({group.variant for group in same}) == 3
+
+
 def test_the_default_is_the_reference_of_a_pure_sweep(tmp_path: Path) -> None:
     groups = groups_of(tmp_path, *({"buffer": {"capacity": c}} for c in (200, 2000, 4000)))
     assert [g.label for g in groups] == ["CIFNet", "CIFNet, buffer 200", "CIFNet, buffer 4000"]

@@ -100,3 +100,6 @@ def test_powers_of_ten_are_typeset_in_numbers_alone() -> None:
     assert "(1.23 ± 0.20)·10<sup>−5</sup>" in to_html(table)
     assert "x1e-05 &lt;b&gt;" in to_html(table)
     assert r"(1.23 $\pm$ 0.20)$\cdot10^{-5}$" in to_latex(table)
+    large = Table("a", "a", [Column("run"), Column("A_K per kWh", None)], [["x", Stat(10_429_606.0, 6_403_153.0, 3)]])
+    assert "(1.04 ± 0.64)·10<sup>7</sup>" in to_html(large)
+    assert r"(1.04 $\pm$ 0.64)$\cdot10^{7}$" in to_latex(large)

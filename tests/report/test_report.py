@@ -187,12 +187,13 @@ def text_boxes(figure: Figure) -> list[tuple[str, Bbox]]:
     with matplotlib.rc_context(SETTINGS):
         canvas.draw()
     hidden = [label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in beyond(axis)]
-    result = []
+    result: dict[tuple[str, tuple[int, ...]], Bbox] = {}  # ticks that an axis no longer needs stay where they were
     for artist in figure.findobj(Text):
         assert isinstance(artist, Text)
         if artist.get_visible() and artist.get_text().strip() and not any(artist is label for label in hidden):
-            result.append((artist.get_text(), artist.get_window_extent(canvas.get_renderer())))
-    return result
+            box = Text.get_window_extent(artist, canvas.get_renderer())  # of an annotation without its arrow
+            result[artist.get_text(), tuple(box.extents.round().astype(int))] = box
+    return [(text, box) for (text, _), box in result.items()]
 
 
 def beyond(axis: Axis) -> list[Text]:

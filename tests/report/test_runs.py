@@ -61,7 +61,7 @@ HOW = [
     ("no rows", "no tasks.csv"),
     ("no config", "no config.yaml"),
     ("damaged config", "is damaged"),
-    ("other tables", "a table is damaged"),
+    ("other tables", "tasks.csv is damaged, a row has no number of classes"),
 ]
 
 

@@ -52,15 +52,27 @@ def test_ties_are_marked_alike_and_nothing_where_nothing_differs() -> None:
 
 def test_the_bootstrap_covers_the_truth() -> None:
     draw = np.random.default_rng(0)
-    a, b = draw.random(4000) < 0.70, draw.random(4000) < 0.66
-    interval = bootstrap([(a, b)])
+    names, a, b = np.arange(4000).astype(str), draw.random(4000) < 0.70, draw.random(4000) < 0.66
+    interval = bootstrap([(names, a, b)])
     assert interval.mean == pytest.approx(100 * (a.mean() - b.mean()))
     assert interval.low < 4.0 < interval.high
     # The interval of a mean of independent images, by the normal approximation.
     half = 1.96 * 100 * (a.astype(float) - b).std() / 4000**0.5
     assert interval.high - interval.low == pytest.approx(2 * half, rel=0.05)
-    assert bootstrap([(a, a)]).low <= 0 <= bootstrap([(a, a)]).high
-    assert bootstrap([(a, b)]) == bootstrap([(a, b)])
+    assert bootstrap([(names, a, a)]).low <= 0 <= bootstrap([(names, a, a)]).high
+    assert bootstrap([(names, a, b)]) == bootstrap([(names, a, b)])
+    # Four seeds that answer alike are one measurement: they say no more about other photos than one of them.
+    four = bootstrap([(names, a, b)] * 4)
+    assert four.high - four.low == pytest.approx(2 * half, rel=0.05)
+
+
+def test_seeds_with_images_of_their_own_are_independent() -> None:
+    draw = np.random.default_rng(0)
+    seeds = [(np.char.add(f"{s} ", np.arange(1000).astype(str)), draw.random(1000) < 0.7, draw.random(1000) < 0.6)
+             for s in range(2)]  # fmt: skip
+    interval = bootstrap(seeds)
+    assert interval.mean == pytest.approx(50 * sum(float(a.mean() - b.mean()) for _, a, b in seeds))
+    assert interval.low < interval.mean < interval.high
 
 
 def test_mcnemar_counts_the_images_that_one_alone_has_right() -> None:

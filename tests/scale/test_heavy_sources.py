@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 import json
+import shutil
+import zipfile
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.image_sets import SourceOptions
+from cifnet_pl.backbones import build_backbone
+from cifnet_pl.data.content_hashes import content_hash
+from cifnet_pl.data.image_sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.utilities.errors import DataError
+from tests.command_line import call
 from tests.data import test_sources
 from tests.data.layouts import NUMBERED, THREE, Case, encoded, photo
 from tests.data.test_sources import source  # noqa: F401
 from tests.data.test_tar_shards import OPTIONS, photos  # noqa: F401
 from tests.data.tree import COLOURS, class_tree
+from tests.scale.tables import features, in_pieces, rows
 
 datasets = pytest.importorskip("datasets")
 litdata = pytest.importorskip("litdata")
 webdataset = pytest.importorskip("webdataset")
 pytestmark = [pytest.mark.scale, pytest.mark.timeout(600)]
-
-
-def rows(first: int, count: int) -> dict[str, list[Any]]:
-    """Columns of a table of images and labels."""
-    numbers = range(first, first + count)
-    images = [{"bytes": encoded(COLOURS[THREE[i % 3]], i), "path": None} for i in numbers]
-    return {"image": images, "label": [i % 3 for i in numbers]}
-
-
-def features(names: list[str] | None = None) -> Any:
-    label = datasets.ClassLabel(names=names) if names else datasets.Value("int64")
-    return datasets.Features({"image": datasets.Image(), "label": label})
 
 
 def parquet(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,19 +62,40 @@ def chunks(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         litdata.optimize(sample, list(numbers), str(root / subset), chunk_size=5, num_workers=1)
 
 
+STREAMED = (("streaming", True),)
 HEAVY = [
     Case("hf", parquet, NUMBERED, (12, 3), file="table."),
+    Case("hf", parquet, NUMBERED, (12, 3), file="table.", options=STREAMED),
+    Case("hf", in_pieces, THREE, (12, 3)),
+    Case("hf", in_pieces, THREE, (12, 3), options=STREAMED),
+    Case("hf", saved, THREE, (12, 3), options=STREAMED),
+    Case("hf", image_folder, THREE, (15, 3), options=STREAMED),
     Case("hf", saved, THREE, (12, 3)),
     Case("hf", image_folder, THREE, (15, 3)),
     Case("litdata", chunks, THREE, (12, 3)),
 ]
 
 
-@pytest.fixture(params=HEAVY, ids=test_sources._id)
-def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+WRITTEN: dict[str, Path] = {}
+"""Where each layout was written: LitData takes seconds for each of its."""
+
+
+def laid_out(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Case:
     monkeypatch.setenv("HF_HOME", str(tmp_path.parent / "hf"))
-    request.param.write(tmp_path, monkeypatch)
-    return request.param
+    case, name = request.param, request.param.write.__name__
+    if name not in WRITTEN:
+        WRITTEN[name] = tmp_path_factory.mktemp(name)
+        case.write(WRITTEN[name], monkeypatch)
+    shutil.copytree(WRITTEN[name], tmp_path, dirs_exist_ok=True)
+    return case
+
+
+case = pytest.fixture(params=HEAVY, ids=test_sources._id)(laid_out)
 
 
 class TestHeavySources(test_sources.TestEverySource):
@@ -89,6 +105,8 @@ class TestHeavySources(test_sources.TestEverySource):
 class TestHeavySourcesOfImages(test_sources.TestEverySourceOfImages):
     """The suite of all sources of images."""
 
+    case = pytest.fixture(params=HEAVY, ids=test_sources._id)(staticmethod(laid_out))
+
 
 # ---------------------------------------------------------------------- the same photos
 
@@ -97,46 +115,91 @@ def of_file(root: Path, name: str) -> dict[str, Any]:
     return {"image": (root / name).read_bytes(), "label": name.split("/")[2]}
 
 
+def pack(folder: Path, archive: Path) -> Path:
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in sorted(folder.rglob("*.png")):
+            file.write(path, path.relative_to(folder))
+    return archive
+
+
 @pytest.fixture(scope="module")
-def formats(photos: Path) -> dict[str, tuple[str, Path]]:  # noqa: F811
-    """The photos of ``photos`` in every format."""
+def formats(photos: Path) -> dict[str, list[str]]:  # noqa: F811
+    """The photos of ``photos`` in every format, in no order of classes: the options that read each."""
     table = [line.split(",") for line in (photos / "table.csv").read_text().splitlines()[1:]]
     parts = {subset: [path for path, _, split in table if split == subset] for subset in ("train", "test")}
+    (photos / "wds").mkdir()
+    (photos / "parquet").mkdir()
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
     for subset, files in parts.items():
         litdata.optimize(partial(of_file, photos), files, str(photos / "chunks" / subset), chunk_size=7, num_workers=2)
-        (photos / "wds").mkdir(exist_ok=True)
+        samples = [of_file(photos, path) for path in files]
         with webdataset.ShardWriter(str(photos / "wds" / f"{subset}-%03d.tar"), maxcount=8, verbose=0) as writer:
-            for i, path in enumerate(files):
-                made = of_file(photos, path)
+            for i, made in enumerate(samples):
                 writer.write({"__key__": f"{i:05d}", "png": made["image"], "txt": made["label"]})
-    columns = {
-        subset: [{"image": {"bytes": s["image"], "path": None}, "label": s["label"]} for s in samples]
-        for subset, samples in {p: [of_file(photos, f) for f in files] for p, files in parts.items()}.items()
+        rows_of = [{"image": {"bytes": made["image"], "path": None}, "label": made["label"]} for made in samples]
+        for number, part in enumerate((rows_of[:1], rows_of[1:])):  # uneven files, of row groups of five
+            path = str(photos / "parquet" / f"{subset}-{number:05d}.parquet")
+            datasets.Dataset.from_list(part, kinds).to_parquet(path, batch_size=5)
+    roots = {
+        "folder": photos / "folder",
+        "manifest": photos / "table.csv",
+        "webdataset": photos / "wds",
+        "litdata": photos / "chunks",
+        "hf": photos / "parquet",
     }
-    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
-    (photos / "parquet").mkdir()
-    for subset, samples in columns.items():
-        datasets.Dataset.from_list(samples, kinds).to_parquet(str(photos / "parquet" / f"{subset}-00000.parquet"))
-    return {
-        "folder": ("folder", photos / "folder"),
-        "manifest": ("manifest", photos / "table.csv"),
-        "tar": ("webdataset", photos / "wds"),
-        "litdata": ("litdata", photos / "chunks"),
-        "parquet": ("hf", photos / "parquet"),
-    }
+    options = {kind: ["--data.source", kind, "--data.root", str(root)] for kind, root in roots.items()}
+    packed = pack(photos / "folder", photos / "photos.zip")
+    options["zip"] = ["--data.source", "folder", "--data.root", str(packed)]
+    options["hf, streamed"] = [*options["hf"], "--data.options.streaming", "true"]
+    return options
 
 
-def test_every_format_gives_the_same_run(formats: dict[str, tuple[str, Path]], tmp_path: Path):
-    """A_k, weights and the content of every photo, with workers that decode."""
-    result = {}
-    for name, (kind, root) in formats.items():
-        options = ["--data.source", kind, "--data.root", str(root), "--data.num_workers", "2"]
-        assert main(["fit", *OPTIONS, *options, "--logs", str(tmp_path), "--experiment", name]) == 0
-        run = tmp_path / name / "version_0"
-        result[name] = cifnet_pl.load(run), json.loads((run / "summary.json").read_text())
-    model, summary = result["folder"]
-    for name, (other, about) in result.items():
-        assert about["A_k"] == summary["A_k"], name
+@pytest.fixture(scope="module")
+def runs(formats: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run over each format with two workers that decode, and over streams with two processes of two each as well."""
+    logs, found = tmp_path_factory.mktemp("logs"), {}
+    same = [*OPTIONS, "--data.num_workers", "2", "--data.batch_size", "4", "--logs", str(logs), "--experiment"]
+    for name, options in formats.items():
+        experiment = name.replace(", ", "-")
+        assert main(["fit", *same, experiment, *options]) == 0
+        found[name] = logs / experiment / "version_0"
+    devices = ["--trainer.accelerator", "cpu", "--trainer.devices", "2"]
+    done = call("fit", *same, "processes", *formats["hf, streamed"], *devices, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found["hf, streamed by two processes"] = logs / "processes" / "version_0"
+    return found
+
+
+def test_every_format_gives_the_same_embeddings(formats: dict[str, list[str]]):
+    """The same bits for each photo, whatever the order in which a format has them."""
+    network, found = build_backbone("random:resnet18_cifar"), {}
+    for name, options in formats.items():
+        own = {"streaming": True} if "streamed" in name else {}
+        built = build_source(options[1], SourceOptions(Path(options[3]), own=own))
+        for images in (built.train, built.val):
+            assert isinstance(images, ImageSet)
+            squares = np.stack([images.square(i, 32, 1.0) for i in range(len(images))])
+            hashes = [content_hash(images.content(i)) for i in range(len(images))]
+            order = np.argsort(hashes)
+            with torch.inference_mode():
+                z = network(torch.from_numpy(squares[order]).permute(0, 3, 1, 2))
+            labels = [built.class_names[images.labels[i]] for i in order]
+            found.setdefault(name, []).append((np.sort(hashes).tolist(), labels, z))
+    for name, parts in found.items():
+        for (hashes, labels, z), (expected, names, embeddings) in zip(parts, found["folder"], strict=True):
+            assert len(hashes) == len(expected)
+            assert (hashes, labels) == (expected, names), name
+            assert torch.equal(z, embeddings), name
+
+
+def test_every_format_gives_the_same_run(runs: dict[str, Path]):
+    """A_k, weights, and the content of every photo, each counted once."""
+    model = cifnet_pl.load(runs["folder"])
+    expected = json.loads((runs["folder"] / "summary.json").read_text())["A_k"]
+    for name, run in runs.items():
+        other = cifnet_pl.load(run)
+        assert json.loads((run / "summary.json").read_text())["A_k"] == expected, name
+        assert other.counts == model.counts
         assert other.photos.content.tolist() == model.photos.content.tolist(), name
         np.testing.assert_allclose(other.head.weights, model.head.weights, rtol=1e-9, atol=1e-12, err_msg=name)
 

@@ -131,6 +131,11 @@ class ThreadServer(Address):
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
         self._thread.start()
 
+    @property
+    def connections(self) -> set[Any]:
+        """The open connections."""
+        return self._server.server_state.connections
+
     def stop(self) -> None:
         """Answer what is under way and end."""
         self._server.should_exit = self._server.force_exit = True

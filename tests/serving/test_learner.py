@@ -31,7 +31,9 @@ def test_a_refusal_or_a_fault_stops_nothing(learner):
     error = refused.result.exception(10)
     assert isinstance(error, RequestError)
     assert (error.status, str(error)) == (422, "no photo")
-    assert isinstance(failed.result.exception(10), ZeroDivisionError)
+    fault = failed.result.exception(10)
+    assert isinstance(fault, RequestError)
+    assert (fault.status, str(fault)) == (500, "the server failed; its log says why")
     assert done.result.result(10) == {"c": 1}
 
 

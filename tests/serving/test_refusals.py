@@ -221,6 +221,21 @@ def test_many_slow_heads_do_not_stop_others(server, monkeypatch):
         link.close()
 
 
+def test_more_connections_than_are_served(server, monkeypatch):
+    monkeypatch.setattr(connections, "MOST", 2)
+    with contextlib.ExitStack() as closing:
+        links = [closing.enter_context(socket.create_connection(address(server))) for _ in range(3)]
+        until = time.monotonic() + 20
+        while len(server.connections) < 3 and time.monotonic() < until:
+            time.sleep(0.01)
+        links[0].sendall(b"GET /classes HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = answered(links[0])
+    until = time.monotonic() + 20
+    while server.connections and time.monotonic() < until:
+        time.sleep(0.01)
+    assert said(server, 503, answer) == connections.TOO_MANY
+
+
 def test_a_body_that_never_ends(server, monkeypatch):
     """It is refused when it is too long, when it pauses and when it takes too long, and its connection is closed."""
     monkeypatch.setattr(connections, "HEAD_SECONDS", 2.0)

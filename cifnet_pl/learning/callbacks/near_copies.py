@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.near_copies import LearnedPhotos, NearCopyScore
 from cifnet_pl.utilities.processes import of_all_processes
@@ -22,11 +23,13 @@ class NearCopies(Callback):
     Attributes:
         near_copy_score: of the last evaluation.
         near, learned: learned photos that have near-copies, and all that were compared.
+        capped: whether a ridge that generalised cross-validation chose is at its cap after the last task.
     """
 
     def __init__(self) -> None:
         self.near_copy_score = NearCopyScore()
         self.near = self.learned = 0
+        self.capped = False
         self._photos = LearnedPhotos()
         self._tested: set[int] = set()  # rows of test photos that resemble a learned one
         self._right: dict[int, bool] = {}
@@ -69,6 +72,8 @@ class NearCopies(Callback):
         if trainer.state.fn != "fit" or not module.data.duplicates:
             return
         self._photos.take(list(chain.from_iterable(of_all_processes(self._photos.arrays()))))
+        choices = module.head.choices() if isinstance(module, CIFNetModule) else []
+        self.capped = any(choice.place == "cap" for choice in choices)
         near, learned = self._photos.near_copies()
         self.near, self.learned = self.near + near, self.learned + learned
         rows = np.array(sorted(self._right), dtype=np.int64)
@@ -82,7 +87,7 @@ class NearCopies(Callback):
 
     def sentences(self) -> list[str]:
         """Return the sentences to print beside the score."""
-        return self.near_copy_score.sentences(self.near, self.learned)
+        return self.near_copy_score.sentences(self.near, self.learned, self.capped)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what tasks before left behind, so that a run that goes on says the same."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,11 +12,15 @@ from torch import Tensor
 
 from cifnet_pl.data.photos import find_photos, squares
 from cifnet_pl.data.unreadable import NAMED
+from cifnet_pl.learning.callbacks.folder import run_folder
 from cifnet_pl.learning.cifnet_module import CIFNetModule
+from cifnet_pl.learning.run_record import to_csv
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.class_photos import Unreadable, embed_batch, unreadable_of
+from cifnet_pl.model.metrics import percent
 from cifnet_pl.model.verdicts import Judge, able
 from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.files import write_text
 from cifnet_pl.utilities.processes import of_all_processes
 from cifnet_pl.utilities.text import number_of, printable
 
@@ -24,6 +29,8 @@ COVERAGE = 0.95
 
 UNKNOWN = 0.05
 """Share of photos of known classes that may be called unknown."""
+
+SETS_FILE = "answer_sets.csv"
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,8 @@ class PromiseCheck(Callback):
     """Measures :class:`Promises`; must come before :class:`TaskMetrics`, which writes them into the run's folder.
 
     Sets of answers are measured where the model is calibrated, the rest where ``--data.unknown`` gives foreign photos.
+    ``answer_sets.csv`` has, for each class after the last task, its test images, how many percent of them have it among
+    the answers, and how many answers they have on average.
 
     Attributes:
         found: after the last task.
@@ -73,7 +82,8 @@ class PromiseCheck(Callback):
         self._judge: Judge | None = None
         self._foreign: Tensor | None = None
         self._novelty: list[Tensor] = []
-        self._counts = torch.zeros(4, dtype=torch.int64)  # images, covered, classes among answers, called unknown
+        self._called = torch.zeros((), dtype=torch.int64)
+        self._sets = torch.zeros(0, 3, dtype=torch.int64)  # of each class: images, those covered, classes among answers
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find and embed the foreign photos before anything is learned.
@@ -118,7 +128,8 @@ class PromiseCheck(Callback):
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Choose the thresholds that are to be measured."""
-        self._judge, self._novelty, self._counts = None, [], torch.zeros_like(self._counts)
+        self._judge, self._novelty, self._called = None, [], torch.zeros_like(self._called)
+        self._sets = torch.zeros(len(cast(TaskModule, pl_module).class_names), 3, dtype=torch.int64)
         if trainer.state.fn != "fit" or not isinstance(pl_module, CIFNetModule):
             return
         model = pl_module.model
@@ -139,32 +150,34 @@ class PromiseCheck(Callback):
         """Count a batch of test images."""
         if outputs is None or not isinstance(pl_module, CIFNetModule) or trainer.state.fn != "fit":
             return
-        judge, counts = self._judge, torch.zeros_like(self._counts)
-        counts[0] = len(batch.label)
+        judge, found = self._judge, torch.tensor([[1, 0, 0]]).repeat(len(batch.label), 1)
         if judge is not None and judge.sets is not None:
             members = judge.sets.of_probabilities(outputs)
-            counts[1] = members.gather(1, batch.label[:, None]).sum()
-            counts[2] = members.sum()
+            found[:, 1], found[:, 2] = members.gather(1, batch.label[:, None])[:, 0].cpu(), members.sum(dim=1).cpu()
+        self._sets.index_add_(0, batch.label.cpu(), found)
         if self._foreign is not None:
             novelty = pl_module.head.novelty(pl_module.evaluated)
             self._novelty.append(novelty.cpu())
             if judge is not None and judge.reference is not None:
-                counts[3] = (judge.reference.p_values(novelty) <= UNKNOWN).sum()
-        self._counts += counts
+                self._called += (judge.reference.p_values(novelty) <= UNKNOWN).sum().cpu()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Sum the counts of all processes."""
+        """Sum the counts of all processes, and write the table of sets."""
         if trainer.state.fn != "fit" or not isinstance(pl_module, CIFNetModule):
             return
         self.found = Promises()
         if self._judge is None and self._foreign is None:
             return
         known = torch.cat(list(of_all_processes(torch.cat([torch.zeros(0), *self._novelty]))))
-        images, covered, classes, called = torch.stack(of_all_processes(self._counts)).sum(dim=0).tolist()
+        by_class = torch.stack(of_all_processes(self._sets)).sum(dim=0)
+        called, (images, covered, classes) = sum(of_all_processes(int(self._called))), by_class.sum(dim=0).tolist()
         if not images:
             return
         sets = self._judge is not None and self._judge.sets is not None
         judged = self._judge is not None and self._judge.reference is not None
+        folder = run_folder(trainer)
+        if sets and folder is not None and trainer.is_global_zero:
+            write_text(folder / SETS_FILE, sets_table(pl_module.class_names, by_class))
         auroc, fpr95 = self._detection(pl_module, known)
         self.found = Promises(
             set_size=classes / images if sets else None,
@@ -180,3 +193,23 @@ class PromiseCheck(Callback):
         from cifnet_pl.model.detection import detection
 
         return detection(known, module.head.novelty(self._foreign.to(module.head.labels.device)).cpu())
+
+
+def sets_table(names: Sequence[str], counts: Tensor) -> str:
+    """Return the content of ``answer_sets.csv``.
+
+    Args:
+        names: of the classes.
+        counts: (C, 3) int64 test images of each, those whose answers hold it, and answers of all its images.
+
+    Example:
+        >>> print(sets_table(["ant", "bee"], torch.tensor([[4, 3, 10], [0, 0, 0]])), end="")
+        class,test_images,covered,answers
+        ant,4,75.0,2.5
+        bee,0,,
+    """
+    rows = [
+        [name, images, percent(covered, images), answers / images if images else None]
+        for name, (images, covered, answers) in zip(names, counts.tolist(), strict=True)
+    ]
+    return to_csv(["class", "test_images", "covered", "answers"], rows)

@@ -86,16 +86,31 @@ COLUMNS: dict[Words, tuple[str, ...]] = {
 """Heads of the columns; in plain words energy and memory are in the sentences below, so that 80 columns are enough."""
 
 
-def record_table(record: RunRecord, module: TaskModule, words: Words = "research") -> Table:
+def fitting_table(record: RunRecord, module: TaskModule, words: Words, console: Console) -> Table:
+    """Return the table of a run with as many of its columns as fit, so that no number is cut short.
+
+    Args:
+        record, module, words: as for :func:`record_table`.
+        console: where it is to be printed.
+    """
+    endless = console.options.update(max_width=1000)
+    tables = (record_table(record, module, words, count) for count in range(len(COLUMNS[words]), 2, -1))
+    fitting = (table for table in tables if console.measure(table, options=endless).maximum <= console.width)
+    return next(fitting, record_table(record, module, words, 2))
+
+
+def record_table(record: RunRecord, module: TaskModule, words: Words = "research", count: int | None = None) -> Table:
     """Return the table of a run, with a row for each task.
 
     Args:
         record: what was measured.
         module: that learned.
         words: how columns are called.
+        count: of columns; None for all.
     """
-    table = Table()
-    for name in COLUMNS[words]:
+    names = COLUMNS[words][:count]
+    table = Table(caption=None if len(names) == len(COLUMNS[words]) else "all columns: tasks.csv")
+    for name in names:
         table.add_column(name, justify="right")
     for row in record.rows:
         cells = [
@@ -109,7 +124,7 @@ def record_table(record: RunRecord, module: TaskModule, words: Words = "research
             small(row.energy_kwh),
             number(megabytes(row, module), 2),
         ]
-        table.add_row(*cells[: len(COLUMNS[words])])
+        table.add_row(*cells[: len(names)])
     return table
 
 
@@ -131,6 +146,10 @@ def summary_lines(record: RunRecord, module: TaskModule, words: Words) -> list[s
             f"learning {s['train_seconds']:.1f} s, {energy}; evaluation {s['eval_seconds']:.1f} s",
             f"state {size} ({s['state_elements']:,} numbers)",
         ]
+    used = f"and {energy}" if s["energy_kwh"] is not None else "(energy not measured)"
+    costs = f"Learning took {s['train_seconds']:.1f} s {used}; the model keeps {size} between steps."
+    if s["A_K"] is None:
+        return ["No photo was held back for testing: nothing is known of how well the model names photos.", costs]
     known = "the only class" if s["n_classes"] == 1 else f"all {s['n_classes']} classes"
     lines = [
         f"Of the photos held back for testing, {number(s['A_K'], 1, ' %')} are named right among "
@@ -151,9 +170,7 @@ def summary_lines(record: RunRecord, module: TaskModule, words: Words) -> list[s
         lines.append(
             "Add --model.calibrate true --model.buffer CalibrationBuffer for percentages that can be believed."
         )
-    used = f"and {energy}" if s["energy_kwh"] is not None else "(energy not measured)"
-    lines.append(f"Learning took {s['train_seconds']:.1f} s {used}; the model keeps {size} between steps.")
-    return lines
+    return [*lines, costs]
 
 
 def untested(counts: dict[str, int]) -> list[str]:
@@ -250,7 +267,7 @@ class RunTable(Callback):
             return
         record = metrics[0].record
         module = cast(TaskModule, pl_module)
-        self.console.print(record_table(record, module, self.words))
+        self.console.print(fitting_table(record, module, self.words, self.console))
         lines = summary_lines(record, module, self.words)
         lines += [
             line

@@ -37,7 +37,7 @@ def draw_trajectory(record: RunRecord, title: str) -> Figure:
     upper.plot(seen, [_nan(row.A_k) for row in record.rows], marker + "-", color="black", label="$A_k$")
     upper.plot(seen, [_nan(row.average) for row in record.rows], "--", color="tab:blue", label=r"$\bar A$ so far")
     upper.set(xlabel="classes seen", ylabel="accuracy (%)", title=title, ylim=limits([row.A_k for row in record.rows]))
-    upper.xaxis.set_major_locator(MaxNLocator(integer=True))
+    upper.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     upper.grid(alpha=0.3)
     upper.legend()
     size = len(record.matrix)
@@ -47,7 +47,7 @@ def draw_trajectory(record: RunRecord, title: str) -> Figure:
     )
     lower.set(xlabel="classes of task", ylabel="after task")
     for axis in (lower.xaxis, lower.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True))
+        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if size <= NUMBERED:
         _write_numbers(lower, record.matrix)
     figure.colorbar(image, cax=beside, label="accuracy (%)")

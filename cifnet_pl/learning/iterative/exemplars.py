@@ -42,7 +42,13 @@ class ExemplarSet(GrowingModule):
             self.image, self.label, self.key = self.image[kept], self.label[kept], self.key[kept]
 
     def add(self, image: Tensor, label: int, key: Tensor) -> None:
-        """Take in the exemplars (n, 3, s, s) of a new class, best first, with their keys (n,)."""
+        """Append the exemplars of a new class.
+
+        Args:
+            image: (n, 3, s, s) uint8, best first.
+            label: of the class.
+            key: (n,) int64 identity of each image.
+        """
         image, key = image.to(self.label.device), key.to(self.label.device)
         self.image = torch.cat([self.image, image]) if len(self) else image
         self.label = torch.cat([self.label, self.label.new_full((len(image),), label)])

@@ -128,7 +128,16 @@ class Method(TaskModule):
         return torch.addcmul(self.backbone.shift, images, self.backbone.scale)
 
     def prepared(self, images: Tensor, keys: Tensor, seed: Sequence[int]) -> Tensor:
-        """Return (n, 3, s, s) float32: uint8 images augmented, by their keys and the seed, and normalised."""
+        """Augment and normalise images.
+
+        Args:
+            images: (n, 3, s, s) uint8.
+            keys: (n,) int64 identity of each; with the seed it decides how the image is augmented.
+            seed: numbers that stand for the run and the epoch.
+
+        Returns:
+            (n, 3, s, s) float32.
+        """
         return self.normalised(self.regime.augmentation(images, keys, seed))
 
     def gathered(self, local: Tensor) -> Tensor:

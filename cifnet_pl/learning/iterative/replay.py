@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cifnet_pl.buffer import select_herding
+from cifnet_pl.buffer.selection import select_herding
 from cifnet_pl.data.image_sets import ImageSet
 from cifnet_pl.data.loading import Batch, ImageBatch
 from cifnet_pl.learning.iterative.examples import Examples
@@ -149,8 +149,8 @@ class ReplayModule(FinetuneModule):
 
     def _choose(self) -> None:
         """Choose the exemplars of the new classes, the same in all processes."""
-        kept = quota(self.room(), self.per_class, self.classes)
-        self.exemplars.shrink(kept)
+        per_class = quota(self.room(), self.per_class, self.classes)
+        self.exemplars.shrink(per_class)
         local = [tuple(batch.cpu() for batch in parts) for parts in self._features]
         everything = [batch for process in of_all_processes(local) for batch in process]
         z, y, key, row = (torch.cat(parts) for parts in zip(*everything, strict=True))
@@ -159,10 +159,10 @@ class ReplayModule(FinetuneModule):
             mine = (y == label).nonzero().flatten()
             mine = mine[key[mine].argsort()]
             if self.selection == "herding":
-                best = select_herding(functional.normalize(z[mine], dim=1), key[mine], self.seed, kept)
+                best = select_herding(functional.normalize(z[mine], dim=1), key[mine], self.seed, per_class)
             else:
                 order = np.random.default_rng([self.seed, label, 5]).permutation(len(mine))
-                best = torch.from_numpy(order[:kept])
+                best = torch.from_numpy(order[:per_class])
             chosen = mine[best]
             self.exemplars.add(self._squares(row[chosen]), label, key[chosen])
 

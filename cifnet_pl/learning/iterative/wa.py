@@ -12,7 +12,13 @@ from cifnet_pl.learning.iterative.losses import aligned, distillation
 
 
 def align(classifier: nn.Linear, new: int, value: float = 1.0) -> None:
-    """Scale the rows of a classifier's last ``new`` classes, see :func:`aligned`."""
+    """Scale the rows of a classifier's new classes, in place, see :func:`aligned`.
+
+    Args:
+        classifier: a row for each class, new classes last.
+        new: number of new classes.
+        value: as for :func:`aligned`.
+    """
     with torch.no_grad():
         classifier.weight.copy_(aligned(classifier.weight, new, value))
 

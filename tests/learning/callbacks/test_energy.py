@@ -50,9 +50,11 @@ class Tracker:
     fail_at: tuple[str, int] = ("never", 0)
     calls: dict[str, int]
     stopped: list[bool]
+    chosen: dict[str, object]
 
     def __init__(self, **options):
         self.options, self.readings = options, 0
+        self.chosen.update(options)
         self.hit("init")
         self._hardware = [Cpu(), GPU(), RAM()]
 
@@ -81,6 +83,7 @@ class Tracker:
 def tracker(monkeypatch):
     monkeypatch.setattr(Tracker, "calls", {}, raising=False)
     monkeypatch.setattr(Tracker, "stopped", [], raising=False)
+    monkeypatch.setattr(Tracker, "chosen", {}, raising=False)
     monkeypatch.setattr(codecarbon, "OfflineEmissionsTracker", Tracker)
     return Tracker
 
@@ -137,6 +140,13 @@ def test_a_failure_costs_the_reading_and_not_the_run(where, tracker, tmp_path, m
 def test_off_is_off(tracker, tmp_path):
     assert fit(tmp_path, "--data.max_tasks", "1") == 0
     assert tracker.calls == {}
+
+
+@pytest.mark.parametrize("mode", ["machine", "process"])
+def test_whether_other_processes_are_counted_is_chosen_and_said(mode, tracker, tmp_path):
+    assert fit(tmp_path, *MEASURED, "--energy.tracking_mode", mode, "--data.max_tasks", "1") == 0
+    assert tracker.chosen["tracking_mode"] == mode
+    assert results(tmp_path)[1]["energy_counts_other_processes"] is (mode == "machine")
 
 
 def test_with_the_real_tracker(tmp_path, capfd):

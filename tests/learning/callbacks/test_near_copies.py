@@ -8,9 +8,9 @@ from PIL import Image
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.model.near_copies import NearCopyScore
+from cifnet_pl.model.near_copies import NearCopyScore, about_near_copies
 from tests.command_line import learned
-from tests.data.test_alike import scene
+from tests.data.test_similar_photos import scene
 
 OPTIONS = ["--data.source", "folder", "--data.classes_per_task", "2", "--model.head", "RidgeHead"]
 
@@ -63,6 +63,7 @@ def test_extend_says_it_beside_its_score(photos: Path, tmp_path: Path, capsys: p
     output = capsys.readouterr().out
     assert "of these 4 photos are near-copies of learned ones and flatter the score" in output
     assert "of 20 learned photos are near-copies of others" in output
+    assert "The model was kept from fitting these too closely" in output
     assert cifnet_pl.load(tmp_path / "wider").counts["pot"] == 10
 
 
@@ -75,3 +76,17 @@ def test_counts_add_up():
         "3 of these 11 photos are near-copies of learned ones and flatter the score: of the 8 others 75.0 % are right"
     )
     assert NearCopyScore(0, 5, 3).sentence() is None
+
+
+def test_photos_that_were_learned_themselves_are_told_from_near_copies():
+    assert "2 of these 12 photos were learned already and flatter" in str(NearCopyScore(2, 10, 9, 2).sentence())
+    assert "1 of these 11 photos was learned already and flatters" in str(NearCopyScore(1, 10, 9, 1).sentence())
+    mixed = NearCopyScore(3, 10, 9, 2).sentence()
+    assert "3 of these 13 photos are near-copies of learned ones (2 of them the very same files) and" in str(mixed)
+
+
+def test_a_ridge_at_its_cap_is_told_only_where_near_copies_are_many():
+    assert about_near_copies(0, 100, True) is None
+    assert "too closely" not in str(about_near_copies(9, 100, True))
+    assert "too closely" not in str(about_near_copies(50, 100, False))
+    assert "photos of other days would teach it more" in str(about_near_copies(10, 100, True))

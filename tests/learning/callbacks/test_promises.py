@@ -21,8 +21,8 @@ COLUMNS = ["set_size", "set_coverage", "called_unknown", "unknown_auroc", "unkno
 RIDGE = ["--model.head", "RidgeHead", "--data.max_tasks", "2"]
 
 
-def tasks(run: Path) -> list[dict[str, str]]:
-    with (run / "tasks.csv").open(newline="") as file:
+def tasks(run: Path, name: str = "tasks.csv") -> list[dict[str, str]]:
+    with (run / name).open(newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -59,6 +59,11 @@ def test_a_calibrated_run_with_foreign_photos(
         "unknown/fpr95": "unknown_fpr95",
     }.items():
         assert [e.value for e in events.Scalars(tag)] == pytest.approx([float(row[name]) for row in rows], abs=1e-3)
+    classes, images = tasks(run, "answer_sets.csv"), [row["test_images"] for row in tasks(run, "class_accuracy.csv")]
+    assert [row["test_images"] for row in classes] == images
+    for name, mean in (("covered", "set_coverage"), ("answers", "set_size")):
+        values = [float(row[name]) for row in classes]
+        assert np.average(values, weights=list(map(int, images))) == pytest.approx(summary[mean])
     # The same from the model that the run left.
     model = cifnet_pl.load(run, device="cpu")
     z = model.embed(
@@ -70,7 +75,9 @@ def test_a_calibrated_run_with_foreign_photos(
 def test_without_foreign_photos_or_calibration_there_is_nothing_to_say(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = tasks(learned(tmp_path, *RIDGE))[-1]
+    run = learned(tmp_path, *RIDGE)
+    row = tasks(run)[-1]
+    assert not (run / "answer_sets.csv").exists()
     assert "Unknown" not in capsys.readouterr().out
     assert [row[name] for name in COLUMNS] == [""] * 5
 

@@ -28,3 +28,10 @@ def test_cells_have_numbers_where_there_is_room():
     lower = draw_trajectory(record([100.0, 98.6, None]), "run").axes[1]
     assert [text.get_text() for text in lower.texts] == ["100", "99", "99"]
     assert not draw_trajectory(record([90.0] * (NUMBERED + 1)), "run").axes[1].texts
+
+
+def test_axes_count_whole_classes_and_tasks():
+    figure = draw_trajectory(record([98.0]), "run")  # a run of a single task
+    axes = figure.axes[:2]
+    ticks = [tick for axis in (axes[0].xaxis, axes[1].xaxis, axes[1].yaxis) for tick in axis.get_majorticklocs()]
+    assert all(tick == round(tick) for tick in ticks)

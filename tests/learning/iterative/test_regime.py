@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.buffer import select_herding
+from cifnet_pl.buffer.selection import select_herding
 from cifnet_pl.learning.iterative import (
     METHODS,
     CREATEModule,

@@ -27,7 +27,7 @@ from cifnet_pl.data.workers import cores
 SIDE = 8
 """Pixels of a thumbnail's side."""
 
-ALIKE = 0.95
+SIMILAR = 0.95
 """Correlation of two thumbnails from which their photos are held back together."""
 
 BURST = 2.0
@@ -37,7 +37,7 @@ LARGEST_SHARE = 2.0
 """How many times the wanted number of photos may be held back, so that groups stay whole."""
 
 
-def look(file: Path) -> tuple[np.ndarray | None, datetime | None] | None:
+def read_thumbnail(file: Path) -> tuple[np.ndarray | None, datetime | None] | None:
     """Read the thumbnail of a photo, and when it was taken.
 
     Args:
@@ -71,7 +71,7 @@ def thumbnail(image: Image.Image) -> np.ndarray | None:
     return pixels / length if length > SIDE else None
 
 
-def alike(files: Sequence[Path]) -> np.ndarray:
+def similar_groups(files: Sequence[Path]) -> np.ndarray:
     """Join photos of a class that look alike, and those of one burst.
 
     Args:
@@ -80,8 +80,8 @@ def alike(files: Sequence[Path]) -> np.ndarray:
     Returns:
         (n,) int, one number from 0 for each group; -1 for photos that cannot be read.
     """
-    with ThreadPoolExecutor(cores(), "look") as pool:
-        looked = list(pool.map(look, files))
+    with ThreadPoolExecutor(cores(), "thumbnails") as pool:
+        looked = list(pool.map(read_thumbnail, files))
     readable = np.array([i for i, one in enumerate(looked) if one is not None], dtype=np.int64)
     groups = np.full(len(files), -1)
     if len(readable):
@@ -104,7 +104,7 @@ def _similar(thumbnails: np.ndarray, block: int = 1024) -> list[tuple[int, int]]
     pairs = []
     for start in range(0, len(thumbnails), block):
         for other in range(0, start + 1, block):
-            near = thumbnails[start : start + block] @ thumbnails[other : other + block].T > ALIKE
+            near = thumbnails[start : start + block] @ thumbnails[other : other + block].T > SIMILAR
             pairs += [(start + a, other + b) for a, b in np.argwhere(near).tolist() if start + a > other + b]
     return pairs
 
@@ -126,7 +126,7 @@ def held_back_together(names: Sequence[str], files: Sequence[Path], fraction: fl
         (n,) bool.
     """
     single = held_back(names, fraction, seed)
-    groups = alike(files)
+    groups = similar_groups(files)
     sizes = np.bincount(groups[groups >= 0], minlength=1)
     if sizes.max() <= 1:
         return single

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cifnet_pl.statistics import comparable, near, near_groups, near_limit, resembles
+from cifnet_pl.statistics import comparable, near_copies, near_groups, near_limit, resembles
 
 LIMIT = 0.9
 
@@ -20,7 +20,7 @@ def bursts() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("block", [7, 1024])
 def test_bursts_are_groups(bursts: tuple[torch.Tensor, torch.Tensor], block: int, monkeypatch: pytest.MonkeyPatch):
     z, y = bursts
-    monkeypatch.setattr(near, "BLOCK", block)
+    monkeypatch.setattr(near_copies, "BLOCK", block)
     order = torch.randperm(60, generator=torch.Generator().manual_seed(1))
     groups = near_groups(comparable(z[order]), y[order], LIMIT)
     moment = order // 5
@@ -46,7 +46,7 @@ def test_tested_photos_that_resemble_learned_ones(
     bursts: tuple[torch.Tensor, torch.Tensor], block: int, monkeypatch: pytest.MonkeyPatch
 ):
     z, y = bursts
-    monkeypatch.setattr(near, "BLOCK", block)
+    monkeypatch.setattr(near_copies, "BLOCK", block)
     u, learned = comparable(z), torch.arange(60) % 5 > 0
     learned[25:30] = False  # a moment of which nothing is learned
     result = resembles(u, y, u[learned].half(), y[learned], LIMIT)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cifnet_pl.data.alike import alike, held_back_together, look
 from cifnet_pl.data.image_sets import SourceOptions, held_back
+from cifnet_pl.data.similar_photos import held_back_together, read_thumbnail, similar_groups
 from cifnet_pl.data.sources import build_source
 from tests.data.test_groups import photo
 
@@ -34,7 +34,7 @@ def shelf(root: Path, moments: int, shots: int) -> list[Path]:
 
 def test_shots_of_one_scene_are_a_group(tmp_path: Path):
     files = shelf(tmp_path, 6, 3)
-    groups = alike(files)
+    groups = similar_groups(files)
     moment = np.arange(18) // 3
     assert ((groups[:, None] == groups) == (moment[:, None] == moment)).all()
 
@@ -44,7 +44,7 @@ def test_a_burst_is_a_group_by_its_times(tmp_path: Path):
     start = datetime(2025, 5, 3, 10)
     for i, seconds in enumerate((0, 1, 3, 60, 61, 200)):
         photo(tmp_path / f"{i}.jpg", start + timedelta(seconds=seconds))
-    groups = alike(sorted(tmp_path.iterdir()))
+    groups = similar_groups(sorted(tmp_path.iterdir()))
     assert np.bincount(groups).tolist() == [3, 2, 1]
 
 
@@ -52,8 +52,8 @@ def test_what_is_even_stands_alone_and_what_cannot_be_read_in_no_group(tmp_path:
     (tmp_path / "a.jpg").write_bytes(b"")
     for name in "bc":
         Image.new("RGB", (40, 30), "white").save(tmp_path / f"{name}.png")
-    assert look(tmp_path / "a.jpg") is None
-    assert alike(sorted(tmp_path.iterdir())).tolist() == [-1, 0, 1]
+    assert read_thumbnail(tmp_path / "a.jpg") is None
+    assert similar_groups(sorted(tmp_path.iterdir())).tolist() == [-1, 0, 1]
 
 
 def test_a_folder_is_divided_in_whole_groups(tmp_path: Path):

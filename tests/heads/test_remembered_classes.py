@@ -11,7 +11,7 @@ import torch
 import cifnet_pl
 from cifnet_pl.cli.forget import exactly
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.remember import Remembered
+from cifnet_pl.heads.remembered_classes import Remembered
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.command_line import fit
 from tests.heads.suite import difference, halves, learn, queries, stream
@@ -146,6 +146,11 @@ def test_what_remember_means() -> None:
             Remembered(wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="balanced"):
         RidgeHead(D, remember="all", balanced=True)
+
+
+def test_a_broken_list_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"remember is '\[3, 5', which is no JSON list"):
+        RidgeHead(D, remember="[3, 5")
 
 
 def test_a_run_says_what_remembering_takes_and_refuses_unknown_classes(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Estimate how many samples have an error of their own, which generalised cross-validation takes all to have."""
+"""Estimate how many samples have independent errors, which generalised cross-validation assumes of all."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ REACH = 8
 """With more directions beyond the features than this many times their number, copies hardly change the choice."""
 
 
-def shares_of_own_error(energy: Tensor, spare: int, unexplained: Tensor) -> tuple[Tensor, float]:
-    """Return how much error of its own each direction of the samples' space carries, from 0 to 1.
+def shares_of_independent_error(energy: Tensor, spare: int, unexplained: Tensor) -> tuple[Tensor, float]:
+    """Return how much independent error each direction of the samples' space carries, from 0 to 1.
 
     n distinct samples span n directions, and the targets' error has about the same energy in each. A copy, or a photo
     that differs little from another, adds a direction, the difference of the two, along which the targets do not

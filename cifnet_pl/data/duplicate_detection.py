@@ -1,4 +1,4 @@
-"""Compare a data module's samples with each other: copies by their contents, similar ones by their embeddings."""
+"""Find copies among the samples of a data module, by their contents."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cifnet_pl.data.image_sets import ImageSet, SampleSet
 from cifnet_pl.data.task_data import TaskData
 
 
-class ComparedData(TaskData):
-    """Samples that a data module can compare.
+class DuplicateDetection(TaskData):
+    """A data module that can find copies among its samples.
 
     Attributes:
         duplicates: what becomes of copies; None where samples are not compared.

@@ -20,7 +20,7 @@ class Remembered:
     (``note_names``) before their task begins.
 
     Args:
-        given: the argument of a head, or ``text`` of another object of this kind.
+        options: the argument of a head, or ``text`` of another object of this kind.
 
     Attributes:
         text: "", "all", or the classes as a JSON list: what a description can hold.
@@ -29,7 +29,7 @@ class Remembered:
     def __init__(self, options: Remember):
         classes = options
         if isinstance(options, str) and options not in ("", ALL):
-            classes = json.loads(options) if options.startswith("[") else [name.strip() for name in options.split(",")]
+            classes = _listed(options)
         elif not options:
             classes = []
         if classes != ALL and (
@@ -77,3 +77,16 @@ class Remembered:
             names: label → name.
         """
         self.labels |= {label for label, name in names.items() if name in self.names}
+
+
+def _listed(text: str) -> Sequence[int | str]:
+    """Return the classes of a JSON list, or names with commas between them."""
+    if text.startswith("["):
+        try:
+            classes: Sequence[int | str] = json.loads(text)
+            return classes
+        except ValueError:
+            raise UsageError(
+                f"remember is {text!r}, which is no JSON list: expected all, or classes by label or name"
+            ) from None
+    return [name.strip() for name in text.split(",")]

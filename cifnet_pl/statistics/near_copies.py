@@ -9,6 +9,9 @@ versions, and drawings of one sign. Of pairs of photos that differ by 4 % of the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -97,17 +100,47 @@ def near_groups(u: Tensor, y: Tensor, limit: float) -> Tensor:
     Returns:
         (n,) int64 number of each sample's group.
     """
+    groups = torch.arange(len(u), device=u.device)
+    for label in torch.unique(y).tolist():
+        rows = (y == label).nonzero().flatten()
+        groups[rows] = rows[joined(partial(_picked, u, rows), len(rows), limit).to(u.device)]
+    numbers: Tensor = torch.unique(groups, return_inverse=True)[1]
+    return numbers
+
+
+def _picked(u: Tensor, rows: Tensor, part: Tensor) -> Tensor:
+    return u[rows[part.to(rows.device)]]
+
+
+def joined(read: Callable[[Tensor], Tensor], count: int, limit: float) -> Tensor:
+    """Join near-copies among samples of one class, of which ``2·BLOCK`` are in memory at once.
+
+    Args:
+        read: (m,) positions → (m, d) embeddings from :func:`comparable`.
+        count: number of samples n.
+        limit: from :func:`near_limit`.
+
+    Returns:
+        (n,) int64 position of the first sample of each one's group.
+    """
+    first = np.arange(count)
+    parts = torch.split(torch.arange(count), BLOCK)
+    for i, one in enumerate(parts):
+        left = read(one).float()
+        for j, other in enumerate(parts[: i + 1]):
+            right = left if j == i else read(other).float()
+            pairs = (left @ right.T > limit).nonzero().cpu() + torch.tensor([one[0], other[0]])
+            if len(pairs) > (len(one) if j == i else 0):  # more than each one with itself
+                first = _first_of_components(np.concatenate([pairs.numpy().T, [np.arange(count), first]], axis=1))
+    return torch.from_numpy(first)
+
+
+def _first_of_components(pairs: np.ndarray) -> np.ndarray:
+    """Return the smallest vertex that is connected with each of 0 … n−1, for the edges (2, m) of a graph."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    pairs = [np.zeros((2, 0), dtype=np.int64)]
-    for label in torch.unique(y).tolist():
-        parts = torch.split((y == label).nonzero().flatten(), BLOCK)
-        for i, one in enumerate(parts):
-            for other in parts[: i + 1]:
-                pair = (u[one].float() @ u[other].float().T > limit).nonzero(as_tuple=True)
-                pairs.append(np.stack([one[pair[0]].cpu().numpy(), other[pair[1]].cpu().numpy()]))
-    rows, columns = np.concatenate(pairs, axis=1)
-    graph = coo_array((np.ones(len(rows), dtype=bool), (rows, columns)), shape=(len(u), len(u)))
-    groups = connected_components(graph, directed=False)[1]
-    return torch.from_numpy(groups.astype(np.int64)).to(u.device)
+    vertices = int(pairs.max()) + 1
+    graph = coo_array((np.ones(pairs.shape[1], dtype=bool), tuple(pairs)), shape=(vertices, vertices))
+    _, components = connected_components(graph, directed=False)
+    return np.asarray(np.unique(components, return_index=True)[1][components])

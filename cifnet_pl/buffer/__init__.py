@@ -4,102 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol, get_args
+from collections.abc import Mapping
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from cifnet_pl.buffer.selection import STRATEGIES, STREAMING, Strategy, unique_by_key
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.growing import GrowingModule
-
-
-def mix_keys(keys: Tensor, seed: int) -> Tensor:
-    """Hash sample keys with a seed (SplitMix64's finaliser): (n,) int64 → (n,) int64, uniform and repeatable."""
-    with np.errstate(over="ignore"):
-        x = keys.cpu().numpy().astype(np.uint64) + np.uint64(seed + 1) * np.uint64(0x9E3779B97F4A7C15)
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-        x ^= x >> np.uint64(31)
-    return torch.from_numpy(x.astype(np.int64)).to(keys.device)
-
-
-def select_random(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
-    """Select by bottom-k sampling the ``quota`` samples with the smallest seeded hash, in that order.
-
-    Which samples are kept depends on their keys alone, not on batch order, batch size or process, and the
-    sample of a union is the bottom-k of the samples of its parts.
-    """
-    return torch.argsort(mix_keys(keys, seed), stable=True)[:quota]
-
-
-def select_centroid(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
-    """Return the ``quota`` embeddings nearest to the mean of the class, nearest first."""
-    z = z.double()
-    return torch.argsort((z - z.mean(dim=0)).square().sum(dim=1), stable=True)[:quota]
-
-
-def select_herding(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
-    """Select by greedy mean matching (iCaRL's herding): each pick brings the picks' mean closest to the class mean.
-
-    As in iCaRL the embeddings are L2-normalised first. The first k picks are herding's choice of k.
-    """
-    z = torch.nn.functional.normalize(z.double(), dim=1)
-    mean, total = z.mean(dim=0), torch.zeros_like(z[0])
-    norms = z.square().sum(dim=1)
-    taken = torch.zeros(len(z), dtype=torch.bool, device=z.device)
-    picks: list[Tensor] = []
-    for k in range(1, min(quota, len(z)) + 1):
-        # ‖(total + z_i)/k − mean‖² without the terms that are common to all i.
-        wanted = k * mean - total
-        gap = (norms - 2 * (z @ wanted)).masked_fill(taken, torch.inf)
-        picks.append(gap.argmin())
-        taken[picks[-1]] = True
-        total += z[picks[-1]]
-    return torch.stack(picks)
-
-
-def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
-    """Select the member nearest to the centre of each of ``quota`` k-means clusters; large clusters come first.
-
-    With fewer distinct embeddings than ``quota`` some clusters are empty: further members nearest to a centre follow.
-    """
-    from sklearn.cluster import KMeans
-
-    if quota >= len(z):
-        return select_centroid(z, keys, seed, quota)
-    points = z.double().cpu()
-    clusters = min(quota, len(torch.unique(points, dim=0)))
-    model = KMeans(n_clusters=clusters, n_init=1, random_state=seed).fit(points.numpy())
-    label = torch.from_numpy(model.labels_).long()
-    centres = torch.from_numpy(model.cluster_centers_)
-    size = torch.bincount(label, minlength=clusters)
-    gap = (points - centres[label]).square().sum(dim=1)
-    order = torch.from_numpy(np.lexsort((gap, label, -size[label])))
-    first = torch.ones(len(order), dtype=torch.bool)
-    first[1:] = label[order][1:] != label[order][:-1]
-    others = order[~first]
-    rest = others[torch.argsort(gap[others], stable=True)]
-    return torch.cat([order[first], rest])[:quota].to(z.device)
-
 
 SAME = 1e-3
 """Largest relative difference between two embeddings of one photo: the rounding of another machine's network."""
 
-Strategy = Literal["random", "herding", "kmeans", "centroid"]
-"""Names of the strategies; the function of each is called ``select_<name>``."""
-
-Select = Callable[[Tensor, Tensor, int, int], Tensor]
-STRATEGIES: dict[str, Select] = {name: globals()[f"select_{name}"] for name in get_args(Strategy)}
-"""Name → function (z, keys, seed, quota) → rows to keep, best first, of one class sorted by key."""
-
-STREAMING = {"random"}
-"""Strategies whose selection from a union is the selection from its selections, so that they may prune early."""
-
 
 class TakesPast(Protocol):
-    """What a buffer needs of a head: the classes of its tasks, their counts, and ``observe_past``."""
+    """What a buffer needs of a :class:`~cifnet_pl.heads.Head`: the classes of its tasks, and ``observe_past``."""
 
     @property
     def tasks(self) -> list[list[int]]: ...  # noqa: D102
@@ -167,7 +87,10 @@ class CalibrationBuffer(GrowingModule):
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def quota(self, classes: int) -> int:
-        """Return how many embeddings are kept of each class when ``classes`` are known.
+        """Return how many embeddings are kept of each class.
+
+        Args:
+            classes: number of classes that are known.
 
         Raises:
             UsageError: the capacity is smaller than the number of classes.
@@ -213,6 +136,11 @@ class CalibrationBuffer(GrowingModule):
 
         Two photos of a class can share a name, and so a key. Where their embeddings differ by more than rounding,
         the one that is offered gets another key.
+
+        Args:
+            z: (n, d) float embeddings.
+            y: (n,) int64 labels.
+            key: (n,) int64 identity of each sample.
         """
         key = key.clone()
         rows = {pair: i for i, pair in enumerate(zip(self.y.tolist(), self.key.tolist(), strict=True))}
@@ -228,16 +156,33 @@ class CalibrationBuffer(GrowingModule):
         return self.z, self.y
 
     def oversampling(self, n_max: int) -> Tensor:
-        """Weigh each stored item, (n,) float64: ``r_c = ⌊n_max / n'_c⌋``, at least 1 (eq:oversampling)."""
+        """Compute the weight of each stored sample: ``r_c = ⌊n_max / n'_c⌋``, at least 1 (eq:oversampling).
+
+        Args:
+            n_max: number of samples of the largest class of the current task.
+
+        Returns:
+            (n,) float64; all ones without ``oversample``.
+
+        Example:
+            >>> buffer = CalibrationBuffer(capacity=4)
+            >>> buffer.add(torch.randn(6, 2), torch.tensor([0, 0, 0, 1, 1, 1]), torch.arange(6))
+            >>> buffer.commit()  # two of each class
+            >>> buffer.oversampling(5).tolist()
+            [2.0, 2.0, 2.0, 2.0]
+        """
         if not self.oversample:
             return torch.ones(len(self.y), dtype=torch.float64, device=self.y.device)
         _, inverse, counts = torch.unique(self.y, return_inverse=True, return_counts=True)
         return torch.div(n_max, counts, rounding_mode="floor").clamp_min(1).double()[inverse]
 
     def show_to(self, head: TakesPast) -> None:
-        """Show the stored samples to the neurons of ``head``'s current task, oversampled (OversampleBuffer).
+        """Show the stored samples to the neurons of a head's current task, oversampled (OversampleBuffer).
 
-        ``n_max`` is the largest class of that task. Call it when the task's own samples are all in ``head``.
+        Call it when the head has observed all samples of that task.
+
+        Args:
+            head: it observes the stored samples, with the weights of :meth:`oversampling`.
         """
         if len(self.z):
             counts = head.class_counts()
@@ -246,12 +191,20 @@ class CalibrationBuffer(GrowingModule):
 
     @torch.no_grad()
     def remove_classes(self, labels: list[int]) -> None:
-        """Drop all embeddings of ``labels``."""
+        """Drop all embeddings of some classes.
+
+        Args:
+            labels: of the classes; those that are not stored are ignored.
+        """
         keep = ~torch.isin(self.y, self.y.new_tensor(labels))
         self.z, self.y, self.key = self.z[keep], self.y[keep], self.key[keep]
 
     def relabel(self, labels: Mapping[int, int]) -> None:
-        """Rename the classes of the stored embeddings, old label → new one."""
+        """Rename the classes of the stored embeddings.
+
+        Args:
+            labels: old label → new one, of every stored class.
+        """
         self.y = self.y.new_tensor([labels[label] for label in self.y.tolist()])
 
     def state_elements(self) -> int:
@@ -266,7 +219,13 @@ class CalibrationBuffer(GrowingModule):
         return z, y, key
 
     def replace_pending(self, z: Tensor, y: Tensor, key: Tensor) -> None:
-        """Put the samples of all processes in place of this process's own."""
+        """Replace the samples offered since the last commit, for example by those of all processes.
+
+        Args:
+            z: (n, d) float embeddings.
+            y: (n,) int64 labels.
+            key: (n,) int64 identity of each sample.
+        """
         self._pending = [(z, y, key)]
 
     def discard_pending(self) -> None:
@@ -294,6 +253,6 @@ class CalibrationBuffer(GrowingModule):
 
     def _choose(self, z: Tensor, y: Tensor, key: Tensor, quota: int) -> tuple[Tensor, Tensor, Tensor]:
         # Sorted by key first, each key once: the result cannot depend on the order of arrival.
-        sorted_key, rows = (torch.from_numpy(x).to(z.device) for x in np.unique(key.cpu().numpy(), return_index=True))
+        sorted_key, rows = unique_by_key(key)
         best = STRATEGIES[self.strategy](z[rows], sorted_key, self.seed, quota)
         return z[rows][best], y[rows][best], sorted_key[best]

@@ -1,0 +1,141 @@
+"""Streams of Hugging Face ``datasets``: every row once, in any number of processes, from the set's own files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cifnet_pl.__main__ import main
+from cifnet_pl.data import hugging_face_streams
+from cifnet_pl.data.encoded_sets import EncodedSet
+from cifnet_pl.data.image_sets import Source, SourceOptions
+from cifnet_pl.data.loading import ImageLoader, SquareDataset, shard_batches
+from cifnet_pl.data.sources import build_source
+from cifnet_pl.utilities.errors import DataError, UsageError
+from tests.command_line import assert_same_model, environment
+from tests.data.test_tar_shards import OPTIONS
+from tests.killing import in_a_process
+from tests.learning.test_task_position import killed_by_the_system
+
+pytest.importorskip("datasets")
+from tests.scale.tables import in_pieces
+
+pytestmark = [pytest.mark.scale, pytest.mark.timeout(600)]
+
+
+def stream(root: Path, **own: Any) -> Source:
+    return build_source("hf", SourceOptions(root, own={"streaming": True, **own}))
+
+
+@pytest.fixture
+def pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    (tmp_path / "data").mkdir()
+    in_pieces(tmp_path / "data", monkeypatch)
+    return tmp_path / "data"
+
+
+def test_a_stream_reads_one_row_group_at_a_time_and_no_other_column(pieces: Path, monkeypatch: pytest.MonkeyPatch):
+    source = stream(pieces)
+    rows = source.train.read.rows
+    assert np.diff(rows.starts).tolist() == [1, 2, 2, 2, 2, 1, 2, 2, 1]
+    opened: list[int] = []
+    real = hugging_face_streams._cells
+    monkeypatch.setattr(hugging_face_streams, "_cells", lambda *given: (opened.append(given[1]), real(*given))[1])
+    contents = [source.train.content(i) for i in range(len(source.train))]
+    assert len(opened) == 7  # each once
+    assert rows.files[0].column_names == ["image"]
+    listed = build_source("hf", SourceOptions(pieces))
+    assert contents == [listed.train.content(i) for i in range(len(listed.train))]
+    assert list(source.train.names) == list(listed.train.names)  # so that either continues the other's runs
+
+
+def test_a_stream_makes_no_copy_of_the_set(pieces: Path, tmp_path: Path):
+    code = f"""
+from cifnet_pl.data.image_sets import SourceOptions
+from cifnet_pl.data.sources import build_source
+from pathlib import Path
+source = build_source("hf", SourceOptions(Path({str(pieces)!r}), own={{"streaming": True}}))
+assert source.train.content(0)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment(HF_HOME=str(tmp_path / "home")))
+    assert not list((tmp_path / "home").rglob("*.arrow"))
+
+
+def contents_of(source: Source, part: list[int]) -> list[bytes]:
+    return [source.train.content(row) for row in part]
+
+
+def test_a_fork_in_the_middle_of_a_row_group(pieces: Path):
+    source = stream(pieces)
+    everything = list(range(len(source.train)))
+    expected = contents_of(source, everything)
+    assert source.train.content(1) == expected[1]  # leaves this process inside a row group
+    with get_context("fork").Pool(2) as pool:
+        shares = [everything[start::3] for start in range(3)]
+        for share, result in zip(shares, pool.starmap(contents_of, [(source, s) for s in shares]), strict=True):
+            assert result == [expected[row] for row in share]
+
+
+@pytest.mark.parametrize(("world", "workers"), [(1, 2), (2, 2), (3, 5)])
+def test_a_stream_is_divided_exactly(world: int, workers: int, pieces: Path):
+    """Fewer files and row groups than workers: each sample once, none left out."""
+    source = stream(pieces)
+    found: list[int] = []
+    for rank in range(world):
+        batches = shard_batches(np.arange(len(source.train)), 2, rank, world)
+        loader = ImageLoader(SquareDataset(source.train, source.class_names, 6, 1.0), workers, 2)
+        try:
+            for batch in loader.set_batches(batches):
+                found += batch.row.tolist()
+        finally:
+            loader.close()
+    assert sorted(found) == list(range(len(source.train)))
+
+
+def test_a_stream_that_changes_while_it_is_read(pieces: Path):
+    source = stream(pieces)
+    assert source.train.content(0)
+    mark = source.train.stat(0)
+    (pieces / "train-2.parquet").write_bytes((pieces / "train-1.parquet").read_bytes())
+    with pytest.raises(DataError, match=r"data changed while it was read: start the run again"):
+        source.train.content(5)
+    assert stream(pieces).train.stat(0) != mark
+
+
+def test_a_stream_of_which_a_file_is_cut_off(pieces: Path):
+    path = pieces / "train-1.parquet"
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(DataError, match=r"cannot (load|read) .*data: ") as caught:
+        stream(pieces)
+    assert "\n" not in str(caught.value)
+
+
+def test_rows_that_were_learned_are_not_read_again(pieces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Killed by the system after most of a task: the next run learns the others, and ends with the same bits."""
+    options = [*OPTIONS, "--data.source", "hf", "--data.root", str(pieces), "--data.options.streaming", "true"]
+    options += ["--data.num_workers", "0", "--data.classes_per_task", "3", "--data.batch_size", "2"]
+    options += ["--checkpoint.every_steps", "2"]
+    assert main(["fit", *options, "--logs", str(tmp_path / "reference")]) == 0
+    code = in_a_process(partial(killed_by_the_system, tmp_path, 6, options), tmp_path / "output")
+    assert code == -9, (tmp_path / "output").read_text()
+    decoded: list[str] = []
+    real = EncodedSet.square
+    monkeypatch.setattr(
+        EncodedSet, "square", lambda self, i, *given: (decoded.append(self.names[i]), real(self, i, *given))[1]
+    )
+    assert main(["fit", *options, "--logs", str(tmp_path), "--ckpt_path", "last"]) == 0
+    assert [name for name in decoded if name.startswith("train")] == [f"train/{i}" for i in range(8, 12)]
+    assert_same_model(*(folder / "default" / "version_0" for folder in (tmp_path, tmp_path / "reference")))
+
+
+def test_streaming_is_true_or_false(pieces: Path):
+    with pytest.raises(UsageError, match=r"streaming is maybe, expected true or false"):
+        stream(pieces, streaming="maybe")

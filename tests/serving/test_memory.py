@@ -1,0 +1,57 @@
+"""What a service no longer needs is not held: models of earlier versions, embeddings of deleted photos."""
+
+import gc
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from cifnet_pl.serving.learner import Job
+from cifnet_pl.serving.refusals import RequestError
+from cifnet_pl.serving.service import Service
+from cifnet_pl.serving.workspace import Workspace
+from tests.serving.services import model, photo
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    begun = model()
+    made = Service(Workspace(tmp_path / "w", begun), begun)
+    yield made
+    made.close()
+
+
+def becomes(true: Callable[[], bool], seconds: float = 30) -> bool:
+    until = time.monotonic() + seconds
+    while not true() and time.monotonic() < until:
+        time.sleep(0.01)
+        gc.collect()
+    return true()
+
+
+def taught(service: Service) -> Job:
+    files = [(f"{i}.png", BytesIO(photo("blue", i))) for i in range(3)]
+    return service.extend(service.stage(files, "blue"), dry_run=False)
+
+
+def test_models_of_earlier_versions(service, caplog):
+    """After answers, and after a refused lesson, whose error is remembered, the next version replaces the model."""
+    caplog.set_level("ERROR", "cifnet_pl.serving")  # pytest keeps what is logged, here an error with its traceback
+    taught(service).result.result(60)
+    service.batcher.submit(service.decoder(photo("red", 50))).result(60)
+    twice = taught(service)
+    with pytest.raises(RequestError, match="all of them were learned before"):
+        twice.result.result(60)
+    replaced = weakref.ref(service.model)
+    service.rename("blue", "azure").result.result(60)
+    assert becomes(lambda: replaced() is None)
+
+
+def test_embeddings_of_deleted_photos(service):
+    taught(service).result.result(60)
+    assert becomes(lambda: len(service.gallery._known) == 3)
+    service.purge("all").result.result(60)
+    assert becomes(lambda: not service.gallery._known)

@@ -1,0 +1,63 @@
+"""Discriminant analysis from sums: as scikit-learn has it from samples, and leave-one-out scores as refits give."""
+
+import pytest
+import torch
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from torch import Tensor
+
+from cifnet_pl.statistics import augment
+from cifnet_pl.statistics.discriminant import Discriminant, within_scatter
+
+CLASSES, EACH, WIDTH, RIDGE = 3, 8, 4, 0.7
+
+
+@pytest.fixture
+def samples() -> tuple[Tensor, Tensor, Tensor]:
+    """(n, d) rows, (n,) labels, (n,) weights."""
+    draw = torch.Generator().manual_seed(3)
+    y = torch.arange(CLASSES).repeat_interleave(EACH)
+    centres = 2 * torch.randn(CLASSES, WIDTH, generator=draw, dtype=torch.float64)
+    z = centres[y] + torch.randn(len(y), WIDTH, generator=draw, dtype=torch.float64)
+    return z, y, torch.randint(1, 4, (len(y),), generator=draw).double()
+
+
+def fitted(z: Tensor, y: Tensor, weight: Tensor, ridge: float = RIDGE) -> Discriminant:
+    x = augment(z)
+    class_sums = torch.zeros(CLASSES, WIDTH + 1, dtype=torch.float64).index_add(0, y, weight[:, None] * x)
+    within = within_scatter(x.T @ (weight[:, None] * x), class_sums)
+    return Discriminant.from_sums(within, class_sums, weight.sum(), ridge)
+
+
+def test_scores_are_those_of_scikit_learn(samples: tuple[Tensor, Tensor, Tensor]) -> None:
+    z, y, _ = samples
+    weights = fitted(z, y, torch.ones(len(y), dtype=torch.float64), ridge=0.0).weights()
+    theirs = LinearDiscriminantAnalysis(solver="lsqr", priors=[1 / CLASSES] * CLASSES).fit(z.numpy(), y.numpy())
+    queries = torch.randn(9, WIDTH, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    expected = torch.log_softmax(torch.from_numpy(theirs.decision_function(queries.numpy())), dim=1)
+    assert torch.allclose(torch.log_softmax(augment(queries) @ weights, dim=1), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_each_row_left_out_as_refits_give(samples: tuple[Tensor, Tensor, Tensor]) -> None:
+    z, y, weight = samples
+    result = fitted(z, y, weight).left_out(z, y, weight)
+    for i in range(len(y)):
+        others = torch.arange(len(y)) != i
+        expected = augment(z[[i]]) @ fitted(z[others], y[others], weight[others]).weights()
+        assert torch.allclose(result[[i]], expected, rtol=1e-8, atol=1e-8)
+
+
+def test_rows_left_out_together_as_a_refit_gives(samples: tuple[Tensor, Tensor, Tensor]) -> None:
+    z, y, weight = samples
+    gone = torch.zeros(len(y), dtype=torch.bool)
+    gone[[0, 1, 5, 9, 20]] = True
+    result = fitted(z, y, weight).left_out_together(z[gone], y[gone], weight[gone])
+    expected = augment(z[gone]) @ fitted(z[~gone], y[~gone], weight[~gone]).weights()
+    assert torch.allclose(result, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_a_class_that_is_gone_has_no_score(samples: tuple[Tensor, Tensor, Tensor]) -> None:
+    z, y, weight = samples
+    gone = y == 1
+    scores = fitted(z, y, weight).left_out_together(z[gone], y[gone], weight[gone])
+    assert scores[:, 1].isnan().all()
+    assert scores[:, [0, 2]].isfinite().all()
