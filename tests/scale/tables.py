@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 
 from tests.data.layouts import THREE, encoded
 from tests.data.tree import COLOURS
+
+datasets = pytest.importorskip("datasets")
 
 
 def rows(first: int, count: int) -> dict[str, list[Any]]:
