@@ -57,7 +57,7 @@ def read_photos(root: Path, image_size: int, cache: Path, network: str = BACKBON
     keep_freed_memory()  # as the command line does: the network is several times slower without
     engine = "auto" if precision == FLOAT32 else "torch"
     source, backbone = build_source("folder", SourceOptions(root)), build_backbone(network, engine=engine)
-    folder = cache.expanduser() / pipeline_key(backbone, image_size, 1.0, precision)
+    folder = cache.expanduser() / pipeline_key(backbone, image_size, 1.0, precision, backbone.engine("cpu", precision))
     parts: list[Tensor] = []
     for name, images in (("train", source.train), ("val", source.val)):
         store = EmbeddingCache(images, source.class_names, folder / name)
