@@ -20,7 +20,7 @@ from cifnet_pl.cli.configs import find_config
 from cifnet_pl.cli.estimates import LOG, Cost, add_elapsed, cost_of, duration, estimate, total
 from cifnet_pl.cli.failures import memory_kills, reason
 from cifnet_pl.cli.grid import Point, choose, read_points
-from cifnet_pl.cli.point_lock import running, waiting_lock
+from cifnet_pl.cli.sweep_locks import running, waiting_lock
 from cifnet_pl.cli.sweep_plan import complete_run, costs_of, early_estimate, print_plan, result_of, unfit_overrides
 from cifnet_pl.report import report
 from cifnet_pl.report.runs import FAILURE, POINT
@@ -199,7 +199,7 @@ def _ensure(
 def _run(folder: Path, point: Point, end: float | None = None) -> int:
     """Run ``fit`` as a process, starting from the last checkpoint if there is one; return the exit code."""
     _write_point(folder, point)
-    command = [sys.executable, "-m", "cifnet_pl.cli.point", str(folder / POINT)]
+    command = [sys.executable, "-m", "cifnet_pl.cli.sweep_point", str(folder / POINT)]
     with (folder / LOG).open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:

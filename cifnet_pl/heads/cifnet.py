@@ -1,4 +1,4 @@
-"""CIFNet's head: regularised recursive least squares with a calibration buffer, one Gram matrix per cohort."""
+"""CIFNet's head: regularised recursive least squares with a calibration buffer, one Gram matrix per task."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from cifnet_pl.heads.arguments import Dtype, Ridge, check_ridge
 from cifnet_pl.heads.base import Head
-from cifnet_pl.heads.cohort import Cohort, common_weights, joined_weights
-from cifnet_pl.heads.cohort_regression import CohortRegression
 from cifnet_pl.heads.exactness import exact
 from cifnet_pl.heads.shapes import Sizes, renamed
 from cifnet_pl.heads.targets import Weighting, signed_targets, squared_slopes, target_limit
+from cifnet_pl.heads.task_statistics import TaskStatistics, common_weights, joined_weights
+from cifnet_pl.heads.weighted_ridge import WeightedRidge
 from cifnet_pl.statistics import Choice, ClassMoments, Sums, augment
 from cifnet_pl.utilities.errors import UsageError
 
@@ -60,7 +60,7 @@ class CIFNetHead(Head):
         self.slopes = squared_slopes(weighting, epsilon)
         self.epsilon, self.update_past, self.weighting = epsilon, update_past, weighting
         self.tells_novelty = update_past  # else no cohort has seen the samples of all classes
-        self.regression = CohortRegression(self.ridge, weighting, self.limit, self.slopes)
+        self.regression = WeightedRidge(self.ridge, weighting, self.limit, self.slopes)
         self.cohorts = nn.ModuleList()
         self.increment: Sums | None = None
         self.past_increment: Sums | None = None
@@ -73,7 +73,7 @@ class CIFNetHead(Head):
         return Sums(self.in_features + 1, classes, per_class=per_class, dtype=self.dtype).to(self.labels.device)
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
-        self.cohorts.append(Cohort(self._new_sums(new), len(self.labels) - new))
+        self.cohorts.append(TaskStatistics(self._new_sums(new), len(self.labels) - new))
 
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
         first = len(self.labels) - len(self._latest.sums.counts)
@@ -92,11 +92,11 @@ class CIFNetHead(Head):
         self.past_shown = joined_weights(shown, self.past_shown) if len(self.past_shown) else shown
 
     @property
-    def _parts(self) -> list[Cohort]:
-        return cast("list[Cohort]", list(self.cohorts))
+    def _parts(self) -> list[TaskStatistics]:
+        return cast("list[TaskStatistics]", list(self.cohorts))
 
     @property
-    def _latest(self) -> Cohort:
+    def _latest(self) -> TaskStatistics:
         return self._parts[-1]
 
     def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
@@ -169,7 +169,7 @@ class CIFNetHead(Head):
             start = cohort_columns.stop
         return torch.cat(parts, dim=1)
 
-    def _weights_in(self, cohort: Cohort, columns: Tensor, cohort_columns: slice) -> Tensor:
+    def _weights_in(self, cohort: TaskStatistics, columns: Tensor, cohort_columns: slice) -> Tensor:
         """Return (n,) float64 weight that samples of the classes at ``columns`` have in the cohort's sums."""
         weight = torch.ones(len(columns), dtype=torch.float64, device=columns.device)
         earlier, later = columns < cohort_columns.start, columns >= cohort_columns.stop
@@ -284,7 +284,7 @@ class CIFNetHead(Head):
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)
         prefixes = {key.split(".")[1] for key in state if key.startswith("cohorts.")}
-        self.cohorts = nn.ModuleList(Cohort(self._new_sums(0)) for _ in prefixes)
+        self.cohorts = nn.ModuleList(TaskStatistics(self._new_sums(0)) for _ in prefixes)
         parts = {key.split(".")[0] for key in state}
         self.increment = self._new_sums(0) if "increment" in parts else None
         self.past_increment = self._new_sums(0) if "past_increment" in parts else None

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cifnet_pl.report.answers import paired, right_answers
+from cifnet_pl.report.compared_groups import groups_named, told_apart
 from cifnet_pl.report.markup import Cell, Column, Table
 from cifnet_pl.report.outcomes import Group, Outcome, fixed
-from cifnet_pl.report.sides import side, told_apart
 from cifnet_pl.report.significance import (
     Answers,
     Interval,
@@ -74,7 +74,7 @@ def compare(study: Study, names: Sequence[str]) -> list[Pair]:
 
     Args:
         study: all results.
-        names: two methods or folders of runs, as :func:`cifnet_pl.report.sides.side` takes them.
+        names: two methods or folders of runs, as :func:`cifnet_pl.report.compared_groups.groups_named` takes them.
 
     Raises:
         UsageError: not two names, an unknown one, or no data and seed that both have.
@@ -84,7 +84,7 @@ def compare(study: Study, names: Sequence[str]) -> list[Pair]:
             f"--compare takes two methods, but got {len(names)}: {', '.join(names)}; "
             "a pattern for several folders needs quotation marks"
         )
-    first, second = (side(study, name) for name in names)
+    first, second = (groups_named(study, name) for name in names)
     alike = [(a, b) for a in first for b in second if a.setting.data == b.setting.data]
     if not alike:
         data = [

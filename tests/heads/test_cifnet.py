@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cifnet_pl.heads import CIFNetHead
-from cifnet_pl.heads.cohort_regression import CohortRegression
+from cifnet_pl.heads.weighted_ridge import WeightedRidge
 from cifnet_pl.statistics import GCV_GRID
 from cifnet_pl.utilities.errors import UsageError
 from tests.heads.literal import SLOPES, Array, Ints, LiteralCIFNet
@@ -308,8 +308,8 @@ def test_only_neurons_with_news_are_solved_again(
     update_past: bool, solved: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Any] = []
-    solve = CohortRegression.solve
-    monkeypatch.setattr(CohortRegression, "solve", lambda fit, cohort: (calls.append(cohort), solve(fit, cohort)))
+    solve = WeightedRidge.solve
+    monkeypatch.setattr(WeightedRidge, "solve", lambda fit, cohort: (calls.append(cohort), solve(fit, cohort)))
     head = CIFNetHead(3, update_past=update_past)
     for k, expected in enumerate(solved):
         head.begin_task([k])

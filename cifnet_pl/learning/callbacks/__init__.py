@@ -6,12 +6,12 @@ from cifnet_pl.learning.callbacks.activations import ActivationTable
 from cifnet_pl.learning.callbacks.checkpoint import TaskCheckpoint
 from cifnet_pl.learning.callbacks.class_results import ClassResults
 from cifnet_pl.learning.callbacks.copies import CopiesReport
+from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor
 from cifnet_pl.learning.callbacks.near_copies import NearCopies
 from cifnet_pl.learning.callbacks.prediction_record import PredictionRecord
 from cifnet_pl.learning.callbacks.predictions import PredictionTable
 from cifnet_pl.learning.callbacks.prequential import PrequentialAccuracy
-from cifnet_pl.learning.callbacks.promises import PromiseCheck
 from cifnet_pl.learning.callbacks.screen import RunTable, TaskProgressBar, Words
 from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
 from cifnet_pl.learning.callbacks.trajectory import TrajectoryPlot
@@ -20,12 +20,12 @@ __all__ = [
     "ActivationTable",
     "ClassResults",
     "CopiesReport",
+    "CoverageAndNoveltyMetrics",
     "EnergyMonitor",
     "NearCopies",
     "PredictionRecord",
     "PredictionTable",
     "PrequentialAccuracy",
-    "PromiseCheck",
     "RunTable",
     "TaskCheckpoint",
     "TaskMetrics",
@@ -43,4 +43,4 @@ def standard_callbacks(bar: bool, words: Words = "research") -> list[Callback]:
         words: what the screen calls its numbers, see :class:`RunTable`.
     """
     shown = [CopiesReport(), NearCopies(), *[TaskProgressBar()] * bar, RunTable(words)]
-    return [PrequentialAccuracy(), ClassResults(), PromiseCheck(), TaskMetrics(), TrajectoryPlot(), *shown]
+    return [PrequentialAccuracy(), ClassResults(), CoverageAndNoveltyMetrics(), TaskMetrics(), TrajectoryPlot(), *shown]

@@ -10,9 +10,9 @@ from lightning.pytorch.callbacks import RichProgressBar
 from rich.console import Console
 from rich.table import Table
 
+from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics
 from cifnet_pl.learning.callbacks.folder import run_folder
 from cifnet_pl.learning.callbacks.near_copies import NearCopies
-from cifnet_pl.learning.callbacks.promises import PromiseCheck
 from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import RunRecord, TaskRow
@@ -272,7 +272,7 @@ class RunTable(Callback):
         lines += [
             line
             for c in cast(Any, trainer).callbacks
-            if isinstance(c, NearCopies | PromiseCheck)
+            if isinstance(c, NearCopies | CoverageAndNoveltyMetrics)
             for line in c.sentences()
         ]
         lines += untested(module.data.test_counts(module.class_names))

@@ -15,10 +15,10 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from cifnet_pl.data.image_sets import ImageSet
 from cifnet_pl.data.loading import EmbeddingBatch
+from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNovelty, CoverageAndNoveltyMetrics
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor
 from cifnet_pl.learning.callbacks.folder import run_folder
 from cifnet_pl.learning.callbacks.prequential import PrequentialAccuracy
-from cifnet_pl.learning.callbacks.promises import PromiseCheck, Promises
 from cifnet_pl.learning.configuration import write_configuration
 from cifnet_pl.learning.provenance import fingerprint, machine, package_commit
 from cifnet_pl.learning.resume import flat_settings
@@ -80,7 +80,7 @@ class TaskMetrics(Callback):
         if trainer.state.fn != "fit":
             return
         module = cast(TaskModule, pl_module)
-        self._add_row(module, _energy(trainer), _promises(trainer))
+        self._add_row(module, _energy(trainer), _coverage_and_novelty(trainer))
         folder = run_folder(trainer)
         if trainer.is_global_zero and folder is not None:
             self.record.write_tables(folder)
@@ -116,7 +116,7 @@ class TaskMetrics(Callback):
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError("the checkpoint is damaged: its measurements cannot be read") from error
 
-    def _add_row(self, module: TaskModule, monitor: EnergyMonitor | None, promises: Promises) -> None:
+    def _add_row(self, module: TaskModule, monitor: EnergyMonitor | None, coverage: CoverageAndNovelty) -> None:
         evaluation, record = module.evaluation, self.record
         assert evaluation is not None
         record.matrix.append(list(evaluation.task_accuracy))
@@ -147,7 +147,7 @@ class TaskMetrics(Callback):
             cached_images=sum(of_all_processes(self._cached)),
             A_k_classifier=evaluation.accuracy_by.get("classifier"),
             A_k_nearest_mean=evaluation.accuracy_by.get("nearest_mean"),
-            **asdict(promises),
+            **asdict(coverage),
         )
         record.rows.append(row)
 
@@ -190,9 +190,9 @@ def _energy(trainer: Trainer) -> EnergyMonitor | None:
     return monitors[0] if monitors else None
 
 
-def _promises(trainer: Trainer) -> Promises:
-    checks = [c for c in cast(Any, trainer).callbacks if isinstance(c, PromiseCheck)]
-    return checks[0].found if checks else Promises()
+def _coverage_and_novelty(trainer: Trainer) -> CoverageAndNovelty:
+    checks = [c for c in cast(Any, trainer).callbacks if isinstance(c, CoverageAndNoveltyMetrics)]
+    return checks[0].measured if checks else CoverageAndNovelty()
 
 
 def _forward_transfer(trainer: Trainer) -> float | None:

@@ -34,7 +34,7 @@ SETS_FILE = "answer_sets.csv"
 
 
 @dataclass(frozen=True)
-class Promises:
+class CoverageAndNovelty:
     """The measurements after one task, on the test images of all classes seen; None where not measured.
 
     Attributes:
@@ -66,19 +66,19 @@ class Promises:
         ]
 
 
-class PromiseCheck(Callback):
-    """Measures :class:`Promises`; must come before :class:`TaskMetrics`, which writes them into the run's folder.
+class CoverageAndNoveltyMetrics(Callback):
+    """Measures :class:`CoverageAndNovelty`; must come before :class:`TaskMetrics`, which writes it to the run's folder.
 
     Sets of answers are measured where the model is calibrated, the rest where ``--data.unknown`` gives foreign photos.
     ``answer_sets.csv`` has, for each class after the last task, its test images, how many percent of them have it among
     the answers, and how many answers they have on average.
 
     Attributes:
-        found: after the last task.
+        measured: after the last task.
     """
 
     def __init__(self) -> None:
-        self.found = Promises()
+        self.measured = CoverageAndNovelty()
         self._judge: Judge | None = None
         self._foreign: Tensor | None = None
         self._novelty: list[Tensor] = []
@@ -124,7 +124,7 @@ class PromiseCheck(Callback):
 
     def sentences(self) -> list[str]:
         """Return what the screen says at the end of a run."""
-        return self.found.sentences(0 if self._foreign is None else len(self._foreign))
+        return self.measured.sentences(0 if self._foreign is None else len(self._foreign))
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Choose the thresholds that are to be measured."""
@@ -165,7 +165,7 @@ class PromiseCheck(Callback):
         """Sum the counts of all processes, and write the table of sets."""
         if trainer.state.fn != "fit" or not isinstance(pl_module, CIFNetModule):
             return
-        self.found = Promises()
+        self.measured = CoverageAndNovelty()
         if self._judge is None and self._foreign is None:
             return
         known = torch.cat(list(of_all_processes(torch.cat([torch.zeros(0), *self._novelty]))))
@@ -179,7 +179,7 @@ class PromiseCheck(Callback):
         if sets and folder is not None and trainer.is_global_zero:
             write_text(folder / SETS_FILE, sets_table(pl_module.class_names, by_class))
         auroc, fpr95 = self._detection(pl_module, known)
-        self.found = Promises(
+        self.measured = CoverageAndNovelty(
             set_size=classes / images if sets else None,
             set_coverage=100 * covered / images if sets else None,
             called_unknown=100 * called / images if judged else None,

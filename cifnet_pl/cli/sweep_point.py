@@ -1,4 +1,4 @@
-"""Run one point of a sweep (``python -m cifnet_pl.cli.point FILE``) while holding the lock of its folder."""
+"""Run one point of a sweep (``python -m cifnet_pl.cli.sweep_point FILE``) while holding the lock of its folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.point_lock import running
+from cifnet_pl.cli.sweep_locks import running
 
 
 def run(config: Path) -> int:

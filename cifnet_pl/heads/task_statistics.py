@@ -31,7 +31,7 @@ def joined_weights(one: Tensor, other: Tensor) -> Tensor:
     return torch.where(same, torch.where(one == 0, other, one), -torch.ones_like(one))
 
 
-class Cohort(GrowingModule):
+class TaskStatistics(GrowingModule):
     """All neurons that one task introduced: they have seen the same samples, so they share one Gram matrix.
 
     Buffers:

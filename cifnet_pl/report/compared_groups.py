@@ -14,7 +14,7 @@ from cifnet_pl.report.study import Study
 from cifnet_pl.utilities.errors import DataError, UsageError, unknown_name
 
 
-def side(study: Study, name: str) -> list[Group]:
+def groups_named(study: Study, name: str) -> list[Group]:
     """Return the groups that one of two compared names stands for.
 
     Args:

@@ -1,4 +1,4 @@
-"""Solve the weights of a cohort from its sums: the ridge regression of :class:`CIFNetHead`."""
+"""Solve the weights of one task's classes from their sums: the weighted ridge regression of :class:`CIFNetHead`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.heads.arguments import Ridge
-from cifnet_pl.heads.cohort import Cohort
 from cifnet_pl.heads.targets import Weighting
+from cifnet_pl.heads.task_statistics import TaskStatistics
 from cifnet_pl.statistics import Centred, Choice, half_products, left_out_together, solve_ridge
 
 
 @dataclass(frozen=True)
-class CohortRegression:
+class WeightedRidge:
     """Ridge regression of signed targets, every sample weighted by the squared slope at its target.
 
     Attributes:
@@ -30,7 +30,7 @@ class CohortRegression:
     limit: float
     slopes: tuple[float, float]
 
-    def solve(self, cohort: Cohort) -> None:
+    def solve(self, cohort: TaskStatistics) -> None:
         """Solve the cohort's weights, and the λ of each of its classes, from its sums."""
         sums, (positive, negative) = cohort.sums, self.slopes
         total = sums.gram[0]
@@ -46,7 +46,7 @@ class CohortRegression:
         cohort.places = [choice.place for weights, choice in solved for _ in range(weights.shape[1])]
         cohort.stale.fill_(False)
 
-    def systems(self, cohort: Cohort) -> Iterator[tuple[slice, Tensor]]:
+    def systems(self, cohort: TaskStatistics) -> Iterator[tuple[slice, Tensor]]:
         """Yield the columns of the cohort that share a Gram matrix, and this matrix (d+1, d+1), weighted by slopes."""
         sums, (positive, negative) = cohort.sums, self.slopes
         if self.weighting == "derivative":
@@ -62,7 +62,7 @@ class CohortRegression:
         return solve_ridge(gram, moment, gram.new_tensor(self.ridge)), Choice(float(self.ridge), "given")
 
     def left_out(
-        self, cohort: Cohort, x: Tensor, scores: Tensor, targets: Tensor, weight: Tensor, groups: Tensor | None
+        self, cohort: TaskStatistics, x: Tensor, scores: Tensor, targets: Tensor, weight: Tensor, groups: Tensor | None
     ) -> Tensor:
         """Return the scores (n, C_j) of learned samples without those of their group.
 
