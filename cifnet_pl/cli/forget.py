@@ -41,8 +41,8 @@ def forget(
         engine: what runs the network: auto, torch or onnxruntime; auto is the one that the model learned with.
         overwrite: whether a bundle at output may be replaced.
         trust: whether heads and networks from outside the package that a model names may be imported, code and all.
-        compare: folder with one sub-folder for each class that is left, holding exactly the photos that it was learned
-            from: a model is learned again from them, and the largest difference of its scores is reported.
+        compare: folder or Zip archive with one sub-folder for each class that is left, which holds the photos that it
+            was learned from: a model is learned again from them, and the largest difference of its scores is reported.
 
     Raises:
         UsageError: a class that is not known, the only one, or something at output already.

@@ -169,7 +169,7 @@ class CIFNetCLI(LightningCLI):
         folder = self.place.folder
         if is_first_process():  # the one that writes
             fresh = not folder.exists()
-            runs.require_writable(folder.parent)
+            self._held.enter_context(runs.experiment_of(folder))
             self._held.enter_context(exclusive(folder))
             if fresh and folder.exists():
                 raise UsageError(f"another run has just used {folder}: give the command once more")

@@ -13,9 +13,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError
 
+from cifnet_pl.backbones import imports
 from cifnet_pl.backbones.precision import FLOAT32
 from cifnet_pl.data.images import LARGEST_IMAGE
 from cifnet_pl.utilities.errors import CheckpointError
+from cifnet_pl.utilities.plugins import names_import
 from cifnet_pl.utilities.text import has_controls, printable
 
 FORMAT = 3
@@ -192,6 +194,16 @@ def class_names(names: Sequence[Any], where: str) -> list[str]:
     if len(set(names)) < len(names):
         raise CheckpointError(f"{where} has class {shown(Counter(names).most_common(1)[0][0])} twice")
     return list(names)
+
+
+def outside_parts(head: Any, backbone: str, architecture: str | None = None) -> list[str]:
+    """Return the imports from outside the package that a model needs; nothing is imported.
+
+    Args:
+        head: class of the head, as a description names it.
+        backbone, architecture: as for :func:`~cifnet_pl.backbones.build_backbone`.
+    """
+    return [*[head] * (isinstance(head, str) and names_import(head)), *imports(backbone, architecture)]
 
 
 def now() -> str:

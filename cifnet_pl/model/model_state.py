@@ -14,7 +14,7 @@ from cifnet_pl.backbones import Backbone
 from cifnet_pl.backbones.precision import FLOAT32
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head
-from cifnet_pl.model.description import Event
+from cifnet_pl.model.description import Event, outside_parts
 from cifnet_pl.model.photo_hashes import PhotoHashes
 from cifnet_pl.utilities.errors import unknown_name
 from cifnet_pl.utilities.growing import fingerprint
@@ -82,6 +82,11 @@ class ModelState:
         """Hash of class names and all tensors, 16 hex digits: what later models name as their parent."""
         tensors = {name: tensor for name, tensor in self.tensors().items() if not name.startswith("photos.")}
         return fingerprint(repr(self.class_names), tensors)[:16]
+
+    @property
+    def outside_parts(self) -> list[str]:
+        """Imports from outside the package that whoever reads this model from a file must trust."""
+        return outside_parts(import_name(type(self.head)), self.backbone.name, self.backbone.architecture)
 
     @property
     def device(self) -> torch.device:

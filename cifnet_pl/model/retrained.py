@@ -8,8 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from cifnet_pl.data.content_hashes import hashes_of
 from cifnet_pl.data.image_sets import expanded
-from cifnet_pl.model.class_photos import ClassPhotos
+from cifnet_pl.data.photos import squares
+from cifnet_pl.model.class_photos import ClassPhotos, embed_batch
 from cifnet_pl.model.incremental import IncrementalClassifier
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import number_of, printable
@@ -35,22 +37,21 @@ def distance_to_retrained(model: IncrementalClassifier, images: Path | str) -> D
 
     Args:
         model: what is left after a class was forgotten.
-        images: folder with one sub-folder for each of its classes, which holds exactly the photos that it learned.
+        images: folder or Zip archive with one sub-folder for each of its classes; from a model that knows the content
+            hashes of all its photos these are picked out, otherwise it must hold exactly those.
 
     Raises:
         DataError: a class is missing, or has another number of photos that can be read.
         UnsupportedError: a head whose statistics cannot be taken back, so that there is nothing to compare.
     """
     model.head.require("subtracts")
-    photos = ClassPhotos.find(expanded(Path(images)), "--compare")
-    missing = [name for name in model.class_names if name not in photos.class_names]
-    if missing:
-        raise DataError(f"--compare has no photos of class '{printable(missing[0])}': give those of all classes left")
-    embedded = {name: _embedded(model, photos.of({name})) for name in model.class_names}
+    learned_files = _learned_files(model, expanded(Path(images)))
+    with model.backbone.preferring(model.engines):
+        embedded = {name: _embedded(model, files) for name, files in learned_files.items()}
     for name, z in embedded.items():
         if len(z) != model.counts[name]:
-            learned = number_of(model.counts[name], "photo")
-            raise DataError(f"class '{printable(name)}' was learned from {learned}, --compare holds {len(z)}")
+            learned, of_them = number_of(model.counts[name], "photo"), " of them" if model.knows_photos else ""
+            raise DataError(f"class '{printable(name)}' was learned from {learned}, --compare holds {len(z)}{of_them}")
     head, start = model.head.fresh(), 0
     for names in model.tasks:
         labels = model.labels(names)
@@ -66,6 +67,24 @@ def distance_to_retrained(model: IncrementalClassifier, images: Path | str) -> D
     return Distance(len(z), float((ours - again).abs().max()), float(again.abs().max()))
 
 
-def _embedded(model: IncrementalClassifier, photos: ClassPhotos) -> Tensor:
-    parts = [z for _, z in photos.embedded(model, "embedding", [], False)]
+def _learned_files(model: IncrementalClassifier, root: Path) -> dict[str, list[Path]]:
+    """Return the photos of each class: those it learned, where it knows their contents, else all in its folder."""
+    photos = ClassPhotos.find(root, "--compare")
+    missing = [name for name in model.class_names if name not in photos.class_names]
+    if missing:
+        raise DataError(f"--compare has no photos of class '{printable(missing[0])}': give those of all classes left")
+    files = [photos.files.root / name for name in photos.files.names]
+    if model.photos is None or not model.knows_photos:
+        return {
+            name: [files[row] for row in photos.files.rows_of[photos.class_names.index(name)]]
+            for name in model.class_names
+        }
+    hashes = hashes_of(photos.files.content, range(len(files))).tolist()
+    first = dict(reversed(list(zip(hashes, files, strict=True))))
+    learned = {name: model.photos.of(model.labels([name])[0]).tolist() for name in model.class_names}
+    return {name: [first[value] for value in values if value in first] for name, values in learned.items()}
+
+
+def _embedded(model: IncrementalClassifier, files: list[Path]) -> Tensor:
+    parts = [embed_batch(model, batch) for batch in squares(files, model.image_size, model.crop_ratio)]
     return torch.cat(parts) if parts else torch.zeros(0, model.head.in_features)

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from cifnet_pl.backbones import Backbone, build_backbone, imports
+from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.backbones.precision import PRECISIONS
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import HEADS, Head
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.description import BackboneTable, Description, class_names, parse, shown
+from cifnet_pl.model.description import BackboneTable, Description, class_names, outside_parts, parse, shown
 from cifnet_pl.model.photo_hashes import PhotoHashes
 from cifnet_pl.model.tensor_checks import check_buffer, check_head, check_shapes, load_part
 from cifnet_pl.utilities.errors import CheckpointError, UsageError, unknown_name
@@ -109,9 +109,7 @@ def assemble(
 
 def _refuse_imports(about: Description, where: str, trust: bool) -> None:
     """Raise CheckpointError if the model needs code from outside the package, unless the user trusts it."""
-    head = about.head.get("class")
-    wanted = [head] if isinstance(head, str) and names_import(head) else []
-    wanted += imports(about.backbone.name, about.backbone.architecture)
+    wanted = outside_parts(about.head.get("class"), about.backbone.name, about.backbone.architecture)
     if wanted and not trust:
         listed = " and ".join(printable(name)[:200] for name in wanted)
         raise CheckpointError(

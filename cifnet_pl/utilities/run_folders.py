@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,6 +116,26 @@ def remove_unbegun(folder: Path, failed: bool = False) -> None:
             for entry in entries:
                 entry.unlink()
             folder.rmdir()
+
+
+@contextmanager
+def experiment_of(folder: Path) -> Iterator[None]:
+    """Make the folders above a run's, and remove those that are empty again at the end, as after a run that failed.
+
+    Args:
+        folder: that of the run; it is not made.
+
+    Raises:
+        CifnetError: as :func:`require_writable`.
+    """
+    made = [above for above in folder.parents if not above.exists()]
+    try:
+        require_writable(folder.parent)
+        yield
+    finally:
+        with suppress(OSError):  # not empty
+            for above in made:
+                above.rmdir()
 
 
 def require_writable(base: Path) -> None:

@@ -80,11 +80,20 @@ def test_distance_to_a_model_that_is_learned_again(made: Path, tmp_path: Path, c
     assert found[0] < 1e-8 < 1e-4 < found[1]
     (left / "cat" / "0.png").unlink()
     assert forget(model, tmp_path / "few", "--compare", str(left)) == 1
-    assert "class 'cat' was learned from 8 photos, --compare holds 7" in capsys.readouterr().err
+    assert "class 'cat' was learned from 8 photos, --compare holds 7 of them" in capsys.readouterr().err
     shutil.rmtree(left / "cat")
     assert forget(model, tmp_path / "few", "--compare", str(left)) == 1
     assert "no photos of class 'cat'" in capsys.readouterr().err
     assert not (tmp_path / "few").exists()
+
+
+def test_photos_that_the_run_held_back_are_passed_over(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    photos = str(made / "loose")
+    options = ["--images", photos, "--compare", photos]
+    assert forget(made / "split" / "default", tmp_path / "b", *options) == 0
+    learned_photos = sum(cifnet_pl.load(tmp_path / "b").counts.values())
+    assert learned_photos < 30  # of three classes with ten photos each
+    assert f"learned again from {learned_photos} photos of the classes left" in capsys.readouterr().out
 
 
 def test_without_photos(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -125,9 +125,10 @@ def test_trusted_it_is_a_model_like_any_other(bundle: Path, tmp_path: Path, caps
     assert type(model.head).__name__ == "MyHead"
 
 
-def test_a_run_goes_on_and_is_evaluated(run: Path, parts: Path):
+def test_a_run_goes_on_and_is_evaluated(run: Path, parts: Path, capsys: pytest.CaptureFixture[str]):
     last = ["--logs", str(parts / "logs"), "--ckpt_path", str(run / "checkpoints" / "last.ckpt")]
     assert main(["fit", *FAST, "--data.max_tasks", "3", *HEAD, *NETWORK, *TORCH, *last]) == 0
+    assert capsys.readouterr().out.endswith("--output MODEL --trust\n")  # else the next command would refuse the run
     assert main(["validate", *FAST, *HEAD, *NETWORK, *TORCH, *last]) == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from cifnet_pl.utilities.run_folders import (
     CHECKPOINT,
     experiment_folder,
+    experiment_of,
     place_evaluation,
     place_fit,
     remove_unbegun,
@@ -68,6 +70,19 @@ def test_only_folders_of_refused_runs_are_removed(tmp_path: Path):
         remove_unbegun(folder)
     assert run.is_dir()
     assert not refused.exists()
+
+
+def test_folders_above_a_run_stay_if_they_hold_something_or_were_there(tmp_path: Path):
+    (tmp_path / "old").mkdir()
+    for logs, files, kept in (("new", [], False), ("new", ["file"], True), ("old", [], True)):
+        folder = tmp_path / logs / "experiment" / "version_0"
+        with suppress(ZeroDivisionError), experiment_of(folder):
+            assert folder.parent.is_dir()
+            for name in files:
+                (folder.parent / name).touch()
+            raise ZeroDivisionError
+        assert (tmp_path / logs).exists() == kept
+        assert folder.parent.exists() == bool(files)
 
 
 def test_names_and_places_that_cannot_be_used(tmp_path: Path):

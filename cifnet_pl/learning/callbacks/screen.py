@@ -278,6 +278,7 @@ class RunTable(Callback):
         lines += untested(module.data.test_counts(module.class_names))
         lines.append(f"run folder {folder}")
         if folder is not None and isinstance(module, CIFNetModule):
-            lines.append(f"next: cifnet export --model {shlex.quote(str(folder))} --output MODEL")
+            trusted = " --trust" if module.model.outside_parts else ""
+            lines.append(f"next: cifnet export --model {shlex.quote(str(folder))} --output MODEL{trusted}")
         for line in lines:
             self._say(line)
