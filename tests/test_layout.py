@@ -1,6 +1,7 @@
 """The layout of the package: how many entries it has, and that imports run one way."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -92,3 +93,9 @@ def test_each_folder_says_what_it_is_for():
 def test_modules_are_short():
     lines = {str(path.relative_to(PACKAGE)): path.read_text().count("\n") for path in PACKAGE.rglob("*.py")}
     assert not {name: count for name, count in lines.items() if count > 300}
+
+
+def test_no_module_imports_what_windows_lacks():
+    lacking = re.compile(r"^\s*(?:import|from) (?:fcntl|grp|posix|pty|pwd|resource|syslog|termios|tty)\b", re.MULTILINE)
+    assert lacking.search("import sys\n    import fcntl\n")
+    assert not [path for path in PACKAGE.rglob("*.py") if lacking.search(path.read_text(encoding="utf-8"))]

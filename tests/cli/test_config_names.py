@@ -1,5 +1,6 @@
 """Configurations by name, and what ``fit`` does where only photos are named."""
 
+import re
 from inspect import signature
 from pathlib import Path
 
@@ -55,6 +56,13 @@ def test_photos_alone_are_learned_by_the_recommended_method(tmp_path, monkeypatc
     assert model["head"]["class_path"].endswith("RidgeHead")
     assert model["calibrate"] is True
     assert (ran["data"]["classes_per_task"], ran["data"]["source"]) == (3, "folder")
+
+
+def test_the_first_command_of_the_readme_is_answered_by_the_recommended_method(capsys):
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    command = re.search(r"^python -m cifnet_pl (fit --data\.root .*)$", readme, re.MULTILINE)
+    assert with_recommended(command[1].split())[1:3] == ["--config", str(config_files()["heads/ridge"])]
+    assert "heads/ridge is used" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", list(signature(RidgeHead).parameters)[1:])
