@@ -58,10 +58,12 @@ def test_photos_alone_are_learned_by_the_recommended_method(tmp_path, monkeypatc
     assert (ran["data"]["classes_per_task"], ran["data"]["source"]) == (3, "folder")
 
 
-def test_the_first_command_of_the_readme_is_answered_by_the_recommended_method(capsys):
+def test_the_first_command_of_the_readme_is_answered_by_the_recommended_method(tmp_path, capsys):
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     command = re.search(r"^python -m cifnet_pl (fit --data\.root .*)$", readme, re.MULTILINE)
-    assert with_recommended(command[1].split())[1:3] == ["--config", str(config_files()["heads/ridge"])]
+    photos = str(make_photos(tmp_path, ["ant"], 1))
+    words = [photos if word == "PHOTOS" else word for word in command[1].split()]
+    assert with_recommended(words)[1:3] == ["--config", str(config_files()["heads/ridge"])]
     assert "heads/ridge is used" in capsys.readouterr().err
 
 

@@ -12,8 +12,8 @@ import yaml
 from filelock import FileLock, Timeout
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli import point as points
 from cifnet_pl.cli import sweep as sweeping
+from cifnet_pl.cli import sweep_point
 from cifnet_pl.cli.commands import split_overrides
 from cifnet_pl.cli.failures import memory_kills, reason
 from cifnet_pl.cli.grid import Point
@@ -83,7 +83,7 @@ class Forked:
     def __init__(self, words: list[str], stdout: IO[bytes], stderr: int):
         assert words[1:3] == ["-m", "cifnet_pl.cli.sweep_point"]
         assert stderr == subprocess.STDOUT
-        self.process = start(partial(points.run, Path(words[3])), Path(stdout.name))
+        self.process = start(partial(sweep_point.run, Path(words[3])), Path(stdout.name))
 
     def wait(self, timeout: float | None = None) -> int:
         return ended(self.process, timeout or 240)
@@ -142,14 +142,14 @@ def test_a_point_holds_its_lock_while_it_runs(tmp_path: Path, monkeypatch: pytes
         calls.append(words)
         return 3
 
-    monkeypatch.setattr(points, "main", fit)
-    assert points.run(tmp_path / "point.yaml") == 3
+    monkeypatch.setattr(sweep_point, "main", fit)
+    assert sweep_point.run(tmp_path / "point.yaml") == 3
     assert calls == [["fit", "--config", str(tmp_path / "point.yaml"), "--ckpt_path", "last"]]
     # Lightning's further processes of the same run do not wait for the first one.
     monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setattr(points, "main", lambda words: 0)
+    monkeypatch.setattr(sweep_point, "main", lambda words: 0)
     with running(tmp_path):
-        assert points.run(tmp_path / "point.yaml") == 0
+        assert sweep_point.run(tmp_path / "point.yaml") == 0
 
 
 def test_options_with_a_dot_hold_for_all_points() -> None:
