@@ -6,24 +6,18 @@ its near-copies, nothing is held out, and nothing is learned twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 from scipy.optimize import curve_fit
-from torch import Tensor
 from torchmetrics.functional.classification import binary_calibration_error
 
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.calibration import fit_temperature
 from cifnet_pl.model.evaluation import BINS, Evaluation
-from cifnet_pl.statistics import comparable, joined, left_out_groups, near_limit
-from cifnet_pl.statistics.near_copies import SAMPLED
-
-AT_ONCE = 2048
-"""Embeddings in memory at once, in float64."""
+from cifnet_pl.model.photos_left_out import Rows, batches, learned, left_out, near_copies, with_group_sums
 
 FOR_TEMPERATURE = 5000
 """Photos that the temperature is fitted to, evenly spaced."""
@@ -31,30 +25,6 @@ FOR_TEMPERATURE = 5000
 DOUBTFUL = 0.05
 """A label is doubtful where, without the photo itself, its class has less than this probability, and another one has
 more than all others together."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Some rows of an array, read when they are asked for: those of a memory-mapped array stay on the disk.
-
-    Attributes:
-        z: (n, d).
-        rows: (m,) int64 positions in ``z``.
-    """
-
-    z: np.ndarray
-    rows: np.ndarray
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Number of the rows, and their width."""
-        return len(self.rows), self.z.shape[1]
-
-    def __getitem__(self, chosen: slice | np.ndarray) -> np.ndarray:
-        return np.asarray(self.z[self.rows[chosen]])
-
-
-Embeddings = np.ndarray | Rows
 
 
 @dataclass(frozen=True)
@@ -103,11 +73,11 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
         labels: (n,) int64 positions in ``class_names``.
         class_names: names of the classes; each must have a photo.
     """
-    head, (groups, copied) = _learned(z, labels, len(class_names)), near_copies(z, labels)
+    head, (groups, copied) = learned(z, labels, len(class_names)), near_copies(z, labels)
     temperature = _temperature(head, z, labels, groups)
     predicted = np.zeros(len(labels), dtype=np.int64)
     confidence, own_share = np.zeros(len(labels)), np.zeros(len(labels))
-    for rows, scores in _left_out(head, z, labels, groups):
+    for rows, scores in left_out(head, z, labels, groups):
         y = torch.from_numpy(labels[rows])
         p = torch.softmax(torch.nan_to_num(scores) / temperature, dim=1)
         confidence[rows], predicted[rows] = (t.numpy() for t in p.max(dim=1))
@@ -131,45 +101,10 @@ def top_label_error(confidence: np.ndarray, right: np.ndarray) -> float:
     return 100 * float(error)
 
 
-def _taken(z: Embeddings, rows: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.array(z[rows]))
-
-
-def _whole_groups(groups: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield all rows in parts of about ``AT_ONCE``, those of one group in one part."""
-    order = np.argsort(groups, kind="stable")
-    first = np.flatnonzero(np.diff(groups[order], prepend=-1))  # of each group
-    ends = first[np.searchsorted(first, np.arange(AT_ONCE, len(order), AT_ONCE), side="right") - 1]
-    yield from (np.sort(rows) for rows in np.split(order, np.unique(ends)) if len(rows))
-
-
-def _batches(z: Embeddings, labels: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
-    for start in range(0, len(labels), AT_ONCE):
-        batch = slice(start, start + AT_ONCE)
-        yield torch.from_numpy(np.array(z[batch])), torch.from_numpy(labels[batch])
-
-
-def _learned(z: Embeddings, labels: np.ndarray, classes: int) -> RidgeHead:
-    head = RidgeHead(z.shape[1])
-    head.begin_task(range(classes))
-    for x, y in _batches(z, labels):
-        head.observe(x, y)
-    head.solve()
-    return head
-
-
-def _left_out(
-    head: RidgeHead, z: Embeddings, labels: np.ndarray, groups: np.ndarray
-) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """Yield rows and their leave-one-out scores, about ``AT_ONCE`` at a time."""
-    for rows in _whole_groups(groups):
-        yield rows, head.leave_one_out(_taken(z, rows), *map(torch.from_numpy, (labels[rows], groups[rows])))
-
-
 def _temperature(head: RidgeHead, z: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> float:
     chosen = np.unique(np.linspace(0, len(labels) - 1, min(len(labels), FOR_TEMPERATURE)).astype(np.int64))
     rows = np.flatnonzero(np.isin(groups, groups[chosen]))
-    parts = list(_left_out(head, Rows(z, rows), labels[rows], groups[rows]))
+    parts = list(left_out(head, Rows(z, rows), labels[rows], groups[rows]))
     y, scores = torch.from_numpy(labels[rows][np.concatenate([p for p, _ in parts])]), torch.cat([s for _, s in parts])
     known = scores.isfinite().all(dim=1)
     return fit_temperature(scores[known], y[known]) if known.any() else 1.0
@@ -182,56 +117,24 @@ def _distances(z: np.ndarray, labels: np.ndarray, classes: int, groups: np.ndarr
     """
     width = z.shape[1]
     gram, sums = torch.zeros(width, width, dtype=torch.float64), torch.zeros(classes, width, dtype=torch.float64)
-    for x, y in _batches(z, labels):
+    for x, y in batches(z, labels):
         gram += x.double().T @ x.double()
         sums.index_add_(0, y, x.double())
     counts = torch.from_numpy(np.bincount(labels, minlength=classes)).double()
-    means = sums / counts[:, None]
-    within = (gram - means.T @ sums) / len(labels)
+    within = (gram - (sums / counts[:, None]).T @ sums) / len(labels)
     within.diagonal().add_(0.1 * within.diagonal().mean() + 1e-12)
     factor = torch.linalg.cholesky(within)
     distances = np.zeros(len(labels))
-    for rows in _whole_groups(groups):
-        y, group = torch.from_numpy(labels[rows]), torch.from_numpy(np.unique(groups[rows], return_inverse=True)[1])
-        white = torch.linalg.solve_triangular(factor, (_taken(z, rows).double() - means[y]).T, upper=False).T
-        gone = torch.zeros(int(group.max()) + 1, width, dtype=torch.float64).index_add_(0, group, white)
-        others = counts[y] - group.bincount()[group]
-        away = white + gone[group] / others.clamp_min(1)[:, None]  # from the mean without the group
-        distances[rows] = (away.norm(dim=1) * (others > 0)).numpy()
+    for rows, x, gone, together in with_group_sums(z, groups):
+        y = torch.from_numpy(labels[rows])
+        others = counts[y] - together
+        mean = (sums[y] - gone) / others.clamp_min(1)[:, None]
+        away = torch.linalg.solve_triangular(factor, (x - mean).T, upper=False)
+        distances[rows] = (away.norm(dim=0) * (others > 0)).numpy()
     for label in range(classes):
         rows = labels == label
         distances[rows] /= max(float(np.median(distances[rows])), 1e-12)
     return distances
-
-
-def _comparable(z: Embeddings, rows: np.ndarray, part: Tensor) -> Tensor:
-    return comparable(_taken(z, rows[part.numpy()]))
-
-
-def near_copies(z: Embeddings, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Find near-copies of one class, such as bursts.
-
-    Args:
-        z: (n, d) embeddings.
-        labels: (n,) int64.
-
-    Returns:
-        The groups to leave out together, (n,) int64, and which photos have a near-copy, (n,) bool.
-    """
-    groups, copied = np.arange(len(labels)), np.zeros(len(labels), dtype=bool)
-    by_class = np.argsort(labels, kind="stable")
-    sample = np.sort(by_class[:: -(-len(labels) // SAMPLED)])
-    limit = near_limit(comparable(_taken(z, sample)), torch.from_numpy(labels[sample]))
-    if limit is None:  # one class
-        return groups, copied
-    for label in np.unique(labels):
-        rows = np.flatnonzero(labels == label)
-        alike = joined(partial(_comparable, z, rows), len(rows), limit)
-        copied[rows] = (alike.bincount()[alike] > 1).numpy()
-        together = left_out_groups(alike, torch.zeros(len(rows), dtype=torch.int64)).numpy()
-        _, first, group = np.unique(together, return_index=True, return_inverse=True)
-        groups[rows] = rows[first][group]
-    return groups, copied
 
 
 # ---------------------------------------------------------------------- have I got enough?
@@ -276,8 +179,8 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int, seed: int = 
     for size in [*sizes, largest]:
         rows = np.sort(np.concatenate([class_rows[:size] for class_rows in by_class]))
         part, own_labels = Rows(z, rows), labels[rows]
-        head, (groups, _) = _learned(part, own_labels, classes), near_copies(part, own_labels)
-        judged = _left_out(head, part, own_labels, groups)
+        head, (groups, _) = learned(part, own_labels, classes), near_copies(part, own_labels)
+        judged = left_out(head, part, own_labels, groups)
         right = sum(int((scores.argmax(dim=1).numpy() == own_labels[own]).sum()) for own, scores in judged)
         points.append((size, 100 * right / len(rows)))
     return LearningCurve(points, _fit(points))

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics.left_out import ROUNDING
+from cifnet_pl.statistics.left_out import ROUNDING, fewest_rows
 from cifnet_pl.statistics.solve import factorise
 
 
@@ -274,7 +274,7 @@ class _Changed:
     """
 
     def __init__(self, inverse: Tensor, rows: Tensor, weight: Tensor, shifts: Tensor):
-        directions = torch.cat([weight.sqrt()[:, None] * rows, shifts])
+        directions = fewest_rows(torch.cat([weight.sqrt()[:, None] * rows, shifts]))
         self.inverse, self.pull = inverse, directions @ inverse
         values, vectors = torch.linalg.eigh(self.pull @ directions.T)
         self.pull = vectors.T @ self.pull / (1 - values).clamp_min(ROUNDING).sqrt()[:, None]
@@ -283,8 +283,8 @@ class _Changed:
         """Return (n, C) squared distances of rows q (n, p) to means (C, p)."""
         towards = self.inverse @ means.T
         plain = _quadratic(q, self.inverse)[:, None] + (means.T * towards).sum(dim=0) - 2 * q @ towards
-        cross = (q @ self.pull.T)[:, None] - (means @ self.pull.T)[None]
-        distance: Tensor = plain + cross.square().sum(dim=2)
+        further = torch.cdist(q @ self.pull.T, means @ self.pull.T, compute_mode="donot_use_mm_for_euclid_dist")
+        distance: Tensor = plain + further.square()
         return distance
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cifnet_pl.statistics.left_out import fewest_rows
 from cifnet_pl.statistics.solve import factorise
 
 
@@ -119,7 +120,7 @@ class Discriminant:
         moved = moved.masked_fill(gone[:, None], 0.0)
         touched = torch.unique(columns)
         directions = torch.cat([weight.double().sqrt()[:, None] * v, (moved / remaining.sqrt())[touched]])
-        means, rows, u = (self._half(x) for x in (self.means - moved / remaining, z.double(), directions))
+        means, rows, u = (self._half(x) for x in (self.means - moved / remaining, z.double(), fewest_rows(directions)))
         inner = torch.eye(len(u), dtype=u.dtype, device=u.device) - u @ u.T
         to_means, to_rows = means @ u.T, rows @ u.T
         changed = torch.linalg.solve(inner, to_means.T)  # (k, C)

@@ -82,13 +82,29 @@ def left_out_together(scores: Tensor, half: Tensor, weight: Tensor, targets: Ten
     weight, targets, scores = weight.double(), targets.double(), scores.double()
     result = left_out(scores, weight * half.square().sum(dim=1), targets)
     for rows in shared_groups(groups) if groups is not None else ():
-        products, weights = half[rows] @ half[rows].T, weight[rows]
-        eye = torch.eye(len(rows), dtype=products.dtype, device=products.device)
-        root = weights.sqrt()
-        smallest = torch.linalg.eigvalsh(eye - root[:, None] * products * root)[0]
-        share = products * weights
-        system = eye - share if smallest > ROUNDING else eye
-        result[rows] = torch.linalg.solve(system, scores[rows] - share @ targets[rows])
-        if smallest <= ROUNDING:
-            result[rows] = torch.nan
+        result[rows] = _without_all(scores[rows], half[rows], weight[rows], targets[rows])
     return result
+
+
+def _without_all(scores: Tensor, half: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Return the scores (m, C) of m samples without all of them.
+
+    With ``R = S − HΩY`` and ``V = Ω^½B``, ``(I − HΩ)⁻¹R = R + BVᵀ(I − VVᵀ)⁻¹Ω^½R = R + B(I − VᵀV)⁻¹VᵀΩ^½R``: a system
+    of m equations or of p, whichever is smaller, so that no matrix grows with m².
+    """
+    root = weight.sqrt()[:, None]
+    v = root * half
+    few = len(half) <= half.shape[1]
+    products = v @ v.T if few else v.T @ v
+    system = torch.eye(len(products), dtype=products.dtype, device=products.device) - products
+    if torch.linalg.eigvalsh(system)[0] <= ROUNDING:
+        return torch.full_like(scores, torch.nan)
+    rest = scores - half @ (v.T @ (root * targets))
+    solve = torch.linalg.solve
+    result: Tensor = rest + half @ (v.T @ solve(system, root * rest) if few else solve(system, v.T @ (root * rest)))
+    return result
+
+
+def fewest_rows(rows: Tensor) -> Tensor:
+    """Return rows R with ``RᵀR = XᵀX`` for the rows X (n, p), float64: X itself, or p of them where n is larger."""
+    return rows if len(rows) <= rows.shape[1] else torch.linalg.qr(rows, mode="r").R

@@ -6,7 +6,9 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
 from cifnet_pl.statistics import augment
+from cifnet_pl.statistics.class_distances import ClassDistances, ClassMoments
 from cifnet_pl.statistics.discriminant import Discriminant, within_scatter
+from tests.largest_tensor import LargestTensor
 
 CLASSES, EACH, WIDTH, RIDGE = 3, 8, 4, 0.7
 
@@ -46,10 +48,11 @@ def test_each_row_left_out_as_refits_give(samples: tuple[Tensor, Tensor, Tensor]
         assert torch.allclose(result[[i]], expected, rtol=1e-8, atol=1e-8)
 
 
-def test_rows_left_out_together_as_a_refit_gives(samples: tuple[Tensor, Tensor, Tensor]) -> None:
+@pytest.mark.parametrize("rows", [[0, 1], [0, 1, 5, 9, 20]], ids=["few", "more than features"])
+def test_rows_left_out_together_as_a_refit_gives(samples: tuple[Tensor, Tensor, Tensor], rows: list[int]) -> None:
     z, y, weight = samples
     gone = torch.zeros(len(y), dtype=torch.bool)
-    gone[[0, 1, 5, 9, 20]] = True
+    gone[rows] = True
     result = fitted(z, y, weight).left_out_together(z[gone], y[gone], weight[gone])
     expected = augment(z[gone]) @ fitted(z[~gone], y[~gone], weight[~gone]).weights()
     assert torch.allclose(result, expected, rtol=1e-8, atol=1e-8)
@@ -61,3 +64,19 @@ def test_a_class_that_is_gone_has_no_score(samples: tuple[Tensor, Tensor, Tensor
     scores = fitted(z, y, weight).left_out_together(z[gone], y[gone], weight[gone])
     assert scores[:, 1].isnan().all()
     assert scores[:, [0, 2]].isfinite().all()
+
+
+def test_nothing_grows_with_the_square_of_a_group() -> None:
+    draw = torch.Generator().manual_seed(5)
+    y = (torch.arange(900) % CLASSES).sort().values
+    z = torch.randn(900, WIDTH, generator=draw, dtype=torch.float64) + y[:, None]
+    weight, burst = torch.ones(900, dtype=torch.float64), slice(0, 200)
+    sums = torch.zeros(CLASSES, WIDTH, dtype=torch.float64).index_add(0, y, z)
+    counts = y.bincount().double()
+    distances = ClassDistances(ClassMoments.of(z.T @ z, sums, counts, None, counts.sum()), 1.0)
+    rule = fitted(z, y, weight)
+    with LargestTensor() as made:
+        scores = rule.left_out_together(z[burst], y[burst], weight[burst])
+        near, overall = distances.left_out_together(z[burst], y[burst], weight[burst])
+    assert len(scores) == len(near) == len(overall) == 200
+    assert made.elements <= (200 + CLASSES) * WIDTH
