@@ -26,6 +26,7 @@ ORDERS, PER_TASK, PENALTIES = (1, 2, 3), 10, (0.003, 0.01, 0.03, 0.1)
 SHARE, STEP = 0.1, 10**0.5
 """Where the search for a rival's ridge begins, as a share of the mean eigenvalue, and the factor of its steps."""
 RICH = BACKBONE + "+layers+mirror"
+JOINED = "ours, joined"
 Make = Callable[[int], Head]
 Shares = tuple[Tensor, Tensor, int]
 
@@ -125,18 +126,20 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=8192, help="of ACIL and DS-AL")
     more = "whether the table has ACIL, DS-AL and the bound, too, which take hours on two cores; ours takes minutes"
     parser.add_argument("--rivals", choices=("true", "false"), default="true", help=more)
+    more = "whether there are rows of the embedding and its square root together, whose solves take most of the minutes"
+    parser.add_argument("--joined", choices=("true", "false"), default="true", help=more)
     args = parser.parse_args()
     plain = read_photos(args.root, args.image_size, args.cache_folder)
     rich = read_photos(args.root, args.image_size, args.cache_folder, RICH)
-    print_calibration(plain, rich)
-    print_comparison(plain, rich, args.width if args.rivals == "true" else None)
+    print_calibration(plain, rich, args.joined == "true")
+    print_comparison(plain, rich, args.width if args.rivals == "true" else None, args.joined == "true")
 
 
-def print_calibration(plain: Photos, rich: Photos) -> None:
+def print_calibration(plain: Photos, rich: Photos, joined: bool) -> None:
     """A row a head."""
     heads: dict[str, tuple[Make, Photos]] = {
         "ours": (RidgeHead, rich),
-        "ours, joined": (partial(RidgeHead, transform="joined"), rich),
+        JOINED: (partial(RidgeHead, transform="joined"), rich),
         "RidgeHead": (RidgeHead, plain),
         "CIFNetHead": (partial(CIFNetHead, ridge=1.0), plain),
         "ACIL 2048": (partial(ACILHead, width=2048, ridge="gcv"), plain),
@@ -145,14 +148,17 @@ def print_calibration(plain: Photos, rich: Photos) -> None:
     print("Temperature 1, leave-one-out, fitted on the test set: ECE mean over tasks, ECE last, NLL last; gaps of ECE")
     print("| head |" + " ECE |" * 3 + " ECE last |" * 3 + " NLL last |" * 3 + " mean gap | largest gap |")
     print("|---" * 12 + "|")
+    if not joined:
+        del heads[JOINED]
     for name, (make, photos) in heads.items():
         print(f"| {name} | {calibration(make, photos)} |", flush=True)
 
 
-def print_comparison(plain: Photos, rich: Photos, width: int | None) -> None:
+def print_comparison(plain: Photos, rich: Photos, width: int | None, joined: bool) -> None:
     """A row a head, all compared with the first; without a width our own alone."""
     rows_of: dict[str, Shares] = {"ours": shares(RidgeHead, rich)}
-    rows_of["ours, joined"] = shares(partial(RidgeHead, transform="joined"), rich)
+    if joined:
+        rows_of[JOINED] = shares(partial(RidgeHead, transform="joined"), rich)
     rows_of["RidgeHead"] = shares(RidgeHead, plain)
     if width is not None:
         rows_of |= rivals(plain, rich, width)
