@@ -24,6 +24,9 @@ NUMBERED = 30
 
 LONGEST = 24
 
+FEW, MANY = (0.42, 10.5, 10.5), (0.18, 9.0, 6.5)
+"""Inches of a cell, points of names and of numbers: of few classes, legible half a page wide, and of many, in parts."""
+
 LARGE = 15.0
 """Inches from which a picture has fewer dots per inch: drawing one of 30 inches at 130 takes 60 MB."""
 
@@ -71,7 +74,8 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], letters: Lettering,
     percent = 100 * shares[np.ix_(order, order)]
     labels = [letters.of(names[i], LONGEST) for i in order]
     with matplotlib.rc_context({"font.family": list(letters.families)}):
-        figure, axes, beside = _canvas(labels, 0.42 if len(order) <= NUMBERED else 0.18)
+        cell, points, numbers = FEW if len(order) <= NUMBERED else MANY
+        figure, axes, beside = _canvas(labels, cell, points)
         right = np.where(np.eye(len(order), dtype=bool), percent, np.nan)
         wrong_share = np.where(np.eye(len(order), dtype=bool) | (percent == 0), np.nan, percent)
         # As squares: ``imshow`` enlarges the matrix to the picture's pixels before it is coloured, in half a gigabyte.
@@ -79,26 +83,26 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], letters: Lettering,
         axes.pcolormesh(edges, edges, right, cmap="Greens", vmin=0, vmax=130)
         squares = axes.pcolormesh(edges, edges, wrong_share, cmap="OrRd", norm=LogNorm(1, 100))
         axes.set(aspect="equal", xlim=edges[[0, -1]], ylim=edges[[-1, 0]])
-        axes.set_xticks(range(len(order)), labels, rotation=90, fontsize=9.0, parse_math=False)
-        axes.set_yticks(range(len(order)), labels, fontsize=9.0, parse_math=False)
+        axes.set_xticks(range(len(order)), labels, rotation=90, fontsize=points, parse_math=False)
+        axes.set_yticks(range(len(order)), labels, fontsize=points, parse_math=False)
         axes.set_xlabel("named by the model", fontsize=12)
         axes.set_ylabel("what it is", fontsize=12)
         axes.set_title(letters.of(title), parse_math=False, fontsize=12)
         axes.hlines(edges[:-1], -0.5, len(order) - 0.5, color="0.9", linewidth=0.4)
         axes.vlines(edges[:-1], -0.5, len(order) - 0.5, color="0.9", linewidth=0.4)
-        _write_numbers(axes, percent)
+        _write_numbers(axes, percent, numbers)
         bar = figure.colorbar(squares, cax=beside, label="wrong (% of the class's photos)")
         bar.set_ticks([1, 3, 10, 30, 100], labels=["1", "3", "10", "30", "100"])
     return figure
 
 
-def _canvas(labels: Sequence[str], cell: float) -> tuple[Figure, Axes, Axes]:
+def _canvas(labels: Sequence[str], cell: float, points: float) -> tuple[Figure, Axes, Axes]:
     """Return a figure with axes for a square matrix of cells of ``cell`` inches, and axes for a colour bar beside it.
 
     The margins follow from the length of the labels: matplotlib's own layout takes seconds for a hundred of them.
     """
     ems = max(sum(1.05 if unicodedata.east_asian_width(c) in "WF" else 0.62 for c in label) for label in labels)
-    margin, side = 0.65 + ems * 9.0 / 72, max(1.6, cell * len(labels))
+    margin, side = 0.65 + ems * points / 72, max(1.6, cell * len(labels))
     width, height = margin + side + 1.2, margin + side + 0.5
     figure = Figure(figsize=(width, height), dpi=130 if side < LARGE else 100)
     axes = figure.add_axes((margin / width, margin / height, side / width, side / height))
@@ -109,13 +113,12 @@ def _canvas(labels: Sequence[str], cell: float) -> tuple[Figure, Axes, Axes]:
     return figure, axes, beside
 
 
-def _write_numbers(axes: Axes, percent: np.ndarray) -> None:
+def _write_numbers(axes: Axes, percent: np.ndarray, points: float) -> None:
     least = 0.5 if len(percent) <= NUMBERED else 5.0
     for i, j in zip(*np.nonzero(percent >= least), strict=True):
         strong = percent[i, j] > (75 if i == j else 25)
-        axes.text(
-            j, i, f"{percent[i, j]:.0f}", ha="center", va="center", fontsize=6.5, color="white" if strong else "black"
-        )
+        colour = "white" if strong else "black"
+        axes.text(j, i, f"{percent[i, j]:.0f}", ha="center", va="center", fontsize=points, color=colour)
 
 
 def draw_calibration(confidence: np.ndarray, right: np.ndarray, title: str, letters: Lettering) -> Figure:

@@ -122,6 +122,7 @@ def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None
     missing = f"Missing: {count} of the sweep without a whole run: "
     warnings = [
         *([missing + "; ".join(study.missing)] if study.missing else []),
+        *study.data_notes,
         *study.notes,
         *study.cache_note(study.groups),
         *(f"Left out: {sentence}" for sentence in study.left_out),

@@ -15,7 +15,7 @@ from PIL import Image
 from cifnet_pl.data.images import UnreadableImage, read_square
 from cifnet_pl.learning.confusion_figure import png
 from cifnet_pl.model.audit import LearningCurve
-from cifnet_pl.report.markup import template
+from cifnet_pl.report.html_tables import template
 from cifnet_pl.utilities.text import printable
 
 PIXELS = 136

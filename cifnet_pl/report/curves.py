@@ -242,8 +242,9 @@ def calibration_maps(study: Study) -> list[Picture]:
             name = study.names[family[0].setting]
             caption = (
                 f"Effect of calibration, {name}: largest activation among the neurons of one task (columns), averaged "
-                "over the test images of another (rows), after the last task. Above the diagonal stand neurons that "
-                "were added after the images' classes were learned: without calibration they fire on them."
+                "over the test images of another (rows), in percent, after the last task. Above the diagonal, whose "
+                "mean the titles say, stand neurons that were added after the images' classes were learned: without "
+                "calibration they fire on them."
             )
             figure_name = f"calibration_{study.slug(family[0].setting)}_{_plain(family[0].name)}"
             figures.append(Picture(figure_name, caption, _maps(shown)))
@@ -266,12 +267,13 @@ def mean_activations(group: Group) -> np.ndarray | None:
 
 def _maps(shown: Sequence[tuple[Group, np.ndarray]]) -> Figure:
     size = len(shown[0][1])
-    chart = figure(8.4, 4.4)
+    chart = figure(6.4, 4.4)
     panels = chart.subplots(1, 2, sharey=True)
-    for axes, (group, matrix) in zip(panels, shown, strict=True):
-        image = axes.imshow(matrix, cmap="Greys", vmin=0, vmax=1, extent=(0.5, size + 0.5, size + 0.5, 0.5))
+    for axes, (group, shares) in zip(panels, shown, strict=True):
+        matrix = 100 * shares
+        image = axes.imshow(matrix, cmap="Greys", vmin=0, vmax=100, extent=(0.5, size + 0.5, size + 0.5, 0.5))
         later = matrix[np.triu_indices(size, 1)]
-        mean = f"\nlater neurons on earlier classes: {np.nanmean(later):.2f}" if len(later) else ""
+        mean = f"\nabove the diagonal: {np.nanmean(later):.0f} %" if len(later) else ""
         axes.set_title(
             ("without calibration" if group.changes.get("buffer", "yes") is None else "with calibration") + mean
         )
@@ -281,8 +283,8 @@ def _maps(shown: Sequence[tuple[Group, np.ndarray]]) -> Figure:
             axis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
         for i, j in np.ndindex(size, size) if size <= 10 else ():
             if not np.isnan(matrix[i, j]):
-                colour = "white" if matrix[i, j] > 0.5 else "black"
-                axes.text(j + 1, i + 1, f"{matrix[i, j]:.2f}", ha="center", va="center", color=colour, fontsize=6.5)
+                colour = "white" if matrix[i, j] > 50 else "black"
+                axes.text(j + 1, i + 1, f"{matrix[i, j]:.0f}", ha="center", va="center", color=colour, fontsize=SMALL)
     panels[0].set_ylabel("test images of task")
-    chart.colorbar(image, ax=list(panels), label="mean activation", shrink=0.85)
+    chart.colorbar(image, ax=list(panels), label="mean activation (%)", location="bottom", shrink=0.6, aspect=30)
     return chart

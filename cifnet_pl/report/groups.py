@@ -13,7 +13,7 @@ from cifnet_pl import heads
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.model.metrics import max_drop
 from cifnet_pl.report.outcomes import VALUES, Conditions, Group, Outcome
-from cifnet_pl.report.runs import Run, natural
+from cifnet_pl.report.runs import Run, at_one_place, natural
 from cifnet_pl.report.settings import OF_SETTING, configuration, setting_of
 from cifnet_pl.report.words import JOINT, METHODS, method_name
 
@@ -110,6 +110,8 @@ def kept_bytes(run: Run, components: Mapping[str, float]) -> float:
 def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
     """Group runs that differ by their seed only.
 
+    The same configuration on a folder that has got further classes since is another number of tasks, so another group.
+
     Args:
         runs: complete runs.
 
@@ -118,8 +120,9 @@ def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
     """
     runs_of: dict[str, dict[Any, Run]] = defaultdict(dict)
     replaced = []
-    for run in runs:
-        same = runs_of[json.dumps([method_of(run), configuration(run)], sort_keys=True, default=str)]
+    for run in at_one_place(runs):
+        learned = [run.summary[name] for name in ("n_tasks", "n_classes")]
+        same = runs_of[json.dumps([method_of(run), learned, configuration(run)], sort_keys=True, default=str)]
         # The same seed on another machine, or with the cache, is another measurement of time and energy.
         key = (_pair_key(run), _conditions(run))
         earlier = same.pop(key, None)

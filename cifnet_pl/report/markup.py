@@ -1,4 +1,4 @@
-"""Write one table as Markdown, CSV, LaTeX and HTML."""
+"""Write one table as Markdown, CSV and LaTeX; :mod:`cifnet_pl.report.html_tables` writes it as HTML."""
 
 from __future__ import annotations
 
@@ -9,19 +9,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
-import jinja2
-from markupsafe import Markup, escape
-
 from cifnet_pl.learning.run_record import to_csv
 from cifnet_pl.report.outcomes import Stat
 from cifnet_pl.report.significance import marked
 from cifnet_pl.utilities.text import printable
 
 DASH = "–"
-TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("cifnet_pl.report"), autoescape=True, undefined=jinja2.StrictUndefined,
-    trim_blocks=True, lstrip_blocks=True,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,6 +27,7 @@ class Column:
         better: "max", "min", or None if no value is better than another.
         scale: numbers are multiplied by this before they are written.
         spread: whether the deviation is written; not for numbers that cannot depend on the seed.
+        further: whether a page shows the column in a table of its own, which a reader opens: else it would not fit.
     """
 
     header: str
@@ -41,6 +35,7 @@ class Column:
     better: str | None = None
     scale: float = 1.0
     spread: bool = True
+    further: bool = False
 
 
 Cell = str | Stat | None
@@ -188,7 +183,7 @@ def to_markdown(table: Table) -> str:
         return f"**{plain}**" if (i, j) in table.best else plain
 
     header = [column.header.replace("|", "\\|") for column in table.columns]
-    aligned = ["---" if j == 0 or _is_text(table, j) else "---:" for j in range(len(header))]
+    aligned = ["---" if j == 0 or is_text(table, j) else "---:" for j in range(len(header))]
     body = [[text(i, j) for j in range(len(header))] for i in range(len(table.rows))]
     lines = ["| " + " | ".join(row) + " |" for row in [header, aligned, *body]]
     notes = ["", *(f"{note}  " for note in table.notes)] if table.notes else []
@@ -199,14 +194,12 @@ def to_csv_table(table: Table) -> str:
     """Return CSV: means in full precision, and for numbers the deviation and the number of seeds in further columns."""
     header: list[str] = []
     for j, column in enumerate(table.columns):
-        header += (
-            [column.header] if _is_text(table, j) else [column.header, f"{column.header} sd", f"{column.header} n"]
-        )
+        header += [column.header] if is_text(table, j) else [column.header, f"{column.header} sd", f"{column.header} n"]
     rows = []
     for row in table.rows:
         cells: list[Any] = []
         for j, (cell, column) in enumerate(zip(row, table.columns, strict=True)):
-            if _is_text(table, j):
+            if is_text(table, j):
                 cells.append(cell)
             elif isinstance(cell, Stat):
                 sd = None if cell.sd is None else cell.sd * column.scale
@@ -246,7 +239,7 @@ def to_latex(table: Table) -> str:
             plain = POWER.sub(r"$\\cdot10^{\1\2}$", plain)
         return rf"\textbf{{{plain}}}" if (i, j) in table.best else plain
 
-    align = "".join("l" if _is_text(table, j) else "r" for j in range(len(table.columns)))
+    align = "".join("l" if is_text(table, j) else "r" for j in range(len(table.columns)))
     body = [" & ".join(text(i, j) for j in range(len(table.columns))) + r" \\" for i in range(len(table.rows))]
     lines = [
         r"% needs \usepackage{booktabs,graphicx}",
@@ -267,33 +260,7 @@ def to_latex(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def to_html(table: Table) -> Markup:
-    """Return a ``<table>`` with caption; the best of a column in bold."""
-    kinds = ["text" if _is_text(table, j) else "num" for j in range(len(table.columns))]
-    rows = [
-        [
-            (kinds[j], typeset(table.text(i, j), isinstance(table.rows[i][j], Stat)), (i, j) in table.best)
-            for j in range(len(table.columns))
-        ]
-        for i in range(len(table.rows))
-    ]
-    header = [(kind, typeset(column.header)) for kind, column in zip(kinds, table.columns, strict=True)]
-    notes = [typeset(note) for note in table.notes]
-    return Markup(template("table.html").render(title=typeset(table.title), header=header, rows=rows, notes=notes))
-
-
-def template(name: str) -> jinja2.Template:
-    """Return a template of the page; what is put into it is escaped."""
-    return TEMPLATES.get_template(name)
-
-
-def typeset(text: str, is_number: bool = False) -> Markup:
-    """Return ``text`` for HTML, escaped, with ``A_K`` as a symbol with an index, and the power of ten of a number."""
-    escaped = re.sub("A_([Kk])", r"<i>A</i><sub>\1</sub>", str(escape(printable(text))))
-    raised = POWER.sub(lambda e: f"·10<sup>{'−' if e[1] else ''}{e[2]}</sup>", escaped)
-    return Markup(raised if is_number else escaped)
-
-
-def _is_text(table: Table, column: int) -> bool:
+def is_text(table: Table, column: int) -> bool:
+    """Return whether a column holds text, or nothing, rather than numbers."""
     cells: Sequence[Cell] = [row[column] for row in table.rows]
     return any(isinstance(cell, str) and cell for cell in cells) or not any(isinstance(c, Stat) for c in cells)

@@ -11,7 +11,7 @@ from typing import Any
 from cifnet_pl.report.run_files import MEASURED
 from cifnet_pl.report.runs import Run
 from cifnet_pl.report.settings import Setting
-from cifnet_pl.report.words import LACKING, words
+from cifnet_pl.report.words import JOINT, LACKING, words
 
 VALUES = (*MEASURED, "kept_elements", "kept_bytes")
 """Keys of an outcome that tables and figures use."""
@@ -130,15 +130,19 @@ class Group:
     @property
     def label(self) -> str:
         """Name of the method, what it lacks of the paper's, and what is changed against its main configuration."""
-        lacking = {key: self.config[key] for key, value in LACKING if self.config.get(key, "") == value}
-        texts = [words(key, value) for key, value in sorted({**lacking, **self.named}.items())]
+        texts = [words(key, value) for key, value in sorted({**self._lacking, **self.named}.items())]
         return ", ".join([self.name, *texts, *filter(None, [self.conditions_label])])
 
     @property
     def variant(self) -> str:
         """The label without the method's name: "full method" for the reference of its setting."""
-        lacking = {key: self.config[key] for key, value in LACKING if self.config.get(key, "") == value}
-        return ", ".join(words(k, v) for k, v in sorted({**lacking, **self.changes}.items())) or "full method"
+        return ", ".join(words(k, v) for k, v in sorted({**self._lacking, **self.changes}.items())) or "full method"
+
+    @property
+    def _lacking(self) -> dict[str, Any]:
+        if self.name == JOINT:  # which has its buffer for something else
+            return {}
+        return {key: self.config[key] for key, value in LACKING if self.config.get(key, "") == value}
 
     @property
     def head(self) -> str | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 
-from cifnet_pl.report.markup import Table, template, to_html, typeset
+from cifnet_pl.report.html_tables import template, to_html, typeset
+from cifnet_pl.report.markup import Table
 from cifnet_pl.report.style import Picture
 
 

@@ -146,6 +146,24 @@ def read_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
     return runs, list(dict.fromkeys(left_out))
 
 
+def at_one_place(runs: Sequence[Run]) -> list[Run]:
+    """Let runs whose data have the same fingerprint say the same folder of data: that of the first of them.
+
+    On another machine the same photos are in another folder, which makes no other configuration.
+
+    Args:
+        runs: complete runs.
+    """
+    roots: dict[str, Any] = {}
+    placed = []
+    for run in runs:
+        root, mark = run.config["data"].get("root"), run.summary.get("data_fingerprint")
+        common = roots.setdefault(str(mark), root) if root is not None and mark else root
+        config = {**run.config, "data": {**run.config["data"], "root": common}}
+        placed.append(run if common == root else replace(run, config=config))
+    return placed
+
+
 @dataclass(frozen=True)
 class MissingPoint:
     """A point of a sweep that has no complete run, and why, as far as the sweep knows."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import string
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -55,7 +54,7 @@ class Study:
 
     @cached_property
     def names(self) -> dict[Setting, str]:
-        """Short name of each setting that no other setting has."""
+        """Short name of each setting that no other setting has: what differs from others of its name is added."""
         names = {setting: setting.short for setting in self.settings}
         extras: list[Callable[[Setting], str]] = [
             lambda s: s.backbone,
@@ -65,8 +64,8 @@ class Study:
             lambda s: s.root,
         ]
         for extra in extras:
-            shared = {name for name, count in Counter(names.values()).items() if count > 1}
-            names = {s: f"{name}, {extra(s)}" if name in shared else name for s, name in names.items()}
+            said = {name: {extra(s) for s, other in names.items() if other == name} for name in names.values()}
+            names = {s: f"{name}, {extra(s)}" if len(said[name]) > 1 else name for s, name in names.items()}
         return names
 
     def name_of(self, setting: Setting) -> str:
@@ -223,6 +222,23 @@ class Study:
             f"Embeddings were read from the cache: {names}. Their times and energies are without the backbone's, so "
             "they are neither averaged with nor ranked beside those of runs that computed them."
         ]
+
+    @property
+    def data_notes(self) -> list[str]:
+        """A sentence for each setting whose runs did not all have the same photos, by their fingerprints."""
+        sentences = []
+        for setting in self.settings:
+            folders: dict[str, list[str]] = {}
+            for run in (o.run for g in self.of(setting) for o in g.outcomes if o.run is not None):
+                if run.summary.get("data_fingerprint"):
+                    folders.setdefault(str(run.summary["data_fingerprint"]), []).append(str(run.folder))
+            if len(folders) > 1:
+                parts = "; ".join(f"{len(runs)} with {mark}, such as {runs[0]}" for mark, runs in folders.items())
+                sentences.append(
+                    f"Runs of {self.names[setting]} had different data, so their means are over more than seeds "
+                    f"(by fingerprint: {parts})."
+                )
+        return sentences
 
     def seeds_note(self, groups: Iterable[Group]) -> str:
         """Return a note that says what the deviations are over: seeds, class orders, or both."""

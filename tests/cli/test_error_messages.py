@@ -108,6 +108,7 @@ def test_refused(options, code, fragments, tmp_path, capsys, monkeypatch):
     # Nothing was learned, so nothing is there that could be taken for a run.
     assert not list(tmp_path.rglob("tasks.csv"))
     assert not list(tmp_path.rglob("config.yaml"))
+    assert not list(tmp_path.rglob("version_*"))
 
 
 @pytest.mark.parametrize(

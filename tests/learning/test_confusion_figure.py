@@ -5,6 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from cifnet_pl.learning.confusion_figure import (
@@ -83,3 +84,20 @@ def test_calibration_bins():
     figure = draw_calibration(confidence, np.array([False, True, False, True]), "title", lettering([]))
     heights = [round(bar.get_height(), 1) for bar in figure.axes[0].patches]
     assert heights == [0.0, 66.7]
+
+
+@pytest.mark.parametrize("classes", [10, 30])
+def test_numbers_fit_their_cells_and_can_be_read(classes: int):
+    matrix = np.full((classes, classes), 1) + np.diag([200] * classes)
+    figure = draw_confusion(matrix, [str(i) for i in range(classes)], lettering([]), "title")
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    axes = figure.axes[0]
+    side = abs(axes.transData.transform((1, 1)) - axes.transData.transform((0, 0)))
+    assert len(axes.texts) >= classes
+    for text in [*axes.texts, *axes.get_yticklabels()]:
+        box = text.get_window_extent(renderer)
+        assert box.width < side[0]
+        assert box.height < side[1]
+        assert text.get_fontsize() >= 10
+    if classes == 10:
+        assert figure.get_figwidth() <= 6.5

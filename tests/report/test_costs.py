@@ -11,6 +11,7 @@ from pathlib import Path
 import matplotlib.collections
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from cifnet_pl.report import read_study
 from cifnet_pl.report.costs import LARGEST, SMALLEST, energy_points, panels, time_bubbles
@@ -149,3 +150,22 @@ def test_costs_of_unlike_conditions_have_panels_apart(study: Study) -> None:
     assert len(bubbles_.figure.axes) == 3
     assert [axes.get_title().split(",")[0] for axes in points.figure.axes][-1] == "published"
     assert [len(groups) for _, groups in panels(study, study.compared(setting), "energy_kwh")] == [1, 2, 1]
+
+
+def test_energies_are_points_at_their_numbers_on_a_log_axis(runs: Path, study: Study) -> None:
+    """Without bars, whose length would depend on where a log axis begins."""
+    (setting,) = study.settings
+    per_kwh, ratios = energy_points(study, setting)
+    assert [ratios.name, per_kwh.name] == ["energy_ratio_cifar_100_10_cls_task", "energy_cifar_100_10_cls_task"]
+    pairs = zip(measured(runs, "ridge[12]", "energy_kwh"), measured(runs, "cifnet?", "energy_kwh"), strict=True)
+    for picture, wanted in (
+        (ratios, {statistics.fmean(a / b for a, b in pairs), 1.0}),
+        (per_kwh, {statistics.fmean(measured(runs, name, "A_K_per_kwh")) for name in ("ridge?", "cifnet?")}),
+    ):
+        names = [[label.get_text() for label in axes.get_yticklabels()] for axes in picture.figure.axes]
+        drawn = [axes for axes, labels in zip(picture.figure.axes, names, strict=True) if "Exact ridge" in labels]
+        points = {x for axes in drawn for bars in axes.containers for x in bars.lines[0].get_xdata()}  # type: ignore[attr-defined]
+        assert sorted(points) == pytest.approx(sorted(wanted))
+        for axes in picture.figure.axes:
+            assert axes.get_xscale() == "log"
+            assert not [patch for patch in axes.patches if isinstance(patch, Rectangle)]

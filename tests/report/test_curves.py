@@ -1,10 +1,14 @@
 """Figures show the numbers that they are given."""
 
+import matplotlib
 import pytest
 from matplotlib.patches import Rectangle
 
-from cifnet_pl.report.curves import pair_bars
-from cifnet_pl.report.outcomes import Stat
+from cifnet_pl.report.curves import pair_bars, trajectories
+from cifnet_pl.report.outcomes import Group, Outcome, Stat
+from cifnet_pl.report.settings import Setting
+from cifnet_pl.report.study import Study
+from cifnet_pl.report.style import SETTINGS
 
 
 def test_bars_are_as_long_as_their_numbers() -> None:
@@ -15,3 +19,18 @@ def test_bars_are_as_long_as_their_numbers() -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == ["full", "published"]
     assert sorted(text.get_text()[:4] for text in axes.texts) == ["64.2", "70.0", "80.0"]
     assert axes.get_xlim()[1] > 81.5
+
+
+def test_deviations_end_at_0_and_100_percent() -> None:
+    setting = Setting("photos", "10", 2, 20, 128, "file:x", "p")
+    seeds = [Outcome(seed, (99.0 + spread, 1.0 + spread), {}, key=str(seed)) for seed, spread in ((1, 1.0), (2, -1.0))]
+    with matplotlib.rc_context(SETTINGS):
+        (picture,) = trajectories(Study([Group(setting, "A", "external", seeds)]), setting)
+    (axes,) = picture.figure.axes
+    (bars,) = axes.containers
+    (segments,) = bars.lines[2]  # type: ignore[attr-defined]
+    ends = [sorted(end for _, end in segment) for segment in segments.get_segments()]
+    sd = 2**0.5
+    assert ends == [pytest.approx([99 - sd, 100.0]), pytest.approx([0.0, 1 + sd])]
+    assert axes.get_ylim()[0] >= -2
+    assert axes.get_ylim()[1] <= 102

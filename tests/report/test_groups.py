@@ -35,6 +35,30 @@ def test_seeds_are_averaged_and_nothing_else(tmp_path: Path) -> None:
     assert single.sd is None
 
 
+def test_further_tasks_of_one_configuration_are_another_row(tmp_path: Path) -> None:
+    """As of a folder of photos that has got classes since: nothing in the configuration says so."""
+    groups = groups_of(
+        tmp_path, *({"seed": seed, "tasks": tasks, "final": 10.0 * tasks} for seed in (1, 2) for tasks in (2, 3))
+    )
+    found = {(g.setting.n_tasks, tuple(o.seed for o in g.outcomes), g.mean("A_K")) for g in groups}
+    assert found == {(2, (1, 2), 20.0), (3, (1, 2), 30.0)}
+    names = Study(groups).names
+    assert sorted(names.values()) == ["CIFAR-100, 10 cls/task, 2 tasks", "CIFAR-100, 10 cls/task, 3 tasks"]
+
+
+def test_the_same_data_in_another_folder_is_the_same_setting(tmp_path: Path) -> None:
+    """As on a second machine; photos that differ, in folders of one name, stay apart."""
+    places = {"/a/photos": "aaaa", "/b/photos": "aaaa", "/c/photos": "cccc", "/d/photos": None}
+    options = [
+        {"seed": seed, "data": {"source": "folder", "root": root}, "about": {"data_fingerprint": mark}}
+        for seed, (root, mark) in enumerate(places.items(), 1)
+    ]
+    groups = groups_of(tmp_path, *options)
+    assert sorted((g.setting.root, [o.seed for o in g.outcomes]) for g in groups) == [
+        ("/a/photos", [1, 2]), ("/c/photos", [3]), ("/d/photos", [4]),
+    ]  # fmt: skip
+
+
 def test_names_of_folders_and_terminals_do_not_split_a_group(tmp_path: Path) -> None:
     for seed in (1, 2):
         folder = write_run(tmp_path / f"x{seed}" / "version_0", seed=seed, tasks=3)

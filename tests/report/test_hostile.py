@@ -17,7 +17,8 @@ from matplotlib.transforms import Bbox
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.report import all_pictures, read_study
-from cifnet_pl.report.markup import to_html, to_latex
+from cifnet_pl.report.html_tables import to_html
+from cifnet_pl.report.markup import to_latex
 from cifnet_pl.report.runs import read_runs
 from cifnet_pl.report.tables import all_tables
 from tests.command_line import learned
@@ -172,6 +173,9 @@ def test_many_methods_long_streams_and_odd_names_stay_legible(tmp_path: Path) ->
         for (a, one), (b, other) in itertools.combinations(boxes, 2):
             meet = Bbox.intersection(one, other)
             assert meet is None or min(meet.width, meet.height) < 1.5, f"{picture.name}: '{a}' and '{b}' overlap"
+        width, height = picture.figure.canvas.get_width_height()
+        cut = [a for a, box in boxes if box.x0 < -1 or box.y0 < -1 or box.x1 > width + 1 or box.y1 > height + 1]
+        assert not cut, f"{picture.name}: {cut} are cut off"
 
 
 def test_a_run_without_a_seed(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from PIL import Image
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.report import Study, all_pictures, read_study, write_report
-from cifnet_pl.report.style import SETTINGS
+from cifnet_pl.report.style import SETTINGS, SMALL
 from tests.report.synthetic import write_run
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -51,6 +51,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     embedded = {"backbone": "embedded:efficientnet_lite0", "data": PHOTOS, "features": 1280, "kwh": None}
     write_run(root / "photos" / "version_0", seed=1, **embedded)
     (root / "half" / "version_0" / "checkpoints").mkdir(parents=True)
+    killed = root / "acil-s3-0123456789"
+    killed.mkdir()
+    (killed / "point.yaml").write_text("seed_everything: 3\n")
+    (killed / "failure.txt").write_text("killed by SIGKILL\n")
     lines = ["method,seed,task,A_k,seconds,kWh,dataset,classes_per_task"]
     lines += [f"DER,{s},{k + 1},{90 - 3 * k},800,0.03,CIFAR-100,10" for s in (1, 2) for k in range(10)]
     (root / "external.csv").write_text("\n".join(lines))
@@ -154,6 +158,8 @@ def test_the_page_is_self_contained_and_says_what_is_missing(written: Path) -> N
     assert all(source.startswith(("data:image/svg+xml;base64,", "#")) for source in sources)
     assert not re.search(r"<script|<link|@import|url\(|https?:", page)
     assert "half/version_0: no summary.json" in page
+    top = page.partition("<h2")[0]
+    assert "Missing: 1 point of the sweep without a whole run: acil-s3-0123456789: killed by SIGKILL" in top
     assert "was trained on ImageNet labels, which the paper avoids" in page
     assert page.count("<table>") == page.count("</table>") > 5
     assert set(re.findall(r'href="#([^"]+)"', page)) == set(re.findall(r'<h2 id="([^"]+)"', page))
@@ -179,6 +185,25 @@ def test_no_labels_overlap(study: Study) -> None:
         for text, box in boxes:
             assert -1 <= box.x0 <= box.x1 <= width + 1, f"{picture.name}: '{text}' is cut off"
             assert -1 <= box.y0 <= box.y1 <= height + 1, f"{picture.name}: '{text}' is cut off"
+
+
+def test_letters_are_legible_half_a_page_wide(study: Study) -> None:
+    """No figure is so wide, or has so small letters, that they cannot be read in a column of text."""
+    for picture in (picture for section in all_pictures(study).values() for picture in section):
+        assert picture.figure.get_figwidth() <= 6.5, picture.name
+        texts = [text for text in picture.figure.findobj(Text) if text.get_text().strip()]  # type: ignore[attr-defined]
+        small = {text.get_text() for text in texts if text.get_fontsize() < SMALL}  # type: ignore[attr-defined]
+        assert not small, picture.name
+
+
+def test_cells_of_activation_maps_have_their_numbers(study: Study) -> None:
+    (picture,) = [p for p in all_pictures(study)["Ablation"] if p.name.startswith("calibration")]
+    without, with_buffer = picture.figure.axes[:2]
+    for axes, later in ((without, 70), (with_buffer, 10)):
+        cells = {text.get_position(): text.get_text() for text in axes.texts}
+        wanted = {(j + 1, i + 1): 90 if i == j else later if j > i else 15 for i in range(10) for j in range(10)}
+        assert cells == {place: str(number) for place, number in wanted.items()}
+        assert axes.get_title().endswith(f"above the diagonal: {later} %")
 
 
 def text_boxes(figure: Figure) -> list[tuple[str, Bbox]]:

@@ -20,6 +20,9 @@ from cifnet_pl.learning.run_record import RunRecord
 NUMBERED = 16
 """Tasks up to which every cell of the matrix has its number."""
 
+LETTERS = 10.5
+"""Points of these numbers: legible where the picture is half a page wide."""
+
 
 def draw_trajectory(record: RunRecord, title: str) -> Figure:
     """Draw A_k and Ā over the number of classes seen, and below it each task's own accuracy over time.
@@ -28,9 +31,9 @@ def draw_trajectory(record: RunRecord, title: str) -> Figure:
         record: what was measured.
         title: of the figure.
     """
-    figure = Figure(figsize=(7, 6.2), dpi=120)
+    figure = Figure(figsize=(6.4, 7.4), dpi=120)
     # Axes at places that have room for all numbers: matplotlib's own layout takes longer than the drawing.
-    places = ((0.09, 0.49, 0.77, 0.45), (0.09, 0.08, 0.77, 0.31), (0.88, 0.08, 0.025, 0.31))
+    places = ((0.1, 0.57, 0.76, 0.38), (0.1, 0.07, 0.76, 0.41), (0.88, 0.07, 0.025, 0.41))
     upper, lower, beside = map(figure.add_axes, places)
     seen = [row.classes_seen for row in record.rows]
     marker = "o" if len(seen) <= 25 else ""
@@ -70,7 +73,7 @@ def _write_numbers(axes: Axes, matrix: Sequence[Sequence[float | None]]) -> None
             if value is not None:
                 # Light cells of the colour map begin at about two thirds of it.
                 colour = "black" if value > 65 else "white"
-                axes.text(j + 1, k + 1, f"{value:.0f}", ha="center", va="center", color=colour, fontsize=7)
+                axes.text(j + 1, k + 1, f"{value:.0f}", ha="center", va="center", color=colour, fontsize=LETTERS)
 
 
 def _nan(value: float | None) -> float:

@@ -1,6 +1,8 @@
 """The picture of a run: an axis that does not exaggerate, and numbers in the matrix."""
 
+import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from cifnet_pl.learning.callbacks.trajectory import NUMBERED, draw_trajectory, limits
 from cifnet_pl.learning.run_record import RunRecord, TaskRow
@@ -35,3 +37,16 @@ def test_axes_count_whole_classes_and_tasks():
     axes = figure.axes[:2]
     ticks = [tick for axis in (axes[0].xaxis, axes[1].xaxis, axes[1].yaxis) for tick in axis.get_majorticklocs()]
     assert all(tick == round(tick) for tick in ticks)
+
+
+@pytest.mark.parametrize("tasks", [5, NUMBERED])
+def test_numbers_fit_their_cells_and_can_be_read(tasks: int):
+    figure = draw_trajectory(record([100.0] * tasks), "run")
+    lower = figure.axes[1]
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    width, height = np.abs(lower.transData.transform((1, 1)) - lower.transData.transform((0, 0)))
+    for text in lower.texts:
+        box = text.get_window_extent(renderer)
+        assert box.width < width
+        assert box.height < height
+        assert text.get_fontsize() >= 10
