@@ -116,8 +116,7 @@ def _canvas(labels: Sequence[str], cell: float, points: float) -> tuple[Figure, 
 def _write_numbers(axes: Axes, percent: np.ndarray, points: float) -> None:
     least = 0.5 if len(percent) <= NUMBERED else 5.0
     for i, j in zip(*np.nonzero(percent >= least), strict=True):
-        strong = percent[i, j] > (75 if i == j else 25)
-        colour = "white" if strong else "black"
+        colour = "white" if i != j and percent[i, j] > 40 else "black"  # the darkest green is light enough
         axes.text(j, i, f"{percent[i, j]:.0f}", ha="center", va="center", fontsize=points, color=colour)
 
 

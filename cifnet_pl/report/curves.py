@@ -267,7 +267,7 @@ def mean_activations(group: Group) -> np.ndarray | None:
 
 def _maps(shown: Sequence[tuple[Group, np.ndarray]]) -> Figure:
     size = len(shown[0][1])
-    chart = figure(6.4, 4.4)
+    chart = figure(6.4, 5.0)
     panels = chart.subplots(1, 2, sharey=True)
     for axes, (group, shares) in zip(panels, shown, strict=True):
         matrix = 100 * shares
