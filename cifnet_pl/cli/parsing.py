@@ -69,7 +69,7 @@ def sentence(message: str, options: Collection[str] = (), program: str = "cifnet
     value = re.search(r"(?:Got|Given) value: (.*?)(?:\. Got value.*)?$", message, re.MULTILINE)
     absent = re.search(r"No module named '[^']*'|module '\S+' has no attribute '[^']*'", message)
     if not keys or not expected or not value or absent:
-        last = next(line for line in reversed(lines) if line)
+        last = next(line for line in reversed(lines) if line and not line.startswith('in "<'))  # a place in YAML
         reason = absent[0].replace("No", "no") if absent else re.sub(r"\. Got value.*", "", last)
         return ": ".join(["--" + ".".join(keys), reason] if keys else [reason])
     kinds = dict.fromkeys(_plain_type(name) for name in expected if "NoneType" not in name)

@@ -16,7 +16,7 @@ from torchmetrics.functional.classification import binary_calibration_error
 
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.calibration import fit_temperature
-from cifnet_pl.model.evaluation import BINS, Evaluation
+from cifnet_pl.model.evaluation import BINS, FEW, Evaluation
 from cifnet_pl.model.photos_left_out import Rows, batches, learned, left_out, near_copies, with_group_sums
 
 FOR_TEMPERATURE = 5000
@@ -45,8 +45,8 @@ class Audit:
 
     @property
     def accuracy_without_copies(self) -> float | None:
-        """Accuracy in percent on photos that have no near-copy; None if all have one."""
-        return 100 * float(self.evaluation.right[~self.copied].mean()) if not self.copied.all() else None
+        """Accuracy in percent on photos that have no near-copy; None if these are too few for a conclusion."""
+        return 100 * float(right.mean()) if len(right := self.evaluation.right[~self.copied]) >= FEW else None
 
     def doubtful(self) -> np.ndarray:
         """Return the positions of photos whose label is doubtful, the most doubtful first.

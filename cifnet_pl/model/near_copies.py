@@ -131,6 +131,9 @@ class NearCopyScore:
         if 0 < self.learned < self.near:
             what += f" ({self.learned} of them the very same files)"
         start = f"{self.near} of these {number_of(total, 'photo')} {what} and {flatter} the score"
+        if not self.others:
+            whose = "the only photo" if total == 1 else f"all {total} photos"
+            return f"{whose} {what} and {flatter} the score: it says nothing of photos of another day"
         if self.others < FEW or share is None:
             return f"{start}: with {number_of(self.others, 'other')} it says little of photos of another day"
         return f"{start}: of the {number_of(self.others, 'other')} {share:.1f} % are right"

@@ -11,6 +11,7 @@ from typing import Any
 from cifnet_pl import heads
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.report.runs import Run
+from cifnet_pl.utilities.text import printable
 
 DATASETS = {
     "cifar100": "CIFAR-100",
@@ -213,7 +214,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def setting_of(run: Run) -> Setting:
     """Return the setting of a run."""
     flat = configuration(run)
-    source, root = str(flat.get("data.source", "")), str(flat.get("data.root") or "")
+    source, root = str(flat.get("data.source", "")), printable(str(flat.get("data.root") or ""))
     name = PurePath(root).name if source == "folder" else source.removeprefix("torchvision:")
     backbone = str(flat.get("backbone") or run.summary.get("backbone") or "no backbone")
     architecture = flat.get("architecture")

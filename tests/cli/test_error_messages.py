@@ -11,6 +11,7 @@ from torch import nn
 import cifnet_pl.backbones
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import Preprocessing
+from cifnet_pl.cli.parsing import sentence
 from cifnet_pl.data.images import read_square
 from tests.command_line import BUFFER, FAST, checkpoint, fit, learned, make_photos
 from tests.killing import in_a_process
@@ -295,3 +296,10 @@ def test_a_checkpoint_of_a_whole_module_is_refused_in_words_and_leaves_no_folder
     assert "holds more than tensors and plain containers" in said
     assert "\x1b" not in said
     assert not list((tmp_path / "logs" / "default").glob("version_*"))
+
+
+def test_of_a_message_about_yaml_the_reason_is_kept_and_not_the_place():
+    place = '  in "<unicode string>", line 73, column 27'
+    assert sentence(f"while parsing a quoted scalar\n{place}\nfound an invalid character\n{place}") == (
+        "found an invalid character"
+    )

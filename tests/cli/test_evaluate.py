@@ -152,5 +152,5 @@ def test_a_rival_that_learned_the_photos_is_named(tmp_path: Path, capsys: pytest
     models = ["--model", str(tmp_path / "m"), "--against", str(tmp_path / "rival")]
     assert main(["evaluate", *models, "--images", str(learned)]) == 0
     shown = capsys.readouterr().out
-    assert f"{tmp_path / 'rival'}: 18 of these 18 photos were learned already and flatter the score" in shown
+    assert f"{tmp_path / 'rival'}: all 18 photos were learned already and flatter the score" in shown
     assert "note: the model does not have the content hashes of all photos that it learned" in shown

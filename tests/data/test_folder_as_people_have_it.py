@@ -129,7 +129,9 @@ def test_names_of_all_kinds(tmp_path: Path) -> None:
     assert all((root / row["file"]).is_file() for row in rows)
 
 
-def test_names_that_are_not_text(tmp_path: Path) -> None:
+def test_names_that_are_not_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     """Bytes that are not UTF-8, as old archives and memory cards leave them."""
     root, logs = tmp_path / "photos", tmp_path / "logs"
     latin = os.fsdecode(b"K\xe4tzchen")
@@ -140,9 +142,18 @@ def test_names_that_are_not_text(tmp_path: Path) -> None:
         return
     fill(root / "green", GREEN, 5)
     (root / latin / "0.png").rename(root / latin / os.fsdecode(b"\xff\xfe.png"))
-    rows = learn_and_predict(root, logs)
+    for file, content in ((b"copy \xe9.png", (root / latin / "1.png").read_bytes()), (b"bad \xe9.png", b"no photo")):
+        (root / latin / os.fsdecode(file)).write_bytes(content)
+    rows = learn_and_predict(root, logs, "--data.on_corrupt", "skip")
     assert {row["class"] for row in rows} == {latin, "green"}
     assert [row["class"] for row in rows] == [row["true_class"] for row in rows]
+    # Lists show such bytes as codes, and tables keep them, so that the file is found.
+    said = caplog.text + capsys.readouterr().out
+    assert r"note: K\udce4tzchen/copy \udce9.png learned already" in said
+    assert r"K\udce4tzchen (" in said
+    assert r"/K\udce4tzchen/bad \udce9.png: no image of a known format" in said
+    (table,) = logs.glob("default/version_*/copies.csv")
+    assert b"copy,K\xe4tzchen/copy \xe9.png,K\xe4tzchen/1.png" in table.read_bytes()
 
 
 def test_undecodable_name_of_a_corrupt_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,7 @@
 """The audit's numbers: leave-one-out answers against refits, planted errors, and the forecast of a known curve."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model import audit as module
 from cifnet_pl.model import photos_left_out
 from cifnet_pl.model.audit import LearningCurve, audit, learning_curve, top_label_error
+from cifnet_pl.model.evaluation import FEW
 from cifnet_pl.statistics import near_copies
 
 CLASSES, EACH, WIDTH = 4, 12, 6
@@ -114,6 +117,8 @@ def test_a_burst_is_left_out_together(photos, monkeypatch):
     found = audit(z, labels, NAMES)
     assert np.flatnonzero(found.copied).tolist() == sorted(row for burst in bursts for row in burst)
     assert found.accuracy_without_copies == pytest.approx(100 * found.evaluation.right[~found.copied].mean())
+    few = dataclasses.replace(found, copied=np.arange(len(found.copied)) >= FEW - 1)
+    assert few.accuracy_without_copies is None
     ridge = photos_left_out.learned(z, labels, CLASSES).ridge_used.item()
     for rows in [*bursts, [0], [5]]:
         head = RidgeHead(WIDTH, ridge=ridge)

@@ -127,6 +127,16 @@ def test_names_of_all_languages_come_back(name: str, tmp_path: Path):
     assert read_bundle(tmp_path / "b").class_names == ["ant", name]
 
 
+def test_a_path_that_is_not_utf8_is_refused(tmp_path: Path):
+    learned().save(tmp_path / "b")
+    folder = tmp_path / os.fsdecode(b"b\xfcndel")
+    with pytest.raises(UsageError, match=r"b\\udcfcndel is not UTF-8, .* choose another"):
+        learned().save(folder)
+    (tmp_path / "b").rename(folder)
+    with pytest.raises(CheckpointError, match=r"b\\udcfcndel is not UTF-8, .* rename the folder"):
+        read_bundle(folder)
+
+
 def test_missing_parts(tmp_path: Path):
     learned().save(tmp_path / "b")
     (tensors,) = (tmp_path / "b").glob("tensors-*")

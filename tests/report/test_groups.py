@@ -1,3 +1,4 @@
+import os
 import statistics
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,12 @@ def test_settings_with_one_name_are_told_apart(tmp_path: Path) -> None:
     names = sorted(Study(groups).names.values())
     assert names == ["CIFAR-100, 10 cls/task, file:resnet18.pth (resnet18)", "CIFAR-100, 10 cls/task, pixels",
                      "CIFAR-100, 5 cls/task"]  # fmt: skip
+
+
+def test_a_folder_whose_name_is_no_text_is_shown_by_codes(tmp_path: Path) -> None:
+    (group,) = groups_of(tmp_path, {"data": {"source": "folder", "root": os.fsdecode(b"photos/t\xe4st")}})
+    assert group.setting.dataset == "t\\udce4st"
+    assert group.setting.root.isprintable()
 
 
 def test_flattening_and_names() -> None:

@@ -76,6 +76,13 @@ def test_counts_add_up():
         "3 of these 11 photos are near-copies of learned ones and flatter the score: of the 8 others 75.0 % are right"
     )
     assert NearCopyScore(0, 5, 3).sentence() is None
+    assert str(NearCopyScore(4, 0, 0, 4).sentence()).startswith(
+        "all 4 photos were learned already and flatter the score"
+    )
+    only = (
+        "the only photo is a near-copy of learned ones and flatters the score: it says nothing of photos of another day"
+    )
+    assert NearCopyScore(1, 0, 0).sentence() == only
 
 
 def test_photos_that_were_learned_themselves_are_told_from_near_copies():
