@@ -19,7 +19,7 @@ from torch import Tensor
 from cifnet_pl.backbones.graphs import Embedder, NoGraph, stored_graph
 from cifnet_pl.backbones.precision import FLOAT32, warn_if_slow
 from cifnet_pl.utilities.errors import UsageError, check_choice
-from cifnet_pl.utilities.text import one_line
+from cifnet_pl.utilities.text import number_of, one_line
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class Wanted:
             if missing:
                 raise NoGraph(f"it needs {missing[0]}: pip install {' '.join(missing)}")
             self._made = Runtime(stored_graph(embedder))
-            log.info("engine onnxruntime, %s threads", torch.get_num_threads())
+            log.info("engine onnxruntime, %s", number_of(torch.get_num_threads(), "thread"))
         except NoGraph as error:
             if self.name == "onnxruntime":
                 kind = UsageError if missing else NoGraph

@@ -74,9 +74,11 @@ def evaluate(
         Console().print(class_table(evaluation))
         for line in confusion_lines(evaluation):
             print(line)
-        if comparison is not None:
+        if comparison is not None and rival is not None and other is not None:
             print(comparison_line(comparison, model, str(against)))
-            if other is not None and (sentence := other.near_copy_score.sentence()):
+            if note := about_choice(len(evaluated_model.class_names), len(rival.class_names)):
+                print(note)
+            if sentence := other.near_copy_score.sentence():
                 print(f"{against}: {sentence}")
         if target is not None:
             for name, content in files_of(evaluation, photos, comparison).items():
@@ -196,8 +198,22 @@ def comparison_line(comparison: Comparison, model: str, against: str) -> str:
     ours, theirs = comparison.accuracies
     return (
         f"on the same {comparison.photos} photos {model} names {ours:.1f} % right and {against} {theirs:.1f} %: "
-        f"{comparison.first} photos only the first, {comparison.second} only the second "
-        f"(p = {comparison.p_value:.2g} that this is chance)"
+        f"{number_of(comparison.first, 'photo')} {is_or_are(comparison.first)} right with the first alone, "
+        f"{comparison.second} with the second alone (p = {comparison.p_value:.2g} that this is chance)"
+    )
+
+
+def about_choice(classes: int, against_classes: int) -> str | None:
+    """Return a note that one of two models has fewer classes to choose among; None if they have as many.
+
+    Args:
+        classes, against_classes: numbers of classes that the models know.
+    """
+    if classes == against_classes:
+        return None
+    return (
+        f"note: the first chooses among {number_of(classes, 'class')}, the second among {against_classes}: "
+        "among fewer it is easier to be right"
     )
 
 

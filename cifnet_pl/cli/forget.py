@@ -65,12 +65,14 @@ def forget(
             print(line)
     if result.ignored:
         places, count = ", ".join(images or []), result.ignored
-        others = number_of(count, "other photo", "other photos")
-        print(f"{others} in {places} {'was' if count == 1 else 'were'} not learned, and {is_or_are(count)} passed over")
+        others, names = number_of(count, "other photo"), " or ".join(f"'{printable(name)}'" for name in result.photos)
+        were, are = "was" if count == 1 else "were", is_or_are(count)
+        print(f"{others} in {places} {were} not learned as {names}, and {are} passed over")
     if distance is not None:
         print(
             f"compared with a model learned again from {number_of(distance.photos, 'photo')} of the classes left, "
-            f"scores differ by at most {distance.largest:.1e} (they reach {distance.scale:.2g})"
+            f"scores differ by at most {distance.largest:.1e} (they reach {distance.scale:.2g}): "
+            + ("that is rounding" if distance.is_rounding else "photos that were taken out still count")
         )
     print(f"{number_of(len(result.model.class_names), 'class')} in bundle {target}")
 

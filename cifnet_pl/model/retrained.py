@@ -16,6 +16,9 @@ from cifnet_pl.model.incremental import IncrementalClassifier
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import number_of, printable
 
+ROUNDING = 1e-4
+"""Share of the largest score by which those of two engines may differ."""
+
 
 @dataclass(frozen=True)
 class Distance:
@@ -30,6 +33,11 @@ class Distance:
     photos: int
     largest: float
     scale: float
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether the difference is no more than that of two engines that run the network."""
+        return self.largest <= ROUNDING * self.scale
 
 
 def distance_to_retrained(model: IncrementalClassifier, images: Path | str) -> Distance:

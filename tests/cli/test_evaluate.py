@@ -13,6 +13,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.data.images import read_square
+from cifnet_pl.utilities.text import number_of
 from tests.command_line import make_photos
 from tests.models import empty
 
@@ -60,6 +61,9 @@ def test_what_it_says_and_writes(made: Path, tmp_path: Path, capsys: pytest.Capt
     assert "92.6 % of 27 photos of 3 classes are named right" in shown.out
     assert "2 of 14 photos of bee are taken for ant" in shown.out
     assert "on the same 24 photos" in shown.out
+    assert (
+        "note: the first chooses among 3 classes, the second among 2: among fewer it is easier to be right" in shown.out
+    )
     assert "untested" in shown.out
     assert "3.png: no image of a known format" in shown.err
 
@@ -69,6 +73,8 @@ def test_what_it_says_and_writes(made: Path, tmp_path: Path, capsys: pytest.Capt
     }
     summary = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert summary["accuracy"] == pytest.approx(100 * 25 / 27)
+    alone = [number_of(summary["against"]["first"], "photo"), str(summary["against"]["second"])]
+    assert f"{alone[0]} are right with the first alone, {alone[1]} with the second alone" in shown.out
     assert summary["against"]["both"] + summary["against"]["first"] == 22
     photos = rows(tmp_path / "out" / "photos.csv")
     assert len(photos) == 27

@@ -106,7 +106,11 @@ class CoverageAndNoveltyMetrics(Callback):
     def _embedded(self, module: CIFNetModule, folder: str) -> Tensor:
         model, parts, shape = module.model, [], module.data.image_shape(module.backbone.preprocessing)
         bad: list[Unreadable] = []
-        for batch in squares(find_photos(folder), *shape):
+        try:
+            photos = find_photos(folder)
+        except DataError as error:
+            raise DataError(f"--data.unknown: {error}") from error
+        for batch in squares(photos, *shape):
             bad += unreadable_of(batch)
             with torch.inference_mode():
                 parts.append(embed_batch(model, batch))

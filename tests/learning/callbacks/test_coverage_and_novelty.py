@@ -85,7 +85,7 @@ def test_without_foreign_photos_or_calibration_there_is_nothing_to_say(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--data.unknown", "{tmp}/none"], "no file or folder {tmp}/none"),
+        (["--data.unknown", "{tmp}/none"], "--data.unknown: no file or folder {tmp}/none"),
         (
             ["--data.unknown", "{tmp}/bad"],
             "these cannot be read: {tmp}/bad/1.png (no image of a known format); {tmp}/bad/2.png",
