@@ -212,7 +212,7 @@ def results_table(study: Study, setting: Setting) -> Table:
         Column("method"), Column("numbers"), Column(SEEDS), Column("Ā (%)", 2, "max"), Column("A_K (%)", 2, "max"),
         further("top-5 (%)", 2, "max"), Column("forgetting (%)", 2, "min"), further("backward transfer (%)", 2, "max"),
         further("forward transfer (%)", 2, "max"), further("largest drop (%)", 2, "min"), Column("ECE (%)", 2, "min"),
-        further("NLL", 3, "min"), further("answers at 95 % (classes)", 2, "min"), further("covered (%)", 2),
+        Column("NLL", 3, "min"), further("answers at 95 % (classes)", 2, "min"), further("covered (%)", 2),
         further("called unknown at 5 % (%)", 2), further("unknown: AUROC (%)", 2, "max"),
         further("unknown: FPR95 (%)", 2, "min"), Column("training (min)", None, "min", 1 / 60),
         Column("energy (kWh)", None, "min"), further("CO₂ (kg)", None, "min"), Column("conditions"),
