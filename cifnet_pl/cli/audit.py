@@ -21,7 +21,7 @@ from cifnet_pl.model.class_photos import Unreadable
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.evaluation import interval
 from cifnet_pl.model.loading import load
-from cifnet_pl.report.audit_page import Section, Shown, Side, audit_page, draw_learning_curve, show, with_figure
+from cifnet_pl.report.audit_page import Section, Side, audit_page, draw_learning_curve, show, with_figure
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import exclusive, write_bytes, write_text
 from cifnet_pl.utilities.lettering import lettering
@@ -167,9 +167,10 @@ def write_audit(target: Path, result: Audit, curve: LearningCurve, files: list[P
         with_figure("Have I got enough photos?", [_sentence(more_photos(curve))], drawn),
     ]
     low, high = evaluation.interval
+    start = f"{number_of(len(files), 'photo')} of {number_of(len(evaluation.class_names), 'class', 'classes')}."
     lead = [
-        f"{len(files)} photos of {len(evaluation.class_names)} classes. Each is judged by a classifier that learned "
-        f"all the others: {evaluation.accuracy:.1f} % are named right (with 95 % certainty {low:.1f} to {high:.1f} %).",
+        f"{start} Each is judged by a classifier that learned all the others: "
+        f"{evaluation.accuracy:.1f} % are named right (with 95 % certainty {low:.1f} to {high:.1f} %).",
         *([f"{copies}."] if (copies := about_copies(result)) else []),
         "photos.csv has every photo with what is said of it here, classes.csv and confusion.csv the numbers.",
     ]
@@ -187,12 +188,12 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _caption(result: Audit, row: int, file: Path) -> str:
+def _caption(result: Audit, row: int) -> str:
     evaluation = result.evaluation
     label, answer = evaluation.class_names[evaluation.target[row]], evaluation.class_names[evaluation.predicted[row]]
     folder = f"in {label} ({100 * result.own[row]:.0f} %)"
     other = f"{answer} ({100 * evaluation.confidence[row]:.0f} %)"
-    return f"{file.name}: {folder}, looks like {other}"
+    return f"{folder}, looks like {other}"
 
 
 def _doubtful(result: Audit, files: list[Path]) -> Section:
@@ -203,7 +204,7 @@ def _doubtful(result: Audit, files: list[Path]) -> Section:
         + (f"; here are {ON_PAGE}" if len(rows) > ON_PAGE else "")
         + ". Look at them: some are in the wrong folder, others are only hard."
     )
-    shown = [show(files[row], _caption(result, row, files[row])) for row in rows[:ON_PAGE]]
+    shown = [show(files[row], _caption(result, row)) for row in rows[:ON_PAGE]]
     return Section("Doubtful labels", [text if len(rows) else "No label is doubtful."], photos=shown)
 
 
@@ -214,23 +215,21 @@ def _pairs(result: Audit, files: list[Path]) -> Section:
         wrong = np.flatnonzero((evaluation.target == column[true]) & (evaluation.predicted == column[answer]))
         usual = np.flatnonzero((evaluation.target == column[answer]) & evaluation.right)
         usual = usual[np.argsort(-result.own[usual], kind="stable")]
-        left = [_named(files[row]) for row in wrong[np.argsort(-evaluation.confidence[wrong])][:PER_SIDE]]
-        right = [_named(files[row]) for row in usual[:PER_SIDE]]
+        left = [show(files[row]) for row in wrong[np.argsort(-evaluation.confidence[wrong])][:PER_SIDE]]
+        right = [show(files[row]) for row in usual[:PER_SIDE]]
         some = f"{count} of {number_of(total, 'photo')} of {printable(true)}"
         first = f"{some} {is_or_are(count)} taken for {printable(answer)}"
         pairs.append((Side(first, left), Side(f"usual photos of {printable(answer)}", right)))
     return Section("Classes that are confused most", [] if pairs else ["None is."], pairs=pairs)
 
 
-def _named(file: Path) -> Shown:
-    return show(file, file.name)
-
-
 def _classes(result: Audit) -> Section:
     scores = result.evaluation.class_scores()
     counts = {score.name: score.photos for score in scores}
     few = [f"{printable(name)} ({count})" for name, count in counts.items() if count < FEW_TO_LEARN]
-    texts = [f"The largest class has {max(counts.values())} photos, the smallest {min(counts.values())}."]
+    most, least = max(counts.values()), min(counts.values())
+    each = f"Each class has {number_of(most, 'photo')}."
+    texts = [each if most == least else f"The largest class has {most} photos, the smallest {least}."]
     texts += [f"Fewer than {FEW_TO_LEARN} photos: {', '.join(few)}."] if few else []
     rows = []
     for score in scores:
@@ -244,10 +243,10 @@ def _classes(result: Audit) -> Section:
 
 def _far(result: Audit, files: list[Path]) -> Section:
     rows = result.farthest()
-    text = "Photos at least half as far again from the middle of their class as its others are, the farthest first."
-    names = result.evaluation.class_names
-    captions = {row: f"{files[row].name}: {names[result.evaluation.target[row]]}" for row in rows[:ON_PAGE]}
-    shown = [show(files[row], f"{caption}, {result.distance[row]:.1f} times") for row, caption in captions.items()]
+    text = "Photos much farther from the middle of their class than nearly all others are, the farthest first."
+    names, target = result.evaluation.class_names, result.evaluation.target
+    far = {row: f"in {names[target[row]]}, {result.distance[row]:.2f} times as far as most" for row in rows[:ON_PAGE]}
+    shown = [show(files[row], caption) for row, caption in far.items()]
     return Section("Photos unlike the others of their class", [text if len(rows) else "There are none."], photos=shown)
 
 
@@ -276,7 +275,7 @@ def small_photos(files: list[Path], size: int) -> dict[int, int]:
 def _small(small: dict[int, int], files: list[Path], size: int) -> Section:
     count = number_of(len(small), "photo has", "photos have")
     text = f"{count} fewer pixels on the short side than the {size} that the network looks at."
-    shown = [show(files[row], f"{files[row].name}: {side} pixels") for row, side in list(small.items())[: ON_PAGE // 4]]
+    shown = [show(files[row], f"{side} pixels") for row, side in list(small.items())[: ON_PAGE // 4]]
     return Section("Tiny photos", [text], photos=shown)
 
 

@@ -16,8 +16,9 @@ from torchmetrics.functional.classification import binary_calibration_error
 
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.calibration import fit_temperature
+from cifnet_pl.heads.novelty import RIDGE
 from cifnet_pl.model.evaluation import BINS, FEW, Evaluation
-from cifnet_pl.model.photos_left_out import Rows, batches, learned, left_out, near_copies, with_group_sums
+from cifnet_pl.model.photos_left_out import Rows, batches, learned, left_out, near_copies, unit, with_group_sums
 
 FOR_TEMPERATURE = 5000
 """Photos that the temperature is fitted to, evenly spaced."""
@@ -34,7 +35,7 @@ class Audit:
     Attributes:
         evaluation: the answers; ``rows`` are 0 … n−1.
         own: (n,) probability of the photo's own label.
-        distance: (n,) Mahalanobis distance to the mean of those of its class, divided by the class's median.
+        distance: (n,) Mahalanobis distance to the mean of the others of its class, divided by the class's median.
         copied: (n,) bool, whether the photo has a near-copy in its class, such as the next one of a burst.
     """
 
@@ -57,8 +58,12 @@ class Audit:
         return np.asarray(rows[np.argsort(self.own[rows], kind="stable")])
 
     def farthest(self) -> np.ndarray:
-        """Return the photos whose distance to their class is more than 1.5 times the median, the farthest first."""
-        rows = np.flatnonzero(self.distance > 1.5)
+        """Return the photos that are unlike their class, the farthest first.
+
+        Their distance is above the upper quartile of all by more than 1.5 times what is between the quartiles (Tukey).
+        """
+        lower, upper = np.quantile(self.distance, [0.25, 0.75])
+        rows = np.flatnonzero(self.distance > upper + 1.5 * (upper - lower))
         return np.asarray(rows[np.argsort(-self.distance[rows], kind="stable")])
 
 
@@ -111,18 +116,20 @@ def _temperature(head: RidgeHead, z: np.ndarray, labels: np.ndarray, groups: np.
 
 
 def _distances(z: np.ndarray, labels: np.ndarray, classes: int, groups: np.ndarray) -> np.ndarray:
-    """Return (n,) distances under the within-class scatter plus a tenth of its mean eigenvalue.
+    """Return (n,) distances of the embeddings at length 1, scaled to a median of 1 in each class.
 
-    They are to the mean of the class without the photo's group, scaled to a median of 1 in each class.
+    They are to the mean of the class without the photo's group, under the scatter within classes with the ridge that
+    novelty has.
     """
     width = z.shape[1]
     gram, sums = torch.zeros(width, width, dtype=torch.float64), torch.zeros(classes, width, dtype=torch.float64)
     for x, y in batches(z, labels):
-        gram += x.double().T @ x.double()
-        sums.index_add_(0, y, x.double())
+        x = unit(x)
+        gram += x.T @ x
+        sums.index_add_(0, y, x)
     counts = torch.from_numpy(np.bincount(labels, minlength=classes)).double()
     within = (gram - (sums / counts[:, None]).T @ sums) / len(labels)
-    within.diagonal().add_(0.1 * within.diagonal().mean() + 1e-12)
+    within.diagonal().add_(RIDGE * within.diagonal().mean() + 1e-12)
     factor = torch.linalg.cholesky(within)
     distances = np.zeros(len(labels))
     for rows, x, gone, together in with_group_sums(z, groups):

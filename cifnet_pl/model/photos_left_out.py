@@ -48,6 +48,11 @@ def taken(z: Embeddings, rows: np.ndarray) -> Tensor:
     return torch.from_numpy(np.array(z[rows]))
 
 
+def unit(z: Tensor) -> Tensor:
+    """Return embeddings (m, d) at length 1, float64."""
+    return torch.nn.functional.normalize(z.double(), dim=1)
+
+
 def batches(z: Embeddings, labels: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield embeddings and labels, ``AT_ONCE`` at a time."""
     for start in range(0, len(labels), AT_ONCE):
@@ -90,7 +95,7 @@ def left_out(
 
 
 def with_group_sums(z: Embeddings, groups: np.ndarray) -> Iterator[tuple[np.ndarray, Tensor, Tensor, Tensor]]:
-    """Yield rows, about ``AT_ONCE`` at a time, with what their groups are.
+    """Yield rows brought to length 1, about ``AT_ONCE`` at a time, with what their groups are.
 
     Args:
         z: (n, d).
@@ -100,15 +105,15 @@ def with_group_sums(z: Embeddings, groups: np.ndarray) -> Iterator[tuple[np.ndar
         (m,) rows, their embeddings (m, d) float64, and the sum (m, d) and the number (m,) of those of each one's group.
     """
     for rows in whole_groups(groups):
-        x, group = taken(z, rows).double(), torch.from_numpy(np.unique(groups[rows], return_inverse=True)[1])
+        x, group = unit(taken(z, rows)), torch.from_numpy(np.unique(groups[rows], return_inverse=True)[1])
         sums = x.new_zeros(int(group.max()) + 1, x.shape[1]).index_add_(0, group, x)
         yield rows, x, sums[group], group.bincount()[group]
     for rows in large_groups(groups):
         total = torch.zeros(z.shape[1], dtype=torch.float64)
         for part in _parts(rows):
-            total += taken(z, part).double().sum(dim=0)
+            total += unit(taken(z, part)).sum(dim=0)
         for part in _parts(rows):
-            yield part, taken(z, part).double(), total.expand(len(part), -1), torch.full((len(part),), len(rows))
+            yield part, unit(taken(z, part)), total.expand(len(part), -1), torch.full((len(part),), len(rows))
 
 
 def whole_groups(groups: np.ndarray) -> Iterator[np.ndarray]:

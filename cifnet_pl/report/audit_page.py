@@ -31,11 +31,13 @@ class Shown:
 
     Attributes:
         data: the small JPEG file, base64.
-        caption: text below it.
+        name: of the file, below it.
+        text: below that.
     """
 
     data: str
-    caption: str
+    name: str
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,12 @@ class Section:
     photos: Sequence[Shown] = ()
 
 
-def show(file: Path, caption: str) -> Shown:
-    """Return a small copy of a photo for the page.
+def show(file: Path, text: str = "") -> Shown:
+    """Return a small copy of a photo for the page, with the name of its file.
 
     Args:
         file: the photo.
-        caption: text below it.
+        text: below the name.
     """
     try:
         square = read_square(file, PIXELS)
@@ -83,7 +85,12 @@ def show(file: Path, caption: str) -> Shown:
         square = np.zeros((PIXELS, PIXELS, 3), dtype=np.uint8)
     content = io.BytesIO()
     Image.fromarray(square).save(content, "JPEG", quality=80)
-    return Shown(base64.b64encode(content.getvalue()).decode("ascii"), printable(caption))
+    # A number and its percent sign stay on one line.
+    return Shown(
+        base64.b64encode(content.getvalue()).decode("ascii"),
+        printable(file.name),
+        printable(text).replace(" %", "\u00a0%"),
+    )
 
 
 def with_figure(name: str, texts: list[str], figure: Figure) -> Section:

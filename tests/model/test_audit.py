@@ -42,12 +42,12 @@ def test_each_photo_is_judged_by_all_others(photos):
         head.solve()
         assert head.predict(torch.from_numpy(z[row : row + 1])).item() == found.evaluation.predicted[row]
     assert found.doubtful()[0] == 5
-    assert found.farthest()[0] == 20
+    assert found.farthest().tolist() == [5, 20]
     assert found.evaluation.predicted[5] == 0
     assert np.median(found.distance[labels == 1]) == pytest.approx(1)
 
 
-def test_wrong_labels_among_scans_of_digits_are_found():
+def test_wrong_labels_and_other_things_among_scans_of_digits_are_found():
     """5 % are planted; as many labels are named, the least probable ones: most are wrong, where chance finds 5 %."""
     images, right = load_digits(return_X_y=True)
     draw = np.random.default_rng(0)
@@ -57,6 +57,10 @@ def test_wrong_labels_among_scans_of_digits_are_found():
     found = audit((images / 16).astype(np.float32), labels, list("0123456789"))
     named = np.argsort(found.own, kind="stable")[: len(planted)]
     assert np.isin(named, planted).mean() > 0.65
+    images[:20] = draw.permuted(images[:20], axis=1)  # no digits any more
+    found = audit((images / 16).astype(np.float32), right, list("0123456789"))
+    assert np.isin(np.arange(20), found.farthest()).all()
+    assert len(found.farthest()) < 60
 
 
 def test_batches_do_not_matter(photos, monkeypatch):

@@ -19,8 +19,8 @@ def test_a_picture_is_as_large_as_it_was_drawn_for(inches: float, kind: str) -> 
 
 
 def test_whatever_photos_and_classes_are_called_is_text() -> None:
-    photo, side = Shown("", HOSTILE), Side(HOSTILE, [Shown("", HOSTILE)])
+    photo, side = Shown("", HOSTILE, HOSTILE), Side(HOSTILE, [Shown("", HOSTILE, HOSTILE)])
     table = {"header": (HOSTILE,), "rows": [(HOSTILE,)]}
     page = audit_page(HOSTILE, [HOSTILE], [Section(HOSTILE, [HOSTILE], pairs=[(side, side)], photos=[photo], **table)])
     assert "<script" not in page
-    assert page.count("&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt; &amp; &#34;x&#34;") == 15
+    assert page.count("&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt; &amp; &#34;x&#34;") == 18
