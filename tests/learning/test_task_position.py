@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from matplotlib.figure import Figure
 
+import cifnet_pl.learning.callbacks.checkpoint
 import cifnet_pl.learning.callbacks.trajectory
 import cifnet_pl.learning.task_position
 from cifnet_pl.__main__ import main
@@ -95,6 +98,15 @@ def test_every_head_ends_with_the_same_bits(kind: str, tmp_path: Path):
     assert measurements(run) == measurements(reference)
     if kind == "returning":
         assert (run / "prequential.csv").read_text() == (reference / "prequential.csv").read_text()
+
+
+def test_it_is_saved_after_some_minutes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """By a clock that is a minute further at each look: there is one after each batch, and one when it is saved."""
+    clock = SimpleNamespace(monotonic=partial(next, itertools.count(step=60)))
+    monkeypatch.setattr(cifnet_pl.learning.callbacks.checkpoint, "time", clock)
+    options = [*KINDS["ridge"], *OPTIONS[: -len(SAVE)], "--checkpoint.every_minutes", "3.5"]
+    killed_at(7, partial(fit, tmp_path, *options))
+    assert checkpoint(tmp_path / "default" / "version_0")["position"]["batches"] == 4
 
 
 def killed_by_the_system(logs: Path, step: int, options: list[str]) -> int:

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from cifnet_pl.learning.callbacks import TaskMetrics
-from cifnet_pl.learning.iterative import METHODS, FinetuneModule, FOSTERModule, PODNetModule
+from cifnet_pl.learning.iterative import (
+    METHODS,
+    FinetuneModule,
+    FOSTERModule,
+    PODNetModule,
+    ReplayModule,
+    TagFexModule,
+)
 from tests.killing import Act, Killed
 from tests.learning.iterative.suite import NAMES, assert_same_weights, data, learner, run
 from tests.lightning_runs import trainer
@@ -120,6 +127,17 @@ class TestResume:
         again = learner(method, epochs=2)
         trainer(tmp_path).validate(again, datamodule=data(), ckpt_path=tmp_path / "it.ckpt", verbose=False)
         assert again.evaluation.accuracy == record.trajectory[-1]
+
+
+@pytest.mark.parametrize("method", [ReplayModule, TagFexModule])
+def test_augmented_images_are_the_same_after_a_stop(method, tmp_path):
+    """The changes of an image follow from what it is, the task and the pass; TagFex learns two views of each."""
+    changes = {"flip": True, "crop_padding": 1, "brightness": 0.3, "contrast": 0.3, "saturation": 0.3, "epochs": 2}
+    save = Act("on_train_batch_end", 1, lambda t: t.save_checkpoint(tmp_path / "mid.ckpt"), batches=12)
+    whole, _ = run(method, tmp_path, save, **changes)
+    again = learner(method, **changes)
+    trainer(tmp_path).fit(again, datamodule=data(), ckpt_path=tmp_path / "mid.ckpt")
+    assert_same_weights(again, whole)
 
 
 @pytest.mark.parametrize("batches", [9, 17, 22, 26])
