@@ -71,11 +71,12 @@ def assert_same_run(run: Path, reference: Path) -> None:
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["last.ckpt"]
 
 
-# What a run is doing → where it does it, which call of it, and whether it dies before or after that.
+# What a run is doing → where it does it, which call of it, and whether it dies before or after that; in their order.
 MOMENTS = {
     "writing its configuration": (cifnet_pl.cli.lightning_cli, "write_text", 1, "before"),
     "its first batch": (CIFNetModule, "training_step", 1, "before"),
     "its first solve": (CIFNetHead, "_solve", 1, "after"),
+    "its first checkpoint": (torch, "save", 1, "before"),
     "a batch": (CIFNetModule, "training_step", 30, "before"),
     "the last batch of a task": (CIFNetModule, "training_step", 36, "after"),
     "filling its buffer": (CalibrationBuffer, "commit", 2, "after"),
@@ -84,13 +85,14 @@ MOMENTS = {
     "evaluating": (CIFNetModule, "probabilities", 4, "before"),
     "writing its tables": (RunRecord, "write_tables", 2, "before"),
     "having written its tables": (RunRecord, "write_tables", 2, "after"),
-    "its first checkpoint": (torch, "save", 1, "before"),
     "writing a checkpoint": (torch, "save", 2, "after"),
     "having written a checkpoint": (TaskCheckpoint, "on_train_epoch_end", 2, "after"),
     "having written the last checkpoint": (TaskCheckpoint, "on_train_epoch_end", 3, "after"),
     "writing its summary": (RunRecord, "write_summary", 1, "before"),
     "drawing": (TrajectoryPlot, "on_fit_end", 1, "before"),
 }
+CALLS = {"training_step": 18, "probabilities": 0, "write_text": 0, "write_summary": 0, "on_fit_end": 0}
+"""Calls in each task, where it is not one; those that are made once in a run, or count from any task on, are 0."""
 
 
 def killed(moment: str, logs: Path, *options: str) -> int:
@@ -164,21 +166,24 @@ def near_its_time_limit(logs: Path, *options: str) -> int:
 
 
 class TestKill:
-    @pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
-    def test_at_any_moment(self, moment, reference, tmp_path, monkeypatch):
-        """In this process; what the dying process would have done is left undone by an exception nobody catches."""
-        owner, name, number, when = moment
+    def test_at_any_moment(self, reference, tmp_path, monkeypatch):
+        """In this process, one death after the other; what the dying would have done an exception leaves undone."""
 
         def die() -> None:
             raise Killed
 
-        with monkeypatch.context() as patched:
-            patched.setattr(owner, name, at_call(number, getattr(owner, name), die, when == "after"))
-            with pytest.raises(Killed):
-                fit(tmp_path, *OPTIONS)
+        learned_tasks = []
+        for owner, name, number, when in MOMENTS.values():
+            last = tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt"
+            learned_tasks.append(len(torch.load(last)["cifnet"]["task_sizes"]) if last.is_file() else 0)
+            call = at_call(number - learned_tasks[-1] * CALLS.get(name, 1), getattr(owner, name), die, when == "after")
+            with monkeypatch.context() as patched:
+                patched.setattr(owner, name, call)
+                with pytest.raises(Killed):
+                    fit(tmp_path, *OPTIONS, *LAST)
+        assert learned_tasks == [0] * 5 + [1] * 9 + [2] + [3] * 2
         assert fit(tmp_path, *OPTIONS, *LAST) == 0
-        newest = max((tmp_path / "default").iterdir(), key=lambda path: path.stat().st_mtime)
-        assert_same_run(newest, reference)
+        assert_same_run(tmp_path / "default" / "version_0", reference)
 
     @pytest.mark.parametrize("moment", ["a batch", "writing a checkpoint", "drawing"])
     def test_by_the_system(self, moment, reference, tmp_path):
@@ -265,35 +270,42 @@ def callbacks(*of_a_user: Callback) -> Iterator[None]:
         yield
 
 
+SAVED = [
+    ("on_train_batch_end", 0, 4),
+    ("on_train_batch_start", 1, 0),
+    ("on_train_batch_end", 1, 0),
+    ("on_train_batch_end", 1, 7),
+    ("on_train_batch_end", 1, 17),  # the last one of the task
+    ("on_train_epoch_start", 1, 0),
+    ("on_train_epoch_end", 1, 0),
+    ("on_validation_end", 1, 0),
+]
+"""Hook, task and number of batches at which a callback of a user saves a run."""
+
+
+@pytest.fixture(scope="module")
+def saved(reference, tmp_path_factory) -> Path:
+    """A folder with checkpoints of one run, each named by its moment in ``SAVED``, and one with "weights" alone."""
+    folder = tmp_path_factory.mktemp("saved")
+
+    def save(moment: tuple[str, int, int]) -> Act:
+        hook, task, batches = moment
+        return Act(hook, task, lambda trainer: trainer.save_checkpoint(folder / str(moment)), batches)
+
+    weights = Act("on_validation_end", 2, lambda t: t.save_checkpoint(folder / "weights", weights_only=True))
+    with callbacks(*map(save, SAVED), weights):
+        assert_same_run(learned(tmp_path_factory.mktemp("logs"), *OPTIONS), reference)
+    assert len(list(folder.iterdir())) == len(SAVED) + 1
+    return folder
+
+
 class TestOtherCheckpoints:
     """Checkpoints that something else than the end of a task wrote."""
 
-    @pytest.mark.parametrize(
-        ("hook", "batches"),
-        [
-            ("on_train_batch_start", 0),
-            ("on_train_batch_end", 0),
-            ("on_train_batch_end", 7),
-            ("on_train_batch_end", 17),  # the last one of the task
-            ("on_train_epoch_start", 0),
-            ("on_train_epoch_end", 0),
-            ("on_validation_end", 0),
-        ],
-    )
-    def test_go_on_with_the_task_started_again_clean(self, hook, batches, reference, tmp_path):
-        path = tmp_path / "mine.ckpt"
-        with callbacks(Act(hook, 1, lambda trainer: trainer.save_checkpoint(path), batches)):
-            learned(tmp_path, *OPTIONS)
-        assert path.is_file()
-        assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 0
-        assert_same_run(tmp_path / "default" / "version_1", reference)
-
-    def test_of_the_first_task(self, reference, tmp_path):
-        path = tmp_path / "mine.ckpt"
-        with callbacks(Act("on_train_batch_end", 0, lambda trainer: trainer.save_checkpoint(path), 4)):
-            learned(tmp_path, *OPTIONS)
-        assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 0
-        assert_same_run(tmp_path / "default" / "version_1", reference)
+    @pytest.mark.parametrize("moment", SAVED, ids=str)
+    def test_go_on_with_the_task_started_again_clean(self, moment, saved, reference, tmp_path):
+        assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(saved / str(moment))) == 0
+        assert_same_run(tmp_path / "default" / "version_0", reference)
 
     def test_of_the_exact_head(self, tmp_path):
         path, options = tmp_path / "mine.ckpt", [*OPTIONS, "--model.head", "RidgeHead"]
@@ -314,19 +326,13 @@ class TestOtherCheckpoints:
         assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 1
         assert "it was written while it was being solved" in capsys.readouterr().err
 
-    def test_evaluation_of_half_a_task_is_refused(self, tmp_path, capsys):
-        path = tmp_path / "mine.ckpt"
-        with callbacks(Act("on_train_batch_end", 1, lambda trainer: trainer.save_checkpoint(path), 4)):
-            learned(tmp_path, *OPTIONS)
-        capsys.readouterr()
+    def test_evaluation_of_half_a_task_is_refused(self, saved, tmp_path, capsys):
+        path = saved / str(("on_train_batch_end", 1, 7))
         assert main(["validate", *FAST, *OPTIONS, "--logs", str(tmp_path), "--ckpt_path", str(path)]) == 1
         assert "does not hold task 2, it was written in its middle" in capsys.readouterr().err
 
-    def test_weights_alone_are_for_evaluation(self, tmp_path, capsys):
-        path = tmp_path / "mine.ckpt"
-        save = Act("on_validation_end", 2, lambda trainer: trainer.save_checkpoint(path, weights_only=True))
-        with callbacks(save):
-            learned(tmp_path, *OPTIONS)
+    def test_weights_alone_are_for_evaluation(self, saved, tmp_path, capsys):
+        path = saved / "weights"
         assert main(["validate", *FAST, *OPTIONS, "--logs", str(tmp_path), "--ckpt_path", str(path)]) == 0
         capsys.readouterr()
         assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 1
