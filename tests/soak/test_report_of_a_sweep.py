@@ -92,7 +92,7 @@ def killed_point(root: Path) -> None:
     words = sweep(root, "--only", "acil256", "--seeds", "2")
     with subprocess.Popen(command(*words), env=environment(), stdout=subprocess.DEVNULL) as process:
         children, end = Path(f"/proc/{process.pid}/task/{process.pid}/children"), time.monotonic() + 120
-        while not list((root / "runs").glob("acil256-s2-*/version_0")):
+        while not list((root / "runs").glob("acil256-s2-*/version_0/checkpoints")):
             assert process.poll() is None, "the point was not run"
             assert time.monotonic() < end, "the point did not begin"
             time.sleep(0.002)
