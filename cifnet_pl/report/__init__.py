@@ -105,7 +105,7 @@ def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None
         folder: where the files are written.
         pairs: comparisons of two methods.
     """
-    own_tables = {COMPARISON: [comparison_table(pair) for pair in pairs]} if pairs else {}
+    own_tables = {COMPARISON: [comparison_table(pair).without_empty() for pair in pairs]} if pairs else {}
     tables = {**own_tables, **all_tables(study)}
     drawn: dict[str, list[tuple[Picture, bytes]]] = {}
     for section, pictures in all_pictures(study, pairs).items():

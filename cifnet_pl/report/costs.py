@@ -68,7 +68,8 @@ def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
     chart = figure(6.4, 0.5 + sum(heights))
     every = chart.subplots(len(shown), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
     times = [group.mean("train_seconds") / 60 for _, groups in shown for group in groups]
-    every[-1].set(xlim=(min(times) / 1.7, max(times) * 1.7), xscale="log")
+    margin = max(1.7, (max(times) / min(times)) ** 0.1)  # the largest bubble is a tenth of the axes wide
+    every[-1].set(xlim=(min(times) / margin, max(times) * margin), xscale="log")
     for axes, (title, groups) in zip(every, shown, strict=True):
         _bubbles(axes, groups, unit)
         axes.set_title(wrapped(title, 52), fontsize=SMALL)

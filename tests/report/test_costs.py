@@ -10,6 +10,7 @@ from pathlib import Path
 
 import matplotlib.collections
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -136,12 +137,19 @@ def bubbles(figure: Figure) -> list[float]:
 def test_areas_are_proportional_to_energy(tmp_path: Path) -> None:
     energies = {"CIFNetHead": 0.06, "RidgeHead": 0.03, "ACILHead": 0.24, "NCMHead": 1e-6}
     for i, (head, kwh) in enumerate(energies.items()):
-        write_run(tmp_path / f"e{i}" / "version_0", head=head, kwh=kwh, minutes=1.0 + i)
+        write_run(tmp_path / f"e{i}" / "version_0", head=head, kwh=kwh, minutes=0.01 * 20.0**i)
     study = read_study([tmp_path])
     (picture,) = time_bubbles(study, study.settings[0])
     wanted = [SMALLEST, *(LARGEST * kwh / 0.24 for kwh in (0.03, 0.06, 0.24))]
     assert bubbles(picture.figure) == pytest.approx(wanted)
     assert "dashed bubble is drawn larger" in picture.caption
+    canvas = FigureCanvasAgg(picture.figure)
+    canvas.draw()
+    (axes,) = picture.figure.axes
+    for drawn in axes.collections:
+        (x, _), radius = axes.transData.transform(drawn.get_offsets())[0], drawn.get_sizes()[0] ** 0.5 / 2  # type: ignore[attr-defined]
+        assert axes.bbox.x0 <= x - radius * picture.figure.dpi / 72, "a bubble is cut off"
+        assert x + radius * picture.figure.dpi / 72 <= axes.bbox.x1, "a bubble is cut off"
 
 
 def test_costs_of_unlike_conditions_have_panels_apart(study: Study) -> None:
