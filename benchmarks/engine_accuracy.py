@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks.embeddings import BACKBONE, BATCH, Photos, accuracy, learn, study_parser
 from benchmarks.measure import ratio, side_by_side
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.backbones.graphs import exported
+from cifnet_pl.backbones.exporter import exported
 from cifnet_pl.backbones.precision import FLOAT32, autocast
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.cli.process_settings import keep_freed_memory

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from cifnet_pl.backbones import engines
+
 DEVICE = torch.device("cuda", 0)
 
 DRIVER: dict[str, Any] = {
@@ -71,11 +73,16 @@ class There(Tensor):
 
 @contextmanager
 def simulated_device() -> Iterator[torch.device]:
-    """While entered, ``DEVICE`` exists in this thread."""
+    """While entered, ``DEVICE`` exists in this thread.
+
+    No network can be exported meanwhile, whether or not its graph is kept already: torch's exporter asks the driver for
+    more than there is here.
+    """
     torch._C._ensureCUDADeviceGuardSet()
     _configure(True)
+    refused = mock.Mock(side_effect=AssertionError("a network is embedded by torch where a device is simulated"))
     try:
-        with mock.patch.multiple(torch.cuda, **DRIVER), _Mode():
+        with mock.patch.multiple(torch.cuda, **DRIVER), mock.patch.object(engines, "stored_graph", refused), _Mode():
             yield DEVICE
     finally:
         _configure(False)

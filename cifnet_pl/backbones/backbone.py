@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.backbones.engines import Runtime, Wanted
-from cifnet_pl.backbones.graphs import Embedder
+from cifnet_pl.backbones.exporter import Embedder
 from cifnet_pl.backbones.precision import FLOAT32, REDUCED
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.growing import fingerprint

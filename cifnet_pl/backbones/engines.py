@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.backbones.graphs import Embedder, NoGraph, stored_graph
+from cifnet_pl.backbones.exporter import Embedder, NoGraph
+from cifnet_pl.backbones.graphs import stored_graph
 from cifnet_pl.backbones.precision import FLOAT32, warn_if_slow
 from cifnet_pl.utilities.errors import UsageError, check_choice
 from cifnet_pl.utilities.text import number_of, one_line

@@ -1,4 +1,4 @@
-"""Export a frozen network as an ONNX graph once, check it against torch, and keep it in the user's cache folder.
+"""Keep ONNX graphs of frozen networks in the user's cache folder: each is exported once, and checked against torch.
 
 A file's name holds the hash of its content and a key of what it was made from: the weights, the preprocessing and the
 versions of exporter and runtime. A damaged file does not fit its name; it is made again, never loaded.
@@ -10,20 +10,18 @@ import hashlib
 import logging
 import os
 import platform
-import threading
 import time
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
-from torch import Tensor, nn
+from torch import nn
 
+from cifnet_pl.backbones.exporter import Embedder, NoGraph, exported
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import write_atomic
 from cifnet_pl.utilities.text import one_line
@@ -43,44 +41,7 @@ WAIT = 600.0
 """Seconds to wait for another process that is exporting the same network, before exporting it as well."""
 
 AGAIN = 86_400.0
-"""Seconds after which an export that failed is tried again: the reason may have been the moment, not the network."""
-
-_exporting = threading.Lock()  # two exports in one process disturb each other
-
-
-class NoGraph(CifnetError):
-    """A network that cannot be used as a graph: it cannot be exported, or the graph computes something else.
-
-    Args:
-        message: the reason.
-        lasting: whether the same versions of all packages would probably fail again.
-    """
-
-    def __init__(self, message: str, lasting: bool = False):
-        super().__init__(message)
-        self.lasting = lasting
-
-
-class Embedder(nn.Module):
-    """The module that is exported: images (n, h, w, 3) uint8 → embeddings (n, d) float32.
-
-    Args:
-        name: the backbone's, for messages.
-        identity: everything that the embeddings depend on, as text.
-        network: normalised images (n, 3, h, w) → (n, d).
-        scale, shift: (3, 1, 1) of the normalisation.
-        side: of the images that the weights were made for, in pixels.
-    """
-
-    def __init__(self, name: str, identity: str, network: nn.Module, scale: Tensor, shift: Tensor, side: int):
-        super().__init__()
-        self.name, self.identity, self.side = name, identity, side
-        self.network, self.scale, self.shift = network, scale, shift
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Embed (n, h, w, 3) uint8 images."""
-        x = images.permute(0, 3, 1, 2).float()
-        return self.network(x * self.scale + self.shift).float()  # type: ignore[no-any-return]
+"""Seconds after which a layer that could not be exported is tried again: the reason may have been the moment."""
 
 
 # ---------------------------------------------------------------------- kept
@@ -125,6 +86,7 @@ def stored_graph(embedder: Embedder) -> bytes:
     with _turn(folder / f".{key}.lock"):
         content = _read(folder, key)
         if content is None:
+            _remove_halves(folder, key)
             log.info("exporting %s for ONNX Runtime, once: this takes 4 to 15 s", embedder.name)
             content = _made(embedder, folder, key)
     return content
@@ -147,11 +109,17 @@ def _read(folder: Path, key: str) -> bytes | None:
     return None
 
 
+def _remove_halves(folder: Path, key: str) -> None:
+    """Remove what processes left that were killed while they wrote this graph."""
+    with suppress(OSError):
+        for path in folder.glob(f".{key}-*.tmp"):
+            path.unlink(missing_ok=True)
+
+
 def _made(embedder: Embedder, folder: Path, key: str) -> bytes:
     """Export and check a graph, and keep it; if it cannot be kept, this process can use it all the same."""
     try:
-        with _exporting:
-            content = exported(embedder)
+        content = exported(embedder)
         check_graph(content, embedder)
     except NoGraph as error:
         if error.lasting:
@@ -185,58 +153,6 @@ def _turn(lock: Path) -> Iterator[None]:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:32]
-
-
-# ---------------------------------------------------------------------- made
-
-
-def exported(embedder: Embedder) -> bytes:
-    """Export a network, for any number of photos, and for photos of any size if the network takes any.
-
-    Args:
-        embedder: the network.
-
-    Returns:
-        The content of an ONNX file.
-
-    Raises:
-        NoGraph: torch's exporter or ONNX cannot express a layer, which is named.
-    """
-    side, auto = embedder.side, torch.export.Dim.AUTO
-    example = torch.zeros(2, side, side, 3, dtype=torch.uint8)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    program: Any = None
-    try:
-        with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
-            warnings.simplefilter("ignore")  # about torch's own internals
-            shapes = ({0: torch.export.Dim.DYNAMIC, 1: auto, 2: auto},)
-            program = torch.export.export(embedder.eval(), (example,), dynamic_shapes=shapes, strict=False)
-            graph: Any = torch.onnx.export(
-                program, (), input_names=["images"], output_names=["embeddings"], dynamo=True, verbose=False
-            )
-        return bytes(graph.model_proto.SerializeToString())
-    except Exception as error:  # the exporter fails in its own way for every operation that it does not know
-        layer = _layer_of(error, program, embedder)
-        where, cause = f" (layer {layer})" if layer else "", error.__cause__ or error
-        reason = f"{embedder.name} cannot be exported{where}: {type(cause).__name__}: {one_line(cause, 160)}"
-        raise NoGraph(reason, lasting=not isinstance(cause, MemoryError | OSError)) from error
-
-
-def _layer_of(error: BaseException, program: Any, embedder: Embedder) -> str | None:
-    """Return the layer in which an export failed: its code raised the error, or its operation is not in ONNX."""
-    names = {id(module): name for name, module in embedder.network.named_modules() if name}
-    layer: str | None = None
-    cause: BaseException | None = error
-    while cause is not None:
-        trace = cause.__traceback__
-        while trace is not None:
-            layer = names.get(id(trace.tb_frame.f_locals.get("self"))) or layer
-            trace = trace.tb_next
-        cause = cause.__cause__ or cause.__context__
-    for node in program.graph.nodes if program is not None else ():
-        if f"%{node.name} " in str(error) and node.meta.get("nn_module_stack"):
-            layer = [path for path, _ in node.meta["nn_module_stack"].values()][-1].removeprefix("network.")
-    return layer
 
 
 # ---------------------------------------------------------------------- checked

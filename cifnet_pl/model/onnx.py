@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
-import warnings
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from typing import Any, NamedTuple
@@ -15,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from cifnet_pl.backbones.exporter import alone_with_the_exporter
 from cifnet_pl.data.images import square
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.verdicts import able
@@ -187,10 +186,8 @@ def _thresholds(model: Classifier, graph: HeadGraph) -> dict[str, str]:
 
 def _exported(graph: HeadGraph) -> Any:
     sides = range(graph.example.ndim - 1)  # all but the last one, of channels or features
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # about torch's own internals
+        with alone_with_the_exporter():
             return torch.onnx.export(
                 graph,
                 (graph.example,),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 from unittest.mock import Mock
 
@@ -15,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.backbones import Backbone, Preprocessing, engines, graphs
-from cifnet_pl.backbones.graphs import NoGraph, check_graph, exported, graph_key, stored_graph
+from cifnet_pl.backbones.exporter import NoGraph, exported
+from cifnet_pl.backbones.graphs import check_graph, graph_key, stored_graph
 from cifnet_pl.utilities.errors import CifnetError
 
 
@@ -102,6 +105,7 @@ def test_what_a_killed_writer_leaves_is_no_graph(folder: Path, exports: list[str
     graph.rename(folder / f".{graph.name}.x.tmp")
     assert_right(small())
     assert len(exports) == 2
+    assert not list(folder.glob(".*.tmp"))
 
 
 @pytest.mark.parametrize("trouble", ["file", "full"])
@@ -135,12 +139,15 @@ def test_a_graph_that_computes_something_else_is_not_used(caplog: pytest.LogCapt
     assert "engine torch, not onnxruntime: ONNX Runtime differs from torch" in caplog.text
 
 
-def test_a_lack_of_memory_is_not_remembered(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(*args: Any, **options: Any) -> None:
-        raise MemoryError("out of memory")
-
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [((nn.Conv2d, "forward"), MemoryError("full")), ((torch.onnx, "export"), RuntimeError("no driver"))],
+)
+def test_what_has_nothing_to_do_with_the_network_is_not_remembered(
+    place: tuple[Any, str], error: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
     with monkeypatch.context() as patch:
-        patch.setattr(torch.export, "export", full)
+        patch.setattr(*place, Mock(side_effect=error))
         assert small().engine() == "torch"
     assert small().engine() == "onnxruntime"
 
@@ -148,7 +155,7 @@ def test_a_lack_of_memory_is_not_remembered(folder: Path, monkeypatch: pytest.Mo
 def test_a_failure_is_remembered_for_a_day(folder: Path, exports: list[str], monkeypatch: pytest.MonkeyPatch):
     """What failed once in an odd moment does not slow its user down for ever."""
     with monkeypatch.context() as patch:
-        patch.setattr(torch.export, "export", Mock(side_effect=RuntimeError("busy")))
+        patch.setattr(nn.Conv2d, "forward", Mock(side_effect=RuntimeError("busy")))
         assert small().engine() == "torch"
     assert small().engine() == "torch"
     assert exports == ["small"]
@@ -164,6 +171,23 @@ def test_threads_export_one_after_the_other(folder: Path):
         engines = list(pool.map(lambda seed: small(seed, f"network {seed}").engine(), range(3)))
     assert engines == ["onnxruntime"] * 3
     assert not list(folder.glob("*.txt"))
+
+
+def test_a_thread_embeds_by_torch_while_another_exports():
+    """The exporter replaces the parameters of what it traces for a moment; it is given a copy."""
+    backbone, done = small(), Event()
+    expected = backbone.embed(images())
+
+    def embeddings() -> Iterator[Tensor]:
+        while not done.is_set():
+            yield backbone.embed(images())
+
+    with ThreadPoolExecutor(1) as pool:
+        seen = pool.submit(lambda: [torch.allclose(z, expected, atol=1e-6) for z in embeddings()])
+        exported(backbone._embedder())
+        done.set()
+        assert len(seen.result()) > 10
+        assert all(seen.result())
 
 
 def test_a_graph_that_the_runtime_refuses(monkeypatch: pytest.MonkeyPatch):

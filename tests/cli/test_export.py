@@ -2,6 +2,8 @@
 
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from sklearn.datasets import load_sample_images
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone
+from cifnet_pl.backbones.exporter import alone_with_the_exporter
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.data.images import square
 from cifnet_pl.heads import CIFNetHead, NCMHead
@@ -123,6 +126,19 @@ def test_what_is_exported_is_a_copy(monkeypatch: pytest.MonkeyPatch):
     own = {tensor.data_ptr() for tensor in model.backbone.buffers()}
     assert own
     assert own.isdisjoint(tensor.data_ptr() for tensor in exported[0].buffers())
+
+
+def test_threads_export_one_after_the_other(monkeypatch: pytest.MonkeyPatch):
+    """As in a service that gives out a graph while it exports its network: the exporter fails where calls overlap."""
+    begun = threading.Event()
+    monkeypatch.setattr(torch.onnx, "export", lambda *given, **options: begun.set())
+    graph = HeadGraph(learned("ncm"))
+    with ThreadPoolExecutor(1) as pool:
+        with alone_with_the_exporter():
+            waiting = pool.submit(onnx_graph._exported, graph)
+            assert not begun.wait(0.3)
+        waiting.result()
+    assert begun.is_set()
 
 
 @pytest.mark.parametrize("head", ["ridge-joined", "ridge-products", "acil-float32"])

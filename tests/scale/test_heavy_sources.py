@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import shutil
 import zipfile
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,22 @@ def sample(i: int) -> dict[str, Any]:
 
 
 def chunks(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for subset, numbers in (("train", range(12)), ("test", range(60, 63))):
-        litdata.optimize(sample, list(numbers), str(root / subset), chunk_size=5, num_workers=1)
+    """``optimize`` would leave this process starting all others by spawn, which import torch anew each."""
+    before = multiprocessing.get_start_method()
+    try:
+        litdata.optimize(sample, list(range(12)), str(root / "train"), chunk_size=5, num_workers=1)
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+    write_chunks([sample(i) for i in range(60, 63)], root / "test")
+
+
+def write_chunks(samples: list[dict[str, Any]], folder: Path, size: int = 5) -> None:
+    """Write what ``litdata.optimize`` writes, without the processes that it starts."""
+    cache = litdata.streaming.Cache(str(folder), chunk_size=size)
+    for i, made in enumerate(samples):
+        cache[i] = made
+    cache.done()
+    cache.merge()
 
 
 STREAMED = (("streaming", True),)
@@ -131,8 +145,8 @@ def formats(photos: Path) -> dict[str, list[str]]:  # noqa: F811
     (photos / "parquet").mkdir()
     kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
     for subset, files in parts.items():
-        litdata.optimize(partial(of_file, photos), files, str(photos / "chunks" / subset), chunk_size=7, num_workers=2)
         samples = [of_file(photos, path) for path in files]
+        write_chunks(samples, photos / "chunks" / subset, 7)
         with webdataset.ShardWriter(str(photos / "wds" / f"{subset}-%03d.tar"), maxcount=8, verbose=0) as writer:
             for i, made in enumerate(samples):
                 writer.write({"__key__": f"{i:05d}", "png": made["image"], "txt": made["label"]})
@@ -156,15 +170,15 @@ def formats(photos: Path) -> dict[str, list[str]]:  # noqa: F811
 
 @pytest.fixture(scope="module")
 def runs(formats: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run over each format with two workers that decode, and over streams with two processes of two each as well."""
+    """A run over each format with two workers that decode, and over streams with two processes of one each as well."""
     logs, found = tmp_path_factory.mktemp("logs"), {}
-    same = [*OPTIONS, "--data.num_workers", "2", "--data.batch_size", "4", "--logs", str(logs), "--experiment"]
+    same = [*OPTIONS, "--data.batch_size", "4", "--logs", str(logs), "--data.num_workers"]
     for name, options in formats.items():
         experiment = name.replace(", ", "-")
-        assert main(["fit", *same, experiment, *options]) == 0
+        assert main(["fit", *same, "2", "--experiment", experiment, *options]) == 0
         found[name] = logs / experiment / "version_0"
     devices = ["--trainer.accelerator", "cpu", "--trainer.devices", "2"]
-    done = call("fit", *same, "processes", *formats["hf, streamed"], *devices, timeout=300)
+    done = call("fit", *same, "1", "--experiment", "processes", *formats["hf, streamed"], *devices, timeout=300)
     assert done.returncode == 0, done.stderr
     found["hf, streamed by two processes"] = logs / "processes" / "version_0"
     return found
@@ -245,3 +259,28 @@ def test_the_network_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_folder_that_litdata_did_not_write(tmp_path: Path):
     with pytest.raises(DataError, match=r"has no index\.json"):
         build("litdata", tmp_path)
+
+
+@pytest.fixture
+def chunked(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of chunks of its own."""
+    if "chunks" not in WRITTEN:
+        WRITTEN["chunks"] = tmp_path_factory.mktemp("chunks")
+        chunks(WRITTEN["chunks"], monkeypatch)
+    return Path(shutil.copytree(WRITTEN["chunks"], tmp_path / "set"))
+
+
+def test_wrong_keys_of_samples_say_which_there_are(chunked: Path):
+    with pytest.raises(
+        DataError, match=r"sample 0 has no label, it has image, label: name it with --data\.options\.label"
+    ):
+        build("litdata", chunked, label="kind")
+    assert build("litdata", chunked / "train").val  # without a test part
+
+
+def test_a_damaged_chunk(chunked: Path):
+    for path in (chunked / "train").glob("*.bin"):
+        path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(DataError, match=r"cannot read .*sample \d+") as caught:
+        build("litdata", chunked)
+    assert "\n" not in str(caught.value)

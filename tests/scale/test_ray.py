@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import threading
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import cifnet_pl
+from benchmarks.sums import SHARDS, kill_a_worker, sums, write_vectors
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.merge_sums import reduce_sums
 from cifnet_pl.cli.shard_maker import make
@@ -22,18 +19,12 @@ from tests.models import tensors_equal
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.scale, pytest.mark.timeout(900)]
-SHARDS = 64
 
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Options: 64,000 embeddings of 256 numbers in 50 classes."""
-    draw = np.random.default_rng(0)
-    labels = draw.integers(0, 50, 64_000)
-    z = (draw.normal(size=(50, 256))[labels] + draw.normal(size=(len(labels), 256))).astype(np.float32)
-    path = tmp_path_factory.mktemp("vectors") / "vectors.npz"
-    np.savez(path, embeddings=z, labels=labels)
-    return ["--data.source", "embeddings", "--data.root", str(path)]
+    return write_vectors(tmp_path_factory.mktemp("vectors") / "vectors.npz")
 
 
 @pytest.fixture(scope="module")
@@ -42,42 +33,6 @@ def here(given: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("here")
     make(folder, [Shard(i, SHARDS) for i in range(1, SHARDS + 1)], given)
     return folder
-
-
-def sums(folder: Path, by: str, given: list[str]) -> list[str]:
-    return ["sums", "--output", str(folder), "--shards", str(SHARDS), "--by", by, "--workers", "2", *given]
-
-
-def kill_a_worker(folder: Path, killed: list[int]) -> None:
-    """Kill the first of Ray's workers that makes a shard, once some are finished."""
-    while len(list(folder.glob("*.sums"))) < 10:
-        time.sleep(0.05)
-    while not killed:
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and b"ray::_make" in _title(entry) and _descends(int(entry.name), os.getpid()):
-                os.kill(int(entry.name), signal.SIGKILL)
-                killed.append(int(entry.name))
-                return
-        time.sleep(0.01)
-
-
-def _title(entry: Path) -> bytes:
-    try:
-        return (entry / "cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
-def _descends(process: int, ancestor: int) -> bool:
-    """Whether a process was started by ours, so that no other's is killed."""
-    while process > 1:
-        if process == ancestor:
-            return True
-        try:
-            process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            return False
-    return False
 
 
 def test_a_killed_worker_changes_nothing(given: list[str], here: Path, tmp_path: Path):
