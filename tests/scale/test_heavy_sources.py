@@ -192,7 +192,7 @@ def test_every_format_gives_the_same_embeddings(formats: dict[str, list[str]]):
         built = build_source(options[1], SourceOptions(Path(options[3]), own=own))
         for images in (built.train, built.val):
             assert isinstance(images, ImageSet)
-            squares = np.stack([images.square(i, 32, 1.0) for i in range(len(images))])
+            squares = np.stack([images.square(i, 16, 1.0) for i in range(len(images))])
             hashes = [content_hash(images.content(i)) for i in range(len(images))]
             order = np.argsort(hashes)
             with torch.inference_mode():
