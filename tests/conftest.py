@@ -1,6 +1,5 @@
 """Settings of all tests: property tests draw the same cases in every run; more of them with HYPOTHESIS_PROFILE=soak."""
 
-import gc
 import os
 import tempfile
 from pathlib import Path
@@ -24,12 +23,6 @@ TESTS = Path(__file__).parent
 
 os.fsync = lambda descriptor: None
 """No test cuts the power, and a small run would wait 30 times for the disk."""
-
-
-def pytest_collection_finish() -> None:
-    """Leave what was imported, half a million objects, out of the search for garbage: a tenth of a small run's time."""
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
