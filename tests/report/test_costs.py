@@ -135,9 +135,9 @@ def bubbles(figure: Figure) -> list[float]:
 
 
 def test_areas_are_proportional_to_energy(tmp_path: Path) -> None:
-    energies = {"CIFNetHead": 0.06, "RidgeHead": 0.03, "ACILHead": 0.24, "NCMHead": 1e-6}
+    energies = {"CIFNetHead": 0.06, "RidgeHead": 0.03, "NCMHead": 1e-6, "ACILHead": 0.24}
     for i, (head, kwh) in enumerate(energies.items()):
-        write_run(tmp_path / f"e{i}" / "version_0", head=head, kwh=kwh, minutes=0.01 * 20.0**i)
+        write_run(tmp_path / f"e{i}" / "version_0", head=head, kwh=kwh, minutes=0.01 * 40.0**i)
     study = read_study([tmp_path])
     (picture,) = time_bubbles(study, study.settings[0])
     wanted = [SMALLEST, *(LARGEST * kwh / 0.24 for kwh in (0.03, 0.06, 0.24))]
