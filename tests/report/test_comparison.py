@@ -214,7 +214,11 @@ def test_folders_that_cannot_be_compared(
     (tmp_path / "half" / "version_0" / "checkpoints").mkdir(parents=True)
     ridge = str(folder / "RidgeHead1")
     for names, code, said in (
-        ([str(folder), ridge], 2, "expected seeds of one configuration, but its runs are of Exact ridge (CIFAR-100"),
+        (
+            [str(folder), ridge],
+            2,
+            "expected seeds of one configuration, but its runs are of CIFNet (CIFAR-100, 10 cls/task), Exact ridge",
+        ),
         ([str(tmp_path / "other"), ridge], 2, "were run on different data: CIFAR-100, 10 cls/task"),
         ([str(tmp_path / "half"), ridge], 1, "half: no finished run"),
         ([str(tmp_path / "none*"), ridge], 2, "unknown method or folder for --compare"),
