@@ -28,7 +28,7 @@ from tests.report.test_every_cell import (  # noqa: F401 (collected here as well
     write_external,
 )
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 BASE: dict[str, Any] = {
     "model": {
