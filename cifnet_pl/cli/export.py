@@ -14,7 +14,7 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.loading import load
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import exclusive, write_atomic, write_bytes, write_text
-from cifnet_pl.utilities.text import number_of, printable
+from cifnet_pl.utilities.text import next_command, number_of, printable
 
 if TYPE_CHECKING:
     from cifnet_pl.model.onnx import Check
@@ -66,8 +66,8 @@ def export(
             loaded = load(model, device="cpu", trust=trust, download=download)
             loaded.save(target, overwrite)
             print(f"{number_of(len(loaded.class_names), 'class')} in bundle {target}: cifnet_pl.load({str(target)!r})")
-            trusted = " --trust" if trust else ""
-            print(f"next: cifnet classify --model {shlex.quote(str(target))} --images PHOTOS --output out.csv{trusted}")
+            words = ("classify", "--model", str(target), "--images", "PHOTOS", "--output", "out.csv")
+            print(next_command(*words, trust=trust))
 
 
 def _push(model: Classifier, place: str, kind: str, private: bool, overwrite: bool) -> None:

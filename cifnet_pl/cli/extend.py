@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Literal
@@ -12,7 +11,7 @@ from cifnet_pl.model.bundle import refuse_existing
 from cifnet_pl.model.class_photos import Unreadable
 from cifnet_pl.model.loading import load
 from cifnet_pl.utilities.files import exclusive
-from cifnet_pl.utilities.text import number_of, printable
+from cifnet_pl.utilities.text import next_command, number_of, printable
 
 
 def extend(
@@ -68,8 +67,7 @@ def extend(
     if result.old_before.total:
         change = f"{result.old_before.percent:.1f} % right before, {result.old_after.percent:.1f} % after"
         print(f"old classes, {number_of(result.old_before.total, 'photo')} of {check}: {change}")
-    trusted = " --trust" if trust else ""
-    print(f"next: cifnet classify --model {shlex.quote(str(target))} --images PHOTOS --output out.csv{trusted}")
+    print(next_command("classify", "--model", str(target), "--images", "PHOTOS", "--output", "out.csv", trust=trust))
 
 
 def warn(warnings: list[str], unreadable: list[Unreadable]) -> None:

@@ -57,4 +57,5 @@ def sums(
         left = job.missing()
         if left:
             raise CifnetError(f"{len(left)} of {shards} shards failed, the first is {left[0].index}: see above")
-        print(f"{shards} shards in {folder}; next: cifnet merge {folder} --output MODEL")
+        print(f"{shards} shards in {folder}")
+        print(job.merging())

@@ -19,6 +19,11 @@ REMARKS = {
 so that it is told only where many photos are near-copies."""
 
 
+def at_cap(choices: Sequence[Choice]) -> bool:
+    """Return whether a ridge that generalised cross-validation chose is at its cap."""
+    return any(choice.place == "cap" for choice in choices)
+
+
 def about_choices(choices: Sequence[Choice]) -> dict[str, str]:
     """Return notes on ridges that lie at the edge of what generalised cross-validation may choose.
 

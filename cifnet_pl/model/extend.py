@@ -14,7 +14,7 @@ from torch import Tensor
 from cifnet_pl.data.copies import Duplicates
 from cifnet_pl.data.loading import sample_key
 from cifnet_pl.heads import Head
-from cifnet_pl.heads.ridge_notes import about_lesson
+from cifnet_pl.heads.ridge_notes import about_lesson, at_cap
 from cifnet_pl.model.class_embeddings import samples_of
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
 from cifnet_pl.model.copies import without_copies
@@ -281,7 +281,7 @@ def learn(
     whole.finish()
     score = _finish_trial(lesson, aside, learned)
     score.near, score.learned = whole.learned.near_copies()
-    score.capped = any(choice.place == "cap" for choice in final.head.choices())
+    score.capped = at_cap(final.head.choices())
     return final, score
 
 

@@ -82,7 +82,8 @@ class Batcher:
     ):
         self.served, self.window, self.waiting, self.observe = served, window, waiting, observe
         self._decoders = ThreadPoolExecutor(cores(), "decode")
-        self._ready: queue.SimpleQueue[tuple[np.ndarray, Future[Scored]] | None] = queue.SimpleQueue()
+        # Not a SimpleQueue: in CPython its `get(timeout=…)` can wait for ever when another thread takes the item.
+        self._ready: queue.Queue[tuple[np.ndarray, Future[Scored]] | None] = queue.Queue()
         self._under_way = self._decoding = 0
         self._lock = threading.Lock()
         alone = served().model.device.type != "cpu"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import unicodedata
 from collections.abc import Iterable
 
@@ -33,6 +34,20 @@ def number_of(count: int, one: str, several: str | None = None) -> str:
         ('1 photo', '2 classes', '1,200 photos')
     """
     return f"{count:,} {one if count == 1 else several or one + ('es' if one.endswith('s') else 's')}"
+
+
+def next_command(*words: str, trust: bool = False) -> str:
+    """Return the line that tells which command to run next, quoted for a shell.
+
+    Args:
+        words: the command after ``cifnet``.
+        trust: whether it needs ``--trust``, for heads and networks from outside the package.
+
+    Example:
+        >>> next_command("info", "my model", trust=True)
+        "next: cifnet info 'my model' --trust"
+    """
+    return f"next: cifnet {shlex.join(words)}" + (" --trust" if trust else "")
 
 
 def is_or_are(count: int) -> str:

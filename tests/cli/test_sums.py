@@ -17,7 +17,7 @@ from safetensors.torch import save
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.drivers import processes
+from cifnet_pl.cli.drivers import Job, processes
 from cifnet_pl.cli.merge_sums import reduce_sums
 from cifnet_pl.cli.shard_maker import make
 from cifnet_pl.heads import HEADS as REGISTERED
@@ -234,15 +234,31 @@ def test_what_fails_every_time_is_an_error(
     assert "5 of 5 shards failed, the first is 1" in capsys.readouterr().err
 
 
-def test_a_slurm_array_has_the_missing_shards(vectors: Path, shards: list[Path], tmp_path: Path):
+def test_a_slurm_array_has_the_missing_shards(
+    vectors: Path, shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     for path in (shards[0], shards[3]):
         os.link(path, tmp_path / path.name)
     assert main(of_shards(tmp_path, "slurm", *options(vectors))) == 0
+    assert f"then: cifnet merge {tmp_path} --output MODEL\n" in capsys.readouterr().out
     script = (tmp_path / "sums.sbatch").read_text()
     assert "#SBATCH --array=2-3,5%2" in script
     command = script.splitlines()[-1].replace("$SLURM_ARRAY_TASK_ID", "2")
     assert main(shlex.split(command)[4:]) == 0
     assert (tmp_path / shards[1].name).read_bytes() == shards[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "ending"),
+    [
+        (("--model.head", "my_heads.Mine"), " --trust"),
+        (("--model.backbone", "random:import:my_nets.tiny"), " --trust"),
+        (("--model.head", "RidgeHead", "--data.root", "a b"), ""),
+    ],
+)
+def test_the_next_command_can_be_pasted(words: tuple[str, ...], ending: str):
+    job = Job(Path("my sums"), [], words, workers=1, threads=1, retries=0)
+    assert job.merging() == f"next: cifnet merge 'my sums' --output MODEL{ending}"
 
 
 # ---------------------------------------------------------------------- bad input

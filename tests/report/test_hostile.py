@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import yaml
-from matplotlib.transforms import Bbox
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.report import all_pictures, read_study
@@ -22,8 +21,8 @@ from cifnet_pl.report.markup import to_latex
 from cifnet_pl.report.runs import read_runs
 from cifnet_pl.report.tables import all_tables
 from tests.command_line import learned
+from tests.report.labels import assert_labels_are_readable
 from tests.report.synthetic import write_run
-from tests.report.test_report import text_boxes
 
 Change = Callable[[Path], object]
 
@@ -169,13 +168,7 @@ def test_many_methods_long_streams_and_odd_names_stay_legible(tmp_path: Path) ->
     assert len(shown) == len(set(shown)) == 30
     assert any("_underscore" in text for text in shown)
     for picture in pictures:
-        boxes = text_boxes(picture.figure)
-        for (a, one), (b, other) in itertools.combinations(boxes, 2):
-            meet = Bbox.intersection(one, other)
-            assert meet is None or min(meet.width, meet.height) < 1.5, f"{picture.name}: '{a}' and '{b}' overlap"
-        width, height = picture.figure.canvas.get_width_height()
-        cut = [a for a, box in boxes if box.x0 < -1 or box.y0 < -1 or box.x1 > width + 1 or box.y1 > height + 1]
-        assert not cut, f"{picture.name}: {cut} are cut off"
+        assert_labels_are_readable(picture)
 
 
 def test_a_run_without_a_seed(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cifnet_pl.__main__ import main
 from cifnet_pl.data import hugging_face_streams
-from cifnet_pl.data.encoded_sets import EncodedSet
 from cifnet_pl.data.image_sets import Source, SourceOptions
 from cifnet_pl.data.loading import ImageLoader, SquareDataset, shard_batches
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.utilities.errors import DataError, UsageError
-from tests.command_line import assert_same_model, environment
+from tests.command_line import environment
 from tests.data.test_tar_shards import OPTIONS
-from tests.killing import in_a_process
-from tests.learning.test_task_position import killed_by_the_system
+from tests.learning.test_task_position import decoded_after_a_kill
 
 pytest.importorskip("datasets")
 from tests.scale.tables import in_pieces
@@ -122,18 +118,8 @@ def test_rows_that_were_learned_are_not_read_again(pieces: Path, tmp_path: Path,
     """Killed by the system after most of a task: the next run learns the others, and ends with the same bits."""
     options = [*OPTIONS, "--data.source", "hf", "--data.root", str(pieces), "--data.options.streaming", "true"]
     options += ["--data.num_workers", "0", "--data.classes_per_task", "3", "--data.batch_size", "2"]
-    options += ["--checkpoint.every_steps", "2"]
-    assert main(["fit", *options, "--logs", str(tmp_path / "reference")]) == 0
-    code = in_a_process(partial(killed_by_the_system, tmp_path, 6, options), tmp_path / "output")
-    assert code == -9, (tmp_path / "output").read_text()
-    decoded: list[str] = []
-    real = EncodedSet.square
-    monkeypatch.setattr(
-        EncodedSet, "square", lambda self, i, *given: (decoded.append(self.names[i]), real(self, i, *given))[1]
-    )
-    assert main(["fit", *options, "--logs", str(tmp_path), "--ckpt_path", "last"]) == 0
+    decoded = decoded_after_a_kill(options, tmp_path, monkeypatch)
     assert [name for name in decoded if name.startswith("train")] == [f"train/{i}" for i in range(8, 12)]
-    assert_same_model(*(folder / "default" / "version_0" for folder in (tmp_path, tmp_path / "reference")))
 
 
 def test_streaming_is_true_or_false(pieces: Path):

@@ -1,13 +1,16 @@
 """Photos that are asked about at the same time are embedded together, and each gets its own answer."""
 
+import sys
 import threading
+import time
+from concurrent.futures import Future, wait
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from cifnet_pl.serving.batches import Batcher, Served
+from cifnet_pl.serving.batches import Batcher, Scored, Served
 from cifnet_pl.serving.refusals import RequestError
 from tests.serving.services import SIDE, model, pixels
 
@@ -77,3 +80,25 @@ def test_too_many_are_refused_and_those_taken_in_are_answered(served: Served) ->
     start.set()
     batcher.close()
     assert [int(answer.result(0).probabilities.argmax()) for answer in answers] == [1, 1]
+
+
+def test_threads_that_wait_a_moment_for_more_photos_do_not_wait_for_ever(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A photo that one thread waits for is often taken by the other."""
+    batcher = Batcher(lambda: served, window=2e-5, workers=2)
+    monkeypatch.setattr(batcher, "_answer", lambda batch: [answer.set_result(served) for _, answer in batch])
+    with batcher._lock:
+        batcher._decoding += 1  # as if another photo were being decoded all the time
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            answers: list[Future[Scored]] = [Future() for _ in range(1000)]
+            for answer in answers:
+                batcher._ready.put((PHOTOS[0], answer))
+                time.sleep(0)  # give way to the threads that wait
+            assert not wait(answers, 10).not_done
+    finally:
+        sys.setswitchinterval(interval)
+    batcher.close()

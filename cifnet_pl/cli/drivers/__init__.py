@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from cifnet_pl.cli.shard_maker import is_finished
+from cifnet_pl.model.description import outside_parts
 from cifnet_pl.model.shards import Shard
+from cifnet_pl.utilities.text import next_command
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,13 @@ class Job:
         """Return the arguments after ``cifnet`` that compute ``shards``, such as "3/64"."""
         arguments = ["sums", "--output", str(self.folder), "--threads", str(self.threads)]
         return [*arguments, *(word for shard in shards for word in ("--shard", shard)), *self.options]
+
+    def merging(self) -> str:
+        """Return the line that tells how the shards become a model."""
+        given = dict(zip(self.options[::2], self.options[1::2], strict=True))
+        names = {part: given.get(f"--model.{part}", "") for part in ("head", "backbone", "architecture")}
+        trust = bool(outside_parts(names["head"], names["backbone"], names["architecture"]))
+        return next_command("merge", str(self.folder), "--output", "MODEL", trust=trust)
 
 
 def _driver(name: str) -> Callable[[], Any]:

@@ -29,7 +29,8 @@ def run(job: Job) -> None:
     missing = job.missing()
     path = job.folder / "sums.sbatch"
     if not missing:
-        print(f"all {len(job.shards)} shards are finished; next: cifnet merge {job.folder} --output MODEL")
+        print(f"all {len(job.shards)} shards are finished")
+        print(job.merging())
         return
     count = job.shards[0].count
     command = shlex.join([sys.executable, "-m", "cifnet_pl", *job.command("SHARD")])
@@ -42,8 +43,8 @@ def run(job: Job) -> None:
         command=command.replace("SHARD", f'"$SLURM_ARRAY_TASK_ID/{count}"'),
     )
     write_text(path, text)
-    print(f"{len(missing)} of {count} shards to be made: sbatch {path}")
-    print(f"then: cifnet merge {job.folder} --output MODEL")
+    print(f"{len(missing)} of {count} shards to be made: sbatch {shlex.quote(str(path))}")
+    print(job.merging().replace("next:", "then:", 1))
 
 
 def _ranges(numbers: list[int]) -> str:

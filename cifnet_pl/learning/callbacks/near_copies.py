@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from cifnet_pl.heads.ridge_notes import at_cap
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.near_copies import LearnedPhotos, NearCopyScore
@@ -72,8 +73,7 @@ class NearCopies(Callback):
         if trainer.state.fn != "fit" or not module.data.duplicates:
             return
         self._photos.take(list(chain.from_iterable(of_all_processes(self._photos.arrays()))))
-        choices = module.head.choices() if isinstance(module, CIFNetModule) else []
-        self.capped = any(choice.place == "cap" for choice in choices)
+        self.capped = isinstance(module, CIFNetModule) and at_cap(module.head.choices())
         near, learned = self._photos.near_copies()
         self.near, self.learned = self.near + near, self.learned + learned
         rows = np.array(sorted(self._right), dtype=np.int64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any, Literal, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -18,7 +17,7 @@ from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import RunRecord, TaskRow
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.evaluation import FEW
-from cifnet_pl.utilities.text import number_of, printable
+from cifnet_pl.utilities.text import next_command, number_of, printable
 
 SHOWN = 8
 """Names in one sentence."""
@@ -278,7 +277,7 @@ class RunTable(Callback):
         lines += untested(module.data.test_counts(module.class_names))
         lines.append(f"run folder {folder}")
         if folder is not None and isinstance(module, CIFNetModule):
-            trusted = " --trust" if module.model.outside_parts else ""
-            lines.append(f"next: cifnet export --model {shlex.quote(str(folder))} --output MODEL{trusted}")
+            words = ("export", "--model", str(folder), "--output", "MODEL")
+            lines.append(next_command(*words, trust=bool(module.model.outside_parts)))
         for line in lines:
             self._say(line)

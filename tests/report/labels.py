@@ -1,0 +1,51 @@
+"""Find the texts of a drawn figure, and check that each can be read."""
+
+from __future__ import annotations
+
+import itertools
+
+import matplotlib
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+from cifnet_pl.report.style import SETTINGS, Picture
+
+
+def assert_labels_are_readable(picture: Picture) -> None:
+    """No two texts overlap, and none is cut off."""
+    boxes = text_boxes(picture.figure)
+    for (a, one), (b, other) in itertools.combinations(boxes, 2):
+        meet = Bbox.intersection(one, other)
+        assert meet is None or min(meet.width, meet.height) < 1.5, f"{picture.name}: '{a}' and '{b}' overlap"
+    width, height = picture.figure.canvas.get_width_height()
+    for text, box in boxes:
+        assert -1 <= box.x0 <= box.x1 <= width + 1, f"{picture.name}: '{text}' is cut off"
+        assert -1 <= box.y0 <= box.y1 <= height + 1, f"{picture.name}: '{text}' is cut off"
+
+
+def text_boxes(figure: Figure) -> list[tuple[str, Bbox]]:
+    """Every visible text of a drawn figure with its box in pixels."""
+    canvas = FigureCanvasAgg(figure)
+    with matplotlib.rc_context(SETTINGS):
+        canvas.draw()
+    hidden = [label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in beyond(axis)]
+    result: dict[tuple[str, tuple[int, ...]], Bbox] = {}  # ticks that an axis no longer needs stay where they were
+    for artist in figure.findobj(Text):
+        assert isinstance(artist, Text)
+        if artist.get_visible() and artist.get_text().strip() and not any(artist is label for label in hidden):
+            box = Text.get_window_extent(artist, canvas.get_renderer())  # of an annotation without its arrow
+            result[artist.get_text(), tuple(box.extents.round().astype(int))] = box
+    return [(text, box) for (text, _), box in result.items()]
+
+
+def beyond(axis: Axis) -> list[Text]:
+    """Labels of ticks outside the limits of an axis: they exist, but are not drawn."""
+    low, high = sorted(axis.get_view_interval())
+    ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+    return [
+        label for tick in ticks for label in (tick.label1, tick.label2)
+        if not low - 1e-9 <= tick.get_loc() <= high + 1e-9 or not label.get_visible()
+    ]  # fmt: skip
