@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from lightning.pytorch import Callback
 
+DEFAULT = multiprocessing.get_start_method()
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     ["cifnet_pl.cli.lightning_cli", "cifnet_pl.cli.commands", "lightning.pytorch", "matplotlib.pyplot"]
@@ -60,6 +61,7 @@ def start(work: Callable[[], int], output: Path, terminal: bool = False) -> Base
 
 def _run(work: Callable[[], int], output: Path, terminal: bool) -> NoReturn:
     """Do ``work`` and be gone, without what multiprocessing would say."""
+    multiprocessing.set_start_method(DEFAULT, force=True)  # not the server's, which would be started and imported anew
     file = os.open(output, os.O_RDWR if terminal else os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for number in (0, 1, 2) if terminal else (1, 2):
         os.dup2(file, number)

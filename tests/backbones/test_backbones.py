@@ -13,7 +13,7 @@ import safetensors.torch
 import timm
 import torch
 from torch import Tensor, nn
-from torchvision.models import resnet18, vit_b_16
+from torchvision.models import VisionTransformer, resnet18
 
 from cifnet_pl import backbones
 from cifnet_pl.backbones import Backbone, Preprocessing, build_backbone, headless
@@ -144,7 +144,7 @@ def test_side_that_the_network_cannot_take() -> None:
     """In one sentence that says which side it can."""
     with pytest.raises(CifnetError, match=r"backbone pixels cannot embed images of 9x9 pixels .*image_size to 8, or"):
         build_backbone("pixels")(images(2, 9))
-    transformer, features = headless(vit_b_16(weights=None))
+    transformer, features = headless(VisionTransformer(224, 16, 1, 2, 16, 16))
     backbone = Backbone("vit", transformer, features, Preprocessing(224))
     with pytest.raises(CifnetError, match=r"vit cannot embed images of 32x32 pixels .*set --data.image_size to 224"):
         backbone(images(1, 32))

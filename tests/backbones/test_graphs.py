@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from cifnet_pl.backbones import Backbone, Preprocessing, engines, graphs
 from cifnet_pl.backbones.exporter import NoGraph, exported
 from cifnet_pl.backbones.graphs import check_graph, graph_key, stored_graph
 from cifnet_pl.utilities.errors import CifnetError
+from tests.killing import SERVER
 
 
 class Small(nn.Module):
@@ -196,7 +196,8 @@ def test_a_graph_that_the_runtime_refuses(monkeypatch: pytest.MonkeyPatch):
         engines.Wanted("onnxruntime").runtime(small()._embedder, "cpu", "32-true")
 
 
-def _export_slowly(started: Any, order: Any) -> None:
+def _export_slowly(cache: str, started: Any, order: Any) -> None:
+    os.environ[graphs.CACHE] = cache
     export = graphs.exported
 
     def slow(embedder: graphs.Embedder) -> bytes:
@@ -210,9 +211,9 @@ def _export_slowly(started: Any, order: Any) -> None:
 
 
 def test_of_two_processes_one_exports_and_the_other_waits(folder: Path):
-    context = multiprocessing.get_context("spawn")
-    started, order = context.Event(), context.Queue()
-    processes = [context.Process(target=_export_slowly, args=(started, order)) for _ in range(2)]
+    started, order = SERVER.Event(), SERVER.Queue()
+    cache = os.environ[graphs.CACHE]
+    processes = [SERVER.Process(target=_export_slowly, args=(cache, started, order)) for _ in range(2)]
     for process in processes:
         process.start()
     for process in processes:

@@ -141,8 +141,9 @@ def short_of_memory(logs: Path) -> int:
     """The system kills a process that decodes."""
 
     def kill_a_worker(_: Any) -> None:
-        multiprocessing.active_children()[0].kill()
-        time.sleep(5)  # until the news arrives
+        worker = multiprocessing.active_children()[0]
+        worker.kill()
+        worker.join()
 
     with_callbacks(Act("on_train_batch_end", 2, kill_a_worker, 3))
     return fit(logs, *OPTIONS, "--data.num_workers", "2")
