@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import signal
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, cast
@@ -79,7 +81,9 @@ class WorkerPool:
             persistent_workers=True,
             worker_init_fn=_outlive_the_signal,
         )
-        iter(self._loader)
+        self._stop = weakref.finalize(self, _stop, iter(self._loader), os.getpid())  # for who forgets to close it
+        self._stop.atexit = False
+        atexit.register(self._stop)  # before torch, at exit, waits five seconds for each worker
 
     def decode(self, batches: list[list[int]]) -> Iterator[tuple[Tensor, Decoded]]:
         """Yield the batches in order, decoded by the workers, which begin at once.
@@ -109,9 +113,20 @@ class WorkerPool:
 
         Left to the garbage collector they would outlive the run, as Lightning keeps its loaders.
         """
-        workers, self._loader._iterator = self._loader._iterator, None
-        if workers is not None:
-            cast(Any, workers)._shutdown_workers()
+        atexit.unregister(self._stop)
+        self._loader._iterator = None
+        self._stop()
+
+
+def _stop(workers: Any, process: int) -> None:
+    """Stop the workers of torch's iterator, which its own finaliser cannot do once their queues are collected.
+
+    Args:
+        workers: the iterator.
+        process: the number of the process that started them; nothing is done in a copy of it.
+    """
+    if os.getpid() == process:
+        workers._shutdown_workers()
 
 
 _Filled = tuple[int, int, Decoded]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -140,3 +144,34 @@ def test_a_signal_to_all_processes_is_left_to_the_reader() -> None:
         child.terminate()
     assert sum(len(decoded.numbers) for _, decoded in taken) == 60 - 7
     pool.close()
+
+
+def alive(workers: list[psutil.Process]) -> list[psutil.Process]:
+    return [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_workers_of_a_forgotten_pool_end() -> None:
+    before = psutil.Process().children()
+    pool = WorkerPool(show_row, 2, (7, 2, 2, 3))
+    workers = [child for child in psutil.Process().children() if child not in before]
+    assert len(alive(workers)) == 2
+    next(pool.decode([[1], [2], [3]]))
+    pool.itself = pool  # type: ignore[attr-defined]  # as an exception's traceback does, which only the collector frees
+    del pool
+    gc.collect()
+    assert not alive(workers)
+
+
+UNCLOSED = """
+import numpy as np
+from tests.data.test_workers import show_row
+from cifnet_pl.data.workers import WorkerPool
+pool = WorkerPool(show_row, 2, (7, 2, 2, 3))
+next(pool.decode([[1], [2], [3]]))
+"""
+
+
+def test_a_program_that_forgets_its_pool_ends() -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", UNCLOSED], capture_output=True, text=True, timeout=100, cwd=root)
+    assert (done.returncode, done.stderr) == (0, "")
