@@ -1,7 +1,7 @@
 """Choose what runs a frozen network: torch, or ONNX Runtime, about twice as fast for small networks on a CPU.
 
 Both compute in float32. Their embeddings agree to 1e-4 of the largest number, which is checked on photographs when a
-graph is made (:mod:`cifnet_pl.backbones.graphs`); measured, to 2e-6.
+graph is made (:mod:`cifnet_pl.backbones.graphs`); measured, to 2e-6. Each process compares them on one image again.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cifnet_pl.backbones.exporter import Embedder, NoGraph
-from cifnet_pl.backbones.graphs import stored_graph
+from cifnet_pl.backbones.graphs import TOLERANCE, remade_graph, stored_graph
+from cifnet_pl.backbones.onnx_runtime import import_onnxruntime
 from cifnet_pl.backbones.precision import FLOAT32, warn_if_slow
 from cifnet_pl.utilities.errors import UsageError, check_choice
 from cifnet_pl.utilities.text import number_of, one_line
@@ -55,8 +56,7 @@ class Runtime:
         return self  # a session cannot be copied, and holds nothing that changes
 
     def _start(self) -> None:
-        import onnxruntime
-
+        onnxruntime = import_onnxruntime()
         self._threads = torch.get_num_threads()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = self._threads, 1
@@ -100,6 +100,7 @@ class Wanted:
         check_choice("engine", name, EngineChoice)
         self.name = name
         self._made: Runtime | None = None
+        self._said: str | None = None  # why torch computes on this device or in this precision
         self._reason: str | None = None  # why torch computes instead; "" where that goes without saying
 
     def runtime(self, embedder: Callable[[], Embedder], device: str, precision: str) -> Runtime | None:
@@ -125,10 +126,16 @@ class Wanted:
         if elsewhere is not None:
             if self.name == "onnxruntime":
                 raise UsageError(f"engine onnxruntime {elsewhere}: use engine auto or torch")
+            self._say_torch(elsewhere)
             return None
         if self._made is None and self._reason is None:
             self._make(embedder())
         return self._made
+
+    def _say_torch(self, why: str) -> None:
+        if self._said != why:
+            log.info("engine torch: ONNX Runtime %s", why)
+        self._said = why
 
     def _elsewhere(self, device: str, precision: str) -> str | None:
         if device != "cpu":
@@ -145,7 +152,7 @@ class Wanted:
         try:
             if missing:
                 raise NoGraph(f"it needs {missing[0]}: pip install {' '.join(missing)}")
-            self._made = Runtime(stored_graph(embedder))
+            self._made = _checked_runtime(embedder)
             log.info("engine onnxruntime, %s", number_of(torch.get_num_threads(), "thread"))
         except NoGraph as error:
             if self.name == "onnxruntime":
@@ -153,6 +160,35 @@ class Wanted:
                 raise kind(f"engine onnxruntime: {error}; or use engine torch") from error
             self._reason = str(error)
             log.warning("engine torch, not onnxruntime: %s", error)
+
+
+def _checked_runtime(embedder: Embedder) -> Runtime:
+    """Return the runtime of the stored graph; where torch now computes something else, of one exported anew.
+
+    The name of a stored graph depends on the weights and on versions of packages. It cannot tell that the code of a
+    network has changed.
+
+    Raises:
+        NoGraph: the network cannot be exported.
+    """
+    runtime = Runtime(stored_graph(embedder))
+    if _agrees(runtime, embedder):
+        return runtime
+    log.warning("%s computes something else than when it was exported for ONNX Runtime: exporting it again, this takes "
+                "4 to 15 s", embedder.name)  # fmt: skip
+    return Runtime(remade_graph(embedder))
+
+
+def _agrees(runtime: Runtime, embedder: Embedder) -> bool:
+    """Compare both engines on one image of the network's own size, smooth like a photo."""
+    grid = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 255
+    images = nn.functional.interpolate(grid, size=(embedder.side, embedder.side), mode="bilinear").byte()
+    with torch.inference_mode():
+        expected = embedder(images.permute(0, 2, 3, 1).contiguous())
+    z = runtime(images)
+    if z is None or z.shape != expected.shape:
+        return False
+    return float((z - expected).abs().max()) <= 10 * TOLERANCE * float(expected.abs().max().clamp_min(1e-30))
 
 
 def missing_packages(names: Collection[str] = PACKAGES) -> list[str]:

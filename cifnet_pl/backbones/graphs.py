@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from torch import nn
 
 from cifnet_pl.backbones.exporter import Embedder, NoGraph, exported
+from cifnet_pl.backbones.onnx_runtime import import_onnxruntime
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import write_atomic
 from cifnet_pl.utilities.text import one_line
@@ -39,6 +40,9 @@ CACHE = "CIFNET_CACHE"
 
 WAIT = 600.0
 """Seconds to wait for another process that is exporting the same network, before exporting it as well."""
+
+SILENT = 2.0
+"""Seconds of waiting before a line on the screen says so."""
 
 AGAIN = 86_400.0
 """Seconds after which a layer that could not be exported is tried again: the reason may have been the moment."""
@@ -92,18 +96,40 @@ def stored_graph(embedder: Embedder) -> bytes:
     return content
 
 
+def remade_graph(embedder: Embedder) -> bytes:
+    """Export a network whose stored graph computes something else, and keep the new graph in its place.
+
+    Args:
+        embedder: the network.
+
+    Returns:
+        The content of an ONNX file.
+
+    Raises:
+        NoGraph: as :func:`stored_graph`.
+    """
+    folder, key = graphs_folder(), graph_key(embedder.identity)
+    with _turn(folder / f".{key}.lock"):
+        with suppress(OSError):
+            for path in folder.glob(f"{key}-*.onnx"):
+                path.unlink(missing_ok=True)
+        return _made(embedder, folder, key)
+
+
 def _read(folder: Path, key: str) -> bytes | None:
     """Return the graph in the cache, or None if it is not there or damaged; NoGraph if its export failed lately."""
     try:
-        refused = folder / f"{key}.txt"
-        if refused.is_file() and time.time() - refused.stat().st_mtime < AGAIN:
-            raise NoGraph(refused.read_text(encoding="utf-8"))
         for path in sorted(folder.glob(f"{key}-*.onnx")):
             content = path.read_bytes()
             if path.stem == f"{key}-{_digest(content)}":
                 return content
             log.warning("%s is damaged: the network is exported again", path)
             path.unlink(missing_ok=True)
+        refused = folder / f"{key}.txt"
+        if refused.is_file() and time.time() - refused.stat().st_mtime < AGAIN:
+            reason = " ".join(refused.read_text(encoding="utf-8", errors="replace").split())
+            if reason.isprintable() and reason:
+                raise NoGraph(reason[:400])
     except OSError as error:
         log.warning("cannot read %s: %s", folder, error.strerror or error)
     return None
@@ -142,7 +168,11 @@ def _turn(lock: Path) -> Iterator[None]:
     held = FileLock(lock)
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
-        held.acquire(timeout=WAIT)
+        try:
+            held.acquire(timeout=SILENT)
+        except Timeout:
+            log.info("waiting for another process that exports this network, at most %.0f min", WAIT / 60)
+            held.acquire(timeout=WAIT)
     except (OSError, NotImplementedError, Timeout) as error:
         log.debug("no lock on %s: %s", lock, error)
     try:
@@ -171,8 +201,7 @@ def check_graph(content: bytes, embedder: Embedder) -> float:
     Raises:
         NoGraph: the difference is more than ``TOLERANCE``, or ONNX Runtime refuses the graph.
     """
-    import onnxruntime
-
+    onnxruntime = import_onnxruntime()
     try:
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     except Exception as error:  # its own kinds of error, which do not share a base

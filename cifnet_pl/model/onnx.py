@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from cifnet_pl.backbones.exporter import alone_with_the_exporter
+from cifnet_pl.backbones.onnx_runtime import import_onnxruntime
 from cifnet_pl.data.images import square
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.verdicts import able
@@ -151,7 +152,8 @@ def onnx_bytes(model: Classifier) -> tuple[bytes, Check]:
     """
     try:
         import onnx
-        import onnxruntime  # noqa: F401, the check needs it: better known now
+
+        import_onnxruntime()  # the check needs it: better known now
         import onnxscript  # noqa: F401, torch's exporter needs it
     except ImportError as error:
         raise UsageError(f"--format onnx needs {error.name}: pip install {error.name}") from None
@@ -221,9 +223,7 @@ def check_onnx(content: bytes, graph: HeadGraph, model: Classifier) -> Check:
         CifnetError: a probability differs by more than ``TOLERANCE``, or the novelty relatively, or the class names are
             not stored as they are.
     """
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    session = import_onnxruntime().InferenceSession(content, providers=["CPUExecutionProvider"])
     names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])
     off, far = 0.0, 0.0 if isinstance(graph, Graph) else None
     strange = 0.0 if "novelty" in graph.outputs else None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +15,13 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from filelock import FileLock
 from torch import Tensor, nn
 
 from cifnet_pl.backbones import Backbone, Preprocessing, engines, graphs
 from cifnet_pl.backbones.exporter import NoGraph, exported
 from cifnet_pl.backbones.graphs import check_graph, graph_key, stored_graph
+from cifnet_pl.backbones.onnx_runtime import TELEMETRY_OFF
 from cifnet_pl.utilities.errors import CifnetError
 from tests.killing import SERVER
 
@@ -163,6 +167,58 @@ def test_a_failure_is_remembered_for_a_day(folder: Path, exports: list[str], mon
     os.utime(failure, (time.time() - graphs.AGAIN - 1,) * 2)
     assert small().engine() == "onnxruntime"
     assert exports == ["small"] * 2
+
+
+def test_a_failure_that_cannot_be_read_is_forgotten(folder: Path, exports: list[str]):
+    refused = folder / f"{graph_key(small()._embedder().identity)}.txt"
+    folder.mkdir(parents=True)
+    for content in (b"", b"\xa6\xff\x00 \x1b[31m", os.urandom(50)):
+        refused.write_bytes(content)
+        assert_right(small())
+    assert exports == ["small"]
+
+
+def test_a_good_graph_counts_more_than_a_failure(folder: Path, exports: list[str]):
+    assert_right(small())
+    (folder / f"{graph_key(small()._embedder().identity)}.txt").write_text("it failed once")
+    assert small().engine() == "onnxruntime"
+    assert exports == ["small"]
+
+
+class Edited(Small):
+    """The weights of ``Small``, and other code."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.layer(x).amax((2, 3))
+
+
+def test_a_network_whose_code_has_changed_is_exported_again(exports: list[str], caplog: pytest.LogCaptureFixture):
+    assert_right(small())
+    edited = Backbone("small", Edited(), 6, Preprocessing(12))
+    assert graph_key(edited._embedder().identity) == graph_key(small()._embedder().identity)
+    assert_right(edited)
+    assert "small computes something else than when it was exported" in caplog.text
+    assert_right(Backbone("small", Edited(), 6, Preprocessing(12)))
+    assert exports == ["small", "small"]
+
+
+def test_waiting_for_another_process_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(graphs, "SILENT", 0.01)
+    monkeypatch.setattr(graphs, "WAIT", 0.02)
+    folder.mkdir(parents=True)
+    with FileLock(folder / f".{graph_key(small()._embedder().identity)}.lock"):
+        assert_right(small())
+    assert "waiting for another process that exports this network" in caplog.text
+
+
+def test_importing_the_runtime_notes_nothing_about_the_machine(tmp_path: Path):
+    code = "from cifnet_pl.backbones.onnx_runtime import import_onnxruntime; import_onnxruntime()"
+    environment = {name: value for name, value in os.environ.items() if name != TELEMETRY_OFF}
+    subprocess.run([sys.executable, "-c", code], env=environment | {"HOME": str(tmp_path)}, check=True)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_threads_export_one_after_the_other(folder: Path):
