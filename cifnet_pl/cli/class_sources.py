@@ -55,6 +55,27 @@ def choices(name: str, argument: str) -> tuple[str, ...] | None:
     return next((words for base in bases if (words := choices(base, argument)) is not None), None)
 
 
+@cache
+def plain_type(name: str, argument: str) -> str | None:
+    """Return the type of an argument of a class where it is a single name, such as ``int``.
+
+    Args:
+        name: of a class of this package.
+        argument: of its constructor.
+
+    Returns:
+        The name; None if there is none.
+    """
+    found = _constructor(name)
+    if found is None:
+        return None
+    _, bases, constructor = found
+    for parameter in _parameters(constructor) if constructor is not None else ():
+        if parameter.arg == argument:
+            return parameter.annotation.id if isinstance(parameter.annotation, ast.Name) else None
+    return next((kind for base in bases if (kind := plain_type(base, argument)) is not None), None)
+
+
 def head_names() -> list[str]:
     """Return the names of the heads of this package, as ``heads/__init__.py`` registers them."""
     tree = ast.parse((_package() / "heads" / "__init__.py").read_text(encoding="utf-8"))

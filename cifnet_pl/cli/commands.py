@@ -84,7 +84,7 @@ def run_command(name: str, args: Sequence[str]) -> None:
         parameter = inspect.signature(outlined).parameters[command.positional]
         many: dict[str, Any] = {"nargs": "+"} if parameter.default is parameter.empty else {"nargs": "*", "default": []}
         parser.add_argument(command.positional, **many)
-    words = with_underscores(outlined, [_without_bytes(word) for word in args])
+    words = with_underscores(outlined, _with_short_engine(outlined, [_without_bytes(word) for word in args]))
     arguments, overrides = with_values(outlined, with_lists(outlined, words)), {}
     refuse_repeated(outlined, arguments)
     parser.add_function_arguments(outlined, skip=skipped, as_group=False, sub_configs=False)
@@ -95,6 +95,13 @@ def run_command(name: str, args: Sequence[str]) -> None:
     options = {keywords.get(key, key): _with_bytes(value) for key, value in parsed}
     function: Callable[..., object] = getattr(import_module(command.module), name)
     function(**options, **{key: [tuple(map(_with_bytes, pair)) for pair in pairs] for key, pairs in overrides.items()})
+
+
+def _with_short_engine(outlined: Callable[..., object], args: Sequence[str]) -> list[str]:
+    """Take ``--model.engine``, which runs have, for ``--engine`` of a command whose ``--model`` is a file."""
+    if "engine" not in inspect.signature(outlined).parameters:
+        return list(args)
+    return [re.sub(r"^--model\.engine(?==|$)", "--engine", word) for word in args]
 
 
 BYTE = "\ue000"

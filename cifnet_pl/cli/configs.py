@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import cifnet_pl
 from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.files import read_yaml
 
 RECOMMENDED = "heads/ridge"
 """The configuration of ``fit --data.root PHOTOS`` alone: the exact head, calibrated with a small buffer."""
 
 PER_TASK = 10
-"""Classes per task where nothing is said; all at once where there are fewer."""
+"""Classes per task by default; where a folder has fewer, they are learned at once."""
 
 DECIDES = ("--config", "-c", "--model", "--model.head", "--model.buffer", "--model.calibrate", "--data.source")
 """Options of ``fit`` by which the user chooses the method or the data: then nothing is recommended."""
@@ -80,9 +82,6 @@ def with_recommended(args: Sequence[str]) -> list[str]:
 
     Args:
         args: arguments of the command line.
-
-    Raises:
-        DataError: there are no photos.
     """
     keys = {arg.partition("=")[0] for arg in args}
     if not args or args[0] != "fit" or "--data.root" not in keys or keys & set(DECIDES):
@@ -93,8 +92,6 @@ def with_recommended(args: Sequence[str]) -> list[str]:
         print(news, file=sys.stderr)
         return list(args)
     chosen = ["--config", str(config_files()[RECOMMENDED]), "--experiment", "default"]
-    if not keys & {"--data.classes_per_task", "--data.initial_classes", "-h", "--help", "--print_config"}:
-        chosen += ["--data.classes_per_task", str(_per_task(args))]
     print(
         f"cifnet: no --config is given: {RECOMMENDED} is used ({_summary(config_files()[RECOMMENDED])})",
         file=sys.stderr,
@@ -102,17 +99,45 @@ def with_recommended(args: Sequence[str]) -> list[str]:
     return ["fit", *chosen, *args[1:]]
 
 
-def _per_task(args: Sequence[str]) -> int:
+def with_few_classes(args: Sequence[str]) -> list[str]:
+    """Add the number of classes of a task to a ``fit`` on a folder that has fewer classes than a task by default.
+
+    Args:
+        args: arguments of the command line, with the files of configurations (:func:`with_named_configs`).
+
+    Raises:
+        DataError: there are no photos.
+        CifnetError: a configuration that cannot be read.
+    """
+    given = _values(args)
+    if not args or args[0] != "fit" or "--data.root" not in given or given.keys() & {"-h", "--help", "--print_config"}:
+        return list(args)
+    options: dict[str, Any] = {}
+    for path in given.get("--config", []) + given.get("-c", []):
+        content = read_yaml(Path(path), "configuration file")
+        data = content.get("data") if isinstance(content, dict) else None
+        options |= data if isinstance(data, dict) else {}
+    options |= {key.removeprefix("--data."): values[-1] for key, values in given.items() if key.startswith("--data.")}
+    planned = {"classes_per_task", "initial_classes", "stream", "init_args", "class_path"} & {
+        key.partition(".")[0] for key in options
+    }
+    if planned or options.get("source", "folder") != "folder":
+        return list(args)
     from cifnet_pl.data.image_sets import SourceOptions
     from cifnet_pl.data.sources import build_source
 
-    roots = [
-        value if equals else following
-        for arg, following in zip(args, [*args[1:], ""], strict=True)
-        for key, equals, value in [arg.partition("=")]
-        if key == "--data.root"
-    ]
-    return min(PER_TASK, len(build_source("folder", SourceOptions(Path(roots[-1]))).class_names))
+    classes = len(build_source("folder", SourceOptions(Path(options["root"]))).class_names)
+    return [*args, "--data.classes_per_task", str(classes)] if classes < PER_TASK else list(args)
+
+
+def _values(args: Sequence[str]) -> dict[str, list[str]]:
+    """Return the values of each option."""
+    values: dict[str, list[str]] = {}
+    for arg, following in zip(args, [*args[1:], ""], strict=True):
+        key, equals, value = arg.partition("=")
+        if key.startswith("-"):
+            values.setdefault(key, []).append(value if equals else following)
+    return values
 
 
 def _summary(path: Path) -> str:

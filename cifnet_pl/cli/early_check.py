@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cifnet_pl.cli.class_sources import arguments, choices, class_arguments, head_names
+from cifnet_pl.cli.class_sources import arguments, choices, class_arguments, head_names, plain_type
+from cifnet_pl.cli.commands import COMMANDS, RUNS
 from cifnet_pl.cli.configs import with_named_configs
 from cifnet_pl.utilities.errors import CifnetError, UsageError, unknown_name
 
@@ -29,8 +30,23 @@ DEFAULTS = {
 }
 """Group of options → classes, of which one has them where nothing else is chosen."""
 
+GROUPS = ("model", "data", "trainer", "optimizer", "lr_scheduler", "energy", "predictions", "checkpoint")
+"""Options that have options of their own, behind a dot."""
+
+SINGLE = (
+    "config", "print_config", "help", "seed_everything", "experiment", "logs", "words", "ckpt_path", "weights_only",
+    "verbose", "return_predictions",
+)  # fmt: skip
+"""Options without a dot in their name, of any kind of run."""
+
 PARTS = ("class_path", "init_args", "dict_kwargs", "help")
 """What jsonargparse takes behind the name of a class besides its arguments."""
+
+NUMBERS = {"int": "int", "float": "a finite number"}
+"""Type of an argument → what the parser calls it."""
+
+NO_DIGITS = ("inf", "nan", "null", "none")
+"""Words that the parser may take for a number, or has more to say about."""
 
 ANSWERED = {"--print_config", "--help", "-h"}
 """Options that are answered even if others are wrong."""
@@ -43,17 +59,21 @@ def check_options(args: Sequence[str]) -> None:
         args: arguments of the command line.
 
     Raises:
-        UsageError: an option whose class has no such argument, a configuration that does not exist, an unknown head, or
-            a word that an argument cannot be.
+        UsageError: an unknown sub-command or option, an option whose class has no such argument, a configuration that
+            does not exist, an unknown head, an option without a value, or a word that an argument cannot be.
     """
+    if args and not args[0].startswith("-") and args[0] not in RUNS:
+        raise unknown_name("sub-command", args[0], [*RUNS, *COMMANDS])
     if {word.split("=")[0] for word in args} & ANSWERED:
         return
     args = with_named_configs(args)
     classes = _chosen(args)
     for i, word in enumerate(args):
         path, equals, value = word.partition("=")
+        following = args[i + 1] if i + 1 < len(args) else ""
+        if path.startswith("--"):
+            _check_group(word, path[2:].rstrip("+"))
         if path.startswith("--") and "." in path:
-            following = args[i + 1] if i + 1 < len(args) else ""
             _check(word, [part.rstrip("+") for part in path[2:].split(".")], value if equals else following, classes)
 
 
@@ -73,9 +93,21 @@ def _check(word: str, parts: list[str], value: str, classes: dict[str, list[str]
             return
         if names[0] not in known:
             raise _unknown(word, group, known)
+        if len(names) == 1 and (not value or value.startswith("--")) and "=" not in word:
+            raise UsageError(f"{word} needs a value")
         if len(names) == 1 and value and not value.startswith("-"):
             _check_word(".".join(parts), names[0], value, classes.get(group) or [])
         group, names = f"{group}.{names[0]}", names[1:]
+
+
+def _check_group(word: str, path: str) -> None:
+    """Raise UsageError if no kind of run has the option, or the group that it begins with."""
+    first = path.partition(".")[0]
+    if first not in GROUPS and (first not in SINGLE or "." in path):
+        from cifnet_pl.cli.parsing import unknown_option
+
+        rest = path.removeprefix(first)
+        raise UsageError(unknown_option(word, ["--print_config", *(f"--{name}{rest}" for name in (*GROUPS, *SINGLE))]))
 
 
 def _known(group: str, classes: dict[str, list[str] | None]) -> list[str] | None:
@@ -99,6 +131,10 @@ def _check_word(option: str, argument: str, value: str, classes: Sequence[str]) 
         if words is not None and value not in words and len(classes) == 1:
             expected = ", ".join(f"'{word}'" for word in words)
             raise UsageError(f"--{option} is '{value}', expected one of {expected}")
+        # Numbers are left to the parser where they could be some: it knows all ways to write one.
+        kind = plain_type(name, argument) if len(classes) == 1 else None
+        if kind in NUMBERS and not any(c.isdigit() for c in value) and value.lower().lstrip("+.") not in NO_DIGITS:
+            raise UsageError(f"--{option} is '{value}', expected {NUMBERS[kind]}")
 
 
 def trainer_arguments() -> list[str]:

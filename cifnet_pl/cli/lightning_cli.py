@@ -18,8 +18,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
 from cifnet_pl.backbones.precision import check_precision
-from cifnet_pl.cli.commands import COMMANDS, RUNS
-from cifnet_pl.cli.configs import with_named_configs, with_recommended
+from cifnet_pl.cli.commands import RUNS
+from cifnet_pl.cli.configs import with_few_classes, with_named_configs, with_recommended
 from cifnet_pl.cli.error_messages import explained
 from cifnet_pl.cli.parsing import DEFAULT_HEAD, OneSentence, buried_error, choose_backbone, with_clean_heads
 from cifnet_pl.cli.quiet import quieten
@@ -35,7 +35,7 @@ from cifnet_pl.learning.callbacks.checkpoint import AtomicCheckpointIO
 from cifnet_pl.learning.callbacks.screen import Words
 from cifnet_pl.learning.strategy import check_number, check_strategy, leaving_the_group, register_strategy
 from cifnet_pl.utilities import run_folders as runs
-from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import exclusive, write_text
 from cifnet_pl.utilities.plugins import find_in_current_folder
 from cifnet_pl.utilities.processes import is_first_process
@@ -241,14 +241,12 @@ def run(args: list[str]) -> None:
     Raises:
         CifnetError: bad input; any other exception is a fault of the package.
     """
-    if args and not args[0].startswith("-") and args[0] not in RUNS:
-        raise unknown_name("sub-command", args[0], [*RUNS, *COMMANDS])
     quieten()
     find_in_current_folder()
     register_strategy()
     try:
         with explained(), leaving_the_group():
-            _run_lightning(with_clean_heads(with_named_configs(with_recommended(args))))
+            _run_lightning(with_clean_heads(with_few_classes(with_named_configs(with_recommended(args)))))
     except SIGTERMException as error:  # Lightning lets it pass for success
         raise SystemExit(128 + signal.SIGTERM) from error
     except SystemExit as error:

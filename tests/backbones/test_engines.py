@@ -271,15 +271,21 @@ def test_the_life_of_a_model(photos, tmp_path, capsys):
         assert main(["classify", "--model", str(tmp_path / "extended"), *arguments]) == 0
     answers = [(tmp_path / f"{name}.csv").read_text().splitlines() for name in ("torch", "onnxruntime")]
     assert [line.split(",")[:2] for line in answers[0]] == [line.split(",")[:2] for line in answers[1]]
+    runs = {"torch": run, "onnxruntime": learned(tmp_path / "runtime", *options(photos), *RUNTIME)}
+    forget = ["--class", "bee", "--images", str(photos / "bee"), "--output"]
     capsys.readouterr()
-    forget = ["forget", "--model", str(run), "--class", "bee", "--images", str(photos / "bee"), "--output"]
+    assert main(["forget", "--model", str(runs["torch"]), *forget, str(tmp_path / "in_torch")]) == 0
+    assert "about 1e-5 of its share, not to 1e-8 (engine torch rounds as batches and" in capsys.readouterr().out
+    forget = ["forget", "--model", str(runs["onnxruntime"]), *forget]
     assert main([*forget, str(tmp_path / "auto")]) == 0  # as it was learned
     assert "class 'bee' is forgotten exactly" in capsys.readouterr().out
-    assert main([*forget, str(tmp_path / "other"), "--engine", "onnxruntime"]) == 0
+    assert main([*forget, str(tmp_path / "other"), "--model.engine", "torch"]) == 0
     output = capsys.readouterr().out
-    assert "forgotten to about 1e-5 of its share, not to 1e-8 (learned with engine torch, taken out with onnx" in output
+    assert (
+        "forgotten to about 1e-5 of its share, not to 1e-8 (learned with engine onnxruntime, taken out with t" in output
+    )
     without = make_photos(tmp_path / "without", ["ant", "cow", "dog"])
-    never = learned(tmp_path / "never", *options(without), *TORCH, "--data.classes_per_task", "3")
+    never = learned(tmp_path / "never", *options(without), *RUNTIME, "--data.classes_per_task", "3")
     expected = cifnet_pl.load(never, "cpu").tensors()["head.sums.products"]
     for name, bound in (("auto", 1e-8), ("other", 1e-5)):
         products = cifnet_pl.load(tmp_path / name, "cpu").tensors()["head.sums.products"]

@@ -8,6 +8,7 @@ from importlib import import_module
 import pytest
 from jsonargparse import ArgumentParser
 
+from cifnet_pl.__main__ import main
 from cifnet_pl.cli.commands import COMMANDS, RUNS, outline, run_command, with_lists
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import environment
@@ -93,3 +94,10 @@ def test_a_pipe_that_nobody_reads_ends_a_command_quietly():
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
+
+
+@pytest.mark.parametrize("name", ["classify", "extend", "forget", "merge"])
+def test_the_engine_has_the_name_that_it_has_for_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--model.engine", "tensorrt"], ["--model.engine=tensorrt"]):
+        assert main([name, *words]) == 2
+        assert "--engine is 'tensorrt', expected one of 'auto', 'torch', 'onnxruntime'" in capsys.readouterr().err

@@ -8,7 +8,14 @@ import pytest
 import yaml
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.configs import PAPER_ONLY, config_files, find_config, with_named_configs, with_recommended
+from cifnet_pl.cli.configs import (
+    PAPER_ONLY,
+    config_files,
+    find_config,
+    with_few_classes,
+    with_named_configs,
+    with_recommended,
+)
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import FAST, make_photos
@@ -65,6 +72,43 @@ def test_the_first_command_of_the_readme_is_answered_by_the_recommended_method(t
     words = [photos if word == "PHOTOS" else word for word in command[1].split()]
     assert with_recommended(words)[1:3] == ["--config", str(config_files()["heads/ridge"])]
     assert "heads/ridge is used" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--config", "folder"], ["--model.head", "RidgeHead"], ["--config=heads/ridge", "--model.calibrate=false"], []],
+)
+def test_a_folder_of_few_classes_is_learned_at_once(words, tmp_path):
+    make_photos(tmp_path, ["ant", "bee", "cow"])
+    args = with_named_configs(["fit", "--data.root", str(tmp_path), *words])
+    assert with_few_classes(args) == [*args, "--data.classes_per_task", "3"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--data.classes_per_task", "2"],
+        ["--data.initial_classes=2"],
+        ["--data.source", "domains"],
+        ["--data.stream", "Blurry"],
+        ["--data.stream.classes_per_task", "1"],
+        ["--config", "cifar100"],
+        ["--config", "OWN"],
+        ["--help"],
+    ],
+)
+def test_tasks_that_were_planned_stay(words, tmp_path):
+    make_photos(tmp_path, ["ant", "bee", "cow"])
+    (tmp_path.parent / "own.yaml").write_text("data: {classes_per_task: 1}")
+    words = [str(tmp_path.parent / "own.yaml") if word == "OWN" else word for word in words]
+    args = with_named_configs(["fit", "--data.root", str(tmp_path), *words])
+    assert with_few_classes(args) == args
+
+
+def test_a_folder_of_many_classes_is_learned_ten_at_a_time(tmp_path):
+    make_photos(tmp_path, [f"class {i}" for i in range(10)], 1)
+    args = ["fit", "--data.root", str(tmp_path)]
+    assert with_few_classes(args) == args
 
 
 @pytest.mark.parametrize("name", list(signature(RidgeHead).parameters)[1:])

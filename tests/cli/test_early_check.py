@@ -14,7 +14,9 @@ from lightning.pytorch import Trainer
 from cifnet_pl.backbones.engines import EngineChoice
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.cli.class_sources import arguments, choices, head_names
-from cifnet_pl.cli.early_check import check_options, trainer_arguments
+from cifnet_pl.cli.commands import RUNS
+from cifnet_pl.cli.early_check import GROUPS, SINGLE, check_options, trainer_arguments
+from cifnet_pl.cli.lightning_cli import CIFNetCLI, run
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.heads import HEADS
 from cifnet_pl.learning.cifnet_module import CIFNetModule
@@ -37,6 +39,22 @@ def test_the_names_are_those_that_the_parser_knows(kind: type) -> None:
 
 def test_the_names_of_the_trainer() -> None:
     assert set(trainer_arguments()) == known_to_the_parser(Trainer)
+
+
+@pytest.mark.parametrize("command", RUNS)
+def test_every_option_of_every_run_is_known(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: list[str] = []
+
+    def no_run(cli: CIFNetCLI, *_: object) -> None:
+        parser = cli._parser(command)
+        options.extend(option for action in parser._actions for option in action.option_strings)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(CIFNetCLI, "parse_arguments", no_run)
+    with pytest.raises(SystemExit):
+        run([command])
+    first = {option.removeprefix("--").rstrip("+").partition(".")[0] for option in options if option.startswith("--")}
+    assert {"model", "data", "experiment"} <= first <= {*GROUPS, *SINGLE}
 
 
 def test_heads_and_words() -> None:
@@ -76,6 +94,14 @@ def test_classes_of_others_are_not_looked_for() -> None:
             ["fit", "--config", "iterative/podnet", "--model.loss=l1"],
             "--model.loss is 'l1', expected one of 'nca', 'softmax'",
         ),
+        (["ftt"], "unknown sub-command 'ftt': did you mean fit"),
+        (["fit", "--experimnt", "x"], "unknown option --experimnt: did you mean --experiment?"),
+        (["fit", "--modl.head", "X"], "unknown option --modl.head: did you mean --model.head?"),
+        (["fit", "--experiment.x", "1"], "unknown option --experiment.x"),
+        (["fit", "--config", "quickstart", "--model.engine"], "--model.engine needs a value"),
+        (["fit", "--model.engine", "--data.root", "x"], "--model.engine needs a value"),
+        (["fit", "--data.batch_size", "abc"], "--data.batch_size is 'abc', expected int"),
+        (["fit", "--config", "iterative/der", "--model.auxiliary=a"], "auxiliary is 'a', expected a finite number"),
     ],
 )
 def test_an_option_that_no_class_has(words: list[str], sentence: str) -> None:
@@ -98,7 +124,7 @@ def test_an_option_that_no_class_has(words: list[str], sentence: str) -> None:
         ["fit", "--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "A_k"],
         ["fit", "--model.hed", "X", "--help"],
         ["fit", "--experiment", "--model"],
-        ["fit", "--model.engine", "--data.root", "x"],
+        ["fit", "--data.batch_size", "1e2"],
         ["fit", "--data.root", "a.b", "--seed_everything", "1"],
         ["fit", "--data.options.anything", "1"],
         [
