@@ -43,7 +43,15 @@ NOT_SETTINGS = (
     "data.on_corrupt",
     "energy.enabled",
     "energy.tracking_mode",
+    "energy.measure_seconds",
     "predictions.every_task",
+    "words",
+    "checkpoint.every_steps",
+    "checkpoint.every_minutes",
+    "trainer.devices",
+    "trainer.num_nodes",
+    "trainer.enable_model_summary",
+    "trainer.log_every_n_steps",
 )
 """Keys of ``config.yaml`` that do not make another configuration: seeds, names, and how the same was computed."""
 

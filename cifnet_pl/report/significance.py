@@ -77,9 +77,9 @@ def _single_run_test(cell: Stat, rival: Stat) -> float | None:
 def marked(cells: Sequence[Stat | None], better: str, exact: bool = False) -> set[int]:
     """Return the positions of the cells to mark as best: the best mean, and those after it that nothing is better than.
 
-    In the order of their means, cells are marked up to the first one that another one is significantly better than:
-    no marked cell has a worse mean than one that was tested and is not marked. Nothing is marked where nothing can be
-    told apart: fewer than two cells with two common seeds, or all of them tied.
+    In the order of their means, cells are marked up to the first one that another one is significantly better than, or
+    that was not tested, having too few seeds: no marked cell has a worse mean than one that is not marked. Nothing is
+    marked where nothing can be told apart: fewer than two cells with two common seeds, or all of them tied.
 
     Args:
         cells: of one column, and comparable with each other.
@@ -96,8 +96,8 @@ def marked(cells: Sequence[Stat | None], better: str, exact: bool = False) -> se
         return winners if len(known) > len(winners) else set()
     found = {i: [is_worse(cell, rival, better) for j, rival in known.items() if j != i] for i, cell in known.items()}
     tested = {i: verdicts for i, verdicts in found.items() if any(verdict is not None for verdict in verdicts)}
-    ordered = sorted(tested, key=lambda i: known[i].mean, reverse=better == "max")
-    leading = set(itertools.takewhile(lambda i: True not in tested[i], ordered))
+    ordered = sorted(known, key=lambda i: known[i].mean, reverse=better == "max")
+    leading = set(itertools.takewhile(lambda i: i in tested and True not in tested[i], ordered))
     return leading if len(tested) > len(leading) else set()
 
 

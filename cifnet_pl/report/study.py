@@ -73,8 +73,10 @@ class Study:
         return self.names.get(setting, setting.short)
 
     def slug(self, setting: Setting) -> str:
-        """Return the setting's name for a file."""
-        return slug(self.names[setting])
+        """Return the setting's name for a file; names that differ in other characters alone get a number."""
+        alike = [other for other, name in self.names.items() if slug(name) == slug(self.names[setting])]
+        number = alike.index(setting)
+        return slug(self.names[setting]) + (f"_{number + 1}" if number else "")
 
     # ------------------------------------------------------------------ groups
 
@@ -249,7 +251,7 @@ class Study:
         if runs and all(both):
             over = "a seed sets both seed_everything and the class order"
         elif len(drawn) == 1:
-            over = "all runs have the same class order, a seed sets the buffer and the projections alone"
+            over = "all runs have the same class order; a seed sets everything else that is drawn"
         else:
             over = "class orders and seeds vary, but not together: the table of runs has them"
         return f"Mean ± standard deviation over seeds; {over}."

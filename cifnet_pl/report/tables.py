@@ -9,6 +9,7 @@ from cifnet_pl.report.answer_sets import answer_sets_table
 from cifnet_pl.report.markup import SEEDS, Cell, Column, Table
 from cifnet_pl.report.memory_tables import buffer_bytes_table, memory_table, scaling_tables
 from cifnet_pl.report.outcomes import Group, Stat, fixed
+from cifnet_pl.report.runs import Run
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.report.study import ABLATIONS, Study, notes_of, sources
 from cifnet_pl.report.words import heading, strategy_name, value_name
@@ -257,6 +258,12 @@ def settings_table(study: Study) -> Table:
     return Table("settings", "What a method's name stands for; variants say what they change", columns, rows)
 
 
+def _class_order(run: Run) -> str:
+    """Return the number that the class order was drawn from; "given" for a list of classes."""
+    order = run.config["data"].get("class_order")
+    return "as it is" if order is None else "given" if isinstance(order, list) else str(order)
+
+
 def runs_table(study: Study) -> Table:
     """Tabulate every run that was used, with its folder and its machine."""
     rows: list[list[Cell]] = []
@@ -264,10 +271,12 @@ def runs_table(study: Study) -> Table:
         for outcome in group.outcomes:
             values: list[Cell] = [fixed(outcome.values.get(n)) for _, n in ACCURACY]
             seed = "" if outcome.seed is None else str(outcome.seed)
+            order = "" if outcome.run is None else _class_order(outcome.run)
             about = outcome.run.summary if outcome.run else {}
             commit = str(about.get("git_commit") or "")[:10]
             folder = str(outcome.run.folder) if outcome.run else "external file"
-            rows.append([study.names[group.setting], group.label, seed, *values, outcome.conditions.machine,
+            rows.append([study.names[group.setting], group.label, seed, order, *values, outcome.conditions.machine,
                          sources([group]) and outcome.conditions.source, commit, folder])  # fmt: skip
-    headers = ("setting", "method", "seed", "Ā (%)", "A_K (%)", "machine", "energy measured by", "commit", "folder")
+    headers = ("setting", "method", "seed", "class order", "Ā (%)", "A_K (%)", "machine", "energy measured by",
+               "commit", "folder")  # fmt: skip
     return Table("runs", "Runs", [Column(header) for header in headers], rows)

@@ -1,9 +1,11 @@
 import os
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from cifnet_pl.report.groups import group_runs
 from cifnet_pl.report.outcomes import Group, stat_of
@@ -207,6 +209,26 @@ def test_seeds_are_no_part_of_a_configuration(tmp_path: Path) -> None:
     assert not [key for key in config if key.endswith("seed") and key != "data.split_seed"]
     assert config["head.ridge"] == 0.01
     assert config["buffer.capacity"] == 2000
+
+
+def test_settings_whose_names_differ_in_other_characters_have_files_of_their_own() -> None:
+    study: Any = SimpleNamespace(names={1: "写真, 2 cls/task", 2: "画像, 2 cls/task", 3: "digits"})
+    names = [Study.slug(study, setting) for setting in study.names]
+    assert names == ["2_cls_task", "2_cls_task_2", "digits"]
+
+
+def test_how_a_run_was_watched_is_no_part_of_a_configuration(tmp_path: Path) -> None:
+    for number, more in enumerate(
+        ({}, {"words": "research", "checkpoint": {"every_minutes": 5}, "trainer": {"devices": 1, "num_nodes": 1}})
+    ):
+        write_run(tmp_path / "e" / f"version_{number}", tasks=2)
+        path = tmp_path / "e" / f"version_{number}" / "config.yaml"
+        config = yaml.safe_load(path.read_text())
+        for key, value in more.items():
+            config[key] = {**config[key], **value} if isinstance(config.get(key), dict) else value
+        path.write_text(yaml.safe_dump(config))
+    plain, watched = (configuration(run) for run in read_runs([tmp_path])[0])
+    assert plain == watched
 
 
 def test_statistics_of_what_is_known() -> None:

@@ -48,6 +48,9 @@ def test_ties_are_marked_alike_and_nothing_where_nothing_differs() -> None:
     assert is_worse(wide, best, "max") is False
     assert marked([best, worse, wide], "max") == {0}
     assert marked([best, None, of(a=1.0)], "max") == set()  # one common seed tells nothing
+    # A better mean of a single seed is not tested, and what is worse than it is not called best.
+    assert marked([best, tied, worse, of(a=95.0)], "max") == set()
+    assert marked([best, tied, worse, of(a=65.0)], "max") == {0, 1}
 
 
 def test_the_bootstrap_covers_the_truth() -> None:

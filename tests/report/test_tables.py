@@ -80,7 +80,7 @@ def test_the_bound_is_one_method_with_its_settings(tmp_path: Path) -> None:
     ("orders", "said"),
     [
         ([1, 2], "a seed sets both seed_everything and the class order"),
-        ([None, None], "all runs have the same class order, a seed sets the buffer and the projections alone"),
+        ([None, None], "all runs have the same class order; a seed sets everything else that is drawn"),
         ([7, 7], "all runs have the same class order"),
         ([1, 3], "class orders and seeds vary, but not together"),
     ],
