@@ -147,7 +147,7 @@ def all_pictures(study: Study, pairs: Sequence[Pair] = ()) -> dict[str, list[Pic
         return {
             COMPARISON: [p for pair in pairs if (p := comparison_picture(pair))],
             "Accuracy": [p for s in settings for p in trajectories(study, s)],
-            "Efficiency": [p for s in settings for p in [*time_bubbles(study, s), *energy_points(study, s)]],
+            "Efficiency": [p for s in study.data_names for p in [*time_bubbles(study, s), *energy_points(study, s)]],
             "Memory": [*(p for s in settings for p in memory_points(study, s)), *buffer_points(study)],
             "Ablation": [*ablation_bars(study), *calibration_maps(study)],
             "Buffer": [*value_curves(study, "buffer.capacity"), *sampling_bars(study)],

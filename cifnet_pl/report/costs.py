@@ -13,7 +13,7 @@ from cifnet_pl.report.markup import number
 from cifnet_pl.report.memory_tables import buffer_megabytes, buffered, raw_images
 from cifnet_pl.report.outcomes import Group, Stat
 from cifnet_pl.report.settings import Setting
-from cifnet_pl.report.study import Study
+from cifnet_pl.report.study import Study, slug
 from cifnet_pl.report.style import COLOURS, MARKERS, SMALL, Picture, figure, fitted, legend_of_points, wrapped
 
 SMALLEST, LARGEST = 30.0, 900.0
@@ -46,18 +46,30 @@ def panels(study: Study, groups: Sequence[Group], key: str) -> list[Panel]:
 # ---------------------------------------------------------------------- accuracy against time
 
 
+def _with_networks(study: Study, setting: Setting, groups: Sequence[Group]) -> list[Group]:
+    """Return the groups with the network in the labels of measured ones if several networks learned the same data."""
+    if len(study.on_the_same_data(setting)) == 1:
+        return list(groups)
+    return [
+        replace(group, name=f"{group.name} ({group.setting.network})") if group.kind == "measured" else group
+        for group in groups
+    ]
+
+
 def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
     """Draw Ā against training time; the area of a bubble is proportional to the energy (fig:bubble_green).
 
     Args:
         study: all results.
-        setting: whose groups are drawn.
+        setting: one of ``study.data_names``; all networks that learned its data are drawn.
 
     Returns:
         One figure, or none if there is nothing to draw.
     """
+    compared = [group for s in study.on_the_same_data(setting) for group in study.compared(s)]
+    name = study.data_names[setting]
     shown = [
-        (title, kept) for title, groups in panels(study, study.compared(setting), "train_seconds")
+        (title, _with_networks(study, setting, kept)) for title, groups in panels(study, compared, "train_seconds")
         if (kept := [group for group in groups if group.stat("A_bar")])
     ]  # fmt: skip
     if sum(len(groups) for _, groups in shown) < 2:
@@ -75,16 +87,16 @@ def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
         axes.set_title(wrapped(title, 52), fontsize=SMALL)
     every[-1].set_xlabel("training time (minutes, all tasks)")
     chart.supylabel(r"average accuracy $\bar{A}$ (%)", fontsize=12)
-    chart.suptitle(wrapped(study.names[setting], 52))
+    chart.suptitle(wrapped(name, 52))
     too_small = (
         " A dashed bubble is drawn larger than its energy." if any(e < SMALLEST * unit for e in energies) else ""
     )
     crosses = any(group.stat("energy_kwh") is None for _, groups in shown for group in groups)
     caption = (
-        f"Average accuracy against training time, {study.names[setting]}. The area of a bubble is proportional to the "
+        f"Average accuracy against training time, {name}. The area of a bubble is proportional to the "
         f"energy of training{'; a cross has none measured' if crosses else ''}.{too_small}{PANELS * (len(shown) > 1)}"
     )
-    return [Picture(f"time_{study.slug(setting)}", caption, chart)]
+    return [Picture(f"time_{slug(name)}", caption, chart)]
 
 
 def area(energy: float, unit: float) -> float:
@@ -124,16 +136,16 @@ def energy_points(study: Study, setting: Setting) -> list[Picture]:
 
     Args:
         study: all results.
-        setting: whose groups are drawn.
+        setting: one of ``study.data_names``; all networks that learned its data are drawn.
     """
-    groups = study.with_published(setting)
-    drawn = panels(study, groups, "A_K_per_kwh")
-    name, slug = study.names[setting], study.slug(setting)
+    groups = study.of_all_networks(setting)
+    drawn = _all_with_networks(study, setting, panels(study, groups, "A_K_per_kwh"))
+    name = study.data_names[setting]
     pictures = []
     if _worth_drawing(drawn):
         chart = _points(name, drawn, "$A_K$ per kWh (log scale)", lambda group: group.stat("A_K_per_kwh"))
         caption = f"Final accuracy per kWh, {name}; further right is better.{PANELS * (len(drawn) > 1)}{BARS}"
-        pictures.append(Picture(f"energy_{slug}", caption, chart))
+        pictures.append(Picture(f"energy_{slug(name)}", caption, chart))
     energies = panels(study, groups, "energy_kwh")
     ratios = {
         id(group): stat
@@ -149,7 +161,7 @@ def energy_points(study: Study, setting: Setting) -> list[Picture]:
             f"over the seeds that both have.{PANELS * (len(known) > 1)}{BARS}"
         )
         chart = _points(name, known, label, lambda group: ratios[id(group)], line=1.0)
-        pictures.append(Picture(f"energy_ratio_{slug}", caption, chart))
+        pictures.append(Picture(f"energy_ratio_{slug(name)}", caption, chart))
     return pictures
 
 

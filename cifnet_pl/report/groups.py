@@ -211,7 +211,13 @@ def _reference(family: Sequence[Group]) -> Group:
 
 
 def _defaults(head: str) -> dict[str, Any]:
-    builders: dict[str, Callable[..., Any] | None] = {"buffer.": CalibrationBuffer, "head.": heads.HEADS.get(head)}
+    from cifnet_pl.learning import iterative
+
+    builders: dict[str, Callable[..., Any] | None] = {
+        "buffer.": CalibrationBuffer,
+        "head.": heads.HEADS.get(head),
+        "": next((method for method in iterative.METHODS if method.__name__ == head), None),
+    }
     return {
         prefix + name: parameter.default
         for prefix, builder in builders.items()

@@ -151,7 +151,7 @@ def configuration(run: Run) -> dict[str, Any]:
         flat["trainer.callbacks"] = [c for c in callbacks if "ActivationTable" not in str(c)] or None
     if isinstance(run.config["data"].get("class_order"), list):
         flat["data.order"] = run.config["data"]["class_order"]
-    return {key: value for key, value in flat.items() if key not in NOT_SETTINGS and not key.endswith(".seed")}
+    return {key: value for key, value in flat.items() if key not in NOT_SETTINGS and key.split(".")[-1] != "seed"}
 
 
 def _defaults(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,17 @@ ANALYTIC = ("CIFNet", "Exact ridge")
 EXTERNAL = "external: the file does not say which machine, nor how energy was measured"
 """Conditions of the rows of an external file."""
 
+OF_NETWORK: tuple[Callable[[Setting], str], ...] = (
+    lambda s: s.backbone,
+    lambda s: f"{s.image_size} px" if s.image_size else "own size",
+)
+OF_DATA: tuple[Callable[[Setting], str], ...] = (
+    lambda s: f"{s.n_tasks} tasks",
+    lambda s: f"{s.n_classes} classes",
+    lambda s: s.root,
+)
+"""What may tell apart settings of one name, in words."""
+
 REFERENCE = "CIFNet"
 """Method whose energy others are divided by, unless another one is asked for."""
 
@@ -55,18 +66,24 @@ class Study:
     @cached_property
     def names(self) -> dict[Setting, str]:
         """Short name of each setting that no other setting has: what differs from others of its name is added."""
-        names = {setting: setting.short for setting in self.settings}
-        extras: list[Callable[[Setting], str]] = [
-            lambda s: s.backbone,
-            lambda s: f"{s.image_size} px" if s.image_size else "own size",
-            lambda s: f"{s.n_tasks} tasks",
-            lambda s: f"{s.n_classes} classes",
-            lambda s: s.root,
-        ]
-        for extra in extras:
-            said = {name: {extra(s) for s, other in names.items() if other == name} for name in names.values()}
-            names = {s: f"{name}, {extra(s)}" if len(said[name]) > 1 else name for s, name in names.items()}
-        return names
+        return _names(self.settings, [*OF_NETWORK, *OF_DATA])
+
+    @cached_property
+    def data_names(self) -> dict[Setting, str]:
+        """One setting of each data and task protocol, the first of those that differ in network, with a short name."""
+        first: dict[tuple[object, ...], Setting] = {}
+        for setting in self.settings:
+            first.setdefault((setting.data, setting.root), setting)
+        return _names(list(first.values()), OF_DATA)
+
+    def on_the_same_data(self, setting: Setting) -> list[Setting]:
+        """Return a setting and those that differ from it in network and size of images only."""
+        return [s for s in self.settings if (s.data, s.root) == (setting.data, setting.root)]
+
+    def of_all_networks(self, setting: Setting) -> list[Group]:
+        """Return the groups of :meth:`with_published` of all networks on a setting's data; the paper's rows once."""
+        beside = self.on_the_same_data(setting)
+        return [g for s in beside for g in self.compared(s)] + self.published_in(setting)
 
     def name_of(self, setting: Setting) -> str:
         """Return the name of a setting, of this study or not."""
@@ -167,19 +184,14 @@ class Study:
     # ------------------------------------------------------------------ costs
 
     def energy_ratios(self, groups: Sequence[Group]) -> list[Stat | None]:
-        """Return the energy of each group divided by that of the reference under the same conditions."""
-        references: dict[tuple[str, Conditions], Group] = {}
-        for group in groups:
-            if self._is_reference(group) and len(group.conditions) == 1:
-                conditions = group.conditions[0]
-                references.setdefault((group.kind, conditions), group)
-                references.setdefault((group.kind, conditions.comparable), group)
+        """Return the energy of each group divided by that of the reference under the same conditions.
+
+        That is the reference on the same network, else the one on another network if there is only one.
+        """
+        references = [g for g in groups if self._is_reference(g) and len(g.conditions) == 1]
         ratios: list[Stat | None] = []
         for group in groups:
-            rival = None
-            if len(group.conditions) == 1:
-                conditions = group.conditions[0]
-                rival = references.get((group.kind, conditions)) or references.get((group.kind, conditions.comparable))
+            rival = _rival(group, references)
             if rival is group:
                 ratios.append(fixed(1.0, group.seeds) if group.stat("energy_kwh") else None)
             else:
@@ -260,6 +272,27 @@ class Study:
     def notes(self) -> list[str]:
         """Notes about the backbones, once each."""
         return notes_of(self.settings)
+
+
+def _rival(group: Group, references: Sequence[Group]) -> Group | None:
+    """Return the reference that a group's energy may be divided by; None if there is none, or no single one."""
+    if len(group.conditions) != 1:
+        return None
+    (own,) = group.conditions
+    fitting = [r for r in references if (r.kind, r.conditions[0].comparable) == (group.kind, own.comparable)]
+    near = [r for r in fitting if r.setting == group.setting]
+    if not near and len({r.setting for r in fitting}) > 1:
+        return None
+    return next(iter(sorted(near or fitting, key=lambda r: r.conditions[0] != own)), None)
+
+
+def _names(settings: Sequence[Setting], extras: Sequence[Callable[[Setting], str]]) -> dict[Setting, str]:
+    """Return a name for each setting; of ``extras`` those are added in which settings of one name differ."""
+    names = {setting: setting.short for setting in settings}
+    for extra in extras:
+        said = {name: {extra(s) for s, other in names.items() if other == name} for name in names.values()}
+        names = {s: f"{name}, {extra(s)}" if len(said[name]) > 1 else name for s, name in names.items()}
+    return names
 
 
 def slug(text: str) -> str:

@@ -11,7 +11,7 @@ from cifnet_pl.report.memory_tables import buffer_bytes_table, memory_table, sca
 from cifnet_pl.report.outcomes import Group, Stat, fixed
 from cifnet_pl.report.runs import Run
 from cifnet_pl.report.settings import Setting
-from cifnet_pl.report.study import ABLATIONS, Study, notes_of, sources
+from cifnet_pl.report.study import ABLATIONS, Study, notes_of, slug, sources
 from cifnet_pl.report.words import heading, strategy_name, value_name
 
 BEST = (
@@ -22,6 +22,10 @@ BEST = (
 )
 COST_BEST = (
     "Costs are ranked only among rows of the same machine, the same way to measure and the same use of the cache."
+)
+OTHER_NETWORKS = (
+    "Networks differ: bold compares rows of the same network only; an energy is divided by that of {reference} on the "
+    "same network, else on the only other one."
 )
 PUBLISHED = (
     "Rows marked published are the paper's own numbers (accuracies are means of three seeds), not measured here."
@@ -42,7 +46,7 @@ def all_tables(study: Study) -> dict[str, list[Table]]:
     each = study.settings
     sections = {
         "Accuracy": [accuracy_table(study)],
-        "Efficiency": [efficiency_table(study, s) for s in each],
+        "Efficiency": [efficiency_table(study, s) for s in study.data_names],
         "Memory": [*(memory_table(study, s) for s in each), buffer_bytes_table(study), *scaling_tables(study)],
         "Ablation": [ablation_table(study)],
         "Buffer": [value_table(study, "buffer.capacity", "buffer_size"), sampling_table(study)],
@@ -82,14 +86,16 @@ def _kinds(rows: Sequence[Sequence[Cell]]) -> list[str]:
 def efficiency_table(study: Study, setting: Setting) -> Table:
     """Tabulate parameters, minutes, energy and A_K per kWh (tab:cifar100-efficiency, tab:imagenet100-efficiency).
 
-    A configuration whose seeds ran under different conditions has one row for each condition.
+    A configuration whose seeds ran under different conditions has one row for each condition. Networks that learned the
+    same data stand in one table, where only rows of the same network are ranked.
 
     Args:
         study: all results.
-        setting: whose groups are listed.
+        setting: one of ``study.data_names``.
     """
+    beside = study.on_the_same_data(setting)
     groups = [
-        alike for group in study.with_published(setting) for alike in group.by_conditions()
+        alike for group in study.of_all_networks(setting) for alike in group.by_conditions()
         if alike.stat("energy_kwh") or alike.stat("train_seconds")
     ]  # fmt: skip
     relative = study.energy_ratios(groups)
@@ -97,6 +103,7 @@ def efficiency_table(study: Study, setting: Setting) -> Table:
         Column("method"),
         Column("numbers"),
         Column(SEEDS),
+        Column("network"),
         Column("network (M)", 2, "min", 1e-6, False),
         Column("epochs", 0, None, 1.0, False),
         Column("training (min)", None, "min", 1 / 60),
@@ -114,21 +121,25 @@ def efficiency_table(study: Study, setting: Setting) -> Table:
         after = [group.stat(name) for name in ("A_K", "A_K_per_kwh", "co2_kg")]
         seeds = "" if group.kind == "published" else str(group.seeds)
         letter = letters[group.kind, group.conditions[0].comparable]
-        rows.append([group.label, group.kind, seeds, *before, factor, *after, letter])
+        network = group.setting.network if group.kind == "measured" and len(beside) > 1 else ""
+        rows.append([group.label, group.kind, seeds, network, *before, factor, *after, letter])
     legend = [f"{letter}: {text}." for letter, text in study.condition_words(groups).items()]
     notes = [
         "Training: all tasks, without evaluation. Epochs: passes over the images of a task. "
         f"Energy ÷ {study.reference}: among rows of the same conditions.",
+        *([OTHER_NETWORKS.format(reference=study.reference)] if len(beside) > 1 else []),
         *legend,
         study.seeds_note(groups),
         f"{BEST} {COST_BEST}",
         *_published_notes(groups),
         *study.cache_note(groups),
-        *([setting.note] if setting.note else []),
+        *notes_of(beside),
     ]
-    blocks = [f"{group.kind} {letters[group.kind, group.conditions[0].comparable]}" for group in groups]
-    title = f"Accuracy and energy: {study.names[setting]}"
-    return Table(f"efficiency_{study.slug(setting)}", title, columns, rows, notes, blocks)
+    # The first column and the network's tell rows apart, the last one their conditions.
+    blocks = [f"{row[1]} {row[3]} {row[-1]}" for row in rows]
+    name = study.data_names[setting]
+    title = f"Accuracy and energy: {name}"
+    return Table(f"efficiency_{slug(name)}", title, columns, rows, notes, blocks)
 
 
 def _published_notes(groups: Sequence[Group]) -> list[str]:

@@ -1,3 +1,4 @@
+import json
 import os
 import statistics
 from pathlib import Path
@@ -215,6 +216,31 @@ def test_settings_whose_names_differ_in_other_characters_have_files_of_their_own
     study: Any = SimpleNamespace(names={1: "写真, 2 cls/task", 2: "画像, 2 cls/task", 3: "digits"})
     names = [Study.slug(study, setting) for setting in study.names]
     assert names == ["2_cls_task", "2_cls_task_2", "digits"]
+
+
+def trained(folder: Path, seed: int, **options: Any) -> None:
+    """A run of FOSTER: its options, the seed among them, are those of the model itself."""
+    write_run(folder, seed=seed, tasks=2)
+    for name, key in (("config.yaml", "model"), ("summary.json", "head")):
+        content = yaml.safe_load((folder / name).read_text())
+        model = {
+            "class_path": "cifnet_pl.iterative.FOSTERModule",
+            "init_args": {"backbone": "b", "seed": seed, **options},
+        }
+        content[key] = model if key == "model" else "FOSTERModule"
+        write = yaml.safe_dump if name.endswith(".yaml") else json.dumps
+        (folder / name).write_text(write(content))
+
+
+def test_seeds_of_a_trained_method_are_one_group_and_its_defaults_have_its_name(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        trained(tmp_path / f"half-s{seed}" / "version_0", seed, memory_share=0.5)
+        trained(tmp_path / f"plain-s{seed}" / "version_0", seed, memory_share=None)
+    groups, _ = group_runs(read_runs([tmp_path])[0])
+    assert {group.label: [outcome.seed for outcome in group.outcomes] for group in groups} == {
+        "FOSTER": [1, 2],
+        "FOSTER, memory share 0.5": [1, 2],
+    }
 
 
 def test_how_a_run_was_watched_is_no_part_of_a_configuration(tmp_path: Path) -> None:
