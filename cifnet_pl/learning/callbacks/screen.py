@@ -167,7 +167,7 @@ def summary_lines(record: RunRecord, module: TaskModule, words: Words) -> list[s
     )
     if (s["ece"] or 0) > UNCALIBRATED and not getattr(module, "calibrate", True):
         lines.append(
-            "Add --model.calibrate true --model.buffer CalibrationBuffer for percentages that can be believed."
+            "Add --model.calibrate true --model.buffer CalibrationBuffer for calibrated percentages."
         )
     return [*lines, costs]
 
