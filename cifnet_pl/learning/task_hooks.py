@@ -34,6 +34,11 @@ class TaskHooks(LightningModule):
         """The data module that feeds this module."""
         return cast(CIFNetDataModule, cast(Any, self.trainer).datamodule)
 
+    @property
+    def goes_on_inside(self) -> bool:
+        """Whether the task that is opened next was under way when the run stopped, and goes on there."""
+        return False
+
     def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
         """Return the order in which the images of a task are learned, one array per pass.
 

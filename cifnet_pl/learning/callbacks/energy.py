@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
-from cifnet_pl.utilities.errors import unknown_name
+from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.utilities.errors import CheckpointError, unknown_name
 from cifnet_pl.utilities.text import first_line
 
 
@@ -60,7 +61,8 @@ def check_country(code: str) -> str:
 class EnergyMonitor(Callback):
     """Measures the energy of every task's learning and of its evaluation, with one tracker per node.
 
-    An error in the tracker is reported once and never ends a run.
+    An error in the tracker is reported once and never ends a run. What a task under way has taken is part of the
+    checkpoint, and counts if the run goes on inside that task; each of several nodes then adds what the first one took.
 
     Args:
         enabled: whether to measure at all.
@@ -86,6 +88,9 @@ class EnergyMonitor(Callback):
         self.evaluation: Energy | None = None
         self._tracker: Any = None
         self._mark = Energy()
+        self._open = False  # whether a task is being learned
+        self._spent: Energy | None = Energy()  # of the task under way, up to the last checkpoint; None if not known
+        self._before_stop: Energy | None = Energy()  # of the task under way, in earlier runs
         self._warned = False
 
     # ------------------------------------------------------------------ hooks, in the order Lightning calls them
@@ -98,10 +103,13 @@ class EnergyMonitor(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start to measure the learning of a task."""
         self._lap()
+        self._spent = self._before_stop if cast(TaskModule, pl_module).goes_on_inside else Energy()
+        self._open, self._before_stop = True, Energy()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start to measure the evaluation."""
-        self.learning = self._lap()
+        self.learning = self._add_lap()
+        self._open = False
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read the energy of the evaluation; with several nodes, the sum over nodes."""
@@ -109,6 +117,21 @@ class EnergyMonitor(Callback):
         if self.enabled and trainer.num_nodes > 1:
             self.learning = _over_nodes(trainer, self.learning)
             self.evaluation = _over_nodes(trainer, self.evaluation)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a task under way has taken, for the checkpoint; nothing between tasks."""
+        if not self._open:
+            return {}
+        spent = self._add_lap()
+        return {"spent": None if spent is None else asdict(spent)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what the task under way took before; CheckpointError if it is damaged."""
+        try:
+            spent = state_dict["spent"]
+            self._before_stop = None if spent is None else Energy(**spent)
+        except (KeyError, TypeError) as error:
+            raise CheckpointError("the checkpoint is damaged: its energy cannot be read") from error
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Stop the tracker."""
@@ -153,6 +176,12 @@ class EnergyMonitor(Callback):
 
         self._guard(read)
         return self._mark - before if self._tracker is not None else None
+
+    def _add_lap(self) -> Energy | None:
+        """Return the energy of the task under way; None if a part of it was not measured."""
+        lap = self._lap()
+        self._spent = None if lap is None or self._spent is None else self._spent + lap
+        return self._spent
 
     def _guard(self, action: Any) -> None:
         # CodeCarbon probes hardware in many ways; an error there must not end the run.

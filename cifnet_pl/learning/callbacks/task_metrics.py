@@ -29,16 +29,20 @@ from cifnet_pl.model.metrics import average_accuracy, forgetting
 from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.processes import of_all_processes
 
+OPEN_SECONDS = "open_seconds"
+
 
 class TaskMetrics(Callback):
     """Keeps the run's record and writes its folder's files; must come after :class:`EnergyMonitor`.
 
-    The record is part of the checkpoint, so a run that goes on has all its rows.
+    The record is part of the checkpoint, so a run that goes on has all its rows. So is the time that a task under way
+    has taken: it counts if the run goes on inside that task, not if the task is learned again from its beginning.
     """
 
     def __init__(self) -> None:
         self.record = RunRecord()
-        self._start = 0.0
+        self._start: float | None = None  # of the task under way
+        self._before_stop = 0.0  # seconds that the task under way took in earlier runs
         self._train_seconds = 0.0
         self._cached = 0
 
@@ -61,7 +65,8 @@ class TaskMetrics(Callback):
         if trainer.is_global_zero and folder is not None:
             (folder / "summary.json").unlink(missing_ok=True)
             write_configuration(cast(TaskModule, pl_module), folder)
-        self._start, self._cached = time.perf_counter(), 0
+        earlier = self._before_stop if cast(TaskModule, pl_module).goes_on_inside else 0.0
+        self._start, self._cached, self._before_stop = time.perf_counter() - earlier, 0, 0.0
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -73,7 +78,8 @@ class TaskMetrics(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note how long the task took to learn."""
-        self._train_seconds = time.perf_counter() - self._start
+        if self._start is not None:
+            self._train_seconds, self._start = time.perf_counter() - self._start, None
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Add the task's row, write the tables, log."""
@@ -106,13 +112,15 @@ class TaskMetrics(Callback):
                 logger.log_hyperparams(flat_settings(module.settings()), metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the record, for the checkpoint."""
-        return self.record.state_dict()
+        """Return the record, for the checkpoint, and the seconds that a task under way has taken."""
+        seconds = time.perf_counter() - self._start if self._start is not None else 0.0
+        return {**self.record.state_dict(), OPEN_SECONDS: seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the record of the checkpoint; CheckpointError if it is damaged."""
         try:
             self.record = RunRecord.from_state_dict(state_dict)
+            self._before_stop = float(state_dict.get(OPEN_SECONDS, 0.0))  # not told by older versions
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError("the checkpoint is damaged: its measurements cannot be read") from error
 

@@ -95,8 +95,8 @@ class IterativeModule(ResumableModule):
         """Refuse what only a frozen network allows.
 
         Raises:
-            UsageError: data without images, an embedding cache, a limit on batches, which would cut off passes, or a
-                Trainer whose processes would not learn together.
+            UsageError: data without images, an embedding cache, a limit on batches, which would cut off passes, a
+                Trainer whose processes would not learn together, or batches of one image, which have no statistics.
         """
         name = type(self).__name__
         if not isinstance(self.data.source.train, ImageSet):
@@ -107,6 +107,11 @@ class IterativeModule(ResumableModule):
             check_trainer(self.trainer)
             if self.trainer.limit_train_batches != 1.0:
                 raise UsageError("a limit on training batches would cut off whole passes: use fewer --model.epochs")
+            if self.regime.batch_statistics == "learned" and self.data.batch_size < 2:
+                raise UsageError(
+                    "batch statistics are learned from at least two images in each process: set --data.batch_size "
+                    "to 2 or more (now 1), or --model.batch_statistics fixed"
+                )
 
     # ------------------------------------------------------------------ prediction
 

@@ -97,6 +97,8 @@ class CREATEModule(ReplayModule):
         alone = scores.shape[1] == 1  # nothing to be confused with
         weights = torch.full_like(scores[:, 0], 2.0) if alone else confusion_weights(scores, self._own["alpha"])
         codes, labels, weights = (self.gathered(t) for t in (codes, labels, weights))
+        if len(codes) == 1:  # a single image has nothing to be separated from
+            return codes.new_zeros(())
         with torch.autocast(codes.device.type, enabled=False):
             return separation(codes, labels, weights) / self.share
 

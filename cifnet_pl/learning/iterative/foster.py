@@ -15,7 +15,7 @@ from cifnet_pl.learning.iterative.losses import balanced_distillation, boosting,
 from cifnet_pl.learning.iterative.networks import Branches, frozen, grown
 from cifnet_pl.learning.iterative.replay import ReplayModule
 from cifnet_pl.learning.iterative.schedule import Phase
-from cifnet_pl.utilities.errors import check_that
+from cifnet_pl.utilities.errors import UsageError, check_that
 
 
 class FOSTERModule(ReplayModule):
@@ -55,6 +55,11 @@ class FOSTERModule(ReplayModule):
         shares = memory_share if isinstance(memory_share, list) else [memory_share]
         fit = bool(shares) and all(share is None or 0 < share < 1 for share in shares)
         check_that(fit, "memory_share", memory_share, "shares between 0 and 1, or null")
+        if self.per_class is not None and shares != [None]:
+            raise UsageError(
+                "memory_share divides --model.exemplars among all classes, exemplars_per_class is a number for each: "
+                "leave out --model.memory_share or --model.exemplars_per_class"
+            )
         self._own: dict[str, Any] = {
             "boosting_beta": boosting_beta,
             "compression_beta": compression_beta,

@@ -103,19 +103,23 @@ class Method(TaskModule):
         """Name of the current phase."""
         return self.phases()[self._phase].name
 
-    def phase(self, name: str, share: float = 1.0, rate: float | None = None, decay: float | None = None) -> Phase:
+    def phase(
+        self, name: str, share: float = 1.0, tuning_rate: float | None = None, decay: float | None = None
+    ) -> Phase:
         """Plan a phase of the current task.
 
         Args:
             name: of the phase.
             share: of the task's epochs.
-            rate: learning rate; None for that of the task.
+            tuning_rate: learning rate of balanced fine-tuning; None for that of the task.
             decay: weight decay; None for that of the task.
         """
         later = not self.first
         epochs = max(1, round(share * self.regime.epochs[later]))
-        rate = self.regime.learning_rates[later] if rate is None else rate
-        return Phase(name, epochs, rate, self.regime.weight_decays[later] if decay is None else decay)
+        decay = self.regime.weight_decays[later] if decay is None else decay
+        if tuning_rate is not None:
+            return Phase(name, epochs, tuning_rate, decay, "tuning_rate")
+        return Phase(name, epochs, self.regime.learning_rates[later], decay)
 
     def fresh_network(self) -> nn.Module:
         """Return a network like the first one was at the beginning; random weights are drawn anew."""

@@ -109,9 +109,10 @@ class ReplayModule(FinetuneModule):
         """Choose the exemplars of the new classes, shrink the others, tune on all of them, and average them."""
         super().finish_task()
         self._choose()
-        with self.trainer.precision_plugin.train_step_context():
+        with self.advising_on_memory(), self.trainer.precision_plugin.train_step_context():
             if self.old:
                 self.after_choosing()
+                self.refuse_divergence()
             self.exemplars.average(self._embedded())
         self._descent, self._learning = None, []
         self.train()
@@ -136,6 +137,7 @@ class ReplayModule(FinetuneModule):
         random = np.random.default_rng([self.seed, len(self.learned_tasks), 4])
         everything = np.arange(len(self.exemplars))
         steps = plan_steps(everything, 0, [phase], self.data.batch_size * world, random)
+        self.refuse_empty_processes(steps, len(self.learned_tasks) - 1)
         self.descend_on(parts, phase)
         for number, step in enumerate(steps):
             mine = torch.from_numpy(np.array_split(step.rows, world)[rank])

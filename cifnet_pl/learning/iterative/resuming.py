@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
+from cifnet_pl.learning.iterative.schedule import Step
 from cifnet_pl.learning.iterative.steps import StepwiseModule
 from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.text import first_line
@@ -20,6 +22,22 @@ class ResumableModule(StepwiseModule):
         self._before: dict[str, Tensor] = {}
         self._resume: dict[str, Any] | None = None
         self._snapshot: dict[str, Any] | None = None
+
+    @property
+    def goes_on_inside(self) -> bool:
+        """Whether the task that is opened next was under way when the run stopped, and goes on there."""
+        return self._resume is not None
+
+    def steps(self, rows: np.ndarray, task: int) -> list[Step]:
+        """Return all steps of a task on new images ``rows``.
+
+        Raises:
+            CheckpointError: the run goes on inside the task, and its steps were others before.
+        """
+        steps = super().steps(rows, task)
+        if self._resume is not None:
+            _require_same("steps in the task", self._resume.get("steps"), len(steps))
+        return steps
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Make room for the new classes; if the run was stopped inside this task, go on from there."""
@@ -53,7 +71,9 @@ class ResumableModule(StepwiseModule):
         """Return the state of the task after ``_done`` steps: enough to go on with the same bits."""
         descent = self._descent.state_dict() if self._descent is not None else None
         weights = {k: v.clone() for k, v in self.state_dict().items()}
-        return {"step": self._done, "weights": weights, "descent": descent, "counts": self._counts.clone()}
+        position = {"step": self._done, "weights": weights, "descent": descent, "counts": self._counts.clone()}
+        steps = len(self._plan[1]) if self._plan is not None else None
+        return {**position, "images_per_step": self.images_per_step, "steps": steps}
 
     def _go_on(self, position: dict[str, Any]) -> None:
         """Continue the task from a position; the network must have its structure already."""
@@ -74,10 +94,17 @@ class ResumableModule(StepwiseModule):
             checkpoint["position"] = self._snapshot or self._position()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Make room for the classes that the checkpoint's weights know."""
+        """Make room for the classes that the checkpoint's weights know.
+
+        Raises:
+            CheckpointError: see :class:`cifnet_pl.learning.task_module.TaskModule`; or the run would go on inside a
+                task in steps of another size, in which its remaining steps are others.
+        """
         super().on_load_checkpoint(checkpoint)
         self._before, self._plan = {}, None
         self._resume = checkpoint.get("position") if self._under_way else None
+        if self._resume is not None:
+            _require_same("images in a step", self._resume.get("images_per_step"), self.images_per_step)
         self._offset = self._resume["step"] if self._resume else 0
         self._restructure([len(task) for task in self.learned_tasks[: self.tasks_finished]])
 
@@ -106,3 +133,21 @@ class ResumableModule(StepwiseModule):
             return super().load_state_dict(state_dict, strict=strict, assign=assign)
         except (RuntimeError, TypeError, AttributeError, KeyError) as error:
             raise CheckpointError(f"the checkpoint does not fit the network: {first_line(error)}") from error
+
+
+def _require_same(quantity: str, stored: int | None, ours: int) -> None:
+    """Compare the steps of the task that goes on with those of the run that began it.
+
+    Args:
+        quantity: what is counted.
+        stored: the number in the checkpoint; None in those of older versions, and nothing is compared.
+        ours: the number in this run.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    if stored is not None and stored != ours:
+        raise CheckpointError(
+            f"the checkpoint was written inside a task with {stored} {quantity}, this run has {ours}: use the same "
+            "--data.batch_size, number of processes and images, or start a new experiment"
+        )

@@ -25,12 +25,14 @@ class Phase:
         epochs: passes over the phase's images.
         learning_rate: at its beginning.
         weight_decay: on all weights that learn.
+        rate_option: name of the option that the learning rate comes from.
     """
 
     name: str
     epochs: int
     learning_rate: float
     weight_decay: float
+    rate_option: str = "learning_rate"
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ def plan_steps(
 ) -> list[Step]:
     """Divide new images and exemplars among the steps of all phases, each once per pass, in shuffled order.
 
-    Every step has the same share of both, so that the sizes of steps differ by two at most.
+    Every step has the same share of both, so that the sizes of steps differ by one at most. With fewer new images than
+    steps, the last steps of each pass have exemplars alone.
 
     Args:
         rows: positions of the task's new images.
@@ -115,7 +118,7 @@ def plan_steps(
         batch_size: images in a step over all processes, at most.
         random: draws the orders.
     """
-    count = max(1, min(math.ceil((len(rows) + exemplars) / batch_size), len(rows)))
+    count = max(1, math.ceil((len(rows) + exemplars) / batch_size))
     steps = []
     for number, phase in enumerate(phases):
         for epoch in range(phase.epochs):

@@ -8,10 +8,13 @@ from types import SimpleNamespace
 
 import codecarbon
 import pytest
+import torch
 
 from cifnet_pl.learning.callbacks.energy import Energy, EnergyMonitor, _source, check_country, physical_gpus
+from cifnet_pl.learning.iterative import FinetuneModule
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import fit
+from tests.killing import Killed, at_call
 
 MEASURED = ["--energy.enabled", "true", "--data.max_tasks", "3"]
 PLAIN = ("train_seconds", "energy_kwh", "energy_source", "eval_energy_kwh")
@@ -88,6 +91,10 @@ def tracker(monkeypatch):
     return Tracker
 
 
+def die(*_):
+    raise Killed
+
+
 def results(logs: Path, version: int = 0):
     folder = logs / "default" / f"version_{version}"
     with (folder / "tasks.csv").open(newline="") as file:
@@ -118,6 +125,47 @@ def test_a_run_that_goes_on_adds_up(tracker, tmp_path):
     assert [float(row["energy_kwh"]) for row in rows] == [111.0] * 5
     assert summary["energy_kwh"] == 555.0
     assert summary["energy_ram_kwh"] == 500.0
+
+
+def trained(logs: Path, *options: str) -> int:
+    """A run of two tasks that is saved inside them; every save is a reading, too."""
+    model = ["--model", "cifnet_pl.iterative.FinetuneModule", "--model.epochs", "2", "--checkpoint.every_steps", "4"]
+    return fit(logs, *model, "--data.batch_size", "32", "--data.max_tasks", "2", *options)
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_run_that_goes_on_inside_a_task_counts_what_it_took_before(older, tracker, tmp_path, monkeypatch):
+    assert trained(tmp_path / "whole", "--energy.enabled", "true") == 0
+    whole, _ = results(tmp_path / "whole")
+    with monkeypatch.context() as patched:
+        patched.setattr(FinetuneModule, "loss", at_call(18 + 10, FinetuneModule.loss, die))
+        with pytest.raises(Killed):
+            trained(tmp_path, "--energy.enabled", "true")
+    path = tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt"
+    stopped = torch.load(path, weights_only=True)
+    assert stopped["position"]["step"] == 8
+    assert stopped["callbacks"]["EnergyMonitor"] == {"spent": {"cpu": 2.0, "gpu": 20.0, "ram": 200.0, "co2_kg": 1.0}}
+    if older:
+        del stopped["callbacks"]["EnergyMonitor"]
+        torch.save(stopped, path)
+    assert trained(tmp_path, "--energy.enabled", "true", "--ckpt_path", "last") == 0
+    rows, summary = results(tmp_path)
+    lost = 222.0 if older else 0.0
+    assert [float(row["energy_kwh"]) for row in rows] == pytest.approx(
+        [float(whole[0]["energy_kwh"]), float(whole[1]["energy_kwh"]) - lost]
+    )
+    assert summary["energy_kwh"] == sum(float(row["energy_kwh"]) for row in rows)
+
+
+def test_what_was_not_measured_before_a_stop_makes_the_task_unknown(tracker, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(FinetuneModule, "loss", at_call(10, FinetuneModule.loss, die))
+        with pytest.raises(Killed):
+            trained(tmp_path)
+    assert trained(tmp_path, "--energy.enabled", "true", "--ckpt_path", "last") == 0
+    rows, _ = results(tmp_path)
+    assert rows[0]["energy_kwh"] == ""
+    assert float(rows[1]["energy_kwh"]) > 0
 
 
 @pytest.mark.parametrize("where", [("init", 1), ("start", 1), ("measure", 1), ("measure", 5), ("stop", 1)], ids=str)

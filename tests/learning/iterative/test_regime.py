@@ -279,6 +279,10 @@ class TestCommandLine:
 # ---------------------------------------------------------------------- bad input
 
 
+def full(*_):
+    raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+
 class TestRefused:
     @pytest.mark.parametrize(
         ("options", "said"),
@@ -305,6 +309,10 @@ class TestRefused:
             ({"kind": CREATEModule, "tuning_rate": 0.0}, "tuning_rate is 0, expected a positive number"),
             ({"kind": FOSTERModule, "boosting_beta": 1.0}, "boosting_beta is 1"),
             ({"kind": FOSTERModule, "memory_share": 1.5}, "memory_share is 1.5"),
+            (
+                {"kind": FOSTERModule, "memory_share": 0.5, "exemplars_per_class": 20},
+                "leave out --model.memory_share or --model.exemplars_per_class",
+            ),
             ({"kind": CREATEModule, "latent": 0}, "latent is 0"),
             ({"kind": TagFexModule, "attention_heads": 5}, "attention_heads is 5"),
             ({"kind": TagFexModule, "projection": [3]}, "projection is \\[3\\], expected two widths"),
@@ -337,13 +345,31 @@ class TestRefused:
         with pytest.raises(UsageError, match="cut off whole passes"):
             trainer(tmp_path, limit_train_batches=3).fit(learner(FinetuneModule), datamodule=data())
 
-    def test_gpu_out_of_memory(self, tmp_path, monkeypatch):
-        def full(*_):
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+    @pytest.mark.parametrize("where", ["loss", "after_choosing", "probabilities_by_way"])
+    def test_gpu_out_of_memory(self, where, tmp_path, monkeypatch):
+        monkeypatch.setattr(PODNetModule, where, full)
+        said = (
+            r"^the GPU's memory is full: start a new experiment with a smaller --data\.batch_size \(now 32\), "
+            r"or with --trainer\.precision 16-mixed$"
+        )
+        with pytest.raises(CifnetError, match=said):
+            run(PODNetModule, tmp_path, epochs=1)
 
-        monkeypatch.setattr(WAModule, "loss", full)
-        with pytest.raises(CifnetError, match=r"the GPU's memory is full: set a smaller --data\.batch_size \(now 32\)"):
-            run(WAModule, tmp_path)
+    def test_gpu_out_of_memory_in_an_evaluation(self, tmp_path, monkeypatch):
+        made, _ = run(WAModule, tmp_path, epochs=1, given={"max_tasks": 1})
+        monkeypatch.setattr(WAModule, "probabilities_by_way", full)
+        with pytest.raises(CifnetError, match=r"is full: set a smaller --data\.batch_size \(now 32\)$"):
+            trainer(tmp_path).validate(made, datamodule=data(max_tasks=1), verbose=False)
+
+    @pytest.mark.parametrize("tuning", [0.125, 20.0], ids=["last_step", "further_steps"])
+    def test_rate_of_tuning_too_high(self, tuning, tmp_path):
+        said = r"in task 2: the learning rate 1e\+38 is too high, set a lower --model\.tuning_rate$"
+        with pytest.raises(CifnetError, match=said):
+            run(PODNetModule, tmp_path, epochs=1, exemplars=4, tuning_rate=1e38, tuning=tuning)
+
+    def test_scores_that_are_not_finite_after_the_last_step(self, tmp_path):
+        with pytest.raises(CifnetError, match=r"in task 1: the learning rate 1e\+25 is too high, set a lower"):
+            run(FinetuneModule, tmp_path, epochs=1, learning_rate=1e25, given={"batch_size": 1000})
 
     @pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
     def test_precision(self, precision, tmp_path):
