@@ -6,7 +6,7 @@ import csv
 import json
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,9 +61,9 @@ def cost_of(folder: Path, run: Path) -> Cost:
 
 
 def estimate(point: Point, folder: Path, ran: Sequence[tuple[Point, Cost]]) -> Cost | None:
-    """Estimate what is left of a point: the mean of points with the same labels except the seed, else of all that ran.
+    """Estimate what is left of a point: the mean of its other seeds, less the tasks that it has learned already.
 
-    The tasks that a stopped point has learned are subtracted.
+    Other configurations say nothing about it: a frozen network takes minutes where a trained one takes hours.
 
     Args:
         point: of the sweep.
@@ -71,17 +71,17 @@ def estimate(point: Point, folder: Path, ran: Sequence[tuple[Point, Cost]]) -> C
         ran: points that ran, and what they took.
 
     Returns:
-        None if nothing has run yet.
+        None if no other seed of the same configuration has run.
     """
-    same = [cost for other, cost in ran if _without_seed(other.labels) == _without_seed(point.labels)]
-    known = same or [cost for _, cost in ran]
-    if not known:
+    method = point.method
+    same = [cost for other, cost in ran if other.method == method]
+    if not same:
         return None
-    tasks = max(cost.tasks for cost in known)
-    left = max(0.0, 1 - tasks_learned(folder) / tasks) if same else 1.0
-    energies = [cost.kwh for cost in known if cost.kwh is not None]
+    tasks = max(cost.tasks for cost in same)
+    left = max(0.0, 1 - tasks_learned(folder) / tasks)
+    energies = [cost.kwh for cost in same if cost.kwh is not None]
     kwh = left * statistics.fmean(energies) if energies else None
-    return Cost(left * statistics.fmean(cost.seconds for cost in known), kwh, tasks)
+    return Cost(left * statistics.fmean(cost.seconds for cost in same), kwh, tasks)
 
 
 def estimate_running(folder: Path, seconds: float, before: int = 0) -> Cost | None:
@@ -111,11 +111,11 @@ def total(costs: Sequence[Cost | None]) -> str:
     """Return a sentence about the sum of estimates, with the number of points that have none."""
     known = [cost for cost in costs if cost is not None]
     if not known:
-        return "no estimate yet: none of these points has run; the sweep gives one after its first task"
+        return "no estimate yet: none of these configurations has run; the sweep gives one after a first task of each"
     energies = [cost.kwh for cost in known if cost.kwh is not None]
     energy = f", {sum(energies):.2g} kWh" if energies else ", energy not measured"
     without = len(costs) - len(known)
-    more = f"; {without} without an estimate" if without else ""
+    more = f" for {len(known)} of them; {without} without an estimate, as no other seed has run" if without else ""
     return f"{duration(sum(cost.seconds for cost in known))}{energy}{more}"
 
 
@@ -129,10 +129,6 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def _without_seed(labels: Mapping[str, str]) -> dict[str, str]:
-    return {axis: label for axis, label in labels.items() if axis != "seed"}
 
 
 def tasks_learned(folder: Path) -> int:

@@ -6,7 +6,6 @@ import copy
 import hashlib
 import itertools
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import yaml
 
 from cifnet_pl.cli.option_scope import fits
+from cifnet_pl.cli.sweep_axes import OWN_KEYS, axes_of, options_of, sections_of, seed_axis, slug
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.files import read_yaml
 
@@ -34,6 +34,7 @@ class Point:
         config: the whole configuration.
         labels: axis → label of the point's option; "part" and "seed" among them.
         unfit: names of the overrides that its classes do not have, and that were left out of it.
+        kept: names of the overrides that the sweep file keeps its own settings against.
     """
 
     name: str
@@ -41,6 +42,13 @@ class Point:
     config: dict[str, Any]
     labels: Mapping[str, str] = field(default_factory=dict, compare=False)
     unfit: tuple[str, ...] = field(default=(), compare=False)
+    kept: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def method(self) -> str:
+        """A hash that points share if they differ only in what a sweep's seed sets."""
+        data = {key: value for key, value in self.config.get("data", {}).items() if key != "class_order"}
+        return identity({**self.config, "data": data, "seed_everything": None})
 
 
 def choose(points: Sequence[Point], only: Sequence[str], without: Sequence[str]) -> list[Point]:
@@ -54,16 +62,16 @@ def choose(points: Sequence[Point], only: Sequence[str], without: Sequence[str])
     Raises:
         UsageError: a label that no point has.
     """
-    known = {_slug(label): label for point in points for label in point.labels.values()}
+    known = {slug(label): label for point in points for label in point.labels.values()}
     for label in [*only, *without]:
-        if _slug(label) not in known:
+        if slug(label) not in known:
             raise unknown_name("label of the sweep", label, known.values())
-    wanted, unwanted = set(map(_slug, only)), set(map(_slug, without))
-    axes = {axis for point in points for axis, label in point.labels.items() if _slug(label) in wanted}
+    wanted, unwanted = set(map(slug, only)), set(map(slug, without))
+    axes = {axis for point in points for axis, label in point.labels.items() if slug(label) in wanted}
     return [
         point for point in points
-        if all(_slug(point.labels.get(axis, "")) in wanted for axis in axes)
-        and not unwanted & set(map(_slug, point.labels.values()))
+        if all(slug(point.labels.get(axis, "")) in wanted for axis in axes)
+        and not unwanted & set(map(slug, point.labels.values()))
     ]  # fmt: skip
 
 
@@ -78,7 +86,9 @@ def read_points(
             seed_everything and the class order), and ``parts`` (one for each data set, with ``label``, ``fixed`` and
             ``axes`` of its own). A point has one option of each axis. An option with ``config`` (a configuration file,
             relative to this one, or a pattern for several of them, whose names are the labels) starts from that
-            file's model, trainer and way of preparing images instead of those of the base.
+            file's model, trainer and way of preparing images instead of those of the base. An option with ``keep`` (a
+            list of dotted names) holds these settings against overrides: a trained method keeps its network where
+            the command line gives the frozen one of the others.
         overrides: (dotted name, YAML value) pairs that come last and win. An axis that makes no difference any more
             is not in the name. With data.source or data.root among them the data set is given: only the first part
             is run, on that data. One that the classes of a point do not have is left out of that point.
@@ -87,7 +97,7 @@ def read_points(
     Raises:
         UsageError: a file that is missing, is not YAML or is not a sweep; the sentence says where.
     """
-    sweep = _mapping(read_yaml(path), path, KEYS)
+    sweep = sections_of(read_yaml(path), path, KEYS)
     if not isinstance(sweep.get("base"), str):
         raise UsageError(f"{path} has no base: name the configuration file that its points start from")
     base = read_yaml(path.parent / sweep["base"])
@@ -97,13 +107,13 @@ def read_points(
     parts = sweep.get("parts") or [{}]
     if not isinstance(parts, list):
         raise UsageError(f"{path}: parts is not a list")
-    common = _axes(sweep.get("axes"), path)
+    common = axes_of(sweep.get("axes"), path)
     other_data = any(name in ("data.source", "data.root") for name, _ in overrides)
     points: dict[str, Point] = {}
-    for settings in (_mapping(settings, path, PART_KEYS) for settings in (parts[:1] if other_data else parts)):
-        over_seeds = _seed_axis(sweep.get("seeds") if seeds is None else list(seeds), path)
-        axes = {**_axes(settings.get("axes"), path), **common, **over_seeds}
-        fixed = {**_options(sweep.get("fixed"), path), **_options(settings.get("fixed"), path)}
+    for settings in (sections_of(settings, path, PART_KEYS) for settings in (parts[:1] if other_data else parts)):
+        over_seeds = seed_axis(sweep.get("seeds") if seeds is None else list(seeds), path)
+        axes = {**axes_of(settings.get("axes"), path), **common, **over_seeds}
+        fixed = {**options_of(sweep.get("fixed"), path), **options_of(settings.get("fixed"), path)}
         label = [str(settings["label"])] if "label" in settings and not other_data else []
         for point in _product(path, base, fixed, axes, overrides, label):
             points.setdefault(point.identity, point)
@@ -125,23 +135,43 @@ def _product(
         for option in options:
             _start_from(config, option.get("config"))
         for name, value in [*fixed.items(), *(pair for option in options for pair in option.items())]:
-            if name not in ("label", "config"):
+            if name not in OWN_KEYS:
                 put(config, name, copy.deepcopy(value), str(path))
-        unfit = []
-        for name, value in overrides:
-            if fits(config, name):
-                put(config, name, _value(name, value), "command line")
-            else:
-                unfit.append(name)
-        points.append(([str(option["label"]) for option in options], identity(config), config, tuple(unfit)))
-    kept = [i for i in range(len(axes)) if _matters(i, [(labels, content) for labels, content, *_ in points])]
+        left_out = _override(config, overrides, [name for option in options for name in option.get("keep", ())])
+        points.append(([str(option["label"]) for option in options], identity(config), config, *left_out))
+    shown = [i for i in range(len(axes)) if _matters(i, [(labels, content) for labels, content, *_ in points])]
     return [
         Point(
-            "-".join([*map(_slug, label + [labels[i] for i in kept]), content]) or content, content, config,
-            {**({"part": label[0]} if label else {}), **dict(zip(axes, labels, strict=True))}, unfit,
+            "-".join([*map(slug, label + [labels[i] for i in shown]), content]) or content, content, config,
+            {**({"part": label[0]} if label else {}), **dict(zip(axes, labels, strict=True))}, unfit, kept,
         )
-        for labels, content, config, unfit in points
+        for labels, content, config, unfit, kept in points
     ]  # fmt: skip
+
+
+def _override(
+    config: dict[str, Any], overrides: Sequence[tuple[str, str]], own: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Put overrides into a configuration.
+
+    Returns:
+        Names of those that its classes do not have, and of those that are among its ``own`` settings.
+    """
+    unfit, kept = [], []
+    for name, value in overrides:
+        if _within(name, own):
+            kept.append(name)
+        elif fits(config, name):
+            put(config, name, _value(name, value), "command line")
+        else:
+            unfit.append(name)
+    return tuple(unfit), tuple(kept)
+
+
+def _within(name: str, settings: Sequence[str]) -> bool:
+    """Return whether a dotted name is one of some settings or in one of them, with or without ``init_args``."""
+    plain = name.replace(".init_args", "") + "."
+    return any(plain.startswith(own.replace(".init_args", "") + ".") for own in settings)
 
 
 def _start_from(config: dict[str, Any], other: Mapping[str, Any] | None) -> None:
@@ -209,6 +239,15 @@ def put(config: dict[str, Any], name: str, value: Any, where: str) -> None:
         node[last] = value
 
 
+def value_at(config: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a dotted name, None where there is none; ``init_args`` may be left out of the name."""
+    node: Any = config
+    for step in name.split("."):
+        node = _arguments(node, step)
+        node = node.get(step) if isinstance(node, dict) else None
+    return node
+
+
 def _arguments(node: Any, name: str) -> Any:
     if isinstance(node, dict) and "class_path" in node and name not in ("class_path", "init_args", "dict_kwargs"):
         if not isinstance(node.get("init_args"), dict):
@@ -217,79 +256,8 @@ def _arguments(node: Any, name: str) -> Any:
     return node
 
 
-# ---------------------------------------------------------------------- reading
-
-
-def _mapping(content: Any, path: Path, keys: Sequence[str]) -> dict[str, Any]:
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} is not a sweep: expected {', '.join(keys)}")
-    unknown = [key for key in content if key not in keys]
-    if unknown:
-        raise UsageError(f"{path}: '{unknown[0]}' is not a part of a sweep, expected {', '.join(keys)}")
-    return content
-
-
-def _options(content: Any, path: Path) -> dict[str, Any]:
-    if content is None:
-        return {}
-    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        raise UsageError(f"{path}: '{content}' is not a set of options, expected dotted names and values")
-    return content
-
-
-def _axes(content: Any, path: Path) -> dict[str, list[dict[str, Any]]]:
-    axes = {}
-    for name, options in _options(content, path).items():
-        if not isinstance(options, list) or not options:
-            raise UsageError(f"{path}: axis {name} has no options, expected a list")
-        axes[name] = [variant for option in options for variant in _with_configs(_options(option, path), path)]
-        labels = [str(option.get("label", "")) for option in axes[name]]
-        if "" in labels:
-            raise UsageError(f"{path}: an option of axis {name} has no label")
-        if len(set(map(_slug, labels))) < len(labels):
-            raise UsageError(f"{path}: two options of axis {name} have the same label")
-    return axes
-
-
-def _with_configs(option: dict[str, Any], path: Path) -> list[dict[str, Any]]:
-    """Return an option with the content of its ``config``.
-
-    A pattern gives one option for each file, labelled by its name.
-
-    Raises:
-        UsageError: no such file, or it is not a configuration with a model.
-    """
-    if "config" not in option:
-        return [option]
-    pattern = str(option["config"])
-    folder, _, name = pattern.rpartition("/")
-    files = sorted((path.parent / folder).glob(name)) if "*" in name else [path.parent / pattern]
-    variants = []
-    for file in files:
-        content = read_yaml(file)
-        if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
-            raise UsageError(f"{path}: {file} is not a configuration with a model")
-        variants.append({"label": file.stem, **option, "config": content})
-    if not variants:
-        raise UsageError(f"{path}: no file is called {pattern}")
-    return variants
-
-
-def _seed_axis(seeds: Any, path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return an axis over seeds: each sets the seed of the run and that of the class order."""
-    if seeds is None:
-        return {}
-    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
-        raise UsageError(f"{path}: seeds is '{seeds}', expected a list of integers")
-    return {"seed": [{"label": f"s{s}", "seed_everything": s, "data.class_order": s} for s in dict.fromkeys(seeds)]}
-
-
 def _value(name: str, text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UsageError(f"--{name} is '{text}', which is not a YAML value") from error
-
-
-def _slug(label: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.+]+", "_", label).strip("_")

@@ -21,7 +21,7 @@ from cifnet_pl.cli.estimates import LOG, Cost, add_elapsed, cost_of, duration, e
 from cifnet_pl.cli.failures import memory_kills, reason
 from cifnet_pl.cli.grid import Point, choose, read_points
 from cifnet_pl.cli.sweep_locks import running, waiting_lock
-from cifnet_pl.cli.sweep_plan import complete_run, costs_of, early_estimate, print_plan, result_of, unfit_overrides
+from cifnet_pl.cli.sweep_plan import complete_run, costs_of, early_estimate, left_out_overrides, print_plan, result_of
 from cifnet_pl.report import report
 from cifnet_pl.report.runs import FAILURE, POINT
 from cifnet_pl.utilities.errors import CifnetError, UsageError
@@ -43,7 +43,8 @@ def sweep(
 ) -> None:
     """Run every point of sweep files that is not complete yet, each as a process of its own; report on all of them.
 
-    Options with a dot in their name (--data.root DIR) hold for all points whose classes have them. A point that was
+    Options with a dot in their name (--data.root DIR) hold for all points whose classes have them, but for the settings
+    that the file keeps (``keep``): the trained methods of configs/paper keep their own networks. A point that was
     stopped goes on where it was; one that fails does not keep the others from running. Points that several files share
     are run once.
 
@@ -56,8 +57,8 @@ def sweep(
         seeds: such as 1,2 in place of the files' own, or null.
         only: labels of the points to run, such as ridge s1; of each axis that is named, one of its labels.
         without: labels of points to leave out.
-        budget: hours; a point that is expected to take longer than what is left of them is not begun, and one that
-            still runs when they are over is stopped, to go on another time. Null for no bound.
+        budget: hours; a point whose other seeds took longer than what is left of them is not begun, and one that still
+            runs when they are over is stopped, to go on another time. Null for no bound.
         dry_run: only list the points and the time that they are expected to take.
 
     Raises:
@@ -73,7 +74,7 @@ def sweep(
     console = Console(soft_wrap=True, highlight=False)
     kinds = "each seed sets both seed_everything and the class order" if _over_seeds(points.values()) else "no seeds"
     console.print(f"{len(points)} point{'s' if len(points) > 1 else ''}; {kinds}")
-    for sentence in unfit_overrides(overrides, list(points.values())):
+    for sentence in left_out_overrides(overrides, list(points.values())):
         console.print(sentence, markup=False)
     placed = [(point, _folder(Path(logs), point)) for point in points.values()]
     left = [pair for pair in placed if complete_run(pair[1]) is None]
@@ -135,7 +136,7 @@ def _run_all(
                 console.print(f"{heading}: {why}more than is left of the budget", markup=False)
                 continue
             try:
-                said_early = nullcontext() if expected else early_estimate(console, folder, len(left))
+                said_early = nullcontext() if expected else _said_early(console, point, folder, left, ran)
                 run, sentence = _ensure(folder, point, end, said_early)
                 (done if run is not None else failed).append(run or folder)
                 if run is not None and (point, folder) in waiting:
@@ -147,6 +148,18 @@ def _run_all(
             console.print(f"{heading}: {sentence}", markup=False)
             progress.advance(bar)
     return done, failed, skipped
+
+
+def _said_early(
+    console: Console,
+    point: Point,
+    folder: Path,
+    left: Sequence[tuple[Point, Path]],
+    ran: Sequence[tuple[Point, Cost]],
+) -> AbstractContextManager[None]:
+    """Return the context that estimates a point, and with it all that are left, from its first task."""
+    others = [pair for pair in left if pair[0].method != point.method]
+    return early_estimate(console, folder, len(left) - len(others), [estimate(*pair, ran) for pair in others])
 
 
 def _said_of_rest(left: Sequence[tuple[Point, Path]], ran: Sequence[tuple[Point, Cost]]) -> str:

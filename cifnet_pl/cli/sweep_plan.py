@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from cifnet_pl.cli.estimates import Cost, cost_of, estimate, estimate_running, tasks_learned, total
-from cifnet_pl.cli.grid import Point
+from cifnet_pl.cli.grid import Point, value_at
 from cifnet_pl.report.runs import is_complete, read_run
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.run_folders import versions
@@ -31,21 +31,41 @@ def result_of(run: Path) -> str:
     return "A_K not measured" if final is None else f"A_K {final:.1f} %"
 
 
-def unfit_overrides(overrides: Sequence[tuple[str, str]], points: Sequence[Point]) -> list[str]:
-    """Return a sentence for each override that some points do not have.
+def left_out_overrides(overrides: Sequence[tuple[str, str]], points: Sequence[Point]) -> list[str]:
+    """Return a sentence for each override that some points do not have, and for each setting that some keep.
 
     Raises:
-        UsageError: one that no point has.
+        UsageError: one that holds for no point.
     """
-    sentences = []
+    sentences = _kept_settings(points)
     for name, _ in overrides:
-        fitting = [point for point in points if name not in point.unfit]
+        fitting = [point for point in points if name not in (*point.unfit, *point.kept)]
+        if not fitting and any(name in point.kept for point in points):
+            raise UsageError(f"--{name} fits no point, leave it out: the sweep keeps what its own file says")
         if not fitting:
             raise UsageError(f"--{name} fits no point: none of their classes has such an option")
-        if len(fitting) < len(points):
-            others = dict.fromkeys(_labels_of(point) for point in points if name in point.unfit)
+        others = dict.fromkeys(_labels_of(point) for point in points if name in point.unfit)
+        if others:
             sentences.append(f"--{name} is for {len(fitting)} of {len(points)} points, not for: {'; '.join(others)}")
     return sentences
+
+
+def _kept_settings(points: Sequence[Point]) -> list[str]:
+    """Return which points keep which settings against the overrides: a sentence for all of a part that are alike."""
+    shared = {label for point in points if not point.kept for label in point.labels.values()}
+    keeping: dict[tuple[str, str, str], dict[str, None]] = {}
+    for point in points:
+        own = [f"{name} {value}" for name in point.kept if (value := value_at(point.config, name)) is not None]
+        if point.kept:
+            part = f"{point.labels['part']}: " if "part" in point.labels else ""
+            given = ", ".join(f"--{name}" for name in point.kept)
+            named = [label for axis, label in point.labels.items() if axis != "seed" and label not in shared]
+            name = " ".join(named) or _labels_of(point)
+            keeping.setdefault((part, ", ".join(own) or "their own settings", given), {})[name] = None
+    return [
+        f"{part}{', '.join(names)} keep {own}; the command line holds for the others ({given})"
+        for (part, own, given), names in keeping.items()
+    ]
 
 
 def _labels_of(point: Point) -> str:
@@ -87,13 +107,14 @@ def costs_of(placed: Sequence[tuple[Point, Path]]) -> list[tuple[Point, Cost]]:
 
 
 @contextmanager
-def early_estimate(console: Console, folder: Path, left: int) -> Iterator[None]:
+def early_estimate(console: Console, folder: Path, same: int, others: Sequence[Cost | None] = ()) -> Iterator[None]:
     """Print an estimate as soon as the point that runs meanwhile has learned a task.
 
     Args:
         console: what to print on.
         folder: experiment of the point.
-        left: number of points that are left, this one among them.
+        same: number of points that are left of its configuration, this one among them: they take as long.
+        others: estimates of the other points that are left.
     """
     start, before, over = time.monotonic(), tasks_learned(folder), threading.Event()
 
@@ -101,7 +122,8 @@ def early_estimate(console: Console, folder: Path, left: int) -> Iterator[None]:
         while not over.wait(PAUSE):
             cost = estimate_running(folder, time.monotonic() - start, before)
             if cost is not None:
-                every = "" if left == 1 else f"; {left} to run, if all take as long: {total([cost] * left)}"
+                left = [*[cost] * same, *others]
+                every = f"; {len(left)} to run: {total(left)}" if len(left) > 1 else ""
                 after = f"after its first task ({cost.tasks} in all)"
                 console.print(f"{folder.name}: {after} expected to take {total([cost])}{every}", markup=False)
                 return

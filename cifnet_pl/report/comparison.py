@@ -11,6 +11,7 @@ from cifnet_pl.report.answers import paired, right_answers
 from cifnet_pl.report.compared_groups import groups_named, told_apart
 from cifnet_pl.report.markup import Cell, Column, Table
 from cifnet_pl.report.outcomes import Group, Outcome, fixed
+from cifnet_pl.report.setting_names import slug
 from cifnet_pl.report.significance import (
     Answers,
     Interval,
@@ -20,7 +21,7 @@ from cifnet_pl.report.significance import (
     paired_test,
     seed_interval,
 )
-from cifnet_pl.report.study import Study, slug
+from cifnet_pl.report.study import Study
 from cifnet_pl.report.style import SMALL, Picture, figure, wrapped
 from cifnet_pl.utilities.errors import UsageError
 

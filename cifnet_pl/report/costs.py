@@ -13,7 +13,7 @@ from cifnet_pl.report.markup import number
 from cifnet_pl.report.memory_tables import buffer_megabytes, buffered, raw_images
 from cifnet_pl.report.outcomes import Group, Stat
 from cifnet_pl.report.settings import Setting
-from cifnet_pl.report.study import Study, slug
+from cifnet_pl.report.study import Study
 from cifnet_pl.report.style import COLOURS, MARKERS, SMALL, Picture, figure, fitted, legend_of_points, wrapped
 
 SMALLEST, LARGEST = 30.0, 900.0
@@ -31,29 +31,21 @@ def panels(study: Study, groups: Sequence[Group], key: str) -> list[Panel]:
 
     Args:
         study: all results.
-        groups: of one setting.
+        groups: on the same data; the labels of measured ones have the network if there are several.
         key: value that a group must have to be shown.
     """
     by_title: dict[str, list[Group]] = {}
+    several = len({group.setting for group in groups if group.kind == "measured"}) > 1
     for group in (alike for whole in groups for alike in whole.by_conditions()):
         if group.stat(key) is not None:
             (conditions,) = study.condition_words([group]).values()
             title = conditions if group.kind == "measured" else group.kind
-            by_title.setdefault(title, []).append(replace(group, conditions_label=""))  # the panel's title says it
+            network = group.setting.network if several and group.kind == "measured" else ""
+            by_title.setdefault(title, []).append(replace(group, conditions_label=network))  # the title says the rest
     return list(by_title.items())
 
 
 # ---------------------------------------------------------------------- accuracy against time
-
-
-def _with_networks(study: Study, setting: Setting, groups: Sequence[Group]) -> list[Group]:
-    """Return the groups with the network in the labels of measured ones if several networks learned the same data."""
-    if len(study.on_the_same_data(setting)) == 1:
-        return list(groups)
-    return [
-        replace(group, name=f"{group.name} ({group.setting.network})") if group.kind == "measured" else group
-        for group in groups
-    ]
 
 
 def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
@@ -69,7 +61,7 @@ def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
     compared = [group for s in study.on_the_same_data(setting) for group in study.compared(s)]
     name = study.data_names[setting]
     shown = [
-        (title, _with_networks(study, setting, kept)) for title, groups in panels(study, compared, "train_seconds")
+        (title, kept) for title, groups in panels(study, compared, "train_seconds")
         if (kept := [group for group in groups if group.stat("A_bar")])
     ]  # fmt: skip
     if sum(len(groups) for _, groups in shown) < 2:
@@ -96,12 +88,17 @@ def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
         f"Average accuracy against training time, {name}. The area of a bubble is proportional to the "
         f"energy of training{'; a cross has none measured' if crosses else ''}.{too_small}{PANELS * (len(shown) > 1)}"
     )
-    return [Picture(f"time_{slug(name)}", caption, chart)]
+    return [Picture(f"time_{study.data_slug(setting)}", caption, chart)]
 
 
 def area(energy: float, unit: float) -> float:
     """Return the area of a bubble in square points: ``energy / unit``, at least ``SMALLEST``."""
     return max(SMALLEST, energy / unit)
+
+
+def _lines(group: Group) -> int:
+    """Return how many lines a label may have: a network's name needs another one."""
+    return 3 if group.conditions_label else 2
 
 
 def _bubbles(axes: Axes, groups: Sequence[Group], unit: float) -> None:
@@ -110,7 +107,8 @@ def _bubbles(axes: Axes, groups: Sequence[Group], unit: float) -> None:
         minutes, accuracy = group.mean("train_seconds") / 60, group.mean("A_bar")
         energy = group.stat("energy_kwh")
         colour = COLOURS[i % len(COLOURS)]
-        label = fitted(f"{group.label}, {number(energy.mean, None)} kWh" if energy else group.label, 26)
+        said = f"{group.label}, {number(energy.mean, None)} kWh" if energy else group.label
+        label = fitted(said, 26, _lines(group) + (1 if group.conditions_label else 0))
         if energy:
             line = "--" if energy.mean < SMALLEST * unit else "-"
             axes.scatter(
@@ -139,13 +137,13 @@ def energy_points(study: Study, setting: Setting) -> list[Picture]:
         setting: one of ``study.data_names``; all networks that learned its data are drawn.
     """
     groups = study.of_all_networks(setting)
-    drawn = _all_with_networks(study, setting, panels(study, groups, "A_K_per_kwh"))
+    drawn = panels(study, groups, "A_K_per_kwh")
     name = study.data_names[setting]
     pictures = []
     if _worth_drawing(drawn):
         chart = _points(name, drawn, "$A_K$ per kWh (log scale)", lambda group: group.stat("A_K_per_kwh"))
         caption = f"Final accuracy per kWh, {name}; further right is better.{PANELS * (len(drawn) > 1)}{BARS}"
-        pictures.append(Picture(f"energy_{slug(name)}", caption, chart))
+        pictures.append(Picture(f"energy_{study.data_slug(setting)}", caption, chart))
     energies = panels(study, groups, "energy_kwh")
     ratios = {
         id(group): stat
@@ -161,7 +159,7 @@ def energy_points(study: Study, setting: Setting) -> list[Picture]:
             f"over the seeds that both have.{PANELS * (len(known) > 1)}{BARS}"
         )
         chart = _points(name, known, label, lambda group: ratios[id(group)], line=1.0)
-        pictures.append(Picture(f"energy_ratio_{slug(name)}", caption, chart))
+        pictures.append(Picture(f"energy_ratio_{study.data_slug(setting)}", caption, chart))
     return pictures
 
 
@@ -175,7 +173,8 @@ def _points(
 ) -> Figure:
     """Draw a point with its deviation for each method, on one logarithmic axis for all panels."""
     sizes = [len(groups) + 0.8 for _, groups in shown]
-    chart = figure(6.4, 1.3 + 0.45 * len(shown) + 0.42 * sum(sizes))
+    lines = max(_lines(group) for _, groups in shown for group in groups)
+    chart = figure(6.4, 1.3 + 0.45 * len(shown) + 0.21 * lines * sum(sizes))
     every = chart.subplots(len(shown), 1, squeeze=False, sharex=True, height_ratios=sizes)[:, 0]
     means = [stat.mean for _, groups in shown for group in groups if (stat := value(group))]
     every[-1].set(xlim=(min(means) / 1.7, max(means) * 1.7), xscale="log")
@@ -188,7 +187,7 @@ def _points(
             axes.annotate(
                 number(stat.mean, None), (1.02, at), xycoords=("axes fraction", "data"), va="center", fontsize=SMALL
             )
-        axes.set_yticks(range(len(known) - 1, -1, -1), [fitted(group.label, 26) for group, _ in known])
+        axes.set_yticks(range(len(known) - 1, -1, -1), [fitted(g.label, 26, _lines(g)) for g, _ in known])
         axes.set_ylim(-0.6, len(known) - 0.4)
         axes.set_title(wrapped(name, 52), fontsize=SMALL)
         if line is not None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import string
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from cifnet_pl.report.external_results import Published, published_groups, published_numbers, published_values
 from cifnet_pl.report.groups import method_order
 from cifnet_pl.report.outcomes import Conditions, Group, Stat, fixed
+from cifnet_pl.report.setting_names import OF_DATA, OF_NETWORK, distinct_names, file_name
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.report.significance import ratio
 from cifnet_pl.report.words import JOINT
@@ -26,17 +26,6 @@ ANALYTIC = ("CIFNet", "Exact ridge")
 
 EXTERNAL = "external: the file does not say which machine, nor how energy was measured"
 """Conditions of the rows of an external file."""
-
-OF_NETWORK: tuple[Callable[[Setting], str], ...] = (
-    lambda s: s.backbone,
-    lambda s: f"{s.image_size} px" if s.image_size else "own size",
-)
-OF_DATA: tuple[Callable[[Setting], str], ...] = (
-    lambda s: f"{s.n_tasks} tasks",
-    lambda s: f"{s.n_classes} classes",
-    lambda s: s.root,
-)
-"""What may tell apart settings of one name, in words."""
 
 REFERENCE = "CIFNet"
 """Method whose energy others are divided by, unless another one is asked for."""
@@ -66,7 +55,7 @@ class Study:
     @cached_property
     def names(self) -> dict[Setting, str]:
         """Short name of each setting that no other setting has: what differs from others of its name is added."""
-        return _names(self.settings, [*OF_NETWORK, *OF_DATA])
+        return distinct_names(self.settings, [*OF_NETWORK, *OF_DATA])
 
     @cached_property
     def data_names(self) -> dict[Setting, str]:
@@ -74,7 +63,7 @@ class Study:
         first: dict[tuple[object, ...], Setting] = {}
         for setting in self.settings:
             first.setdefault((setting.data, setting.root), setting)
-        return _names(list(first.values()), OF_DATA)
+        return distinct_names(list(first.values()), OF_DATA)
 
     def on_the_same_data(self, setting: Setting) -> list[Setting]:
         """Return a setting and those that differ from it in network and size of images only."""
@@ -90,10 +79,12 @@ class Study:
         return self.names.get(setting, setting.short)
 
     def slug(self, setting: Setting) -> str:
-        """Return the setting's name for a file; names that differ in other characters alone get a number."""
-        alike = [other for other, name in self.names.items() if slug(name) == slug(self.names[setting])]
-        number = alike.index(setting)
-        return slug(self.names[setting]) + (f"_{number + 1}" if number else "")
+        """Return the setting's name for a file."""
+        return file_name(self.names, setting)
+
+    def data_slug(self, setting: Setting) -> str:
+        """Return the name of a setting's data for a file."""
+        return file_name(self.data_names, setting)
 
     # ------------------------------------------------------------------ groups
 
@@ -284,20 +275,6 @@ def _rival(group: Group, references: Sequence[Group]) -> Group | None:
     if not near and len({r.setting for r in fitting}) > 1:
         return None
     return next(iter(sorted(near or fitting, key=lambda r: r.conditions[0] != own)), None)
-
-
-def _names(settings: Sequence[Setting], extras: Sequence[Callable[[Setting], str]]) -> dict[Setting, str]:
-    """Return a name for each setting; of ``extras`` those are added in which settings of one name differ."""
-    names = {setting: setting.short for setting in settings}
-    for extra in extras:
-        said = {name: {extra(s) for s, other in names.items() if other == name} for name in names.values()}
-        names = {s: f"{name}, {extra(s)}" if len(said[name]) > 1 else name for s, name in names.items()}
-    return names
-
-
-def slug(text: str) -> str:
-    """Return ``text`` in small letters and digits for the name of a file."""
-    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
 
 
 def _letter(i: int) -> str:

@@ -11,7 +11,7 @@ from cifnet_pl.report.memory_tables import buffer_bytes_table, memory_table, sca
 from cifnet_pl.report.outcomes import Group, Stat, fixed
 from cifnet_pl.report.runs import Run
 from cifnet_pl.report.settings import Setting
-from cifnet_pl.report.study import ABLATIONS, Study, notes_of, slug, sources
+from cifnet_pl.report.study import ABLATIONS, Study, notes_of, sources
 from cifnet_pl.report.words import heading, strategy_name, value_name
 
 BEST = (
@@ -32,7 +32,7 @@ PUBLISHED = (
 )
 PUBLISHED_DER = (
     "The paper's row DER cites Dark Experience Replay, but its numbers of parameters, about twenty times one network, "
-    " are those of the dynamically expandable network (Yan et al. 2021)."
+    "are those of the dynamically expandable network (Yan et al. 2021)."
 )
 ACCURACY = (("Ā", "A_bar"), ("A_K", "A_K"))
 
@@ -139,7 +139,7 @@ def efficiency_table(study: Study, setting: Setting) -> Table:
     blocks = [f"{row[1]} {row[3]} {row[-1]}" for row in rows]
     name = study.data_names[setting]
     title = f"Accuracy and energy: {name}"
-    return Table(f"efficiency_{slug(name)}", title, columns, rows, notes, blocks)
+    return Table(f"efficiency_{study.data_slug(setting)}", title, columns, rows, notes, blocks)
 
 
 def _published_notes(groups: Sequence[Group]) -> list[str]:

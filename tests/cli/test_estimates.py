@@ -2,7 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from cifnet_pl.cli.estimates import LOG, Cost, estimate_running, total
+from cifnet_pl.cli.estimates import LOG, Cost, estimate, estimate_running, total
+from cifnet_pl.cli.grid import read_points
+from tests.cli.test_grid import HEAD, write
 from tests.report.synthetic import write_run
 
 
@@ -37,4 +39,18 @@ def test_nothing_is_estimated_before_a_task_is_learned(tmp_path: Path) -> None:
 
 def test_sums_of_estimates() -> None:
     assert "no estimate yet" in total([None])
-    assert total([Cost(30.0, 0.01, 5), Cost(90.0, None, 5), None]) == "2 min, 0.01 kWh; 1 without an estimate"
+    assert total([Cost(30.0, 0.01, 5), Cost(90.0, None, 5), None]) == (
+        "2 min, 0.01 kWh for 2 of them; 1 without an estimate, as no other seed has run"
+    )
+
+
+def test_a_point_is_estimated_from_its_other_seeds_only(tmp_path: Path) -> None:
+    """The same label on other data, and another method, say nothing; another label of the same configuration does."""
+    heads = {"head": [{"label": "a"}, {"label": "b", HEAD: {"class_path": "RidgeHead"}}]}
+    a1, a2, b1, b2 = read_points(write(tmp_path, axes=heads, seeds=[1, 2]))
+    (elsewhere,) = read_points(write(tmp_path, axes={"head": heads["head"][:1]}, seeds=[3], fixed={"data.source": "x"}))
+    (renamed,) = read_points(write(tmp_path, axes={"way": [{"label": "z"}]}, seeds=[3]))
+    ran = [(a1, Cost(60.0, 0.01, 5))]
+    assert estimate(a2, tmp_path / "a2", ran) == ran[0][1]
+    assert estimate(renamed, tmp_path / "z", ran) == ran[0][1]
+    assert [estimate(p, tmp_path / "none", ran) for p in (b1, b2, elsewhere)] == [None] * 3

@@ -72,6 +72,22 @@ def test_options_that_start_from_other_configurations(tmp_path: Path) -> None:
     assert "epochs" not in points[3].config["model"]["init_args"]
 
 
+def test_a_point_keeps_what_its_option_says_against_overrides(tmp_path: Path) -> None:
+    model = {"class_path": "cifnet_pl.iterative.FinetuneModule", "init_args": {"backbone": "random:resnet18"}}
+    (tmp_path / "slow.yaml").write_text(yaml.safe_dump({"model": model}))
+    kept = {"config": "slow.yaml", "keep": ["model.backbone", "model.architecture"]}
+    path = write(tmp_path, axes={"head": [{"label": "a"}, kept, {"label": "free", "config": "slow.yaml"}]})
+    given = [("model.init_args.backbone", "file:x.pth"), ("model.architecture", "resnet18"), ("model.epochs", "2")]
+    a, slow, free = read_points(path, given)
+    assert [p.config["model"]["init_args"]["backbone"] for p in (a, slow, free)] == [
+        "file:x.pth", "random:resnet18", "file:x.pth",
+    ]  # fmt: skip
+    assert slow.config["model"]["init_args"] == {"backbone": "random:resnet18", "epochs": 2}
+    assert slow.kept == ("model.init_args.backbone", "model.architecture")
+    assert a.kept == free.kept == ()
+    assert slow.identity == read_points(path, given[2:])[1].identity
+
+
 def test_names_are_stable_and_of_the_configuration_alone(tmp_path: Path) -> None:
     first = read_points(write(tmp_path, axes=AXES, seeds=[1]))
     again = read_points(write(tmp_path, seeds=[1], axes={"other": AXES["size"], "way": AXES["head"]}))
@@ -115,6 +131,7 @@ def test_overrides_win_and_drop_what_makes_no_difference(tmp_path: Path) -> None
         ({"parts": {"a": 1}}, "parts is not a list"),
         ({"axes": {"head": [{"config": "none_*.yaml"}]}}, "no file is called none_"),
         ({"axes": {"head": [{"config": "none.yaml"}]}}, "does not exist"),
+        ({"axes": {"head": [{"label": "a", "keep": "model.backbone"}]}}, "expected a list of dotted names"),
         ({"axes": {"head": [{"config": "sweep.yaml"}]}}, "is not a configuration with a model"),
     ],
 )

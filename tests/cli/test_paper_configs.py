@@ -71,6 +71,22 @@ def test_every_trained_method_is_in(name: str) -> None:
             assert data["image_size"] == {"imagenet100": None, "core50": 128}[data["source"]]
 
 
+@pytest.mark.parametrize(
+    "name", ["accuracy", "curves", "efficiency_cifar100", "efficiency_imagenet100", "bubble_green"]
+)
+def test_a_pretrained_backbone_is_for_the_frozen_methods(name: str) -> None:
+    """The commands on top of these files; the paper trains the other methods from random weights."""
+    given = [("model.backbone", "file:resnet.pth"), ("model.architecture", "resnet32_cifar")]
+    methods = {path.stem for path in (PAPER.parent / "iterative").glob("*.yaml")}
+    for point in read_points(PAPER / f"{name}.yaml", given):
+        arguments = point.config["model"]["init_args"]
+        if point.labels["head"] in methods:
+            assert arguments["backbone"].startswith("random:resnet")
+            assert "architecture" not in arguments
+        else:
+            assert (arguments["backbone"], arguments["architecture"]) == ("file:resnet.pth", "resnet32_cifar")
+
+
 def test_trained_methods_are_compared_at_equal_epochs() -> None:
     """The sweep of docs/results.md: all methods with the same regime, and heads on the same classes beside them."""
     points = read_points(SWEEPS / "trained.yaml", [("data.root", "x")])

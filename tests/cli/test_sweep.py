@@ -3,6 +3,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -169,15 +170,15 @@ def test_a_plan_is_printed_and_nothing_run(
     assert main(["sweep", str(path), "--logs", str(logs), "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert said.count("not run yet") == 8
-    assert "8 to run: no estimate yet: none of these points has run; the sweep gives one after its first task" in said
+    assert "8 to run: no estimate yet: none of these configurations has run" in said
     assert not logs.exists()
-    # One point of 90 s of learning, 3 s of evaluation and 0.06 kWh: the others are expected to take as long.
+    # One point of 90 s of learning, 3 s of evaluation and 0.06 kWh: its other seed is expected to take as long.
     assert main(["sweep", str(path), "--logs", str(logs), "--only", "a", "200", "--seeds", "1"]) == 0
     capsys.readouterr()
     assert main(["sweep", str(path), "--logs", str(logs), "--dry_run"]) == 0
     said = capsys.readouterr().out
     assert said.count("complete already, A_K 59.6 %") == 1
-    assert "7 to run: 11 min, 0.42 kWh" in said
+    assert "7 to run: 2 min, 0.06 kWh for 1 of them; 6 without an estimate, as no other seed has run" in said
 
 
 def test_the_first_task_of_a_sweep_gives_an_estimate(
@@ -201,15 +202,48 @@ def test_the_first_task_of_a_sweep_gives_an_estimate(
     monkeypatch.setattr(sweeping.Console, "print", say)
     assert main(["sweep", str(write(tmp_path, seeds=[1, 2, 3])), "--logs", str(tmp_path / "logs")]) == 0
     (early,) = (line for line in printed if "expected to take" in line)
-    assert early.endswith(
-        "after its first task (3 in all) expected to take 2 min, 0.06 kWh; "
-        "3 to run, if all take as long: 5 min, 0.18 kWh"
-    )
+    assert early.endswith("after its first task (3 in all) expected to take 2 min, 0.06 kWh; 3 to run: 5 min, 0.18 kWh")
     assert [line.rpartition("; ")[2] for line in printed if "done in" in line] == [
         "2 left: 3 min, 0.12 kWh",
         "1 left: 2 min, 0.06 kWh",
         printed[-1],
     ]
+
+
+def test_a_cheap_method_does_not_silence_the_early_estimate_of_a_dear_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, int, int]] = []
+
+    def early(console: object, folder: Path, same: int, others: list[object]) -> nullcontext[None]:
+        asked.append((folder.name.rpartition("-")[0], same, len(others)))
+        return nullcontext()
+
+    def cheap_and_dear(folder: Path, point: Point, end: float | None = None) -> int:
+        write_run(folder / "version_0", seed=point.config["seed_everything"], tasks=3, minutes=0.001)
+        return 0
+
+    monkeypatch.setattr(sweeping, "_run", cheap_and_dear)
+    monkeypatch.setattr(sweeping, "early_estimate", early)
+    path = write(tmp_path, axes={"head": AXES["head"]}, seeds=[1, 2])
+    assert main(["sweep", str(path), "--logs", str(tmp_path / "logs"), "--budget", "1"]) == 0
+    assert asked == [("a-s1", 2, 2), ("b_c-s1", 2, 0)]
+    assert "3 left: 3 s, 0.06 kWh for 1 of them; 2 without an estimate" in capsys.readouterr().out
+
+
+def test_settings_that_a_sweep_keeps_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweeping, "_run", fake_run)
+    options = [{"label": "a"}, {"label": "own", "keep": ["model.backbone"], "model.backbone": "random:resnet18"}]
+    path, logs = write(tmp_path, axes={"head": options}, seeds=[1, 2]), tmp_path / "logs"
+    words = ["sweep", str(path), "--logs", str(logs), "--dry_run", "--model.backbone", "file:x.pth"]
+    assert main(words) == 0
+    said = capsys.readouterr().out.splitlines()
+    own = "own keep model.backbone random:resnet18"
+    assert said[1] == f"{own}; the command line holds for the others (--model.backbone)"
+    assert main([*words, "--only", "own"]) == 2
+    assert "--model.backbone fits no point, leave it out" in capsys.readouterr().err
 
 
 def test_labels_and_seeds_choose_the_points(

@@ -177,3 +177,68 @@ def test_energies_are_points_at_their_numbers_on_a_log_axis(runs: Path, study: S
         for axes in picture.figure.axes:
             assert axes.get_xscale() == "log"
             assert not [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+
+
+def trained_beside_frozen(folder: Path) -> Study:
+    """CIFNet and exact ridge on a pretrained network, and a method that trains its own; one machine, three seeds."""
+    for seed in (1, 2, 3):
+        for head, backbone, kwh in (
+            ("CIFNetHead", "file:resnet32.pth", 0.01), ("RidgeHead", "file:resnet32.pth", 0.005),
+            ("NCMHead", "random:resnet32_cifar", 0.2),
+        ):  # fmt: skip
+            write_run(
+                folder / f"{head}{seed}" / "version_0", head=head, seed=seed, kwh=kwh * (1 + seed / 100),
+                backbone=backbone, final=60.0 + (head == "NCMHead") * 10 + (head == "RidgeHead"),
+            )  # fmt: skip
+    return read_study([folder])
+
+
+def test_networks_on_the_same_data_share_one_table_of_costs(tmp_path: Path) -> None:
+    study = trained_beside_frozen(tmp_path)
+    (setting,) = study.data_names
+    table = efficiency_table(study, setting)
+    measured = {str(row[0]): row for row in table.rows if row[1] == "measured"}
+    assert measured.keys() == {"CIFNet", "Exact ridge", "NCM"}
+    assert {label: row[3] for label, row in measured.items()} == {
+        "CIFNet": "file:resnet32.pth (resnet18), 224 px", "Exact ridge": "file:resnet32.pth (resnet18), 224 px",
+        "NCM": "random:resnet32_cifar, 224 px",
+    }  # fmt: skip
+    factor = next(j for j, column in enumerate(table.columns) if column.header == "energy ÷ CIFNet")
+    assert {label: row[factor].mean for label, row in measured.items()} == pytest.approx(
+        {"CIFNet": 1.0, "Exact ridge": 0.5, "NCM": 20.0}
+    )
+    published = [row[0] for row in table.rows if row[1] == "published"]
+    assert len(published) == len(set(published)) > 0
+    # NCM has the best accuracy, but no row of its network to be compared with.
+    assert {table.rows[i][0] for i, _ in table.best} == {"Exact ridge"}
+    assert any("Networks differ" in note for note in table.notes)
+
+
+def test_a_bubble_figure_has_all_networks_of_its_data_by_name(tmp_path: Path) -> None:
+    study = trained_beside_frozen(tmp_path)
+    (setting,) = study.data_names
+    (picture,) = time_bubbles(study, setting)
+    shown = [text.get_text().replace("\n", " ") for axes in picture.figure.axes for text in axes.texts]
+    assert len(shown) == 3
+    assert [name for name in shown if name.startswith("NCM, random:resnet32_cifar")]
+    ratios = [p for p in energy_points(study, setting) if p.name.startswith("energy_ratio")]
+    (labels,) = [[tick.get_text() for tick in axes.get_yticklabels()] for axes in ratios[0].figure.axes[:1]]
+    assert len(labels) == 3
+
+
+def test_an_energy_is_divided_by_the_reference_on_its_own_network(tmp_path: Path) -> None:
+    """Two networks with CIFNet: a third one has no single reference."""
+    for name, head, backbone, kwh in (
+        ("a", "CIFNetHead", "pixels", 0.01), ("b", "CIFNetHead", "file:x.pth", 0.04), ("c", "NCMHead", "pixels", 0.02),
+        ("d", "NCMHead", "file:x.pth", 0.02), ("e", "NCMHead", "random:resnet18", 0.02),
+    ):  # fmt: skip
+        write_run(tmp_path / name / "version_0", head=head, backbone=backbone, kwh=kwh, tasks=3)
+    study = read_study([tmp_path])
+    ratios = {
+        (group.name, group.setting.backbone.split(" ")[0]): stat.mean if stat else None
+        for group, stat in zip(study.groups, study.energy_ratios(study.groups), strict=True)
+    }
+    assert ratios.pop(("NCM", "random:resnet18")) is None
+    assert ratios == pytest.approx(
+        {("CIFNet", "pixels"): 1.0, ("CIFNet", "file:x.pth"): 1.0, ("NCM", "pixels"): 2.0, ("NCM", "file:x.pth"): 0.5}
+    )
