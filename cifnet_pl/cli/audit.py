@@ -7,33 +7,19 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from cifnet_pl.cli.evaluate import classes_csv, confusion_csv, refuse_files
+from cifnet_pl.cli.audit_files import about_copies, about_unjudged, more_photos, write_audit
+from cifnet_pl.cli.evaluate import refuse_files
 from cifnet_pl.cli.extend import warn
 from cifnet_pl.data.folders import folder as class_folders
 from cifnet_pl.data.image_sets import SourceOptions, expanded
-from cifnet_pl.data.images import UnreadableImage, open_image
-from cifnet_pl.learning.confusion_figure import draw_confusion, png
-from cifnet_pl.learning.run_record import to_csv
-from cifnet_pl.model.audit import Audit, LearningCurve, learning_curve
 from cifnet_pl.model.audit import audit as audited
+from cifnet_pl.model.audit import learning_curve
 from cifnet_pl.model.audited_photos import embeddings_of
 from cifnet_pl.model.class_photos import Unreadable
-from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.evaluation import interval
 from cifnet_pl.model.loading import load
-from cifnet_pl.report.audit_page import Section, Side, audit_page, draw_learning_curve, show, with_figure
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.files import exclusive, write_bytes, write_text
-from cifnet_pl.utilities.lettering import lettering
-from cifnet_pl.utilities.text import is_or_are, number_of, printable
-
-ON_PAGE = 60
-"""Photos in one section of the page; the tables have all."""
-
-PAIRS, PER_SIDE = 8, 4
-
-FEW_TO_LEARN = 10
-"""Photos of a class below which the page says that there are few."""
+from cifnet_pl.utilities.files import exclusive
+from cifnet_pl.utilities.text import number_of, printable
 
 
 def audit(
@@ -58,7 +44,7 @@ def audit(
 
     Raises:
         UsageError: no photos are given and the model names none, or output holds files already.
-        DataError: fewer than two classes, or photos that cannot be read.
+        DataError: fewer than two classes, none with two different photos, or photos that cannot be read.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
     target = expanded(Path(output))
@@ -80,18 +66,25 @@ def audit(
             if len(names) < 2:
                 raise DataError(f"{printable(str(root))} has photos of one class: an audit compares at least two")
             labels = np.searchsorted(present, labels)
-            result, curve = audited(z, labels, names), learning_curve(z, labels, len(names))
+            result = audited(z, labels, names)
+            if not result.judged.any():
+                raise DataError(
+                    f"{printable(str(root))} has one photo of each class, or near-copies of one: an audit judges each "
+                    "photo by others of its class"
+                )
+            curve = learning_curve(z, labels, len(names))
         warn([], unreadable)
         note = write_audit(target, result, curve, files, audited_model)
     if note:
         print(note)
-    low, high = result.evaluation.interval
-    right = f"{result.evaluation.accuracy:.1f} % right"
+    low, high = result.scored.interval
+    right = f"{result.scored.accuracy:.1f} % right"
     print(f"{number_of(len(files), 'photo')} of {len(names)} classes, each judged by all others: {right}")
     print(f"(with 95 % certainty {low:.1f} to {high:.1f} %); {number_of(len(result.doubtful()), 'doubtful label')}")
-    if copies := about_copies(result):
-        print(copies)
-    print(more_photos(curve))
+    for sentence in (about_unjudged(result), about_copies(result)):
+        if sentence:
+            print(sentence)
+    print(more_photos(curve, names))
     print(f"the page: {target / 'audit.html'}")
 
 
@@ -108,192 +101,3 @@ def photos_of_run(model: Path) -> str:
     if data.get("source") != "folder" or not data.get("root"):
         raise UsageError(f"{model} does not say where its photos are: give them with --images")
     return str(data["root"])
-
-
-def about_copies(result: Audit) -> str | None:
-    """Return a sentence about near-copies and the accuracy on the other photos; None if there are no near-copies."""
-    count, without = int(result.copied.sum()), result.accuracy_without_copies
-    if not count:
-        return None
-    others = f"; of the photos without one {without:.1f} % are right" if without is not None else ""
-    return (
-        f"{count} photos have near-copies in their class, such as the next of a burst; none is judged by its own, "
-        f"unless they are most of the class{others}"
-    )
-
-
-def more_photos(curve: LearningCurve) -> str:
-    """Return one sentence about whether more photos would help."""
-    size, accuracy = curve.points[-1]
-    doubled = curve.forecast(2 * size)
-    if doubled is None:
-        return f"{size} photos per class are too few for a forecast"
-    gain = max(0.0, doubled - (curve.forecast(size) or accuracy))
-    verdict = "that is enough" if gain < 1 else "more photos would help"
-    return f"with {2 * size} photos per class instead of {size}, {gain:.1f} points more are to be expected: {verdict}"
-
-
-def write_audit(target: Path, result: Audit, curve: LearningCurve, files: list[Path], model: Classifier) -> str | None:
-    """Write the page, its pictures and tables.
-
-    Args:
-        target: folder.
-        result: verdict on each photo.
-        curve: accuracy by number of photos.
-        files: the photos.
-        model: whose embeddings were used.
-
-    Returns:
-        A note about characters that could not be drawn, or None.
-    """
-    evaluation = result.evaluation
-    letters = lettering(evaluation.class_names)
-    title = f"{evaluation.accuracy:.1f} % of {len(files)} photos right, each left out"
-    confusion = draw_confusion(evaluation.confusion(), evaluation.class_names, letters, title)
-    drawn = draw_learning_curve(curve)
-    small = small_photos(files, model.image_size)
-    write_bytes(target / "confusion.png", png(confusion))
-    write_bytes(target / "learning_curve.png", png(drawn))
-    write_text(target / "classes.csv", classes_csv(evaluation))
-    write_text(target / "confusion.csv", confusion_csv(evaluation))
-    write_text(target / "photos.csv", photos_csv(result, files, small))
-    sections = [
-        _doubtful(result, files),
-        _pairs(result, files),
-        with_figure("Which classes are confused", [_READING], confusion),
-        _classes(result),
-        _far(result, files),
-        _small(small, files, model.image_size),
-        with_figure("Have I got enough photos?", [_sentence(more_photos(curve))], drawn),
-    ]
-    low, high = evaluation.interval
-    start = f"{number_of(len(files), 'photo')} of {number_of(len(evaluation.class_names), 'class', 'classes')}."
-    lead = [
-        f"{start} Each is judged by a classifier that learned all the others: "
-        f"{evaluation.accuracy:.1f} % are named right (with 95 % certainty {low:.1f} to {high:.1f} %).",
-        *([f"{copies}."] if (copies := about_copies(result)) else []),
-        "photos.csv has every photo with what is said of it here, classes.csv and confusion.csv the numbers.",
-    ]
-    write_text(target / "audit.html", audit_page("Audit of photos", lead, sections))
-    return letters.note
-
-
-_READING = (
-    "A row is what the photos are, a column what they are taken for, in percent of the row; classes that are confused "
-    "with each other are neighbours."
-)
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
-
-
-def _caption(result: Audit, row: int) -> str:
-    evaluation = result.evaluation
-    label, answer = evaluation.class_names[evaluation.target[row]], evaluation.class_names[evaluation.predicted[row]]
-    folder = f"in {label} ({100 * result.own[row]:.0f} %)"
-    other = f"{answer} ({100 * evaluation.confidence[row]:.0f} %)"
-    return f"{folder}, looks like {other}"
-
-
-def _doubtful(result: Audit, files: list[Path]) -> Section:
-    rows = result.doubtful()
-    text = (
-        f"{number_of(len(rows), 'photo looks', 'photos look')} like another class than that of the folder, the most "
-        "doubtful first"
-        + (f"; here are {ON_PAGE}" if len(rows) > ON_PAGE else "")
-        + ". Look at them: some are in the wrong folder, others are only hard."
-    )
-    shown = [show(files[row], _caption(result, row)) for row in rows[:ON_PAGE]]
-    return Section("Doubtful labels", [text if len(rows) else "No label is doubtful."], photos=shown)
-
-
-def _pairs(result: Audit, files: list[Path]) -> Section:
-    evaluation, pairs = result.evaluation, []
-    column = {name: i for i, name in enumerate(evaluation.class_names)}
-    for true, answer, count, total in evaluation.confused_pairs()[:PAIRS]:
-        wrong = np.flatnonzero((evaluation.target == column[true]) & (evaluation.predicted == column[answer]))
-        usual = np.flatnonzero((evaluation.target == column[answer]) & evaluation.right)
-        usual = usual[np.argsort(-result.own[usual], kind="stable")]
-        left = [show(files[row]) for row in wrong[np.argsort(-evaluation.confidence[wrong])][:PER_SIDE]]
-        right = [show(files[row]) for row in usual[:PER_SIDE]]
-        some = f"{count} of {number_of(total, 'photo')} of {printable(true)}"
-        first = f"{some} {is_or_are(count)} taken for {printable(answer)}"
-        pairs.append((Side(first, left), Side(f"usual photos of {printable(answer)}", right)))
-    return Section("Classes that are confused most", [] if pairs else ["None is."], pairs=pairs)
-
-
-def _classes(result: Audit) -> Section:
-    scores = result.evaluation.class_scores()
-    counts = {score.name: score.photos for score in scores}
-    few = [f"{printable(name)} ({count})" for name, count in counts.items() if count < FEW_TO_LEARN]
-    most, least = max(counts.values()), min(counts.values())
-    each = f"Each class has {number_of(most, 'photo')}."
-    texts = [each if most == least else f"The largest class has {most} photos, the smallest {least}."]
-    texts += [f"Fewer than {FEW_TO_LEARN} photos: {', '.join(few)}."] if few else []
-    rows = []
-    for score in scores:
-        low, high = interval(score.right, score.photos)
-        taken = f"{printable(score.taken_for[0])} ({score.taken_for[1]})" if score.taken_for else ""
-        right = f"{score.percent:.0f}" if score.tested else "untested"
-        rows.append((printable(score.name), score.photos, right, f"{low:.0f} to {high:.0f}", taken))
-    header = ("class", "photos", "right %", "95 % interval", "most often taken for")
-    return Section("Each class", texts, header=header, rows=rows)
-
-
-def _far(result: Audit, files: list[Path]) -> Section:
-    rows = result.farthest()
-    text = "Photos much farther from the middle of their class than nearly all others are, the farthest first."
-    names, target = result.evaluation.class_names, result.evaluation.target
-    far = {row: f"in {names[target[row]]}, {result.distance[row]:.2f} times as far as most" for row in rows[:ON_PAGE]}
-    shown = [show(files[row], caption) for row, caption in far.items()]
-    return Section("Photos unlike the others of their class", [text if len(rows) else "There are none."], photos=shown)
-
-
-def small_photos(files: list[Path], size: int) -> dict[int, int]:
-    """Find photos whose short side is smaller than the model's images.
-
-    Args:
-        files: the photos.
-        size: side of the model's images in pixels.
-
-    Returns:
-        Position → short side in pixels, the smallest first.
-    """
-    sizes = {}
-    for row, file in enumerate(files):
-        try:
-            with open_image(file) as image:
-                side = min(image.size)
-        except UnreadableImage:
-            continue
-        if side < size:
-            sizes[row] = side
-    return dict(sorted(sizes.items(), key=lambda item: (item[1], item[0])))
-
-
-def _small(small: dict[int, int], files: list[Path], size: int) -> Section:
-    count = number_of(len(small), "photo has", "photos have")
-    text = f"{count} fewer pixels on the short side than the {size} that the network looks at."
-    shown = [show(files[row], f"{side} pixels") for row, side in list(small.items())[: ON_PAGE // 4]]
-    return Section("Tiny photos", [text], photos=shown)
-
-
-def photos_csv(result: Audit, files: list[Path], small: dict[int, int]) -> str:
-    """Return CSV with a row for each photo, the most doubtful label first.
-
-    Args:
-        result: of the audit, of n photos.
-        files: the n photos.
-        small: row of each tiny photo → its shorter side in pixels.
-    """
-    evaluation, doubtful = result.evaluation, set(result.doubtful().tolist())
-    names = evaluation.class_names
-    rows = []
-    for row in np.argsort(result.own, kind="stable").tolist():
-        label = (names[evaluation.target[row]], f"{result.own[row]:.6f}")
-        answer = (names[evaluation.predicted[row]], f"{evaluation.confidence[row]:.6f}")
-        flags = (str(flag).lower() for flag in (row in doubtful, bool(result.copied[row])))
-        rows.append([str(files[row]), *label, *answer, *flags, f"{result.distance[row]:.4f}", small.get(row)])
-    header = ["file", "class", "probability_of_class", "looks_like", "probability"]
-    return to_csv([*header, "doubtful", "near_copy", "distance", "tiny_side"], rows)

@@ -133,6 +133,8 @@ def _say(model: Classifier, target: Path, check: Check) -> None:
     photos = "images (n, height, width, 3) uint8 RGB"
     checked_on = photos if check.pillow is not None else f"embeddings (n, {model.head.in_features}) float32"
     print(f"{number_of(len(model.class_names), 'class')} in {target}: {checked_on} → {outputs}")
+    if check.too_wide is not None:
+        print(f"the graph does not tell novelty: its matrix of {check.too_wide} features would be most of the file")
     if model.precision != FLOAT32:
         print(f"the graph computes in float32; the model learned from embeddings in {model.precision}")
     if check.pillow is None:

@@ -12,8 +12,9 @@ from cifnet_pl.heads.arguments import Dtype
 from cifnet_pl.heads.exactness import exact
 from cifnet_pl.heads.prototypes import class_means
 from cifnet_pl.heads.shared import SharedSumsHead
-from cifnet_pl.statistics import augment, factorise
+from cifnet_pl.statistics import ClassMoments, augment, factorise
 from cifnet_pl.statistics.class_grams import ClassGrams
+from cifnet_pl.statistics.triangle import unpack
 from cifnet_pl.utilities.errors import UsageError
 
 SMALLEST = 1e-9
@@ -37,6 +38,7 @@ class FeCAMHead(SharedSumsHead):
 
     title = "FeCAM"
     counterexamples = False
+    tells_novelty = True
     sums_type = ClassGrams
     sums: ClassGrams
 
@@ -51,6 +53,14 @@ class FeCAMHead(SharedSumsHead):
     def _features(self, z: Tensor) -> Tensor:
         z = z.to(self.dtype)
         return augment(z.sign() * z.abs() ** self.power)
+
+    def _rows(self, z: Tensor) -> Tensor:
+        return self._features(z)[:, 1:]
+
+    def _moments(self) -> ClassMoments:
+        gram = unpack(self.sums.grams.sum(dim=0), self.sums.width)
+        sums = self.sums.class_sums
+        return ClassMoments.of(gram[1:, 1:], sums[:, 1:], sums[:, 0], None, sums[:, 0].sum())
 
     def _solve(self) -> None:
         self._fold()

@@ -9,12 +9,15 @@ from torch import Tensor
 
 from cifnet_pl.heads.arguments import Dtype, Metric, check_share
 from cifnet_pl.heads.shared import LinearSumsHead, SharedSumsHead
-from cifnet_pl.statistics import Centred, ClassSums, gcv_ridge, solve_ridge
+from cifnet_pl.statistics import Centred, ClassSums, Discriminant, gcv_ridge, shared_groups, solve_ridge
 from cifnet_pl.statistics.spectral import spectrum
 from cifnet_pl.utilities.errors import check_choice
 
 Shrinkage = float | Literal["gcv", "oas"]
 """A share in (0, 1], or how it is chosen."""
+
+ALMOST_ONE = 1 - 1e-9
+"""A shrinkage that differs from 1 by less than rounding does, but still has a scatter."""
 
 
 class NCMHead(SharedSumsHead):
@@ -67,6 +70,7 @@ class SLDAHead(LinearSumsHead):
     """
 
     title = "SLDA"
+    leaves_one_out = True
 
     shrinkage_used: Tensor
 
@@ -77,15 +81,31 @@ class SLDAHead(LinearSumsHead):
 
     def _solve(self) -> None:
         self._fold()
-        means, within = class_means(self.sums), self.within_scatter() / self.sums.mass
-        scale = within.diagonal().mean()
-        if scale <= 0:  # every class is a single point: nothing is known about directions
-            within, scale = torch.zeros_like(within), torch.ones_like(scale)
+        means, (within, scale) = class_means(self.sums), self._covariance()
         alpha = self._choose_shrinkage(within, scale.item())
         inverse_means = solve_ridge((1 - alpha) * within, means.T, alpha * scale)
         bias = -0.5 * (means.T * inverse_means).sum(dim=0)
         self.weights = torch.cat([bias[None], inverse_means])
         self.shrinkage_used.fill_(alpha)
+
+    def _covariance(self) -> tuple[Tensor, Tensor]:
+        """Return S (d, d) and s."""
+        within = self.within_scatter() / self.sums.mass
+        scale = within.diagonal().mean()
+        if scale <= 0:  # every class is a single point: nothing is known about directions
+            return torch.zeros_like(within), torch.ones_like(scale)
+        return within, scale
+
+    def _leave_one_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
+        (within, scale), sums = self._covariance(), self.sums
+        alpha = min(self.shrinkage_used.item(), ALMOST_ONE)
+        ridge = alpha / (1 - alpha) * (sums.mass * scale).item()  # that of the scatter; it stays as it is
+        rule = Discriminant.from_sums(sums.mass * within, sums.class_sums, sums.mass, ridge)
+        rows, weight = self._rows(z), self._learned_weight(columns)
+        scores = rule.left_out(rows, columns, weight)
+        for group in shared_groups(groups) if groups is not None else ():
+            scores[group] = rule.left_out_together(rows[group], columns[group], weight[group])
+        return scores / (1 - alpha)
 
     def within_scatter(self) -> Tensor:
         """Return (d, d) ``Σ ω zzᵀ − Σ_c n_c μ_c μ_cᵀ`` over all samples, those of removed classes included."""

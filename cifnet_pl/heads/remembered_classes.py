@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from torch import Tensor
+
+from cifnet_pl.statistics import ClassSums
+from cifnet_pl.statistics.remembering import RememberingSums
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 
 Remember = str | Sequence[int | str] | None
@@ -77,6 +81,16 @@ class Remembered:
             names: label → name.
         """
         self.labels |= {label for label, name in names.items() if name in self.names}
+
+
+def kept_apart(sums: ClassSums, labels: Tensor) -> set[int]:
+    """Return the labels whose Gram matrices are kept apart; in a head from a file, only these tell the labels of names.
+
+    Args:
+        sums: of a head.
+        labels: (C,) of its classes.
+    """
+    return set(labels[sums.place >= 0].tolist()) if isinstance(sums, RememberingSums) else set()
 
 
 def _listed(text: str) -> Sequence[int | str]:

@@ -12,7 +12,7 @@ from cifnet_pl.heads.arguments import Dtype, Ridge, check_ridge
 from cifnet_pl.heads.calibration import near_copies
 from cifnet_pl.heads.decision import Decision, is_better, rows_without
 from cifnet_pl.heads.exactness import exact
-from cifnet_pl.heads.remembered_classes import Remember, Remembered
+from cifnet_pl.heads.remembered_classes import Remember, Remembered, kept_apart
 from cifnet_pl.heads.shapes import Sizes
 from cifnet_pl.heads.shared import LinearSumsHead, SharedSumsHead
 from cifnet_pl.heads.targets import signed_targets, target_limit
@@ -139,7 +139,8 @@ class RidgeHead(LinearSumsHead):
     def _remember(self, sums: ClassSums, labels: Tensor) -> None:
         """Have ``sums`` keep the Gram matrices of those of ``labels`` that are to be remembered."""
         if isinstance(sums, RememberingSums):
-            chosen = [label for label in labels.tolist() if label in self._remembered]
+            kept = kept_apart(self.sums, self.labels)
+            chosen = [label for label in labels.tolist() if label in self._remembered or label in kept]
             sums.remember(self._columns(labels.new_tensor(chosen)))
 
     def _open_increment(self) -> ClassSums:
@@ -153,7 +154,7 @@ class RidgeHead(LinearSumsHead):
         """Return an empty head that merges with this one, and remembers the same classes."""
         empty = super().fresh()
         assert isinstance(empty, RidgeHead)
-        empty._remembered.labels |= self._remembered.labels
+        empty._remembered.labels |= self._remembered.labels | kept_apart(self.sums, self.labels)
         return empty
 
     def note_names(self, names: Mapping[int, str]) -> None:
@@ -172,7 +173,6 @@ class RidgeHead(LinearSumsHead):
         if share is None or self.increment is not None:
             return None
         head = self.fresh()
-        head._remembered.labels.add(label)
         head.begin_task([label])
         head.sums = share
         return head

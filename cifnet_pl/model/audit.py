@@ -7,7 +7,7 @@ its near-copies, nothing is held out, and nothing is learned twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -33,28 +33,46 @@ class Audit:
     """The verdict on each photo of a classifier that learned all the others but its near-copies.
 
     Attributes:
-        evaluation: the answers; ``rows`` are 0 … n−1.
+        evaluation: the answers to all photos; ``rows`` are 0 … n−1.
         own: (n,) probability of the photo's own label.
-        distance: (n,) Mahalanobis distance to the mean of the others of its class, divided by the class's median.
+        distance: (n,) Mahalanobis distance to the mean of the others of its class, divided by the class's median; NaN
+            for photos that cannot be judged.
         copied: (n,) bool, whether the photo has a near-copy in its class, such as the next one of a burst.
+        judged: (n,) bool, whether the photo can be judged: the only photo of a class cannot, as without it the class
+            is unknown, nor can those of a class that are all near-copies of one another.
     """
 
     evaluation: Evaluation
     own: np.ndarray
     distance: np.ndarray
     copied: np.ndarray
+    judged: np.ndarray
+
+    @property
+    def scored(self) -> Evaluation:
+        """The answers to the photos that can be judged."""
+        every, kept = self.evaluation, np.flatnonzero(self.judged)
+        columns = {name: getattr(every, name)[kept] for name in ("rows", "target", "predicted", "confidence")}
+        return replace(every, **columns)
+
+    @property
+    def unjudged(self) -> dict[str, int]:
+        """Name → number of photos of each class whose photos cannot be judged."""
+        counts = np.bincount(self.evaluation.target[~self.judged], minlength=len(self.evaluation.class_names))
+        return {self.evaluation.class_names[label]: int(counts[label]) for label in np.flatnonzero(counts)}
 
     @property
     def accuracy_without_copies(self) -> float | None:
         """Accuracy in percent on photos that have no near-copy; None if these are too few for a conclusion."""
-        return 100 * float(right.mean()) if len(right := self.evaluation.right[~self.copied]) >= FEW else None
+        right = self.evaluation.right[self.judged & ~self.copied]
+        return 100 * float(right.mean()) if len(right) >= FEW else None
 
     def doubtful(self) -> np.ndarray:
         """Return the positions of photos whose label is doubtful, the most doubtful first.
 
         They are ranked by the probability of their own label (self-confidence; Northcutt et al., 2021).
         """
-        rows = np.flatnonzero((self.own < DOUBTFUL) & (self.evaluation.confidence > 0.5))
+        rows = np.flatnonzero(self.judged & (self.own < DOUBTFUL) & (self.evaluation.confidence > 0.5))
         return np.asarray(rows[np.argsort(self.own[rows], kind="stable")])
 
     def farthest(self) -> np.ndarray:
@@ -62,7 +80,9 @@ class Audit:
 
         Their distance is above the upper quartile of all by more than 1.5 times what is between the quartiles (Tukey).
         """
-        lower, upper = np.quantile(self.distance, [0.25, 0.75])
+        if not self.judged.any():
+            return np.zeros(0, dtype=np.int64)
+        lower, upper = np.quantile(self.distance[self.judged], [0.25, 0.75])
         rows = np.flatnonzero(self.distance > upper + 1.5 * (upper - lower))
         return np.asarray(rows[np.argsort(-self.distance[rows], kind="stable")])
 
@@ -78,8 +98,8 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
         labels: (n,) int64 positions in ``class_names``.
         class_names: names of the classes; each must have a photo.
     """
-    head, (groups, copied) = learned(z, labels, len(class_names)), near_copies(z, labels)
-    temperature = _temperature(head, z, labels, groups)
+    head, (groups, copied, judged) = learned(z, labels, len(class_names)), near_copies(z, labels)
+    temperature = _temperature(head, z, labels, groups, judged)
     predicted = np.zeros(len(labels), dtype=np.int64)
     confidence, own_share = np.zeros(len(labels)), np.zeros(len(labels))
     for rows, scores in left_out(head, z, labels, groups):
@@ -87,9 +107,10 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
         p = torch.softmax(torch.nan_to_num(scores) / temperature, dim=1)
         confidence[rows], predicted[rows] = (t.numpy() for t in p.max(dim=1))
         own_share[rows] = p.gather(1, y[:, None]).flatten().numpy()
-    ece = top_label_error(confidence, predicted == labels)
+    ece = top_label_error(confidence[judged], (predicted == labels)[judged])
     evaluation = Evaluation(list(class_names), np.arange(len(labels)), labels, predicted, confidence, ece)
-    return Audit(evaluation, own_share, _distances(z, labels, len(class_names), groups), copied)
+    distances = _distances(z, labels, len(class_names), groups, judged)
+    return Audit(evaluation, own_share, distances, copied, judged)
 
 
 def top_label_error(confidence: np.ndarray, right: np.ndarray) -> float:
@@ -100,26 +121,31 @@ def top_label_error(confidence: np.ndarray, right: np.ndarray) -> float:
         right: (n,) bool, whether the answer is right.
 
     Returns:
-        The error in percent.
+        The error in percent; 0 without photos.
     """
+    if not len(right):
+        return 0.0
     error = binary_calibration_error(torch.from_numpy(confidence), torch.from_numpy(right.astype(np.int64)), BINS)
     return 100 * float(error)
 
 
-def _temperature(head: RidgeHead, z: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> float:
-    chosen = np.unique(np.linspace(0, len(labels) - 1, min(len(labels), FOR_TEMPERATURE)).astype(np.int64))
+def _temperature(head: RidgeHead, z: np.ndarray, labels: np.ndarray, groups: np.ndarray, judged: np.ndarray) -> float:
+    known = np.flatnonzero(judged)
+    if not len(known):
+        return 1.0
+    chosen = known[np.unique(np.linspace(0, len(known) - 1, min(len(known), FOR_TEMPERATURE)).astype(np.int64))]
     rows = np.flatnonzero(np.isin(groups, groups[chosen]))
     parts = list(left_out(head, Rows(z, rows), labels[rows], groups[rows]))
     y, scores = torch.from_numpy(labels[rows][np.concatenate([p for p, _ in parts])]), torch.cat([s for _, s in parts])
-    known = scores.isfinite().all(dim=1)
-    return fit_temperature(scores[known], y[known]) if known.any() else 1.0
+    finite = scores.isfinite().all(dim=1)
+    return fit_temperature(scores[finite], y[finite]) if finite.any() else 1.0
 
 
-def _distances(z: np.ndarray, labels: np.ndarray, classes: int, groups: np.ndarray) -> np.ndarray:
+def _distances(z: np.ndarray, labels: np.ndarray, classes: int, groups: np.ndarray, judged: np.ndarray) -> np.ndarray:
     """Return (n,) distances of the embeddings at length 1, scaled to a median of 1 in each class.
 
     They are to the mean of the class without the photo's group, under the scatter within classes with the ridge that
-    novelty has.
+    novelty has; NaN where a photo cannot be judged.
     """
     width = z.shape[1]
     gram, sums = torch.zeros(width, width, dtype=torch.float64), torch.zeros(classes, width, dtype=torch.float64)
@@ -134,13 +160,13 @@ def _distances(z: np.ndarray, labels: np.ndarray, classes: int, groups: np.ndarr
     distances = np.zeros(len(labels))
     for rows, x, gone, together in with_group_sums(z, groups):
         y = torch.from_numpy(labels[rows])
-        others = counts[y] - together
-        mean = (sums[y] - gone) / others.clamp_min(1)[:, None]
+        mean = (sums[y] - gone) / (counts[y] - together).clamp_min(1)[:, None]
         away = torch.linalg.solve_triangular(factor, (x - mean).T, upper=False)
-        distances[rows] = (away.norm(dim=0) * (others > 0)).numpy()
+        distances[rows] = away.norm(dim=0).numpy()
     for label in range(classes):
         rows = labels == label
         distances[rows] /= max(float(np.median(distances[rows])), 1e-12)
+    distances[~judged] = np.nan
     return distances
 
 
@@ -154,10 +180,12 @@ class LearningCurve:
     Attributes:
         points: (photos per class, accuracy in percent), ascending.
         fitted: (limit, factor, power) of ``limit − factor · photos^(−power)``; None where there are too few points.
+        short: labels of classes that have less than half as many photos as the last point: it says nothing about them.
     """
 
     points: list[tuple[int, float]]
     fitted: tuple[float, float, float] | None
+    short: tuple[int, ...] = ()
 
     def forecast(self, photos: float) -> float | None:
         """Return the accuracy in percent to expect with so many photos per class; None if no curve could be fitted."""
@@ -170,6 +198,10 @@ class LearningCurve:
 def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0) -> LearningCurve:
     """Measure leave-one-out accuracy with 3, 6, 12, … photos of each class, drawn at random, and fit a power law.
 
+    The last size is one that more than half of the classes have. The accuracy at every size is the mean over the same
+    classes, which have as many and can be judged at all sizes; photos of the others, as far as there are any, are
+    learned beside theirs.
+
     Args:
         z: (n, d) embeddings.
         labels: (n,) int64 in 0 … ``classes`` − 1.
@@ -177,20 +209,43 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int, seed: int = 
         seed: of the draw.
     """
     counts = np.bincount(labels, minlength=classes)
-    largest = int(np.median(counts))
+    several = counts[counts > 1]  # of a single photo nothing can be said
+    largest = int(np.quantile(several if len(several) else counts, 0.5, method="lower"))
     draw = np.random.default_rng(seed)
     order = draw.permutation(len(labels))
     by_class = [order[labels[order] == label] for label in range(classes)]
-    sizes = [3 * 2**k for k in range(12) if 3 * 2**k < 0.8 * largest]
-    points = []
-    for size in [*sizes, largest]:
-        rows = np.sort(np.concatenate([class_rows[:size] for class_rows in by_class]))
-        part, own_labels = Rows(z, rows), labels[rows]
-        head, (groups, _) = learned(part, own_labels, classes), near_copies(part, own_labels)
-        judged = left_out(head, part, own_labels, groups)
-        right = sum(int((scores.argmax(dim=1).numpy() == own_labels[own]).sum()) for own, scores in judged)
-        points.append((size, 100 * right / len(rows)))
-    return LearningCurve(points, _fit(points))
+    sizes = [3 * 2**k for k in range(12) if 3 * 2**k < 0.8 * largest] + [largest]
+    drawn = [np.sort(np.concatenate([rows[:size] for rows in by_class])) for size in sizes]
+    copies = [near_copies(Rows(z, rows), labels[rows]) for rows in drawn]
+    short = tuple(np.flatnonzero(2 * counts < largest).tolist())
+    kept = counts >= largest
+    for rows, found in zip(drawn, copies, strict=True):
+        kept[labels[rows[~found.judged]]] = False
+    if not kept.any():  # bursts alone: one point, and no forecast
+        kept = counts >= largest
+        return LearningCurve([(largest, _mean_accuracy(z, labels, drawn[-1], copies[-1].groups, kept))], None, short)
+    accuracies = [
+        _mean_accuracy(z, labels, rows, found.groups, kept) for rows, found in zip(drawn, copies, strict=True)
+    ]
+    points = list(zip(sizes, accuracies, strict=True))
+    return LearningCurve(points, _fit(points), short)
+
+
+def _mean_accuracy(z: np.ndarray, labels: np.ndarray, rows: np.ndarray, groups: np.ndarray, kept: np.ndarray) -> float:
+    """Return the mean of the leave-one-out accuracies in percent of the classes ``kept`` (C,) bool.
+
+    Args:
+        z: (n, d) embeddings.
+        labels: (n,) int64.
+        rows: (m,) those that are learned.
+        groups: (m,) int64 below m, equal for rows that are left out together.
+        kept: which classes count.
+    """
+    part, y = Rows(z, rows), labels[rows]
+    head, right = learned(part, y, len(kept)), np.zeros(len(kept))
+    for own, scores in left_out(head, part, y, groups):
+        right += np.bincount(y[own][scores.argmax(dim=1).numpy() == y[own]], minlength=len(kept))
+    return 100 * float((right[kept] / np.bincount(y, minlength=len(kept))[kept]).mean())
 
 
 def _fit(points: Sequence[tuple[int, float]]) -> tuple[float, float, float] | None:

@@ -88,7 +88,9 @@ class HeadGraph(nn.Module):
         self.example = torch.zeros(2, model.head.in_features)
         self.scoring = model.head.scoring()
         self.temperature = float(model.head.temperature)
-        told = model.head.tells_novelty and model.head.distances().moments.gram.shape[0] <= WIDEST
+        features = model.head.distances().moments.gram.shape[0] if model.head.tells_novelty else None
+        self.too_wide = features if features is not None and features > WIDEST else None
+        told = features is not None and self.too_wide is None
         self.measuring = model.head.measuring() if told else None
 
     @property
@@ -130,11 +132,13 @@ class Check(NamedTuple):
         torch: of a probability, between onnxruntime and torch.
         pillow: of a probability, between the graph and Pillow's resize; None for a graph that takes embeddings.
         novelty: relative, of the novelty; None for a graph without it.
+        too_wide: number of features, where these are why there is no novelty; else None.
     """
 
     torch: float
     pillow: float | None
     novelty: float | None = None
+    too_wide: int | None = None
 
 
 def onnx_bytes(model: Classifier) -> tuple[bytes, Check]:
@@ -245,7 +249,7 @@ def check_onnx(content: bytes, graph: HeadGraph, model: Classifier) -> Check:
         raise CifnetError(f"onnxruntime differs from torch by {off:.1g} in a probability, more than {TOLERANCE:g}")
     if strange is not None and not strange <= TOLERANCE:
         raise CifnetError(f"onnxruntime differs from torch by a share of {strange:.1g} in the novelty of a photo")
-    return Check(off, far, strange)
+    return Check(off, far, strange, graph.too_wide)
 
 
 def _photographs() -> Iterator[np.ndarray]:

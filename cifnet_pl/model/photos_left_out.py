@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -156,27 +157,41 @@ def _comparable(z: Embeddings, rows: np.ndarray, part: Tensor) -> Tensor:
     return comparable(taken(z, rows[part.numpy()]))
 
 
-def near_copies(z: Embeddings, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+class NearCopies(NamedTuple):
+    """The near-copies among photos.
+
+    Attributes:
+        groups: (n,) int64, equal for photos that are left out together.
+        copied: (n,) bool, which photos have a near-copy in their class.
+        judged: (n,) bool, which can be judged: not the only photo of a class, nor those of a class that are all
+            near-copies of one another, as without them nothing is known of it.
+    """
+
+    groups: np.ndarray
+    copied: np.ndarray
+    judged: np.ndarray
+
+
+def near_copies(z: Embeddings, labels: np.ndarray) -> NearCopies:
     """Find near-copies of one class, such as bursts.
 
     Args:
         z: (n, d) embeddings.
         labels: (n,) int64.
-
-    Returns:
-        The groups to leave out together, (n,) int64, and which photos have a near-copy, (n,) bool.
     """
     groups, copied = np.arange(len(labels)), np.zeros(len(labels), dtype=bool)
+    judged = np.bincount(labels)[labels] > 1
     by_class = np.argsort(labels, kind="stable")
     sample = np.sort(by_class[:: -(-len(labels) // SAMPLED)])
     limit = near_limit(comparable(taken(z, sample)), torch.from_numpy(labels[sample]))
     if limit is None:  # one class
-        return groups, copied
+        return NearCopies(groups, copied, judged)
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
         alike = joined(partial(_comparable, z, rows), len(rows), limit)
         copied[rows] = (alike.bincount()[alike] > 1).numpy()
+        judged[rows] = (alike.bincount()[alike] < len(rows)).numpy()
         together = left_out_groups(alike, torch.zeros(len(rows), dtype=torch.int64)).numpy()
         _, first, group = np.unique(together, return_index=True, return_inverse=True)
         groups[rows] = rows[first][group]
-    return groups, copied
+    return NearCopies(groups, copied, judged)

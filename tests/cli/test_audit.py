@@ -1,6 +1,7 @@
 """`cifnet audit`: the page, its tables, and that nothing is embedded twice."""
 
 import csv
+import dataclasses
 import re
 from pathlib import Path
 
@@ -8,7 +9,10 @@ import numpy as np
 import pytest
 
 from cifnet_pl.__main__ import main
+from cifnet_pl.cli.audit_files import more_photos
+from cifnet_pl.model.audit import LearningCurve
 from cifnet_pl.model.incremental import IncrementalClassifier
+from cifnet_pl.statistics import near_copies
 from tests.cli.test_evaluate import bundle
 from tests.command_line import learned, make_photos
 
@@ -16,8 +20,9 @@ CLASSES = ["ant", "bee <b>&", "cat"]
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Path:
-    """A bundle, and its photos with a wrong label and a broken file."""
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bundle, and its photos with a wrong label and a broken file; alike as they are, none is a near-copy."""
+    monkeypatch.setattr(near_copies, "SIMILAR", 1.1)
     photos = make_photos(tmp_path / "photos", CLASSES, 14)
     bundle(tmp_path / "m", photos, CLASSES, 14)
     (photos / "ant" / "3.png").rename(photos / "cat" / "moved <i>.png")
@@ -51,6 +56,60 @@ def test_the_page_and_its_tables(made: Path, capsys: pytest.CaptureFixture[str])
     assert {"confusion.png", "learning_curve.png", "classes.csv", "confusion.csv"} < names
     assert run(made) == 2
     assert "exists already" in capsys.readouterr().err
+
+
+def test_a_class_with_one_photo_is_named_and_not_judged(made: Path, capsys: pytest.CaptureFixture[str]):
+    (made / "photos" / "cat" / "5.png").unlink()
+    (made / "photos" / "eel").mkdir()
+    (made / "photos" / "cat" / "4.png").rename(made / "photos" / "eel" / "lonely.png")
+    assert run(made) == 0
+    assert "1 class has one photo and cannot be judged: eel\n" in capsys.readouterr().out
+    page = (made / "out" / "audit.html").read_text(encoding="utf-8")
+    assert "1 class has one photo and cannot be judged: eel." in page
+    assert "of eel is taken for" not in page
+    assert "in eel (" not in page
+    tables = {}
+    for name in ("photos", "classes"):
+        with (made / "out" / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+            tables[name] = list(csv.DictReader(file))
+    last = tables["photos"][-1]
+    assert (Path(last["file"]).name, last["class"]) == ("lonely.png", "eel")
+    empty = ("probability_of_class", "looks_like", "probability", "doubtful", "distance")
+    assert [last[name] for name in empty] == [""] * 5
+    assert all(row["distance"] and row["probability"] for row in tables["photos"][:-1])
+    (eel,) = (row for row in tables["classes"] if row["class"] == "eel")
+    assert eel["photos"] == "1"
+    assert [eel[name] for name in ("right", "accuracy", "low", "high", "taken_for")] == [""] * 5
+
+
+def test_classes_of_near_copies_alone_are_named(
+    made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.undo()
+    assert run(made) == 0
+    named = "2 classes have one photo, or near-copies of one alone, and cannot be judged: ant, bee <b>&\n"
+    assert named in capsys.readouterr().out
+
+
+def test_single_photos_alone_are_refused(made: Path, capsys: pytest.CaptureFixture[str]):
+    photos = make_photos(made / "single", ["ant", "cat"], 1)
+    given = ["--output", str(made / "out"), "--cache_folder", str(made / "cache")]
+    assert main(["audit", "--model", str(made / "m"), "--images", str(photos), *given]) == 1
+    assert "has one photo of each class, or near-copies of one" in capsys.readouterr().err
+
+
+def test_small_classes_are_named_before_anything_is_enough():
+    points, names = [(3, 80.0), (6, 85.0), (12, 86.0), (150, 86.0)], ["ant", "bee", "cat"]
+    flat = LearningCurve(points, (86.0, 0.0, 1.0))
+    assert more_photos(flat, names).endswith("0.0 points more are to be expected: that is enough")
+    first = "2 classes have fewer than 75 photos: give these more first: ant, cat"
+    sentence = more_photos(dataclasses.replace(flat, short=(0, 2)), names)
+    assert sentence.endswith(f"are to be expected of the classes that have as many: {first}")
+    unfitted = LearningCurve(points, None, (0, 2))
+    assert more_photos(unfitted, names) == f"150 photos per class are too few for a forecast; {first}"
+    assert "enough" not in sentence
+    many = more_photos(dataclasses.replace(flat, short=tuple(range(12))), [str(n) for n in range(12)])
+    assert many.endswith("more first: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more")
 
 
 def test_the_network_is_not_touched_again(made: Path, monkeypatch: pytest.MonkeyPatch):

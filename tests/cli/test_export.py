@@ -157,6 +157,24 @@ def test_novelty_is_torchs_to_float32(head: str):
     assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
+def test_a_head_that_is_too_wide_for_novelty_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("cifnet_pl.model.onnx.WIDEST", WIDTH - 1)
+    learned("ridge").save(tmp_path / "m")
+    capsys.readouterr()
+    assert (
+        main(["export", "--model", str(tmp_path / "m"), "--format", "onnx", "--output", str(tmp_path / "m.onnx")]) == 0
+    )
+    shown = capsys.readouterr().out
+    assert shown.startswith("6 classes in ")
+    assert "→ probabilities\n" in shown
+    sentence = f"the graph does not tell novelty: its matrix of {WIDTH} features would be most of the file\n"
+    assert shown.count(sentence) == 1
+    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
+    assert [output.name for output in session.get_outputs()] == ["probabilities"]
+
+
 def test_thresholds_of_novelty_are_in_the_file():
     model = learned("ridge")
     model.buffer = CalibrationBuffer(60)

@@ -13,10 +13,10 @@ ABILITIES = {
     "RidgeHead": "merges pools subtracts reduces leaves_one_out tells_novelty counterexamples",
     "ACILHead": "merges pools subtracts reduces leaves_one_out tells_novelty counterexamples",
     "DSALHead": "reduces leaves_one_out tells_novelty counterexamples",
-    "SLDAHead": "merges pools subtracts reduces tells_novelty counterexamples",
+    "SLDAHead": "merges pools subtracts reduces leaves_one_out tells_novelty counterexamples",
     "NCMHead": "merges pools subtracts reduces",
-    "FeCAMHead": "merges pools subtracts reduces",
-    "KLDAHead": "merges pools subtracts reduces tells_novelty counterexamples",
+    "FeCAMHead": "merges pools subtracts reduces tells_novelty",
+    "KLDAHead": "merges pools subtracts reduces leaves_one_out tells_novelty counterexamples",
     "RanPACHead": "merges pools subtracts reduces leaves_one_out tells_novelty counterexamples",
     "KNNHead": "merges pools",
     "LogisticHead": "uses_buffer counterexamples",
@@ -45,5 +45,5 @@ def test_a_head_says_why_it_cannot() -> None:
         UnsupportedError, match=r"CIFNetHead cannot merge whole sites, or add samples .*: its oversampling"
     ):
         HEADS["CIFNetHead"](WIDTH).require("pools")
-    with pytest.raises(UnsupportedError, match="SLDAHead cannot leave samples out: it has no closed form"):
-        HEADS["SLDAHead"](WIDTH).require("leaves_one_out")
+    with pytest.raises(UnsupportedError, match="NCMHead cannot leave samples out: it has no closed form"):
+        HEADS["NCMHead"](WIDTH).require("leaves_one_out")

@@ -20,7 +20,19 @@ from torch import Tensor
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, KNNHead, LogisticHead, NCMHead, RidgeHead, SLDAHead
+from cifnet_pl.heads import (
+    ACILHead,
+    CIFNetHead,
+    DSALHead,
+    FeCAMHead,
+    Head,
+    KLDAHead,
+    KNNHead,
+    LogisticHead,
+    NCMHead,
+    RidgeHead,
+    SLDAHead,
+)
 from cifnet_pl.heads.calibration import calibrate, fit_temperature, near_copies
 from cifnet_pl.utilities.errors import CifnetError, UnsupportedError, UsageError
 from tests.command_line import BUFFER, checkpoint, fit, learned
@@ -143,6 +155,39 @@ def test_groups_of_other_heads(make: Callable[[], Head]) -> None:
     head = stream.learn(make())
     expected = literal_groups(stream, make)
     assert torch.allclose(head.leave_one_out(*stream.stored(), grouped(stream)), expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("shrinkage", [0.1, 0.9, "gcv", "oas"])
+def test_linear_discriminant_analysis(shrinkage: float | str) -> None:
+    """At the ridge of the scatter within classes that the shrinkage stood for."""
+    stream = Stream(9)
+    head = stream.learn(SLDAHead(D, shrinkage=shrinkage))
+    assert isinstance(head, SLDAHead)
+    alpha = head.shrinkage_used.item()
+    ridge = alpha / (1 - alpha) * head.within_scatter().trace().item() / D
+    make = partial(RidgeHead, D, ridge=ridge, decision="discriminant")
+    found = (1 - alpha) * head.leave_one_out(*stream.stored())
+    assert torch.allclose(found, literal(stream, lambda n: make()), rtol=1e-8, atol=1e-8)
+    found = (1 - alpha) * head.leave_one_out(*stream.stored(), grouped(stream))
+    assert torch.allclose(found, literal_groups(stream, make), rtol=1e-8, atol=1e-8)
+
+
+def test_a_shrinkage_of_one_has_leave_one_out_scores_too() -> None:
+    stream = Stream(9)
+    found = stream.learn(SLDAHead(D, shrinkage=1.0)).leave_one_out(*stream.stored())
+    expected = literal(stream, lambda n: SLDAHead(D, shrinkage=1.0))  # of another scale in each row
+    unit = torch.nn.functional.normalize
+    assert torch.allclose(unit(found, dim=1), unit(expected, dim=1), rtol=1e-6, atol=1e-6)
+
+
+def test_leaving_out_in_random_features() -> None:
+    stream = Stream(9)
+    head = stream.learn(KLDAHead(D, width=12, shrinkage=0.2))
+    assert isinstance(head, KLDAHead)
+    plain = Stream(9)
+    plain.z = {label: head._features(z)[:, 1:] for label, z in stream.z.items()}
+    expected = plain.learn(SLDAHead(12, shrinkage=0.2)).leave_one_out(*plain.stored())
+    assert torch.allclose(head.leave_one_out(*stream.stored()), expected, rtol=1e-8, atol=1e-8)
 
 
 def test_a_group_without_which_nothing_is_known() -> None:
@@ -345,7 +390,7 @@ def test_an_aborted_past_leaves_the_known_weights_alone() -> None:
     assert torch.allclose(head.leave_one_out(z, y), before, rtol=1e-9)
 
 
-@pytest.mark.parametrize("make", [NCMHead, SLDAHead, KNNHead, LogisticHead])
+@pytest.mark.parametrize("make", [NCMHead, FeCAMHead, KNNHead, LogisticHead])
 def test_heads_without_a_closed_form_say_so(make: type[Head]) -> None:
     head = make(D)
     head.begin_task([1, 2])

@@ -13,7 +13,7 @@ from cifnet_pl.cli.forget import exactly
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.remembered_classes import Remembered
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
-from tests.command_line import fit
+from tests.command_line import fit, make_photos
 from tests.heads.suite import difference, halves, learn, queries, stream
 from tests.models import WIDTH, empty, samples, teach
 
@@ -122,6 +122,48 @@ def test_a_model_knows_the_classes_by_name_and_forgets_from_a_bundle(tmp_path: P
     partly = loaded.forget(["cat", "ant"])
     assert not partly.exact
     assert partly.recalled == {"cat"}
+
+
+def test_more_samples_of_a_class_that_was_given_by_name_are_remembered_after_a_file() -> None:
+    """A head from a file does not know the names: which classes are remembered is in its sums."""
+    first, second = ([half[i] for half in map(halves, TASKS)] for i in (0, 1))
+    head = RidgeHead(D, remember="cat, dog")
+    head.note_names(dict(zip(TASKS[1].classes, ["cat", "dog"], strict=True)))
+    learn(head, first)
+    again = RidgeHead.from_settings(head.settings())
+    again.load_state_dict(head.state_dict())
+    again.merge_(learn(again.fresh(), second))
+    again.solve()
+    assert again.share_of(TASKS[0].classes[0]) is None
+    never = learn(RidgeHead(D), NEVER)
+    assert difference(forget(again, TASKS[1].classes)(QUERIES), never(QUERIES)) <= 1e-8
+
+
+def test_a_task_that_goes_on_after_a_file_is_remembered() -> None:
+    head = RidgeHead(D, remember="cat, dog")
+    head.note_names(dict(zip(TASKS[1].classes, ["cat", "dog"], strict=True)))
+    learn(head, TASKS[:1])
+    head.begin_task(TASKS[1].classes)
+    again = RidgeHead.from_settings(head.settings())
+    again.load_state_dict(head.state_dict())
+    again.observe(TASKS[1].z, TASKS[1].y)
+    again.solve()
+    learn(again, TASKS[2:])
+    assert difference(forget(again, TASKS[1].classes)(QUERIES), learn(RidgeHead(D), NEVER)(QUERIES)) <= 1e-8
+
+
+def test_extending_a_loaded_model_keeps_what_it_remembers(tmp_path: Path) -> None:
+    model, never = remembering("cat"), empty("ridge")
+    for each, names in ((model, ["ant", "cat"]), (never, ["ant"])):
+        teach(each, names)
+    model.save(tmp_path / "model")
+    more = make_photos(tmp_path / "photos", ["cat"], 10)
+    extended = cifnet_pl.load(tmp_path / "model", device="cpu").extend(more, more=True).model
+    extended.save(tmp_path / "more")
+    result = cifnet_pl.load(tmp_path / "more", device="cpu").forget(["cat"])
+    assert (result.exact, result.recalled) == (True, {"cat"})
+    z = samples(["ant", "fox"])[0]
+    assert difference(result.model.head(z), never.head(z)) <= 1e-8
 
 
 def test_damaged_places_are_refused() -> None:

@@ -95,13 +95,62 @@ def test_the_learning_curve_ends_with_all_photos(photos):
     assert curve.points[-1][1] == pytest.approx(audit(z, labels, NAMES).evaluation.accuracy)
 
 
-def test_a_class_of_one_photo(photos):
+def assert_left_out(found, rows: list[int], names: dict[str, int]) -> None:
+    """Nothing is said of photos that cannot be judged, and nothing of the others depends on them."""
+    assert np.flatnonzero(~found.judged).tolist() == rows
+    assert found.unjudged == names
+    assert np.isnan(found.distance[rows]).all()
+    assert np.isfinite(found.distance[found.judged]).all()
+    assert not set(rows) & {*found.doubtful(), *found.farthest()}
+    assert found.scored.accuracy == 100 * found.evaluation.right[found.judged].mean()
+    assert len(found.scored.rows) == found.judged.sum()
+    assert not {true for true, *_ in found.scored.confused_pairs()} & set(names)
+    right = found.evaluation.right[found.judged]
+    assert found.evaluation.ece == top_label_error(found.evaluation.confidence[found.judged], right)
+
+
+def test_a_class_of_one_photo_is_not_judged(photos):
     z, labels = photos
     labels = labels.copy()
     labels[0] = 4
     found = audit(z, labels, [*NAMES, "eel"])
     assert np.isfinite(found.own).all()
-    assert np.isfinite(found.distance).all()
+    assert_left_out(found, [0], {"eel": 1})
+    assert found.doubtful()[0] == 5
+
+
+def test_a_class_of_near_copies_alone_is_not_judged(photos, monkeypatch):
+    z, labels = with_bursts(photos)
+    labels = np.concatenate([labels[:48], np.full(3, 4), labels[51:]])  # a burst of one bee in a folder of its own
+    monkeypatch.setattr(near_copies, "SIMILAR", 0.999)
+    found = audit(z, labels, [*NAMES, "eel"])
+    assert_left_out(found, [48, 49, 50], {"eel": 3})
+    assert found.copied[48:51].all()
+
+
+def test_nothing_can_be_judged():
+    z = np.eye(4, 6, dtype=np.float32)
+    found = audit(z, np.arange(4), NAMES)
+    assert not found.judged.any()
+    assert len(found.doubtful()) == len(found.farthest()) == 0
+    assert learning_curve(z, np.arange(4), 4).fitted is None
+
+
+def test_the_learning_curve_is_of_the_same_classes_at_every_size():
+    """Small classes run out: their photos, which nobody could name, must not change what the curve is of."""
+    draw = np.random.default_rng(4)
+    labels = np.repeat(np.arange(10), [60] * 7 + [4] * 3)
+    z = (4 * np.eye(10, 20)[labels] + draw.normal(0, 1.2, (len(labels), 20))).astype(np.float32)
+    large = labels < 7
+    z[~large] = draw.normal(0, 1, z[~large].shape)
+    curve = learning_curve(z, labels, 10)
+    assert [size for size, _ in curve.points] == [3, 6, 12, 24, 60]
+    assert curve.short == (7, 8, 9)
+    found = audit(z, labels, list("abcdefghij"))
+    means = [100 * found.evaluation.right[labels == label].mean() for label in range(10)]
+    assert curve.points[-1][1] == pytest.approx(np.mean(means[:7]))
+    assert np.mean(means[7:]) < 50
+    assert learning_curve(z[large], labels[large], 7).short == ()
 
 
 def with_bursts(photos, noise=0.01):
@@ -171,6 +220,7 @@ def test_copies_in_two_classes_are_no_near_copies(photos, monkeypatch):
     z, labels = with_bursts(photos)
     monkeypatch.setattr(near_copies, "SIMILAR", 0.999)
     labels[48:] = (labels[48:] + np.tile([1, 2, 3], 3)) % CLASSES
-    groups, copied = photos_left_out.near_copies(z, labels)
+    groups, copied, judged = photos_left_out.near_copies(z, labels)
     assert not copied.any()
+    assert judged.all()
     assert len(np.unique(groups)) == len(labels)

@@ -100,8 +100,8 @@ def test_what_it_needs() -> None:
         judged().classify([], coverage=1)
     with pytest.raises(UnsupportedError, match="NCMHead cannot tell unknown things from known ones"):
         judged("ncm").classify([], unknown=0.05)
-    with pytest.raises(UnsupportedError, match="SLDAHead cannot leave samples out"):
-        judged("slda").classify([], coverage=0.95)
+    with pytest.raises(UnsupportedError, match="NCMHead cannot leave samples out"):
+        judged("ncm").classify([], coverage=0.95)
 
 
 @pytest.mark.parametrize("head", [name for name, make in MAKERS.items() if make().tells_novelty])

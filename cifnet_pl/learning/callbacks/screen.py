@@ -166,9 +166,7 @@ def summary_lines(record: RunRecord, module: TaskModule, words: Words) -> list[s
         f"How sure the model is differs from how often it is right by {number(s['ece'])} points on average (ECE)."
     )
     if (s["ece"] or 0) > UNCALIBRATED and not getattr(module, "calibrate", True):
-        lines.append(
-            "Add --model.calibrate true --model.buffer CalibrationBuffer for calibrated percentages."
-        )
+        lines.append("Add --model.calibrate true --model.buffer CalibrationBuffer for calibrated percentages.")
     return [*lines, costs]
 
 
