@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cifnet_pl.backbones.engines import EngineChoice
+from cifnet_pl.backbones.precision import FLOAT32
 from cifnet_pl.cli.extend import warn
 from cifnet_pl.data.image_sets import place
 from cifnet_pl.model.bundle import refuse_existing
@@ -84,7 +85,8 @@ def exactly(result: Forgetting[Classifier], name: str) -> list[str]:
         result: of forgetting.
         name: of the class.
     """
-    how = "exactly" if result.rounding is None else f"to about 1e-5 of its share, not to 1e-8 ({result.rounding})"
+    bound = "1e-5" if result.model.precision == FLOAT32 else "1e-2"
+    how = "exactly" if result.rounding is None else f"to about {bound} of its share, not to 1e-8 ({result.rounding})"
     whose = "what its" if name in result.recalled else "its"
     subject = "photos had left, which the model remembered, was" if name in result.recalled else "photos were"
     first = f"class '{printable(name)}' is forgotten {how}: {whose} {result.photos[name]} {subject} taken out of the "

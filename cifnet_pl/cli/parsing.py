@@ -51,6 +51,9 @@ def sentence(message: str, options: Collection[str] = (), program: str = "cifnet
         if first is not None:
             return f"no {first} are given: name them before the options, {program} {first.upper()} …"
         return f"the following arguments are required: {', '.join(f'--{name}' for name in names)}"
+    alone = re.match(r"argument (?:-\w/)?(--\S+): expected (?:one|at least one) argument", message)
+    if alone:
+        return f"{alone[1]} needs a value"
     unrecognised = re.match(r"unrecognized arguments: (.*)", message)
     if unrecognised:
         word = unrecognised[1].split()[0]

@@ -101,3 +101,9 @@ def test_the_engine_has_the_name_that_it_has_for_runs(name: str, capsys: pytest.
     for words in (["--model.engine", "tensorrt"], ["--model.engine=tensorrt"]):
         assert main([name, *words]) == 2
         assert "--engine is 'tensorrt', expected one of 'auto', 'torch', 'onnxruntime'" in capsys.readouterr().err
+
+
+def test_an_option_without_its_value_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["classify", "--model"], ["report", "runs", "--output"]):
+        assert main(words) == 2
+        assert capsys.readouterr().err == f"cifnet: error: {words[-1]} needs a value\n"

@@ -81,7 +81,8 @@ REFUSED = [
     (["--data.clases_per_task", "3"], USAGE, ["--data.clases_per_task", "did you mean --data.classes_per_task?"]),
     (["--model.head.lambda", "3"], USAGE, ["--model.head.lambda", "unknown option"]),
     (["--model.backbon", "pixels"], USAGE, ["--model.backbon", "unknown option"]),
-    (["--data.root"], USAGE, ["--data.root", "expected one argument"]),
+    (["--data.root"], USAGE, ["--data.root needs a value"]),
+    (["--experiment"], USAGE, ["--experiment needs a value"]),
     (["--config", "nowhere.yaml"], USAGE, ["nowhere.yaml", "does not exist"]),
     (["--experiment", "a/b"], USAGE, ["'a/b'", "--logs"]),
     # checkpoints
