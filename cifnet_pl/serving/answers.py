@@ -217,7 +217,9 @@ class Audit(BaseModel):
     """Doubtful labels among kept photos, and accuracy by number of photos."""
 
     photos: int = Field(description="kept photos that were judged")
+    not_judged: list[str] = Field(description="classes of which one photo, or near-copies of one alone, are kept")
     doubtful: list[Doubtful] = Field(description="the most doubtful first")
+    short: list[str] = Field(description="classes with less than half as many samples as the curve's last point")
     curve: list[CurvePoint] = Field(description="of the model's stored samples")
     with_twice_as_many: float | None = Field(description="accuracy in percent to expect with twice as many photos")
 

@@ -298,14 +298,20 @@ def test_downloads(http, tmp_path):
 
 
 def test_doubtful_photos_the_curve_and_the_nearest_photo(http):
-    """A photo of another colour among the blue ones is found; an answer shows the most similar kept photo."""
-    wrong = [("files", ("wrong.png", photo("yellow", 900)))]
-    http.post("/extend", files=[*photos("blue", 20), *wrong], data={"class_name": "blue"})
-    taught(http, "yellow", 20)
+    """Photos of another colour are found; an answer shows the most similar kept photo.
+
+    The only photo of a class cannot be judged, and says little about how many are enough.
+    """
+    for name, other in (("blue", "yellow"), ("yellow", "blue")):
+        wrong = [("files", ("wrong.png", photo(other, 900)))]
+        http.post("/extend", files=[*photos(name, 20), *wrong], data={"class_name": name})
+    http.post("/extend", files=[("files", ("a.png", photo("brown", 1)))], data={"class_name": "brown"})
     found = http.get("/audit").json()
-    assert found["photos"] == 41
-    assert [(one["label"], one["looks_like"]) for one in found["doubtful"]] == [("blue", "yellow")]
-    assert found["curve"][0]["photos"] == 3
+    assert (found["photos"], found["not_judged"], found["short"]) == (42, ["brown"], ["brown"])
+    doubtful = {(one["label"], one["looks_like"]) for one in found["doubtful"]}
+    assert doubtful == {("blue", "yellow"), ("yellow", "blue")}
+    sizes = [point["photos"] for point in found["curve"]]
+    assert sizes == [12]  # squares of one colour are as alike as a burst: no forecast
     until = time.monotonic() + 30
     while (nearest := http.post("/classify", files=photos("blue", 1)).json()["photos"][0]["nearest"]) is None:
         assert time.monotonic() < until

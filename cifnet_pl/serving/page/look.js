@@ -110,17 +110,23 @@ async function audit() {
     throw error;
   }
   const parts = [];
-  if (!found.photos) parts.push(make("p", { textContent: "No photos of two classes are kept here, so none can be doubted." }));
-  else if (!found.doubtful.length) parts.push(make("p", { textContent: `None of ${found.photos} kept photos is doubtful.` }));
-  else {
+  if (!found.photos && !found.not_judged.length) parts.push(make("p", { textContent: "No photos of two classes are kept here, so none can be doubted." }));
+  else if (found.photos && !found.doubtful.length) parts.push(make("p", { textContent: `None of ${found.photos} kept photos is doubtful.` }));
+  else if (found.photos) {
     parts.push(make("p", { textContent: `${found.doubtful.length} of ${found.photos} kept photos look more like another class:` }));
     parts.push(make("ul", { class: "cards" }, ...found.doubtful.map(doubtfulPhoto)));
+  }
+  if (found.not_judged.length) {
+    parts.push(make("p", { class: "hint", textContent: `Not judged, as one photo or near-copies of one alone are kept: ${found.not_judged.join(", ")}.` }));
   }
   if (found.curve.length) {
     const points = found.curve.map(({ photos, accuracy }) => ({ accuracy, label: photos, about: `${photos} photos of each class` }));
     const more = found.with_twice_as_many === null ? "" : ` With twice as many, about ${found.with_twice_as_many.toFixed(1)} % can be expected.`;
     parts.push(make("h4", { textContent: "Photos against accuracy" }), plotted(points, "Accuracy by number of photos of each class", "photos of each class"));
     parts.push(make("p", { class: "hint", textContent: `Percent of the stored samples, each answered as if it had never been learned.${more}` }));
+    if (found.short.length) {
+      parts.push(make("p", { class: "hint", textContent: `These classes have less than half as many photos as the others: ${found.short.join(", ")}.` }));
+    }
   }
   place.replaceChildren(...parts);
 }
