@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation, LogLocator
 
 from cifnet_pl.report.markup import number
 from cifnet_pl.report.memory_tables import buffer_megabytes, buffered, raw_images
-from cifnet_pl.report.outcomes import Group, Stat
+from cifnet_pl.report.outcomes import Group, Stat, with_seeds
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.report.study import Study
 from cifnet_pl.report.style import COLOURS, MARKERS, SMALL, Picture, figure, fitted, legend_of_points, wrapped
@@ -29,6 +29,8 @@ Panel = tuple[str, list[Group]]
 def panels(study: Study, groups: Sequence[Group], key: str) -> list[Panel]:
     """Divide groups into panels of a figure, by kind and conditions; measured ones come first.
 
+    Labels get the number of seeds if groups have different ones.
+
     Args:
         study: all results.
         groups: on the same data; the labels of measured ones have the network if there are several.
@@ -36,12 +38,13 @@ def panels(study: Study, groups: Sequence[Group], key: str) -> list[Panel]:
     """
     by_title: dict[str, list[Group]] = {}
     several = len({group.setting for group in groups if group.kind == "measured"}) > 1
-    for group in (alike for whole in groups for alike in whole.by_conditions()):
-        if group.stat(key) is not None:
-            (conditions,) = study.condition_words([group]).values()
-            title = conditions if group.kind == "measured" else group.kind
-            network = group.setting.network if several and group.kind == "measured" else ""
-            by_title.setdefault(title, []).append(replace(group, conditions_label=network))  # the title says the rest
+    shown = [alike for whole in groups for alike in whole.by_conditions() if alike.stat(key) is not None]
+    networks = [group.setting.network if several and group.kind == "measured" else "" for group in shown]
+    for group, network, counted in zip(shown, networks, with_seeds(networks, shown), strict=True):
+        label = counted if network else counted.strip(" ()")
+        (conditions,) = study.condition_words([group]).values()
+        title = conditions if group.kind == "measured" else group.kind
+        by_title.setdefault(title, []).append(replace(group, conditions_label=label))  # the title says the rest
     return list(by_title.items())
 
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from cifnet_pl.report.markup import Column, cell_text
-from cifnet_pl.report.outcomes import Group, Stat
+from cifnet_pl.report.outcomes import Group, Stat, with_seeds
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.report.study import ABLATIONS, ANALYTIC, CLASSIFIERS, Study
 from cifnet_pl.report.style import (
@@ -81,6 +81,7 @@ def _lines(groups: Sequence[Group], title: str, variants: bool = False) -> Figur
     names = [group.variant if variants else group.label for group in drawn]
     names = [f"\u2009{n}" if n.startswith("_") else n for n in names]  # else legends leave it out
     names = [f"{n} (external)" if g.kind == "external" else n for n, g in zip(names, drawn, strict=True)]
+    names = with_seeds(names, drawn)
     parts = np.array_split(np.arange(len(drawn)), -(-len(drawn) // MOST))
     height = 4.0 + 0.24 * len(drawn) if len(parts) == 1 else 0.6 + 2.9 * len(parts)
     chart = figure(6.4, height)
@@ -128,7 +129,8 @@ def ablation_bars(study: Study) -> list[Picture]:
     figures = []
     for family in families:
         setting, name = family[0].setting, family[0].label
-        bars = [(group.variant, group.stat("A_bar"), group.stat("A_K")) for group in family]
+        labels = with_seeds([group.variant for group in family], family)
+        bars = [(label, g.stat("A_bar"), g.stat("A_K")) for label, g in zip(labels, family, strict=True)]
         averages = study.published_of("tab:ablation", setting, "A_bar") if family[0].name == "CIFNet" else {}
         finals = study.published_of("tab:ablation", setting, "A_K") if family[0].name == "CIFNet" else {}
         bars += [(f"{v or 'full method'} (published)", averages.get(v), finals.get(v)) for v in sorted(finals)]
@@ -145,7 +147,8 @@ def sampling_bars(study: Study) -> list[Picture]:
     figures = []
     for family in study.varied("buffer.strategy"):
         setting = family[0].setting
-        bars = [(strategy_name(g.config["buffer.strategy"]), g.stat("A_bar"), g.stat("A_K")) for g in family]
+        labels = with_seeds([strategy_name(g.config["buffer.strategy"]) for g in family], family)
+        bars = [(label, g.stat("A_bar"), g.stat("A_K")) for label, g in zip(labels, family, strict=True)]
         values = study.published_of("tab:sampling", setting, "A_K")
         bars += [(f"{strategy_name(strategy)} (published)", None, value) for strategy, value in values.items()]
         caption = f"Selection of the buffer, {study.names[setting]}. {BARS}"
@@ -219,6 +222,8 @@ def _values(study: Study, families: Sequence[Sequence[Group]], key: str, title: 
             [x for x, _ in points], [s.mean for _, s in points], [s.sd or 0.0 for _, s in points], capsize=3,
             linestyle=look.line, marker=look.marker, color=look.colour, label=name,
         )  # fmt: skip
+        for x, stat in points if len({stat.n for _, stat in points}) > 1 else ():
+            axes.annotate(f"n = {stat.n}", (x, stat.mean), (5, 5), textcoords="offset points", fontsize=SMALL)
         ticks.update(x for x, _ in points)
     axes.set_xscale("log")
     # Only the values that were run, and of those that would touch each other only the first.

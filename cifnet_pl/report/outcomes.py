@@ -262,3 +262,20 @@ def fixed(value: float | None, seeds: int = 1) -> Stat | None:
 
 def _said(conditions: Conditions) -> str:
     return conditions.source + (" (this process only)" if conditions.scope == "process" else "")
+
+
+def with_seeds(labels: Sequence[str], groups: Sequence[Group]) -> list[str]:
+    """Append the number of seeds to the labels of measured groups if these have different ones.
+
+    Args:
+        labels: one per group.
+        groups: that are drawn beside each other.
+
+    Returns:
+        Labels such as "CIFNet (n = 2)".
+    """
+    differ = len({group.seeds for group in groups if group.kind == "measured"}) > 1
+    return [
+        f"{label} (n = {group.seeds})" if differ and group.kind == "measured" else label
+        for label, group in zip(labels, groups, strict=True)
+    ]

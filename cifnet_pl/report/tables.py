@@ -15,10 +15,10 @@ from cifnet_pl.report.study import ABLATIONS, Study, notes_of, sources
 from cifnet_pl.report.words import heading, strategy_name, value_name
 
 BEST = (
-    "Bold: the best mean among measured rows of the same setting, and those next to it as long as no row is better by "
-    "a paired t-test over common seeds (5 %), or, for A_K of single runs (or of runs that no seed changes) that kept "
-    "their predictions, by McNemar's test over the same test images; nothing is bold where no difference can be told "
-    "from chance."
+    "Bold: in the order of their means, the measured rows of the same setting before the first one that another row is "
+    "better than by a paired test, or that no test covers. Over common seeds it is a t-test (5 %), for A_K of single "
+    "runs (or of runs that no seed changes) that kept their predictions McNemar's test over the same test images. "
+    "Nothing is bold where no difference can be told from chance."
 )
 COST_BEST = (
     "Costs are ranked only among rows of the same machine, the same way to measure and the same use of the cache."
@@ -135,11 +135,11 @@ def efficiency_table(study: Study, setting: Setting) -> Table:
         *study.cache_note(groups),
         *notes_of(beside),
     ]
-    # The first column and the network's tell rows apart, the last one their conditions.
-    blocks = [f"{row[1]} {row[3]} {row[-1]}" for row in rows]
+    blocks = [f"{row[1]} {row[3]}" for row in rows]  # where the numbers are from, and the network
+    costs = [f"{block} {row[-1]}" for block, row in zip(blocks, rows, strict=True)]
     name = study.data_names[setting]
     title = f"Accuracy and energy: {name}"
-    return Table(f"efficiency_{study.data_slug(setting)}", title, columns, rows, notes, blocks)
+    return Table(f"efficiency_{study.data_slug(setting)}", title, columns, rows, notes, blocks, costs)
 
 
 def _published_notes(groups: Sequence[Group]) -> list[str]:

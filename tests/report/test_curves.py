@@ -21,6 +21,22 @@ def test_bars_are_as_long_as_their_numbers() -> None:
     assert axes.get_xlim()[1] > 81.5
 
 
+def test_labels_say_how_many_seeds_where_numbers_differ() -> None:
+    setting = Setting("photos", "10", 2, 20, 128, "file:x", "p")
+
+    def legend(*seeds: int) -> list[str]:
+        groups = [
+            Group(setting, f"M{i}", "measured", [Outcome(s, (90.0, 80.0), {}, key=str(s)) for s in range(n)])
+            for i, n in enumerate(seeds)
+        ]
+        with matplotlib.rc_context(SETTINGS):
+            (picture, *_) = trajectories(Study(groups), setting)
+        return [text.get_text() for text in picture.figure.legends[0].get_texts()]
+
+    assert legend(2, 3) == ["M0 (n = 2)", "M1 (n = 3)"]
+    assert legend(3, 3) == ["M0", "M1"]
+
+
 def test_deviations_end_at_0_and_100_percent() -> None:
     setting = Setting("photos", "10", 2, 20, 128, "file:x", "p")
     seeds = [Outcome(seed, (99.0 + spread, 1.0 + spread), {}, key=str(seed)) for seed, spread in ((1, 1.0), (2, -1.0))]
