@@ -19,6 +19,8 @@ LOG = "output.log"
 """What the processes of a point wrote, in its experiment's folder."""
 PROGRESS = re.compile(r"^(?:task|step) \d+/(\d+):", re.MULTILINE)
 """What a run says after each task; the number of all tasks is in no other file of a run that is not complete."""
+STEPS = re.compile(r"^task 1/(\d+): (\d+) of (\d+) steps took ([\d.]+) s(?:, ([\d.e+-]+) kWh)?$", re.MULTILINE)
+"""What a run says once of the first steps of its first task, if these take long."""
 ELAPSED = "elapsed.json"
 """Seconds that the processes of a point took, all attempts together, in its experiment's folder."""
 
@@ -105,6 +107,28 @@ def estimate_running(folder: Path, seconds: float, before: int = 0) -> Cost | No
     beginning = max(0.0, seconds - sum(each[before:]))
     kwh = tasks * statistics.fmean(energies) if energies else None
     return Cost(beginning + tasks * statistics.fmean(each), kwh, tasks)
+
+
+def estimate_from_steps(folder: Path) -> Cost | None:
+    """Estimate what the point that is running takes in all, from the first steps of its first task.
+
+    Every task is expected to take as long as the first one.
+
+    Args:
+        folder: its experiment.
+
+    Returns:
+        The cost of a whole run, or None as long as it has said nothing of its steps.
+    """
+    try:
+        said = STEPS.findall((folder / LOG).read_text(encoding="utf-8", errors="replace"))
+    except FileNotFoundError:  # its process has not started yet
+        return None
+    if not said:
+        return None
+    tasks, done, steps, seconds, kwh = said[-1]
+    whole = int(tasks) * int(steps) / int(done)
+    return Cost(whole * float(seconds), whole * float(kwh) if kwh else None, int(tasks))
 
 
 def total(costs: Sequence[Cost | None]) -> str:

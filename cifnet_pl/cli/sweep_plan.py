@@ -10,11 +10,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cifnet_pl.cli.estimates import Cost, cost_of, estimate, estimate_running, tasks_learned, total
+from cifnet_pl.cli.estimates import Cost, cost_of, estimate, estimate_from_steps, estimate_running, tasks_learned, total
 from cifnet_pl.cli.grid import Point, value_at
 from cifnet_pl.report.runs import is_complete, read_run
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.run_folders import versions
+from cifnet_pl.utilities.text import number_of
 
 PAUSE = 0.5
 """Seconds between two looks at a point that is running."""
@@ -110,6 +111,8 @@ def costs_of(placed: Sequence[tuple[Point, Path]]) -> list[tuple[Point, Cost]]:
 def early_estimate(console: Console, folder: Path, same: int, others: Sequence[Cost | None] = ()) -> Iterator[None]:
     """Print an estimate as soon as the point that runs meanwhile has learned a task.
 
+    If the task takes long, print one already after its first steps.
+
     Args:
         console: what to print on.
         folder: experiment of the point.
@@ -118,15 +121,21 @@ def early_estimate(console: Console, folder: Path, same: int, others: Sequence[C
     """
     start, before, over = time.monotonic(), tasks_learned(folder), threading.Event()
 
+    def say(cost: Cost, first: str) -> None:
+        left = [*[cost] * same, *others]
+        every = f"; {len(left)} to run: {total(left)}" if len(left) > 1 else ""
+        after = f"after its first {first} ({number_of(cost.tasks, 'task')} in all)"
+        console.print(f"{folder.name}: {after} expected to take {total([cost])}{every}", markup=False)
+
     def watch() -> None:
+        early = None
         while not over.wait(PAUSE):
             cost = estimate_running(folder, time.monotonic() - start, before)
             if cost is not None:
-                left = [*[cost] * same, *others]
-                every = f"; {len(left)} to run: {total(left)}" if len(left) > 1 else ""
-                after = f"after its first task ({cost.tasks} in all)"
-                console.print(f"{folder.name}: {after} expected to take {total([cost])}{every}", markup=False)
+                say(cost, "task")
                 return
+            if early is None and not before and (early := estimate_from_steps(folder)) is not None:
+                say(early, "steps")
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli import sweep as sweeping
-from cifnet_pl.cli import sweep_point
+from cifnet_pl.cli import sweep_plan, sweep_point
 from cifnet_pl.cli.commands import split_overrides
 from cifnet_pl.cli.failures import memory_kills, reason
 from cifnet_pl.cli.grid import Point
@@ -202,12 +202,35 @@ def test_the_first_task_of_a_sweep_gives_an_estimate(
     monkeypatch.setattr(sweeping.Console, "print", say)
     assert main(["sweep", str(write(tmp_path, seeds=[1, 2, 3])), "--logs", str(tmp_path / "logs")]) == 0
     (early,) = (line for line in printed if "expected to take" in line)
-    assert early.endswith("after its first task (3 in all) expected to take 2 min, 0.06 kWh; 3 to run: 5 min, 0.18 kWh")
+    expected = "expected to take 2 min, 0.06 kWh; 3 to run: 5 min, 0.18 kWh"
+    assert early.endswith(f"after its first task (3 tasks in all) {expected}")
     assert [line.rpartition("; ")[2] for line in printed if "done in" in line] == [
         "2 left: 3 min, 0.12 kWh",
         "1 left: 2 min, 0.06 kWh",
         printed[-1],
     ]
+
+
+def test_long_tasks_give_an_estimate_after_their_first_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, said, printed = tmp_path / "point-s1", threading.Event(), []
+
+    class Screen:
+        def print(self, line: str, markup: bool) -> None:
+            printed.append(line)
+            said.set()
+
+    monkeypatch.setattr(sweep_plan, "PAUSE", 0.01)
+    with sweep_plan.early_estimate(Screen(), folder, 2):  # type: ignore[arg-type]
+        folder.mkdir()
+        (folder / "output.log").write_text("15 classes in 3 tasks on cpu\n")
+        assert not said.wait(0.1)
+        with (folder / "output.log").open("a") as log:
+            log.write("task 1/3: 40 of 2000 steps took 30.0 s, 1.5e-04 kWh\n")
+        assert said.wait(60)
+        time.sleep(0.1)
+    # 0.75 s a step, 2000 steps a task, 3 tasks; 1.5e-4 kWh · 50 · 3.
+    expected = "expected to take 75 min, 0.022 kWh; 2 to run: 2.5 h, 0.045 kWh"
+    assert printed == [f"point-s1: after its first steps (3 tasks in all) {expected}"]
 
 
 def test_a_cheap_method_does_not_silence_the_early_estimate_of_a_dear_one(

@@ -8,6 +8,7 @@ from cifnet_pl.learning.callbacks.class_results import ClassResults
 from cifnet_pl.learning.callbacks.copies import CopiesReport
 from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor
+from cifnet_pl.learning.callbacks.first_steps import FirstSteps
 from cifnet_pl.learning.callbacks.near_copies import NearCopies
 from cifnet_pl.learning.callbacks.prediction_record import PredictionRecord
 from cifnet_pl.learning.callbacks.predictions import PredictionTable
@@ -42,5 +43,5 @@ def standard_callbacks(bar: bool, words: Words = "research") -> list[Callback]:
         bar: whether there is a progress bar.
         words: what the screen calls its numbers, see :class:`RunTable`.
     """
-    shown = [CopiesReport(), NearCopies(), *[TaskProgressBar()] * bar, RunTable(words)]
+    shown = [CopiesReport(), NearCopies(), *[TaskProgressBar()] * bar, FirstSteps(), RunTable(words)]
     return [PrequentialAccuracy(), ClassResults(), CoverageAndNoveltyMetrics(), TaskMetrics(), TrajectoryPlot(), *shown]

@@ -10,6 +10,8 @@ import codecarbon
 import pytest
 import torch
 
+from cifnet_pl.cli.estimates import STEPS
+from cifnet_pl.learning.callbacks import first_steps
 from cifnet_pl.learning.callbacks.energy import Energy, EnergyMonitor, _source, check_country, physical_gpus
 from cifnet_pl.learning.iterative import FinetuneModule
 from cifnet_pl.utilities.errors import UsageError
@@ -125,6 +127,17 @@ def test_a_run_that_goes_on_adds_up(tracker, tmp_path):
     assert [float(row["energy_kwh"]) for row in rows] == [111.0] * 5
     assert summary["energy_kwh"] == 555.0
     assert summary["energy_ram_kwh"] == 500.0
+
+
+def test_first_steps_are_said_with_their_energy(tracker, tmp_path, monkeypatch, capsys):
+    """Once, and reading the tracker in between takes nothing from the task."""
+    monkeypatch.setattr(first_steps, "SECONDS", 0.0)
+    assert fit(tmp_path, *MEASURED, "--data.batch_size", "100") == 0
+    ((tasks, done, steps, seconds, kwh),) = STEPS.findall(capsys.readouterr().out)
+    assert (tasks, done, steps, kwh) == ("3", "1", "3", "1.1e+02")
+    assert 0 <= float(seconds) < 60
+    rows, _ = results(tmp_path)
+    assert [float(row["energy_kwh"]) for row in rows] == [222.0, 111.0, 111.0]
 
 
 def trained(logs: Path, *options: str) -> int:
