@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation, LogLocator
 
 from cifnet_pl.report.markup import number
 from cifnet_pl.report.memory_tables import buffer_megabytes, buffered, raw_images
-from cifnet_pl.report.outcomes import Group, Stat, with_seeds
+from cifnet_pl.report.outcomes import Group, Stat, differing_seeds
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.report.study import Study
 from cifnet_pl.report.style import COLOURS, MARKERS, SMALL, Picture, figure, fitted, legend_of_points, wrapped
@@ -39,9 +39,9 @@ def panels(study: Study, groups: Sequence[Group], key: str) -> list[Panel]:
     by_title: dict[str, list[Group]] = {}
     several = len({group.setting for group in groups if group.kind == "measured"}) > 1
     shown = [alike for whole in groups for alike in whole.by_conditions() if alike.stat(key) is not None]
-    networks = [group.setting.network if several and group.kind == "measured" else "" for group in shown]
-    for group, network, counted in zip(shown, networks, with_seeds(networks, shown), strict=True):
-        label = counted if network else counted.strip(" ()")
+    for group, count in zip(shown, differing_seeds(shown), strict=True):
+        network = group.setting.network if several and group.kind == "measured" else ""
+        label = ", ".join(filter(None, [network, count]))
         (conditions,) = study.condition_words([group]).values()
         title = conditions if group.kind == "measured" else group.kind
         by_title.setdefault(title, []).append(replace(group, conditions_label=label))  # the title says the rest

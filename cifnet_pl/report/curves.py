@@ -129,8 +129,7 @@ def ablation_bars(study: Study) -> list[Picture]:
     figures = []
     for family in families:
         setting, name = family[0].setting, family[0].label
-        labels = with_seeds([group.variant for group in family], family)
-        bars = [(label, g.stat("A_bar"), g.stat("A_K")) for label, g in zip(labels, family, strict=True)]
+        bars = _bars([group.variant for group in family], family)
         averages = study.published_of("tab:ablation", setting, "A_bar") if family[0].name == "CIFNet" else {}
         finals = study.published_of("tab:ablation", setting, "A_K") if family[0].name == "CIFNet" else {}
         bars += [(f"{v or 'full method'} (published)", averages.get(v), finals.get(v)) for v in sorted(finals)]
@@ -147,8 +146,7 @@ def sampling_bars(study: Study) -> list[Picture]:
     figures = []
     for family in study.varied("buffer.strategy"):
         setting = family[0].setting
-        labels = with_seeds([strategy_name(g.config["buffer.strategy"]) for g in family], family)
-        bars = [(label, g.stat("A_bar"), g.stat("A_K")) for label, g in zip(labels, family, strict=True)]
+        bars = _bars([strategy_name(group.config["buffer.strategy"]) for group in family], family)
         values = study.published_of("tab:sampling", setting, "A_K")
         bars += [(f"{strategy_name(strategy)} (published)", None, value) for strategy, value in values.items()]
         caption = f"Selection of the buffer, {study.names[setting]}. {BARS}"
@@ -157,6 +155,13 @@ def sampling_bars(study: Study) -> list[Picture]:
             Picture(f"sampling_{study.slug(setting)}_{_plain(family[0].name)}", caption, pair_bars(bars, title))
         )
     return figures
+
+
+def _bars(names: Sequence[str], groups: Sequence[Group]) -> list[tuple[str, Stat | None, Stat | None]]:
+    return [
+        (label, group.stat("A_bar"), group.stat("A_K"))
+        for label, group in zip(with_seeds(names, groups), groups, strict=True)
+    ]
 
 
 def pair_bars(bars: Sequence[tuple[str, Stat | None, Stat | None]], title: str) -> Figure:

@@ -44,6 +44,9 @@ Cell = str | Stat | None
 SEEDS = "seeds"
 """Header of the column that has a row's number of seeds."""
 
+CONDITIONS = "conditions"
+"""Header of the column that tells on which machine, and how, a row's time and energy were measured."""
+
 POWER = re.compile(r"(?<=[\d)])e(?:\+|(-))0?(\d+)")
 """A power of ten as Python writes it."""
 
@@ -60,8 +63,8 @@ class Table:
         title: above the table.
         columns, rows: its content.
         notes: sentences below the table.
-        blocks: name for each row; only rows with the same name are compared to find the best.
-        cost_blocks: the same for columns of time and energy, if it differs.
+        blocks: name for each row; only rows with the same name are compared to find the best, in columns of time and
+            energy only those with the same conditions, too.
     """
 
     name: str
@@ -70,7 +73,6 @@ class Table:
     rows: list[list[Cell]]
     notes: list[str] = field(default_factory=list)
     blocks: list[str] = field(default_factory=list)
-    cost_blocks: list[str] = field(default_factory=list)
 
     @cached_property
     def best(self) -> set[tuple[int, int]]:
@@ -87,8 +89,9 @@ class Table:
 
     def _comparable(self, column: Column) -> list[list[int]]:
         """Return the rows that may be compared with each other in a column; published and external ones never are."""
-        blocks = self.cost_blocks if self.cost_blocks and column.header in COST_HEADERS else self.blocks
-        blocks = blocks or ["measured"] * len(self.rows)
+        blocks = self.blocks or ["measured"] * len(self.rows)
+        if column.header in COST_HEADERS:
+            blocks = [f"{block} {self._text_under(CONDITIONS, row)}" for row, block in enumerate(blocks)]
         names = [name for name in dict.fromkeys(blocks) if name.startswith("measured")]
         return [[i for i, block in enumerate(blocks) if block == name] for name in names]
 
@@ -111,12 +114,16 @@ class Table:
             if block.startswith("measured") and isinstance(other := line[column], Stat)
         }  # fmt: skip
         with_seeds = (
-            isinstance(cell, Stat) and header.spread and ours and len(counts) > 1 and str(cell.n) != self._seeds(row)
+            isinstance(cell, Stat)
+            and header.spread
+            and ours
+            and len(counts) > 1
+            and str(cell.n) != self._text_under(SEEDS, row)
         )
         return f"{plain} (n = {cast(Stat, cell).n})" if with_seeds else plain
 
-    def _seeds(self, row: int) -> str | None:
-        return next((str(self.rows[row][j]) for j, column in enumerate(self.columns) if column.header == SEEDS), None)
+    def _text_under(self, header: str, row: int) -> str | None:
+        return next((str(self.rows[row][j]) for j, column in enumerate(self.columns) if column.header == header), None)
 
     def without_empty(self) -> Table:
         """Return the table without columns in which nothing was measured."""

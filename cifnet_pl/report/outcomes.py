@@ -264,6 +264,16 @@ def _said(conditions: Conditions) -> str:
     return conditions.source + (" (this process only)" if conditions.scope == "process" else "")
 
 
+def differing_seeds(groups: Sequence[Group]) -> list[str]:
+    """Return "n = 2" for each measured group if these have different numbers of seeds, else empty texts.
+
+    Args:
+        groups: that are shown beside each other.
+    """
+    differ = len({group.seeds for group in groups if group.kind == "measured"}) > 1
+    return [f"n = {group.seeds}" if differ and group.kind == "measured" else "" for group in groups]
+
+
 def with_seeds(labels: Sequence[str], groups: Sequence[Group]) -> list[str]:
     """Append the number of seeds to the labels of measured groups if these have different ones.
 
@@ -274,8 +284,6 @@ def with_seeds(labels: Sequence[str], groups: Sequence[Group]) -> list[str]:
     Returns:
         Labels such as "CIFNet (n = 2)".
     """
-    differ = len({group.seeds for group in groups if group.kind == "measured"}) > 1
     return [
-        f"{label} (n = {group.seeds})" if differ and group.kind == "measured" else label
-        for label, group in zip(labels, groups, strict=True)
+        f"{label} ({count})" if count else label for label, count in zip(labels, differing_seeds(groups), strict=True)
     ]

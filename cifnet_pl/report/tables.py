@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from cifnet_pl.report.answer_sets import answer_sets_table
-from cifnet_pl.report.markup import SEEDS, Cell, Column, Table
+from cifnet_pl.report.markup import CONDITIONS, SEEDS, Cell, Column, Table
 from cifnet_pl.report.memory_tables import buffer_bytes_table, memory_table, scaling_tables
 from cifnet_pl.report.outcomes import Group, Stat, fixed
 from cifnet_pl.report.runs import Run
@@ -112,7 +112,7 @@ def efficiency_table(study: Study, setting: Setting) -> Table:
         Column("A_K (%)", 2, "max"),
         Column("A_K per kWh", None, "max"),
         Column("CO₂ (kg)", None, "min"),
-        Column("conditions"),
+        Column(CONDITIONS),
     ]
     letters = study.condition_letters(groups)
     rows: list[list[Cell]] = []
@@ -136,10 +136,9 @@ def efficiency_table(study: Study, setting: Setting) -> Table:
         *notes_of(beside),
     ]
     blocks = [f"{row[1]} {row[3]}" for row in rows]  # where the numbers are from, and the network
-    costs = [f"{block} {row[-1]}" for block, row in zip(blocks, rows, strict=True)]
     name = study.data_names[setting]
     title = f"Accuracy and energy: {name}"
-    return Table(f"efficiency_{study.data_slug(setting)}", title, columns, rows, notes, blocks, costs)
+    return Table(f"efficiency_{study.data_slug(setting)}", title, columns, rows, notes, blocks)
 
 
 def _published_notes(groups: Sequence[Group]) -> list[str]:
@@ -227,7 +226,7 @@ def results_table(study: Study, setting: Setting) -> Table:
         Column("NLL", 3, "min"), further("answers at 95 % (classes)", 2, "min"), further("covered (%)", 2),
         further("called unknown at 5 % (%)", 2), further("unknown: AUROC (%)", 2, "max"),
         further("unknown: FPR95 (%)", 2, "min"), Column("training (min)", None, "min", 1 / 60),
-        Column("energy (kWh)", None, "min"), further("CO₂ (kg)", None, "min"), Column("conditions"),
+        Column("energy (kWh)", None, "min"), further("CO₂ (kg)", None, "min"), Column(CONDITIONS),
     ]  # fmt: skip
     keys = ("A_bar", "A_K", "top5", "forgetting", "bwt", "forward_transfer", "max_drop", "ece", "nll",
             "set_size", "set_coverage", "called_unknown", "unknown_auroc", "unknown_fpr95",
@@ -248,10 +247,8 @@ def results_table(study: Study, setting: Setting) -> Table:
     legend = [f"{letter}: {text}." for letter, text in study.condition_words(groups).items()]
     notes = [f"{setting.title}.", *legend, *mixed, study.seeds_note(groups), f"{BEST} {COST_BEST}"]
     notes += [*study.cache_note(groups), *([setting.note] if setting.note else [])]
-    blocks = _kinds(rows)
-    costs = [f"{kind} {row[-1]}" for kind, row in zip(blocks, rows, strict=True)]
     title = f"All results: {study.names[setting]}"
-    return Table(f"results_{study.slug(setting)}", title, columns, rows, notes, blocks, costs)
+    return Table(f"results_{study.slug(setting)}", title, columns, rows, notes, _kinds(rows))
 
 
 def settings_table(study: Study) -> Table:

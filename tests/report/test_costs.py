@@ -173,7 +173,7 @@ def test_energies_are_points_at_their_numbers_on_a_log_axis(runs: Path, study: S
         names = [
             [label.get_text().replace("\n", " ") for label in axes.get_yticklabels()] for axes in picture.figure.axes
         ]
-        # A seed of the ridge is missing, and CIFNet's five are of three machines.
+        # Of CIFNet's seeds on this machine one was killed; the ridge has three.
         (own,) = [labels for labels in names if "Exact ridge, n = 3" in labels]
         assert "CIFNet, n = 2" in own
         drawn = [axes for axes, labels in zip(picture.figure.axes, names, strict=True) if labels == own]

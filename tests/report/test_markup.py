@@ -69,7 +69,8 @@ def test_best_is_looked_for_among_comparable_rows_only() -> None:
     table = Table("t", "t", columns, rows, blocks=["measured", "measured", "published"])
     assert table.best == {(0, 1), (0, 2)}
     # The same accuracies, but the energies are of two machines.
-    apart = Table("t", "t", columns, rows, blocks=table.blocks, cost_blocks=["measured a", "measured b", "published"])
+    conditions = [[*row, letter] for row, letter in zip(rows, "abc", strict=True)]
+    apart = Table("t", "t", [*columns, Column("conditions")], conditions, blocks=table.blocks)
     assert apart.best == {(0, 1)}
 
 

@@ -110,12 +110,11 @@ async function audit() {
     throw error;
   }
   const parts = [];
-  if (!found.photos && !found.not_judged.length) parts.push(make("p", { textContent: "No photos of two classes are kept here, so none can be doubted." }));
-  else if (found.photos && !found.doubtful.length) parts.push(make("p", { textContent: `None of ${found.photos} kept photos is doubtful.` }));
-  else if (found.photos) {
+  if (found.doubtful.length) {
     parts.push(make("p", { textContent: `${found.doubtful.length} of ${found.photos} kept photos look more like another class:` }));
     parts.push(make("ul", { class: "cards" }, ...found.doubtful.map(doubtfulPhoto)));
-  }
+  } else if (found.photos) parts.push(make("p", { textContent: `None of ${found.photos} kept photos is doubtful.` }));
+  else if (!found.not_judged.length) parts.push(make("p", { textContent: "No photos of two classes are kept here, so none can be doubted." }));
   if (found.not_judged.length) {
     parts.push(make("p", { class: "hint", textContent: `Not judged, as one photo or near-copies of one alone are kept: ${found.not_judged.join(", ")}.` }));
   }
