@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import csv
-import multiprocessing
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,11 +18,8 @@ import cifnet_pl
 from benchmarks.fit_overhead import CPU, Setup, write_photos
 from benchmarks.measure import Row, ratio, seconds, spread
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.cli.process_settings import keep_freed_memory, wait_briefly
-from cifnet_pl.data.image_sets import SourceOptions
-from cifnet_pl.data.loading import ImageLoader, SquareDataset, shard_batches
+from cifnet_pl.cli.process_settings import keep_freed_memory
 from cifnet_pl.data.photos import squares
-from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import RidgeHead
 
 BACKBONE = "embedded:efficientnet_lite0"
@@ -34,44 +27,23 @@ ENGINES = ("auto", "torch")
 SMALL = replace(CPU, classes=12, per_class=150, tasks=2)
 ROUNDS = {128: 3, 224: 2}
 """Side of the photos → how often both engines are measured, on 1800 photos."""
-BARE_ROUNDS = {128: 4, 224: 3}
-"""Side of the photos → how often ``fit`` and the bare loop are, on 6000 photos: one solve for each 2000."""
 FILES = {"64 px": (64, 64), "500 px": (500, 375), "12 MP": (4000, 3000)}
 """Photos of three sizes: width and height in pixels."""
 
 
-def fit(root: Path, logs: Path, setup: Setup, engine: str) -> float:
-    """Seconds of learning all tasks, the evaluation apart, in a process of its own, as users have it."""
+def fit(root: Path, logs: Path, setup: Setup, engine: str, *more: str) -> float:
+    """Seconds of learning all tasks, the evaluation apart, in a process of its own, as users have it.
+
+    ``more`` are further words of the command.
+    """
     arguments = ["fit", "--config", "heads/ridge", "--data.root", str(root), "--data.image_size", str(setup.side)]
     arguments += ["--data.classes_per_task", str(setup.classes // setup.tasks), "--data.batch_size", str(setup.batch)]
     arguments += ["--logs", str(logs), "--experiment", engine, "--model.engine", engine, "--trainer.accelerator", "cpu"]
+    arguments += more
     subprocess.run([sys.executable, "-m", "cifnet_pl", *arguments], check=True)
     newest = max((logs / engine).glob("version_*"), key=lambda path: path.stat().st_mtime)
     with (newest / "tasks.csv").open() as file:
         return sum(float(row["train_seconds"]) for row in csv.DictReader(file))
-
-
-@cache
-def warm_session(side: int, batch: int) -> Any:
-    """A session whose memory for a batch is there already."""
-    keep_freed_memory()
-    runtime: Any = build_backbone(BACKBONE)._runtime("cpu", "32-true")
-    runtime._session.run(None, {"images": np.zeros((batch, side, side, 3), dtype=np.uint8)})
-    return runtime._session
-
-
-def bare(root: Path, setup: Setup) -> float:
-    """Seconds of decoding the training photos alone, and of a bare ONNX Runtime loop over what was decoded."""
-    session = warm_session(setup.side, setup.batch)
-    source = build_source("folder", SourceOptions(root))
-    loader = ImageLoader(SquareDataset(source.train, source.class_names, setup.side, 1.0), setup.workers, setup.batch)
-    batches = shard_batches(np.arange(len(source.train)), setup.batch, 0, 1)
-    list(loader.set_batches(batches[:2]))  # by workers that have decoded before, the rival is at its best
-    loader.set_batches(batches)
-    decoded: list[np.ndarray] = []
-    decoding = seconds(lambda: decoded.extend(b.image.permute(0, 2, 3, 1).contiguous().numpy() for b in loader))
-    loader.close()
-    return decoding + seconds(lambda: [session.run(None, {"images": batch}) for batch in decoded])
 
 
 def engine_rows(setup: Setup) -> Iterator[Row]:
@@ -96,23 +68,6 @@ def engine_rows(setup: Setup) -> Iterator[Row]:
             rates = f"; images/s: auto {images / np.median(ours):.0f}, torch {images / np.median(slower):.0f}"
             label = f"(k) {name} with engine auto, torch / auto, {setup.side} px"
             yield Row(label, spread(ours), spread(slower), ratio(slower, ours), "≥ 1.8", about(setup) + rates)
-
-
-def bare_rows(setup: Setup) -> Iterator[Row]:
-    """``fit`` in turn with a bare loop, each in a process of its own."""
-    spawn = multiprocessing.get_context("spawn")
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ProcessPoolExecutor(1, spawn, wait_briefly) as rival,
-    ):
-        root, logs = Path(folder, "photos"), Path(folder, "logs")
-        write_photos(root, setup)
-        pairs = [
-            (fit(root, logs, setup, "auto"), rival.submit(bare, root, setup).result()) for _ in range(setup.rounds)
-        ]
-        ours, alone = ([pair[i] for pair in pairs] for i in (0, 1))
-        label = f"(k) decoding and a bare ONNX Runtime loop / fit, {setup.side} px"
-        yield Row(label, spread(ours), spread(alone), ratio(alone, ours), "≥ 0.93", about(setup))
 
 
 def about(setup: Setup) -> str:
@@ -185,11 +140,9 @@ def rows() -> Iterator[Row]:
     yield from network_rows()
 
 
-def network_rows(rounds: Mapping[int, int] = ROUNDS, bare_rounds: Mapping[int, int] = BARE_ROUNDS) -> Iterator[Row]:
-    """Photos of three sizes, the engines in turn, then ``fit`` and the bare loop in turn."""
+def network_rows(rounds: Mapping[int, int] = ROUNDS) -> Iterator[Row]:
+    """Photos of three sizes, then the engines in turn."""
     keep_freed_memory()  # as every command does
     yield from file_rows()
     for side, count in rounds.items():
         yield from engine_rows(replace(SMALL, side=side, rounds=count))
-    for side, count in bare_rounds.items():
-        yield from bare_rows(replace(CPU, side=side, rounds=count))

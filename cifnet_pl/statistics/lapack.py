@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from scipy.linalg import cython_lapack
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 ONE_THREAD = 2048
 """Width of a matrix up to which one thread computes: 1280 takes it 0.2 s."""
@@ -25,6 +25,7 @@ PREFIX = {np.dtype(np.float32): "s", np.dtype(np.float64): "d"}
 
 
 _limiting = threading.Lock()
+"""The limit is the process's: two threads must not restore it in turn."""
 
 
 @contextmanager
@@ -33,8 +34,14 @@ def _few_threads(width: int) -> Iterator[None]:
     if width > ONE_THREAD:
         yield
         return
-    with _limiting, threadpool_limits(1, "blas"):  # the limit is the process's: two threads must not restore it in turn
+    with _limiting, _controller().limit(limits=1, user_api="blas"):
         yield
+
+
+@cache
+def _controller() -> ThreadpoolController:
+    """Return the libraries of this process, among them scipy's BLAS; looking for them takes 20 ms."""
+    return ThreadpoolController()
 
 
 @cache

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import BACKBONES, Backbone, Preprocessing, build_backbone, engines, graphs
-from cifnet_pl.backbones.engines import Runtime
+from cifnet_pl.backbones.engines import Runtime, piece_ends
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.command_line import assert_same_model, checkpoint, learned, make_photos
 from tests.models import config_of, forge
@@ -76,6 +83,34 @@ def small_networks(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(BACKBONES, name, lambda *_, network=network: (network(), 12, SHAPE))
 
 
+@contextmanager
+def threads_of_torch(count: int) -> Iterator[None]:
+    """Another number of threads than usual within the block."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
+
+
+def counted_sessions(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Return a list to which each run of a session adds its number of threads and of photos."""
+    runtime, taken = backbone._runtime("cpu", "32-true"), []
+    assert isinstance(runtime, Runtime)
+    made = runtime._session
+
+    def session(threads: int) -> SimpleNamespace:
+        def run(names: None, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+            taken.append((threads, len(inputs["images"])))
+            return made(threads).run(names, inputs)
+
+        return SimpleNamespace(run=run)
+
+    monkeypatch.setattr(runtime, "_session", session)
+    return taken
+
+
 def images(count: int = 5, side: int = 16) -> Tensor:
     draw = torch.Generator().manual_seed(count * side)
     return torch.randint(0, 256, (count, 3, side, side), generator=draw, dtype=torch.uint8)
@@ -104,22 +139,40 @@ class TestEmbeddings:
             assert_agree(backbone, side, 2)
 
     def test_do_not_depend_on_how_many_photos_the_graph_takes_at_once(self, monkeypatch):
-        """Its layers need no more memory for many photos than for ``AT_ONCE`` pixels."""
-        backbone, taken = build_backbone("small", engine="onnxruntime"), []
-        runtime = backbone._runtime("cpu", "32-true")
-        whole, session = backbone(images(7)), runtime._session
-
-        class Counting:
-            def run(self, names: None, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-                taken.append(len(inputs["images"]))
-                return session.run(names, inputs)
-
-        monkeypatch.setattr(runtime, "_session", Counting())
-        for pixels, pieces in ((3 * 16 * 16, [3, 2, 2]), (1, [1] * 7), (7 * 16 * 16, [7])):
-            monkeypatch.setattr(engines, "AT_ONCE", pixels)
-            assert torch.equal(backbone(images(7)), whole)
-            assert taken == pieces
+        """Its layers need no more memory for many photos than for ``PIECE`` pixels of each thread."""
+        backbone = build_backbone("small", engine="onnxruntime")
+        whole, taken = backbone(images(7)), counted_sessions(backbone, monkeypatch)
+        for pixels, pieces in ((16 * 16, [1] * 7), (2 * 16 * 16, [2, 2, 1, 1, 1]), (1, [1] * 7)):
+            monkeypatch.setattr(engines, "PIECE", pixels)
+            with threads_of_torch(2):
+                assert torch.equal(backbone(images(7)), whole)
+            assert sorted(taken) == sorted((1, size) for size in pieces)
             taken.clear()
+
+    @pytest.mark.parametrize(("count", "sessions"), [(2, {3}), (3, {1}), (7, {1})])
+    def test_fewer_photos_than_threads_are_computed_by_all_threads_together(self, monkeypatch, count, sessions):
+        backbone = build_backbone("small", engine="onnxruntime")
+        one_by_one = torch.cat([backbone(image[None]) for image in images(count)])
+        taken = counted_sessions(backbone, monkeypatch)
+        with threads_of_torch(3):
+            assert torch.equal(backbone(images(count)), one_by_one)
+        assert {threads for threads, _ in taken} == sessions
+
+    def test_of_a_real_network_are_the_same_bits_with_any_number_of_threads_and_photos(self, monkeypatch):
+        monkeypatch.undo()  # exported once for all runs of the tests
+        backbone, results = build_backbone("embedded:efficientnet_lite0", engine="onnxruntime"), []
+        for threads in (1, 2, 5):
+            with threads_of_torch(threads):
+                results += [backbone(images(6, 64)), torch.cat([backbone(image[None]) for image in images(6, 64)])]
+        assert all(torch.equal(z, results[0]) for z in results)
+
+    @given(count=st.integers(1, 300), most=st.integers(0, 70), threads=st.integers(1, 40))
+    def test_pieces_hold_every_photo_once_and_become_smaller(self, count, most, threads):
+        sizes = np.diff([0, *piece_ends(count, most, threads), count]).tolist()
+        assert sum(sizes) == count
+        assert all(0 < later <= earlier for earlier, later in itertools.pairwise(sizes))
+        assert sizes[0] <= max(1, most)
+        assert sizes[-1] == 1 or len(sizes) == 1
 
     def test_views_are_one_graph(self):
         backbone = build_backbone("small+mirror", engine="onnxruntime")
@@ -133,17 +186,22 @@ class TestEmbeddings:
         with pytest.raises(CifnetError, match="cannot embed images of 20x20 pixels"):
             backbone(images(1, 20))
 
-    def test_threads_are_those_of_torch(self):
-        backbone, threads = build_backbone("small"), torch.get_num_threads()
+    @pytest.mark.parametrize("threads", [2, 5])
+    def test_threads_are_those_of_torch(self, monkeypatch, threads):
+        backbone = build_backbone("small")
         backbone(images())
+        pools = []
+        monkeypatch.setattr(
+            engines, "ThreadPoolExecutor", lambda count: pools.append(count) or ThreadPoolExecutor(count)
+        )
         runtime = backbone._runtime("cpu", "32-true")
         assert isinstance(runtime, Runtime)
-        try:
-            torch.set_num_threads(threads + 1)
+        with threads_of_torch(threads):
             backbone(images())
-            assert runtime._session.get_session_options().intra_op_num_threads == threads + 1
-        finally:
-            torch.set_num_threads(threads)
+            backbone(images(1))
+        assert pools == [threads]
+        assert runtime._session(threads).get_session_options().intra_op_num_threads == threads
+        assert runtime._session(1).get_session_options().intra_op_num_threads == 1
 
     def test_are_repeatable(self):
         one, other = build_backbone("small"), build_backbone("small")

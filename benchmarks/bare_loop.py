@@ -1,0 +1,146 @@
+"""(k): ``fit`` beside decoding and a bare ONNX Runtime loop over the same decoded photos.
+
+The loop takes its turns inside the run, every few batches: a shared machine is faster or slower for minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from benchmarks.engines import fit
+from benchmarks.fit_overhead import CPU, Setup, write_photos
+from benchmarks.measure import Row, ratio, seconds, spread
+from cifnet_pl.backbones.engines import Runtime
+from cifnet_pl.data.image_sets import SourceOptions
+from cifnet_pl.data.loading import ImageLoader, SquareDataset, shard_batches
+from cifnet_pl.data.sources import build_source
+from cifnet_pl.learning.cifnet_module import CIFNetModule
+
+ROUNDS = {128: 4, 224: 3}
+"""Side of the photos → number of runs on 6000 photos: one solve for each 2000."""
+
+PIECES = (64, 16, 8, 4)
+"""Photos that the bare loop gives the network at once; 64 are a batch as it is decoded."""
+
+OWN, SPLIT = "the runtime's own threads", "a thread for each piece"
+"""Who divides the work: ONNX Runtime, that of each layer; or the loop, the pieces."""
+
+Way = tuple[str, int]
+"""Who divides the work, and the photos of a piece."""
+
+WAYS: tuple[Way, ...] = tuple((threads, size) for threads in (OWN, SPLIT) for size in PIECES)
+
+
+class BareLoop(Callback):
+    """In a run: decode its photos once more, and give its decoded batches to ONNX Runtime, and do nothing else.
+
+    Args:
+        root: folder of the photos.
+        output: file for the seconds of all tasks together: "decoding", each of ``WAYS`` for such a loop, and "paused"
+            for how long the run waited.
+    """
+
+    def __init__(self, root: str, output: str):
+        source = build_source("folder", SourceOptions(Path(root)))
+        self.rows = np.arange(len(source.train))
+        self.dataset = SquareDataset(source.train, source.class_names, 1, 1.0)
+        self.output, self.decoded = Path(output), list[np.ndarray]()
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.turns = 0
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        """Start workers, and a session whose memory is there already."""
+        assert isinstance(module, CIFNetModule)
+        data: Any = module.data
+        self.dataset.size, self.batch, self.workers = data.image_size, data.batch_size, data.num_workers
+        self.loader = ImageLoader(self.dataset, self.workers, self.batch)
+        self.loader.start()
+        runtime: Any = module.backbone._runtime("cpu", "32-true")
+        threads = torch.get_num_threads()
+        self.sessions = {OWN: Runtime(runtime._graph)._session(threads), SPLIT: Runtime(runtime._graph)._session(1)}
+        self.pool = ThreadPoolExecutor(threads)
+        empty = np.zeros((self.batch, self.dataset.size, self.dataset.size, 3), dtype=np.uint8)
+        for way in WAYS:
+            self.loop([empty], way)
+
+    def loop(self, batches: list[np.ndarray], way: Way) -> None:
+        """Run the network."""
+        threads, size = way
+        pieces = [batch[start : start + size] for batch in batches for start in range(0, len(batch), size)]
+        run = partial(self.embed, self.sessions[threads])
+        for _ in map(run, pieces) if threads == OWN else self.pool.map(run, pieces):
+            pass
+
+    @staticmethod
+    def embed(session: Any, photos: np.ndarray) -> None:
+        """Run the network once."""
+        session.run(None, {"images": photos})
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Every few batches, the loops have their turn, each time another one first."""
+        self.decoded.append(batch.image.permute(0, 2, 3, 1).numpy())
+        if (batch_idx + 1) % CPU.turn and not trainer.is_last_batch:
+            return
+        self.turns += 1
+        first = self.turns % len(WAYS)
+        for way in WAYS[first:] + WAYS[:first]:
+            once = seconds(lambda way=way: self.loop(self.decoded, way))  # type: ignore[misc]
+            self.seconds[str(way)] += once
+            self.seconds["paused"] += once
+        self.decoded.clear()
+
+    def on_fit_end(self, trainer: Trainer, module: LightningModule) -> None:
+        """Decode all photos, three times, and write the seconds."""
+        self.loader.set_batches(shard_batches(self.rows, self.batch, 0, 1))
+        self.seconds["decoding"] = min(seconds(lambda: [None for _ in self.loader]) for _ in range(3))
+        self.loader.close()
+        self.output.write_text(json.dumps(self.seconds))
+
+
+def rows_of_size(setup: Setup) -> Iterator[Row]:
+    """``fit``, each run in a process of its own as users have it, and the loops in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        root, logs, output = Path(folder, "photos"), Path(folder, "logs"), Path(folder, "seconds.json")
+        write_photos(root, setup)
+        ours, loops = list[float](), defaultdict[Way, list[float]](list)
+        rival = {"root": root, "output": output}
+        words = ["--trainer.callbacks+=benchmarks.bare_loop.BareLoop"]
+        words += [f"--trainer.callbacks.{name}={value}" for name, value in rival.items()]
+        for _ in range(setup.rounds):
+            learning = fit(root, logs, setup, "auto", *words)
+            taken = json.loads(output.read_text())
+            ours.append(learning - taken["paused"])
+            for way in WAYS:
+                loops[way].append(taken["decoding"] + taken[str(way)])
+    images, threads = setup.classes * setup.per_class, torch.get_num_threads()
+    about = f"EfficientNet-Lite0, {images} JPEGs in {setup.tasks} tasks, {setup.rounds} runs, {threads} threads"
+    for way in dict.fromkeys([(OWN, setup.batch), best_of(OWN, loops), best_of(SPLIT, loops)]):
+        label = (
+            f"(k) decoding and a bare ONNX Runtime loop over {way[1]} photos at once, {way[0]} / fit, {setup.side} px"
+        )
+        yield Row(label, spread(ours), spread(loops[way]), ratio(loops[way], ours), "≥ 0.93", about)
+
+
+def best_of(threads: str, loops: Mapping[Way, list[float]]) -> Way:
+    """Return the fastest of the loops in which ``threads`` divide the work."""
+    return min((way for way in WAYS if way[0] == threads), key=lambda way: float(np.median(loops[way])))
+
+
+def rows() -> Iterator[Row]:
+    """At both sizes."""
+    for side, count in ROUNDS.items():
+        yield from rows_of_size(replace(CPU, side=side, rounds=count))
