@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.backbones.engines import Runtime, Wanted
+from cifnet_pl.backbones.engines import Wanted
 from cifnet_pl.backbones.exporter import Embedder
+from cifnet_pl.backbones.onnx_runtime import Runtime
 from cifnet_pl.backbones.precision import FLOAT32, REDUCED
 from cifnet_pl.utilities.errors import CifnetError, UsageError
-from cifnet_pl.utilities.growing import fingerprint
+from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.text import one_line
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

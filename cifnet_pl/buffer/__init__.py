@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cifnet_pl.buffer.selection import STRATEGIES, STREAMING, Strategy, unique_by_key
 from cifnet_pl.utilities.errors import UsageError, unknown_name
-from cifnet_pl.utilities.growing import GrowingModule
+from cifnet_pl.utilities.growing_tensors import GrowingModule
 
 SAME = 1e-3
 """Largest relative difference between two embeddings of one photo: the rounding of another machine's network."""

@@ -16,7 +16,7 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.evaluation import interval
 from cifnet_pl.report.audit_page import Section, Side, audit_page, draw_learning_curve, show, with_figure
 from cifnet_pl.utilities.files import write_bytes, write_text
-from cifnet_pl.utilities.lettering import lettering
+from cifnet_pl.utilities.fonts import lettering
 from cifnet_pl.utilities.text import is_or_are, number_of, printable
 
 ON_PAGE = 60

@@ -108,7 +108,7 @@ def classify(
 
 @dataclass(frozen=True)
 class Asked:
-    """Options for further columns about each photo (:class:`cifnet_pl.model.verdicts.Judge`)."""
+    """Options for further columns about each photo (:class:`cifnet_pl.model.open_set.Judge`)."""
 
     unknown: float | None = None
     coverage: float | None = None

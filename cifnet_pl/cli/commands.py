@@ -75,7 +75,7 @@ def run_command(name: str, args: Sequence[str]) -> None:
     Raises:
         UsageError: an option or a value that the command does not have; found before the command is imported.
     """
-    from cifnet_pl.cli.parsing import OneSentence
+    from cifnet_pl.cli.option_errors import OneSentence
 
     command, outlined = COMMANDS[name], outline(name)
     parser = OneSentence(prog=f"cifnet {name}", description=(outlined.__doc__ or "").split("\n")[0])

@@ -104,7 +104,7 @@ def _check_group(word: str, path: str) -> None:
     """Raise UsageError if no kind of run has the option, or the group that it begins with."""
     first = path.partition(".")[0]
     if first not in GROUPS and (first not in SINGLE or "." in path):
-        from cifnet_pl.cli.parsing import unknown_option
+        from cifnet_pl.cli.option_errors import unknown_option
 
         rest = path.removeprefix(first)
         raise UsageError(unknown_option(word, ["--print_config", *(f"--{name}{rest}" for name in (*GROUPS, *SINGLE))]))
@@ -120,7 +120,7 @@ def _known(group: str, classes: dict[str, list[str] | None]) -> list[str] | None
 
 
 def _unknown(word: str, group: str, known: Sequence[str]) -> UsageError:
-    from cifnet_pl.cli.parsing import unknown_option
+    from cifnet_pl.cli.option_errors import unknown_option
 
     return UsageError(unknown_option(word, ["--print_config", *(f"--{group}.{name}" for name in known)]))
 

@@ -26,7 +26,7 @@ from cifnet_pl.model.evaluation import evaluate as evaluated
 from cifnet_pl.model.loading import load
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import exclusive, write_bytes
-from cifnet_pl.utilities.lettering import lettering
+from cifnet_pl.utilities.fonts import lettering
 from cifnet_pl.utilities.text import is_or_are, number_of, printable
 
 ON_SCREEN = 25

@@ -12,7 +12,7 @@ from cifnet_pl.model.bundle import refuse_existing
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.forget import Forgetting
 from cifnet_pl.model.loading import load
-from cifnet_pl.model.retrained import distance_to_retrained
+from cifnet_pl.model.retraining_comparison import distance_to_retrained
 from cifnet_pl.utilities.files import exclusive
 from cifnet_pl.utilities.text import is_or_are, number_of, printable
 

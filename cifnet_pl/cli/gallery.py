@@ -12,7 +12,7 @@ from cifnet_pl.model.classifier import Prediction
 from cifnet_pl.utilities.files import write_atomic
 
 if TYPE_CHECKING:
-    from cifnet_pl.utilities.lettering import Lettering
+    from cifnet_pl.utilities.fonts import Lettering
 
 IN_GALLERY = 24
 """Photos in one picture."""
@@ -44,7 +44,7 @@ def write_gallery(predictions: Sequence[Prediction], path: Path) -> str | None:
     """
     import matplotlib
 
-    from cifnet_pl.utilities.lettering import lettering  # as matplotlib, only where there is a picture
+    from cifnet_pl.utilities.fonts import lettering  # as matplotlib, only where there is a picture
 
     letters = lettering([text for p in predictions for text in (_title(p), *p.classes[:SHOWN])])
     columns = min(COLUMNS, max(1, len(predictions)))

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from cifnet_pl.cli.option_scope import fits
+from cifnet_pl.cli.options_of_classes import fits
 from cifnet_pl.cli.sweep_axes import OWN_KEYS, axes_of, options_of, sections_of, seed_axis, slug
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.files import read_yaml

@@ -20,9 +20,10 @@ from rich.console import Console
 from cifnet_pl.backbones.precision import check_precision
 from cifnet_pl.cli.commands import RUNS
 from cifnet_pl.cli.configs import with_few_classes, with_named_configs, with_recommended
-from cifnet_pl.cli.error_messages import explained
-from cifnet_pl.cli.parsing import DEFAULT_HEAD, OneSentence, buried_error, choose_backbone, with_clean_heads
-from cifnet_pl.cli.quiet import quieten
+from cifnet_pl.cli.lightning_messages import quieten
+from cifnet_pl.cli.option_errors import OneSentence, buried_error
+from cifnet_pl.cli.parsing import DEFAULT_HEAD, choose_backbone, with_clean_heads
+from cifnet_pl.cli.run_errors import explained
 from cifnet_pl.data import CIFNetDataModule
 from cifnet_pl.learning.callbacks import (
     EnergyMonitor,

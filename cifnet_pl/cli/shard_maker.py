@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from cifnet_pl.cli.parsing import OneSentence, buried_error, choose_backbone, with_clean_heads
+from cifnet_pl.cli.option_errors import OneSentence, buried_error
+from cifnet_pl.cli.parsing import choose_backbone, with_clean_heads
 from cifnet_pl.model.partial_sums import ENDING, read_sums, write_sums
 from cifnet_pl.model.shards import Shard, ShardLearner
 from cifnet_pl.utilities.errors import CheckpointError

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cifnet_pl.heads.arguments import check_samples
 from cifnet_pl.heads.exactness import exact
-from cifnet_pl.heads.stored import StoredHead
+from cifnet_pl.heads.head_settings import StoredHead
 from cifnet_pl.statistics import ClassDistances, ClassMoments, shared_groups
 from cifnet_pl.utilities.errors import CifnetError, check_embeddings
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from cifnet_pl.statistics import ClassSums
-from cifnet_pl.statistics.remembering import RememberingSums
+from cifnet_pl.statistics.remembered_sums import RememberingSums
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 
 Remember = str | Sequence[int | str] | None

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from cifnet_pl.heads.arguments import Dtype, Ridge, check_ridge
 from cifnet_pl.heads.calibration import near_copies
-from cifnet_pl.heads.decision import Decision, is_better, rows_without
 from cifnet_pl.heads.exactness import exact
 from cifnet_pl.heads.remembered_classes import Remember, Remembered, kept_apart
+from cifnet_pl.heads.ridge_or_discriminant import Decision, is_better, rows_without
 from cifnet_pl.heads.shapes import Sizes
-from cifnet_pl.heads.shared import LinearSumsHead, SharedSumsHead
+from cifnet_pl.heads.shared_sums import LinearSumsHead, SharedSumsHead
 from cifnet_pl.heads.targets import signed_targets, target_limit
 from cifnet_pl.heads.transforms import TRANSFORMS, Transform, directions, transformed
 from cifnet_pl.statistics import (
@@ -28,7 +28,7 @@ from cifnet_pl.statistics import (
     shared_groups,
     within_scatter,
 )
-from cifnet_pl.statistics.remembering import RememberingSums
+from cifnet_pl.statistics.remembered_sums import RememberingSums
 from cifnet_pl.utilities.errors import UsageError, check_choice
 
 ADDED = {"decision": "ridge", "remember": ""}

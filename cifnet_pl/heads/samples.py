@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.utilities.errors import CheckpointError
-from cifnet_pl.utilities.growing import GrowingModule
+from cifnet_pl.utilities.growing_tensors import GrowingModule
 
 
 class Samples(GrowingModule):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cifnet_pl.statistics.triangle import packed_shape
+from cifnet_pl.statistics.packed_triangle import packed_shape
 
 GRAMS = ("products", "class_grams")
 """How the names of Gram matrices end."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.statistics import Choice, Place, Sums
-from cifnet_pl.utilities.growing import GrowingModule
+from cifnet_pl.utilities.growing_tensors import GrowingModule
 
 
 def common_weights(columns: Tensor, weight: Tensor, classes: int) -> Tensor:

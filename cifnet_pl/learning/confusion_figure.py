@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 
-from cifnet_pl.utilities.lettering import Lettering
+from cifnet_pl.utilities.fonts import Lettering
 
 MOST_CLASSES = 150
 """Classes in one picture of confusions: of more, those that are confused most."""

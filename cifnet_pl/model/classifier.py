@@ -21,7 +21,7 @@ from cifnet_pl.model.description import class_names
 from cifnet_pl.model.extend import Extension, extend
 from cifnet_pl.model.forget import Forgetting, forget
 from cifnet_pl.model.incremental import IncrementalClassifier
-from cifnet_pl.model.verdicts import Judge, Verdict
+from cifnet_pl.model.open_set import Judge, Verdict
 
 Judged = Callable[[Tensor, Tensor], list[Verdict]]
 
@@ -99,7 +99,7 @@ class Classifier(IncrementalClassifier):
             top: number of classes.
             unknown: share of photos of known classes that may be called unknown; None not to tell.
             coverage: chance that the right class is among the answers; None for none.
-            per_class: whether every class is to have that chance (:class:`~cifnet_pl.model.verdicts.Judge`).
+            per_class: whether every class is to have that chance (:class:`~cifnet_pl.model.open_set.Judge`).
 
         Raises:
             DataError: a single path where there is no photo.
@@ -127,10 +127,10 @@ class Classifier(IncrementalClassifier):
         """Return what tells unknown photos and makes sets of answers; computed once until the model changes.
 
         Args:
-            unknown, coverage, per_class: as for :class:`~cifnet_pl.model.verdicts.Judge`.
+            unknown, coverage, per_class: as for :class:`~cifnet_pl.model.open_set.Judge`.
 
         Raises:
-            UsageError, UnsupportedError: as for :class:`~cifnet_pl.model.verdicts.Judge`.
+            UsageError, UnsupportedError: as for :class:`~cifnet_pl.model.open_set.Judge`.
         """
         # The stage is another one after every change of the head, and so are the labels of the buffer.
         state = (self.head.stage, self.buffer.y if self.buffer is not None else None)
@@ -146,7 +146,7 @@ class Classifier(IncrementalClassifier):
         """Return a function from embeddings (n, d) and probabilities (n, C) to verdicts.
 
         Args:
-            unknown, coverage, per_class: as for :class:`~cifnet_pl.model.verdicts.Judge`; with neither share the
+            unknown, coverage, per_class: as for :class:`~cifnet_pl.model.open_set.Judge`; with neither share the
                 verdicts are empty.
         """
         if unknown is None and coverage is None and not per_class:

@@ -17,7 +17,7 @@ from cifnet_pl.heads import Head
 from cifnet_pl.model.description import Event, outside_parts
 from cifnet_pl.model.photo_hashes import PhotoHashes
 from cifnet_pl.utilities.errors import unknown_name
-from cifnet_pl.utilities.growing import fingerprint
+from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.plugins import import_name
 from cifnet_pl.utilities.text import about_spellings, printable
 

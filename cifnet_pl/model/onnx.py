@@ -17,7 +17,7 @@ from cifnet_pl.backbones.exporter import alone_with_the_exporter
 from cifnet_pl.backbones.onnx_runtime import import_onnxruntime
 from cifnet_pl.data.images import square
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.verdicts import able
+from cifnet_pl.model.open_set import able
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 
 TOLERANCE = 1e-4

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import matplotlib
 
+from cifnet_pl.report.accuracy_figures import ablation_bars, calibration_maps, sampling_bars, trajectories, value_curves
 from cifnet_pl.report.compared_groups import folders_of
 from cifnet_pl.report.comparison import Pair, comparison_picture, comparison_table, in_words
 from cifnet_pl.report.comparison import compare as compared
-from cifnet_pl.report.costs import buffer_points, energy_points, memory_points, time_bubbles
-from cifnet_pl.report.curves import ablation_bars, calibration_maps, sampling_bars, trajectories, value_curves
+from cifnet_pl.report.cost_figures import buffer_points, energy_points, memory_points, time_bubbles
 from cifnet_pl.report.external_results import read_external
 from cifnet_pl.report.groups import group_order, group_runs
 from cifnet_pl.report.markup import Table, to_csv_table, to_latex, to_markdown

@@ -12,10 +12,10 @@ from typing import Any
 from cifnet_pl import heads
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.model.metrics import max_drop
+from cifnet_pl.report.display_names import JOINT, METHODS, method_name
 from cifnet_pl.report.outcomes import VALUES, Conditions, Group, Outcome
 from cifnet_pl.report.runs import Run, at_one_place, natural
 from cifnet_pl.report.settings import OF_SETTING, configuration, setting_of
-from cifnet_pl.report.words import JOINT, METHODS, method_name
 
 ALL_EMBEDDINGS = 10_000_000
 """A buffer of this capacity keeps every embedding: logistic regression on it is the joint bound."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cifnet_pl.report.display_names import JOINT, LACKING, words
 from cifnet_pl.report.run_files import MEASURED
 from cifnet_pl.report.runs import Run
 from cifnet_pl.report.settings import Setting
-from cifnet_pl.report.words import JOINT, LACKING, words
 
 VALUES = (*MEASURED, "kept_elements", "kept_bytes")
 """Keys of an outcome that tables and figures use."""

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from cifnet_pl.report.answer_sets import answer_sets_table
+from cifnet_pl.report.display_names import heading, strategy_name, value_name
 from cifnet_pl.report.markup import CONDITIONS, SEEDS, Cell, Column, Table
 from cifnet_pl.report.memory_tables import buffer_bytes_table, memory_table, scaling_tables
 from cifnet_pl.report.outcomes import Group, Stat, fixed
 from cifnet_pl.report.runs import Run
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.report.study import ABLATIONS, Study, notes_of, sources
-from cifnet_pl.report.words import heading, strategy_name, value_name
 
 BEST = (
     "Bold: in the order of their means, the measured rows of the same setting before the first one that another row is "

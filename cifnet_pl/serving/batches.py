@@ -15,7 +15,7 @@ import torch
 from cifnet_pl.data.photos import batch_size
 from cifnet_pl.data.workers import cores
 from cifnet_pl.model.classifier import Classifier, Judged
-from cifnet_pl.model.verdicts import Verdict, able
+from cifnet_pl.model.open_set import Verdict, able
 from cifnet_pl.serving.refusals import RequestError
 
 

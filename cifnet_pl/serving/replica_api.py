@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from cifnet_pl.data.images import UnreadableImage
 from cifnet_pl.model.classifier import Prediction
 from cifnet_pl.model.loading import load
-from cifnet_pl.model.verdicts import able
+from cifnet_pl.model.open_set import able
 from cifnet_pl.serving.answers import Candidate, PhotoAnswer
 from cifnet_pl.serving.uploads import Limits, opened
 

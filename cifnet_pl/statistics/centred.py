@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.statistics.gcv import Choice, solve_gcv
-from cifnet_pl.statistics.left_out import half_products
+from cifnet_pl.statistics.leave_one_out import half_products
 from cifnet_pl.statistics.solve import solve_ridge
 
 
@@ -71,7 +71,7 @@ class Centred:
         return torch.cat([bias[None], weights]), chosen
 
     def half_products(self, z: Tensor, ridge: float, mass: Tensor) -> Tensor:
-        """Return :func:`~cifnet_pl.statistics.left_out.half_products` of embeddings, with a free bias.
+        """Return :func:`~cifnet_pl.statistics.leave_one_out.half_products` of embeddings, with a free bias.
 
         Args:
             z: (n, d) embeddings.

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics.left_out import ROUNDING, fewest_rows
+from cifnet_pl.statistics.leave_one_out import ROUNDING, fewest_rows
 from cifnet_pl.statistics.solve import factorise
 
 

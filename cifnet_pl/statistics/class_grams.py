@@ -7,15 +7,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from cifnet_pl.statistics.packed_triangle import pack, packed_shape, unpack
 from cifnet_pl.statistics.sums import ClassSums
-from cifnet_pl.statistics.triangle import pack, packed_shape, unpack
 
 
 class ClassGrams(ClassSums):
     """:class:`ClassSums` and the Gram matrix of each class, which leaves with its class.
 
     Buffers, besides those of :class:`ClassSums`:
-        grams: (C, …), ``Σ_{y=c} ω x xᵀ`` as triangles (:mod:`cifnet_pl.statistics.triangle`).
+        grams: (C, …), ``Σ_{y=c} ω x xᵀ`` as triangles (:mod:`cifnet_pl.statistics.packed_triangle`).
 
     Args:
         width, classes, dtype: as for :class:`ClassSums`.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics.left_out import fewest_rows
+from cifnet_pl.statistics.leave_one_out import fewest_rows
 from cifnet_pl.statistics.solve import factorise
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cifnet_pl.statistics.packed_triangle import pack, packed_shape, unpack
 from cifnet_pl.statistics.symmetric import add_lower_
-from cifnet_pl.statistics.triangle import pack, packed_shape, unpack
 from cifnet_pl.utilities.errors import CheckpointError
-from cifnet_pl.utilities.growing import GrowingModule
+from cifnet_pl.utilities.growing_tensors import GrowingModule
 
 
 def augment(z: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -162,8 +162,8 @@ class Sums(ClassSums):
     """:class:`ClassSums` and the Gram matrix of all rows.
 
     Buffers, besides those of :class:`ClassSums`:
-        products: ``Σ ω x xᵀ`` over all rows, as a triangle (:mod:`cifnet_pl.statistics.triangle`). While rows are added
-            they are summed up in a square, which becomes part of it in ``settle``. Read ``gram``.
+        products: ``Σ ω x xᵀ`` over all rows, as a triangle (:mod:`cifnet_pl.statistics.packed_triangle`). While rows
+            are added they are summed up in a square, which becomes part of it in ``settle``. Read ``gram``.
         class_grams: (C, …), ``Σ_{y=c} ω x xᵀ`` as triangles; empty (0, …) unless ``per_class``.
 
     Args:

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.backbones import BACKBONES, Backbone, Preprocessing, build_backbone, engines, graphs
-from cifnet_pl.backbones.engines import Runtime, piece_ends
+from cifnet_pl.backbones import BACKBONES, Backbone, Preprocessing, build_backbone, engines, graphs, onnx_runtime
+from cifnet_pl.backbones.onnx_runtime import Runtime, piece_ends
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.command_line import assert_same_model, checkpoint, learned, make_photos
 from tests.models import config_of, forge
@@ -143,7 +143,7 @@ class TestEmbeddings:
         backbone = build_backbone("small", engine="onnxruntime")
         whole, taken = backbone(images(7)), counted_sessions(backbone, monkeypatch)
         for pixels, pieces in ((16 * 16, [1] * 7), (2 * 16 * 16, [2, 2, 1, 1, 1]), (1, [1] * 7)):
-            monkeypatch.setattr(engines, "PIECE", pixels)
+            monkeypatch.setattr(onnx_runtime, "PIECE", pixels)
             with threads_of_torch(2):
                 assert torch.equal(backbone(images(7)), whole)
             assert sorted(taken) == sorted((1, size) for size in pieces)
@@ -192,7 +192,7 @@ class TestEmbeddings:
         backbone(images())
         pools = []
         monkeypatch.setattr(
-            engines, "ThreadPoolExecutor", lambda count: pools.append(count) or ThreadPoolExecutor(count)
+            onnx_runtime, "ThreadPoolExecutor", lambda count: pools.append(count) or ThreadPoolExecutor(count)
         )
         runtime = backbone._runtime("cpu", "32-true")
         assert isinstance(runtime, Runtime)

@@ -16,7 +16,7 @@ from cifnet_pl.learning.confusion_figure import (
     png,
     shares_of,
 )
-from cifnet_pl.utilities.lettering import lettering
+from cifnet_pl.utilities.fonts import lettering
 
 
 def test_confused_classes_are_neighbours():

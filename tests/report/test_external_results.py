@@ -4,7 +4,7 @@ from pathlib import Path
 import matplotlib
 import pytest
 
-from cifnet_pl.report.curves import trajectories
+from cifnet_pl.report.accuracy_figures import trajectories
 from cifnet_pl.report.external_results import published_groups, published_numbers, read_external
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.report.study import Study

@@ -13,12 +13,12 @@ import matplotlib
 import pytest
 
 from cifnet_pl.report import read_study
-from cifnet_pl.report.curves import trajectories
+from cifnet_pl.report.accuracy_figures import trajectories
+from cifnet_pl.report.display_names import JOINT
 from cifnet_pl.report.html_tables import to_html
 from cifnet_pl.report.markup import Table, to_csv_table, to_latex, to_markdown
 from cifnet_pl.report.style import SETTINGS
 from cifnet_pl.report.tables import accuracy_table, memory_table, results_table
-from cifnet_pl.report.words import JOINT
 from tests.report.synthetic import write_run
 
 BOUND: dict[str, Any] = {

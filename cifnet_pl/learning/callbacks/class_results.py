@@ -11,8 +11,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from cifnet_pl.learning.callbacks.folder import run_folder
 from cifnet_pl.learning.callbacks.pictures import keep_picture
+from cifnet_pl.learning.callbacks.run_folder import run_folder
 from cifnet_pl.learning.run_record import to_csv
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.metrics import percent
@@ -65,7 +65,7 @@ class ClassResults(Callback):
         if not trainer.is_global_zero or folder is None or not (folder / CONFUSION_FILE).is_file():
             return
         from cifnet_pl.learning.confusion_figure import draw_confusion, png  # matplotlib
-        from cifnet_pl.utilities.lettering import lettering
+        from cifnet_pl.utilities.fonts import lettering
 
         names, matrix = read_confusion(folder / CONFUSION_FILE)
         if not matrix.sum():

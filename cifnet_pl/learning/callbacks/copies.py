@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from cifnet_pl.data.copies import NAMED
-from cifnet_pl.learning.callbacks.folder import run_folder
+from cifnet_pl.learning.callbacks.run_folder import run_folder
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import to_csv
 from cifnet_pl.learning.task_module import TaskModule

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from cifnet_pl.data.photos import find_photos, squares
 from cifnet_pl.data.unreadable import NAMED
-from cifnet_pl.learning.callbacks.folder import run_folder
+from cifnet_pl.learning.callbacks.run_folder import run_folder
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import to_csv
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.class_photos import Unreadable, embed_batch, unreadable_of
 from cifnet_pl.model.metrics import percent
-from cifnet_pl.model.verdicts import Judge, able
+from cifnet_pl.model.open_set import Judge, able
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import write_text
 from cifnet_pl.utilities.processes import of_all_processes

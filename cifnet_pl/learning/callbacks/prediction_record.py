@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from cifnet_pl.data.loading import Batch
-from cifnet_pl.learning.callbacks.folder import run_folder
+from cifnet_pl.learning.callbacks.run_folder import run_folder
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.answer_counts import FIRST, first_classes
 from cifnet_pl.utilities.errors import UsageError

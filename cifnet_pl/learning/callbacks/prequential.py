@@ -8,7 +8,7 @@ from typing import Any, cast
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cifnet_pl.heads import Head
-from cifnet_pl.learning.callbacks.folder import run_folder
+from cifnet_pl.learning.callbacks.run_folder import run_folder
 from cifnet_pl.learning.run_record import to_csv
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.metrics import percent

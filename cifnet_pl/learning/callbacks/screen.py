@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics
-from cifnet_pl.learning.callbacks.folder import run_folder
 from cifnet_pl.learning.callbacks.near_copies import NearCopies
+from cifnet_pl.learning.callbacks.run_folder import run_folder
 from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import RunRecord, TaskRow

@@ -17,8 +17,8 @@ from cifnet_pl.data.image_sets import ImageSet
 from cifnet_pl.data.loading import EmbeddingBatch
 from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNovelty, CoverageAndNoveltyMetrics
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor
-from cifnet_pl.learning.callbacks.folder import run_folder
 from cifnet_pl.learning.callbacks.prequential import PrequentialAccuracy
+from cifnet_pl.learning.callbacks.run_folder import run_folder
 from cifnet_pl.learning.configuration import write_configuration
 from cifnet_pl.learning.provenance import fingerprint, machine, package_commit
 from cifnet_pl.learning.resume import flat_settings

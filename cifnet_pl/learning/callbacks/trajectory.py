@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from cifnet_pl.learning.callbacks.folder import run_folder
 from cifnet_pl.learning.callbacks.pictures import keep_picture
+from cifnet_pl.learning.callbacks.run_folder import run_folder
 from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
 from cifnet_pl.learning.confusion_figure import png
 from cifnet_pl.learning.run_record import RunRecord

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.data.image_sets import ImageSet
 from cifnet_pl.data.loading import Batch, ImageBatch
-from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.networks import parameters_of
-from cifnet_pl.learning.iterative.regime import BatchStatistics, Regime
 from cifnet_pl.learning.iterative.resuming import ResumableModule
 from cifnet_pl.learning.iterative.schedule import Course
+from cifnet_pl.learning.iterative.training_batch import Examples
+from cifnet_pl.learning.iterative.training_settings import BatchStatistics, Regime
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.utilities.errors import UsageError
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.losses import SMALLEST, confusion_weights, distillation, separation
 from cifnet_pl.learning.iterative.networks import AutoEncoders, frozen
-from cifnet_pl.learning.iterative.regime import check_tuning
 from cifnet_pl.learning.iterative.replay import ReplayModule
+from cifnet_pl.learning.iterative.training_batch import Examples
+from cifnet_pl.learning.iterative.training_settings import check_tuning
 from cifnet_pl.utilities.errors import check_that
 
 

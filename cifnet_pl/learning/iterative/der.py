@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.losses import auxiliary_targets
 from cifnet_pl.learning.iterative.networks import Branches, grown
 from cifnet_pl.learning.iterative.replay import ReplayModule
+from cifnet_pl.learning.iterative.training_batch import Examples
 from cifnet_pl.learning.iterative.wa import align
 
 

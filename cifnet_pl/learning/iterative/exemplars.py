@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.growing import GrowingModule
+from cifnet_pl.utilities.growing_tensors import GrowingModule
 
 
 class ExemplarSet(GrowingModule):

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cifnet_pl.learning.iterative.base import IterativeModule
-from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.networks import grown
+from cifnet_pl.learning.iterative.training_batch import Examples
 
 
 class FinetuneModule(IterativeModule):

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.losses import balanced_distillation, boosting, effective_weights
 from cifnet_pl.learning.iterative.networks import Branches, frozen, grown
 from cifnet_pl.learning.iterative.replay import ReplayModule
 from cifnet_pl.learning.iterative.schedule import Phase
+from cifnet_pl.learning.iterative.training_batch import Examples
 from cifnet_pl.utilities.errors import UsageError, check_that
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.losses import binary_distillation, distillation
 from cifnet_pl.learning.iterative.networks import frozen
 from cifnet_pl.learning.iterative.replay import Prediction, ReplayModule
+from cifnet_pl.learning.iterative.training_batch import Examples
 from cifnet_pl.utilities.errors import check_choice
 
 Loss = Literal["softmax", "binary"]

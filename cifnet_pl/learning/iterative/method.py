@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.learning.iterative.descent import gathered
-from cifnet_pl.learning.iterative.examples import Examples
-from cifnet_pl.learning.iterative.regime import Regime
 from cifnet_pl.learning.iterative.schedule import Phase
+from cifnet_pl.learning.iterative.training_batch import Examples
+from cifnet_pl.learning.iterative.training_settings import Regime
 from cifnet_pl.learning.task_module import TaskModule
 
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.losses import cosine_distance, nca, pod_factor, pooled_maps_distance
 from cifnet_pl.learning.iterative.networks import CosineClassifier, frozen, stages_of, with_maps
-from cifnet_pl.learning.iterative.regime import check_tuning
 from cifnet_pl.learning.iterative.replay import ReplayModule
+from cifnet_pl.learning.iterative.training_batch import Examples
+from cifnet_pl.learning.iterative.training_settings import check_tuning
 from cifnet_pl.utilities.errors import check_choice, check_that
 
 Loss = Literal["nca", "softmax"]

@@ -13,10 +13,10 @@ from torch.nn import functional
 from cifnet_pl.buffer.selection import select_herding
 from cifnet_pl.data.image_sets import ImageSet
 from cifnet_pl.data.loading import Batch, ImageBatch
-from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.exemplars import ExemplarSet, quota
 from cifnet_pl.learning.iterative.finetune import FinetuneModule
 from cifnet_pl.learning.iterative.schedule import Phase, plan_steps
+from cifnet_pl.learning.iterative.training_batch import Examples
 from cifnet_pl.utilities.errors import check_choice, check_that
 from cifnet_pl.utilities.processes import of_all_processes
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from cifnet_pl.data.loading import Batch, ImageBatch
 from cifnet_pl.learning.iterative.descent import Descent
-from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.method import Method
 from cifnet_pl.learning.iterative.schedule import Phase, Step, plan_steps
+from cifnet_pl.learning.iterative.training_batch import Examples
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 
 MEMORY = (

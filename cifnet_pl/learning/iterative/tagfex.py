@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cifnet_pl.learning.iterative.der import ExpandingModule
-from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.losses import info_nce, transfer
 from cifnet_pl.learning.iterative.networks import MergeAttention, frozen, grown, stages_of, with_maps
+from cifnet_pl.learning.iterative.training_batch import Examples
 from cifnet_pl.utilities.errors import check_that
 
 TEMPERATURE = 0.2

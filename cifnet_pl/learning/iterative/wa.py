@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cifnet_pl.learning.iterative.examples import Examples
 from cifnet_pl.learning.iterative.icarl import DistillingModule
 from cifnet_pl.learning.iterative.losses import aligned, distillation
+from cifnet_pl.learning.iterative.training_batch import Examples
 
 
 def align(classifier: nn.Linear, new: int, value: float = 1.0) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cifnet_pl.statistics.packed_triangle import pack, packed_shape
 from cifnet_pl.statistics.sums import ClassSums, Sums
-from cifnet_pl.statistics.triangle import pack, packed_shape
 from cifnet_pl.utilities.errors import CheckpointError
 
 

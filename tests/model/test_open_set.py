@@ -7,7 +7,7 @@ import torch
 
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.verdicts import Judge
+from cifnet_pl.model.open_set import Judge
 from cifnet_pl.utilities.errors import UnsupportedError, UsageError
 from tests.models import MAKERS, SIDE, empty, learned, samples, teach
 

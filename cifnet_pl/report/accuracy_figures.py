@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from cifnet_pl.report.display_names import heading, strategy_name
 from cifnet_pl.report.markup import Column, cell_text
 from cifnet_pl.report.outcomes import Group, Stat, with_seeds
 from cifnet_pl.report.settings import Setting
@@ -26,7 +27,6 @@ from cifnet_pl.report.style import (
     looks,
     wrapped,
 )
-from cifnet_pl.report.words import heading, strategy_name
 
 LONG = 40
 """Tasks from which on a sequence counts as a long horizon (fig:long_tail has 50)."""

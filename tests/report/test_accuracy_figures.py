@@ -4,7 +4,7 @@ import matplotlib
 import pytest
 from matplotlib.patches import Rectangle
 
-from cifnet_pl.report.curves import pair_bars, trajectories
+from cifnet_pl.report.accuracy_figures import pair_bars, trajectories
 from cifnet_pl.report.outcomes import Group, Outcome, Stat
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.report.study import Study

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from cifnet_pl.report import read_study
-from cifnet_pl.report.costs import LARGEST, SMALLEST, energy_points, panels, time_bubbles
+from cifnet_pl.report.cost_figures import LARGEST, SMALLEST, energy_points, panels, time_bubbles
 from cifnet_pl.report.markup import Table, to_csv_table
 from cifnet_pl.report.study import Study
 from cifnet_pl.report.tables import accuracy_table, efficiency_table, results_table

@@ -6,8 +6,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont
 
-from cifnet_pl.utilities import lettering as module
-from cifnet_pl.utilities.lettering import BASE, lettering
+from cifnet_pl.utilities import fonts as module
+from cifnet_pl.utilities.fonts import BASE, lettering
 
 
 def test_matplotlibs_own_font_is_enough_for_many_scripts_and_emoji():
