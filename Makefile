@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo demo-extend test test-scale lint docs soak bench clean
+.PHONY: setup demo demo-extend test test-system test-scale lint docs soak bench clean
 
 setup: $(STAMP)
 
@@ -32,8 +32,14 @@ demo-extend: setup
 	@echo "pictures: lightning_logs/quickstart/*/trajectory.png and $(DEMO)/gallery.png"
 	@echo "a page on this model, to ask and to teach: $(BIN)/cifnet serve --model $(DEMO)/eight-digits"
 
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 test: setup
-	$(BIN)/python -m pytest -m "not soak and not scale" -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not soak and not scale and not system"
+
+# Tests that start whole programs or a browser, or export whole networks: half the time of all tests is theirs.
+test-system: setup
+	$(PYTEST) -m system
 
 # Large packages that most users do without: Ray, Hugging Face datasets, LitData.
 test-scale: setup

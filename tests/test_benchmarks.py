@@ -151,6 +151,7 @@ def test_table_of_trained_methods(
     assert (ridge[0], ridge[3], ridge[6:9], ridge[-2]) == ("ridge", "50.0", ["52.0", "–", "–"], "1")
 
 
+@pytest.mark.system
 def test_accuracy_by_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.system
 def test_it_runs_in_another_folder(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     environment = {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
     imported_from = run("-c", "import cifnet_pl; print(cifnet_pl.__file__)", cwd=tmp_path, **environment).stdout

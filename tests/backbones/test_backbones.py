@@ -225,7 +225,7 @@ def test_failed_download_of_torchvision_weights(hub: Path, no_network: list[obje
 
 def test_cached_torchvision_weights(hub: Path, resnet_state: dict[str, Tensor], no_network: list[object]) -> None:
     torch.save(resnet_state, hub / "resnet18-f37072fd.pth")
-    backbone = build_backbone(RESNET)
+    backbone = build_backbone(RESNET, engine="torch")
     expected = backbones.Preprocessing(224, 224 / 256)
     assert (backbone.features, backbone.preprocessing) == (512, expected)
     loaded = backbone.network.state_dict()
@@ -300,7 +300,7 @@ def test_cached_timm_weights(
     torch.manual_seed(1)
     state = timm.create_model(name, pretrained=False).state_dict()
     timm_cache(repository, state)
-    backbone = build_backbone(f"timm:{name}")
+    backbone = build_backbone(f"timm:{name}", engine="torch")
     assert backbone.features == features
     assert backbone(images(2, 64)).shape == (2, features)
     loaded = backbone.network.state_dict()
@@ -345,7 +345,7 @@ def test_prefixes_and_nesting_of_frameworks(
     content["module.encoder_k.conv1.weight"] = torch.zeros(1)
     for key in nesting:
         content = {"epoch": 3, key: content}
-    backbone = build_backbone(save(content, tmp_path), "resnet18")
+    backbone = build_backbone(save(content, tmp_path), "resnet18", engine="torch")
     loaded = backbone.network.state_dict()
     assert backbone.features == 512
     assert all(torch.equal(loaded[key], resnet_state[key]) for key in loaded)
@@ -353,7 +353,7 @@ def test_prefixes_and_nesting_of_frameworks(
 
 def test_half_precision_and_missing_counters(resnet_state: dict[str, Tensor], tmp_path: Path) -> None:
     state = {k: v.half() if v.is_floating_point() else v for k, v in resnet_state.items() if "num_batches" not in k}
-    backbone = build_backbone(save(state, tmp_path), "resnet18")
+    backbone = build_backbone(save(state, tmp_path), "resnet18", engine="torch")
     assert backbone(images(1, 64)).dtype == torch.float32
 
 
@@ -367,7 +367,7 @@ def test_names_that_begin_with_a_prefix_themselves() -> None:
 
 def test_safetensors(resnet_state: dict[str, Tensor], tmp_path: Path) -> None:
     safetensors.torch.save_file(resnet_state, tmp_path / "weights.safetensors")
-    backbone = build_backbone(f"file:{tmp_path}/weights.safetensors", "resnet18")
+    backbone = build_backbone(f"file:{tmp_path}/weights.safetensors", "resnet18", engine="torch")
     assert torch.equal(backbone.network.state_dict()["conv1.weight"], resnet_state["conv1.weight"])
 
 
@@ -467,8 +467,8 @@ def test_layers_and_mirror(lite0: Backbone) -> None:
 
 def test_layers_of_resnets(resnet_state: dict[str, Tensor], tmp_path: Path) -> None:
     torch.save(resnet_state, tmp_path / "a+b.pth")
-    plain = build_backbone(f"file:{tmp_path}/a+b.pth", "resnet18")
-    rich = build_backbone(f"file:{tmp_path}/a+b.pth+layers", "resnet18")
+    plain = build_backbone(f"file:{tmp_path}/a+b.pth", "resnet18", engine="torch")
+    rich = build_backbone(f"file:{tmp_path}/a+b.pth+layers", "resnet18", engine="torch")
     assert (plain.features, rich.features) == (512, 512 + 256)
     assert torch.allclose(rich(images(2, 64))[:, :512], plain(images(2, 64)), atol=1e-5)
 

@@ -86,6 +86,7 @@ def test_the_key_is_of_weights_name_preprocessing_and_versions(monkeypatch: pyte
     assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "other"])
 def test_a_damaged_graph_is_made_again(damage: str, folder: Path, exports: list[str], caplog: pytest.LogCaptureFixture):
     assert_right(small())
@@ -266,6 +267,7 @@ def _export_slowly(cache: str, started: Any, order: Any) -> None:
     assert small().engine() == "onnxruntime"
 
 
+@pytest.mark.system
 def test_of_two_processes_one_exports_and_the_other_waits(folder: Path):
     started, order = SERVER.Event(), SERVER.Queue()
     cache = os.environ[graphs.CACHE]

@@ -198,6 +198,7 @@ def test_gallery(place: Path):
         assert picture.size[0] < 400
 
 
+@pytest.mark.system
 def test_memory_does_not_grow_with_the_number_of_files(place: Path):
     """A folder with 6,000 links to one photo, and one with 600; the sorting of names is bounded tightly."""
     peaks = []

@@ -81,6 +81,7 @@ def test_kernel():
     assert torch.isclose(shifts.sum(), torch.ones((), dtype=torch.float64))  # a partition of unity
 
 
+@pytest.mark.system
 def test_network_and_head_in_one_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     model = model_of("embedded:efficientnet_lite0", 64, 0.875)
     model.head.temperature.fill_(0.7)
@@ -107,6 +108,7 @@ def test_network_and_head_in_one_graph(tmp_path: Path, capsys: pytest.CaptureFix
     assert str(Path(cifnet_pl.__file__).parent).encode() not in content  # nothing of this machine is in the file
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("head", ["cifnet-released", "dsal", "ncm", "knn"])
 def test_every_head_and_names_in_any_language(head: str):
     tasks = [["Ströme", "図書館"], ["\udcff", '"quoted"', "five"]]
@@ -117,6 +119,7 @@ def test_every_head_and_names_in_any_language(head: str):
     assert json.loads(metadata["class_names"]) == [name for task in tasks for name in task]
 
 
+@pytest.mark.system
 def test_what_is_exported_is_a_copy(monkeypatch: pytest.MonkeyPatch):
     """The exporter replaces the tensors of a network while it runs; a service answers with the same network."""
     exported, export = [], onnx_graph._exported
@@ -141,6 +144,7 @@ def test_threads_export_one_after_the_other(monkeypatch: pytest.MonkeyPatch):
     assert begun.is_set()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("head", ["ridge-joined", "ridge-products", "acil-float32"])
 def test_novelty_is_torchs_to_float32(head: str):
     model = learned(head)
@@ -175,6 +179,7 @@ def test_a_head_that_is_too_wide_for_novelty_says_so(
     assert [output.name for output in session.get_outputs()] == ["probabilities"]
 
 
+@pytest.mark.system
 def test_thresholds_of_novelty_are_in_the_file():
     model = learned("ridge")
     model.buffer = CalibrationBuffer(60)
@@ -201,6 +206,7 @@ def test_a_head_that_cannot_be_expressed_says_so(monkeypatch: pytest.MonkeyPatch
         onnx_bytes(learned("ncm"))
 
 
+@pytest.mark.system
 def test_the_check_would_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """Another model's graph, or other class names, do not pass; and nothing is overwritten unasked."""
     content, check = onnx_bytes(learned("ridge"))
@@ -248,6 +254,7 @@ def test_a_model_of_embeddings_is_a_graph_of_its_head(tmp_path: Path, capsys: py
         check_onnx(target.read_bytes(), HeadGraph(other).eval(), other)
 
 
+@pytest.mark.system
 def test_an_entry_of_a_model_repository(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -42,6 +42,7 @@ def returned_again() -> int:
     return int(comes_back())
 
 
+@pytest.mark.system
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="an allocator of Linux")
 def test_large_blocks_stay_with_the_process(tmp_path: Path):
     assert in_a_process(without, tmp_path / "output") == 0
@@ -59,6 +60,7 @@ def spins(**more: str) -> str | None:
     return result[1] if result else None
 
 
+@pytest.mark.system
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="GNU's OpenMP is Linux's")
 def test_threads_wait_briefly_unless_told_otherwise():
     if "libgomp" not in Path("/proc/self/maps").read_text():

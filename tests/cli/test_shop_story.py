@@ -65,6 +65,7 @@ def pack(photos: Path, names: list[str], target: Path) -> Path:
     return target
 
 
+@pytest.mark.system
 @pytest.mark.timeout(900)
 def test_the_first_weeks_of_a_shop(tmp_path: Path):
     photos = shelf(tmp_path / "photos")

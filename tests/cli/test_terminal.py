@@ -15,6 +15,7 @@ from tests.command_line import FAST, call_in_turn, command, environment, make_ph
 CLASSES = ["Süßes", "→", "Ā 猫"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_no_character_ends_a_run(tmp_path: Path, encoding: str):
     photos = make_photos(tmp_path / "photos", CLASSES, 5)
@@ -44,6 +45,7 @@ def test_stand_ins_of_our_own_signs_and_escapes_of_others(monkeypatch: pytest.Mo
     assert stream.buffer.getvalue() == b"A_bar 97.5 % -> \\xdf\n"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("when", ["starting", "learning"])
 def test_ctrl_c_leaves_with_130(tmp_path: Path, when: str):
     # A shell that starts programs in the background has them ignore the signal.

@@ -42,6 +42,7 @@ def run(copy: Path, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.system
 def test_the_shared_suites_test_it(copy: Path) -> None:
     (command,) = re.findall(r"^python -m (pytest .*)$", PAGE, re.M)
     passed = re.search(r"(\d+) passed", run(copy, *command.split(), "-q", "-p", "no:cacheprovider"))
@@ -49,6 +50,7 @@ def test_the_shared_suites_test_it(copy: Path) -> None:
     assert int(passed[1]) > 40
 
 
+@pytest.mark.system
 def test_the_configuration_runs(copy: Path) -> None:
     (command,) = re.findall(r"^cifnet (fit .*) --data.root PHOTOS$", PAGE, re.M)
     tiny = [*FAST, "--data.root", "null", "--data.max_tasks", "2", "--logs", "logs"]

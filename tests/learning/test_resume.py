@@ -166,6 +166,7 @@ def near_its_time_limit(logs: Path, *options: str) -> int:
     return fit(logs, *options)
 
 
+@pytest.mark.system
 class TestKill:
     def test_at_any_moment(self, reference, tmp_path, monkeypatch):
         """In this process, one death after the other; what the dying would have done an exception leaves undone."""

@@ -93,6 +93,7 @@ def alone(tmp_path_factory) -> Path:
     return learned(tmp_path_factory.mktemp("alone"), *BUFFER, *KEEP)
 
 
+@pytest.mark.system
 def test_the_launcher_of_lightning(alone, tmp_path):
     """As a user starts it: one command, which starts the second process itself."""
     done = call("fit", *FAST, *BUFFER, "--logs", str(tmp_path), *TWO)
@@ -103,6 +104,7 @@ def test_the_launcher_of_lightning(alone, tmp_path):
     assert_equal_models(tmp_path / "default" / "version_0", alone)
 
 
+@pytest.mark.system
 class TestTorchrun:
     """As docs/scale_out.md has it."""
 
@@ -123,6 +125,7 @@ class TestTorchrun:
         assert f"torchrun started 2 processes, the Trainer expects {devices}" in capsys.readouterr().err
 
 
+@pytest.mark.system
 class TestSeveral:
     def test_go_on_where_one_stopped(self, alone, tmp_path):
         folder = learned(tmp_path, *BUFFER, "--data.max_tasks", "2")

@@ -41,6 +41,7 @@ print(all_of_them - few)
 """
 
 
+@pytest.mark.system
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="reads memory from /proc")
 def test_memory_does_not_grow_with_the_embeddings(tmp_path: Path):
     """Of 14 MB of embeddings more, 4 MB of one class and 900 of one burst, less than 6 MB are in memory at once."""

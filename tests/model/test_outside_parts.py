@@ -132,6 +132,7 @@ def test_a_run_goes_on_and_is_evaluated(run: Path, parts: Path, capsys: pytest.C
     assert main(["validate", *FAST, *HEAD, *NETWORK, *TORCH, *last]) == 0
 
 
+@pytest.mark.system
 def test_a_sweep_runs_it_in_the_folder_that_holds_the_file(
     parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -28,6 +28,7 @@ def alone(command: str, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.system
 @pytest.mark.timeout(700)
 def test_the_page_needs_no_network() -> None:
     if shutil.which("unshare") is None or alone("true").returncode:

@@ -6,6 +6,8 @@ from cifnet_pl.serving.app import Access
 from tests.serving.browsing import CONTRAST, WIDTHS, drop, no_wider_than_the_screen, page_of, picture, sync_api
 from tests.serving.services import ThreadServer, photo, zipped
 
+pytestmark = pytest.mark.system
+
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_drop_answer_teach_undo(width, browser, server):

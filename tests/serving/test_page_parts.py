@@ -9,6 +9,7 @@ from cifnet_pl.serving.service import Options
 from tests.serving.browsing import CONTRAST, drop, no_wider_than_the_screen, page_of, picture, sync_api
 from tests.serving.services import ThreadServer, photo
 
+pytestmark = pytest.mark.system
 expect = sync_api.expect
 PASTE = """(bytes) => {
   const data = new DataTransfer();

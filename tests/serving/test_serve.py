@@ -44,6 +44,7 @@ def test_no_model(tmp_path, capsys):
     assert "no model at" in capsys.readouterr().err
 
 
+@pytest.mark.system
 def test_from_start_to_end(tmp_path):
     """It says where it is, answers, ends with Ctrl-C, and goes on at the version that was served."""
     bundle = saved(tmp_path / "bundle")

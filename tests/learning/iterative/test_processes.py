@@ -18,6 +18,8 @@ from tests.learning.iterative.suite import NAMES, data, install, learner
 from tests.learning.test_strategy import free_port
 from tests.lightning_runs import trainer
 
+pytestmark = pytest.mark.system
+
 BATCH = 32
 """Over all processes."""
 
