@@ -37,7 +37,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: setup
 	$(PYTEST) -m "not soak and not scale and not system"
 
-# Tests that start whole programs or a browser, or export whole networks: half the time of all tests is theirs.
+# Tests that start whole programs or a browser, or export or train whole networks: half the time of all tests is theirs.
 test-system: setup
 	$(PYTEST) -m system
 

@@ -102,6 +102,7 @@ def test_a_run_and_its_resumption(head, tmp_path):
     assert_close(cifnet_pl.load(one, "cpu"), cifnet_pl.load(run, "cpu"))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
 def test_half_precision_of_the_network_alone(precision, tmp_path, caplog):
     options = ["--model.backbone", "embedded:efficientnet_lite0", "--data.image_size", "32", "--data.max_tasks", "2"]

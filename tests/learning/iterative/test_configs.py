@@ -19,6 +19,7 @@ def test_every_method_has_one():
     assert classes == {method.__name__ for method in METHODS}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 def test_config_runs(path, tmp_path):
     # Smaller images than 32 pixels, for time.

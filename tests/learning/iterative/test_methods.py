@@ -50,6 +50,7 @@ def short(tmp_path_factory):
     return made
 
 
+@pytest.mark.system
 @each
 class TestLearning:
     def test_two_tasks_of_digits(self, method, whole):
