@@ -26,21 +26,20 @@ from cifnet_pl.backbones.onnx_runtime import Runtime
 from cifnet_pl.data.image_sets import SourceOptions
 from cifnet_pl.data.loading import ImageLoader, SquareDataset, shard_batches
 from cifnet_pl.data.sources import build_source
+from cifnet_pl.data.workers import cores
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 
-ROUNDS = {128: 4, 224: 3}
+ROUNDS = {128: 4, 224: 2}
 """Side of the photos → number of runs on 6000 photos: one solve for each 2000."""
 
-PIECES = (64, 16, 8, 4)
-"""Photos that the bare loop gives the network at once; 64 are a batch as it is decoded."""
-
-OWN, SPLIT = "the runtime's own threads", "a thread for each piece"
+OWN, SPLIT = "by the runtime's own threads", "each piece by one thread"
 """Who divides the work: ONNX Runtime, that of each layer; or the loop, the pieces."""
 
 Way = tuple[str, int]
 """Who divides the work, and the photos of a piece."""
 
-WAYS: tuple[Way, ...] = tuple((threads, size) for threads in (OWN, SPLIT) for size in PIECES)
+WAYS: tuple[Way, ...] = ((OWN, 64), (OWN, 8), (SPLIT, 8), (SPLIT, 4), (SPLIT, 2))
+"""What the bare loop is tried with; 64 photos are a batch as it is decoded."""
 
 
 class BareLoop(Callback):
@@ -64,12 +63,14 @@ class BareLoop(Callback):
         """Start workers, and a session whose memory is there already."""
         assert isinstance(module, CIFNetModule)
         data: Any = module.data
-        self.dataset.size, self.batch, self.workers = data.image_size, data.batch_size, data.num_workers
+        self.dataset.size, self.batch = data.image_size, data.batch_size
+        self.workers = cores() if data.num_workers is None else data.num_workers
         self.loader = ImageLoader(self.dataset, self.workers, self.batch)
         self.loader.start()
         runtime: Any = module.backbone._runtime("cpu", "32-true")
         threads = torch.get_num_threads()
-        self.sessions = {OWN: Runtime(runtime._graph)._session(threads), SPLIT: Runtime(runtime._graph)._session(1)}
+        own = Runtime(runtime._graph)
+        self.sessions = {OWN: own._session(threads), SPLIT: own._session(1)}
         self.pool = ThreadPoolExecutor(threads)
         empty = np.zeros((self.batch, self.dataset.size, self.dataset.size, 3), dtype=np.uint8)
         for way in WAYS:

@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import copies, engine_accuracy, fit_overhead, gpu, growth, head_update, http_load, precision, trained
+from benchmarks import (
+    bare_loop,
+    copies,
+    engine_accuracy,
+    fit_overhead,
+    gpu,
+    growth,
+    head_update,
+    http_load,
+    precision,
+    trained,
+)
 from benchmarks.__main__ import BENCHMARKS, LETTERS, chosen, main
 from benchmarks.measure import Row
 from cifnet_pl.backbones import Backbone, build_backbone
@@ -62,6 +73,16 @@ def test_training_pass_against_its_rivals() -> None:
     rival = fit_overhead.Rivals.seconds
     assert len(rival.loop) == len(rival.decode) == len(rival.backbone) == TINY.rounds * TINY.tasks
     assert all("2 runs of 2 tasks of 6 JPEGs, pixels, 8 px" in row.settings for row in rows)
+
+
+@pytest.mark.system
+def test_the_bare_loop_takes_its_turns_inside_a_run() -> None:
+    tiny = fit_overhead.Setup(4, 6, 2, 32, 4, 2, 1, 1, "EfficientNet-Lite0", ("--trainer.accelerator", "cpu"))
+    rows = list(bare_loop.rows_of_size(tiny))
+    assert len({row.name for row in rows}) == len(rows) in (2, 3)
+    assert all(row.name.startswith("(k) decoding and a bare ONNX Runtime loop over ") for row in rows)
+    assert all("24 JPEGs in 2 tasks, 1 runs" in row.settings for row in rows)
+    assert all(float(row.rival.split()[0]) > 0 for row in rows)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

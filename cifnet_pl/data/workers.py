@@ -62,7 +62,7 @@ class WorkerPool:
         workers: number of processes.
         shape: (images, s, s, 3) of the largest batch.
         alternate: decode only while the reader waits: for a network of several threads on the cores that decode.
-            They wait for each other at every layer, and a worker on the core of one would stop them all.
+            torch's wait for each other at every layer, and a worker on the core of one would stop them all.
     """
 
     def __init__(self, decode: Decode, workers: int, shape: tuple[int, int, int, int], alternate: bool = False):

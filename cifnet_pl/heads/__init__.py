@@ -12,7 +12,7 @@ from cifnet_pl.heads.prototypes import NCMHead as NCMHead
 from cifnet_pl.heads.ranpac import RanPACHead as RanPACHead
 from cifnet_pl.heads.klda import KLDAHead as KLDAHead
 from cifnet_pl.heads.fecam import FeCAMHead as FeCAMHead
-from cifnet_pl.heads.knn import KNNHead as KNNHead
+from cifnet_pl.heads.neighbours import KNNHead as KNNHead
 from cifnet_pl.heads.logistic import LogisticHead as LogisticHead
 from cifnet_pl.heads.logistic import SGDHead as SGDHead
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cifnet_pl.heads.arguments import Dtype, Ridge, check_ridge
 from cifnet_pl.heads.base import Head
-from cifnet_pl.heads.shared_sums import LinearSumsHead
+from cifnet_pl.heads.shared import LinearSumsHead
 from cifnet_pl.statistics import Choice, Place, Sums, half_products, left_out_together, solve_gcv, solve_ridge
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cifnet_pl.heads.acil import ACILHead, solve_stream
 from cifnet_pl.heads.arguments import Dtype, Ridge
-from cifnet_pl.heads.shared_sums import kept_weights
+from cifnet_pl.heads.shared import kept_weights
 from cifnet_pl.statistics import Choice, ClassSums, Place, Sums, half_products, left_out_together
 from cifnet_pl.utilities.errors import UsageError
 

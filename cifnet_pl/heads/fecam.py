@@ -11,7 +11,7 @@ from torch import Tensor
 from cifnet_pl.heads.arguments import Dtype
 from cifnet_pl.heads.exactness import exact
 from cifnet_pl.heads.prototypes import class_means
-from cifnet_pl.heads.shared_sums import SharedSumsHead
+from cifnet_pl.heads.shared import SharedSumsHead
 from cifnet_pl.statistics import ClassMoments, augment, factorise
 from cifnet_pl.statistics.class_grams import ClassGrams
 from cifnet_pl.statistics.packed_triangle import unpack

@@ -14,7 +14,7 @@ from cifnet_pl.heads.acil import fingerprint
 from cifnet_pl.heads.arguments import Dtype, check_share
 from cifnet_pl.heads.prototypes import Shrinkage, SLDAHead
 from cifnet_pl.heads.ranpac import draw_normal
-from cifnet_pl.heads.shared_sums import LinearSumsHead
+from cifnet_pl.heads.shared import LinearSumsHead
 from cifnet_pl.statistics import augment
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.heads.arguments import Dtype, Metric, check_share
-from cifnet_pl.heads.shared_sums import LinearSumsHead, SharedSumsHead
+from cifnet_pl.heads.shared import LinearSumsHead, SharedSumsHead
 from cifnet_pl.statistics import Centred, ClassSums, Discriminant, gcv_ridge, shared_groups, solve_ridge
 from cifnet_pl.statistics.spectral import spectrum
 from cifnet_pl.utilities.errors import check_choice

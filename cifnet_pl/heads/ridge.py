@@ -14,7 +14,7 @@ from cifnet_pl.heads.exactness import exact
 from cifnet_pl.heads.remembered_classes import Remember, Remembered, kept_apart
 from cifnet_pl.heads.ridge_or_discriminant import Decision, is_better, rows_without
 from cifnet_pl.heads.shapes import Sizes
-from cifnet_pl.heads.shared_sums import LinearSumsHead, SharedSumsHead
+from cifnet_pl.heads.shared import LinearSumsHead, SharedSumsHead
 from cifnet_pl.heads.targets import signed_targets, target_limit
 from cifnet_pl.heads.transforms import TRANSFORMS, Transform, directions, transformed
 from cifnet_pl.statistics import (

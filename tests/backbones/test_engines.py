@@ -6,11 +6,13 @@ import itertools
 import json
 import logging
 import re
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -142,7 +144,7 @@ class TestEmbeddings:
         """Its layers need no more memory for many photos than for ``PIECE`` pixels of each thread."""
         backbone = build_backbone("small", engine="onnxruntime")
         whole, taken = backbone(images(7)), counted_sessions(backbone, monkeypatch)
-        for pixels, pieces in ((16 * 16, [1] * 7), (2 * 16 * 16, [2, 2, 1, 1, 1]), (1, [1] * 7)):
+        for pixels, pieces in ((16 * 16, [1] * 7), (3 * 16 * 16, [2, 2, 1, 1, 1]), (1, [1] * 7)):
             monkeypatch.setattr(onnx_runtime, "PIECE", pixels)
             with threads_of_torch(2):
                 assert torch.equal(backbone(images(7)), whole)
@@ -158,6 +160,33 @@ class TestEmbeddings:
             assert torch.equal(backbone(images(count)), one_by_one)
         assert {threads for threads, _ in taken} == sessions
 
+    @pytest.mark.parametrize(("threads", "pieces"), [(3, [(3, 2), (3, 2), (3, 1)]), (1, [(1, 2), (1, 2), (1, 1)])])
+    def test_large_photos_and_those_of_one_thread_are_computed_piece_by_piece(self, monkeypatch, threads, pieces):
+        """Memory does not grow with the number of threads where a photo is large."""
+        backbone = build_backbone("small", engine="onnxruntime")
+        whole, taken = backbone(images(5)), counted_sessions(backbone, monkeypatch)
+        monkeypatch.setattr(onnx_runtime, "PIECE", 2 * 16 * 16 // threads + 1)
+        monkeypatch.setattr(onnx_runtime, "LARGE", 16 * 16 - 1)
+        with threads_of_torch(threads):
+            assert torch.equal(backbone(images(5)), whole)
+        assert taken == pieces
+
+    def test_threads_that_need_a_session_at_once_make_one(self):
+        runtime = build_backbone("small", engine="onnxruntime")._runtime("cpu", "32-true")
+        assert isinstance(runtime, Runtime)
+        with ThreadPoolExecutor(8) as pool:
+            sessions = list(pool.map(runtime._session, [3] * 8))
+        assert len({id(session) for session in sessions}) == 1
+        runtime._session(2)
+        assert runtime._sessions.keys() == {1, 2}  # each holds the weights
+
+    def test_never_come_from_torch_because_threads_are_short(self, monkeypatch):
+        backbone = build_backbone("small", engine="onnxruntime")
+        backbone(images())
+        monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        with threads_of_torch(2), pytest.raises(RuntimeError, match="can't start new thread"):
+            backbone(images())
+
     def test_of_a_real_network_are_the_same_bits_with_any_number_of_threads_and_photos(self, monkeypatch):
         monkeypatch.undo()  # exported once for all runs of the tests
         backbone, results = build_backbone("embedded:efficientnet_lite0", engine="onnxruntime"), []
@@ -166,12 +195,12 @@ class TestEmbeddings:
                 results += [backbone(images(6, 64)), torch.cat([backbone(image[None]) for image in images(6, 64)])]
         assert all(torch.equal(z, results[0]) for z in results)
 
-    @given(count=st.integers(1, 300), most=st.integers(0, 70), threads=st.integers(1, 40))
+    @given(count=st.integers(1, 300), most=st.integers(1, 70), threads=st.integers(1, 40))
     def test_pieces_hold_every_photo_once_and_become_smaller(self, count, most, threads):
         sizes = np.diff([0, *piece_ends(count, most, threads), count]).tolist()
         assert sum(sizes) == count
         assert all(0 < later <= earlier for earlier, later in itertools.pairwise(sizes))
-        assert sizes[0] <= max(1, most)
+        assert sizes[0] <= most
         assert sizes[-1] == 1 or len(sizes) == 1
 
     def test_views_are_one_graph(self):

@@ -63,7 +63,7 @@ def test_embeddings_of_nothing_but_zeros() -> None:
 def test_many_queries_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     head = learned(KNNHead(64, dtype="float64"))
     whole = head(REST)
-    monkeypatch.setattr("cifnet_pl.heads.knn.QUERIES", 7)
+    monkeypatch.setattr("cifnet_pl.heads.neighbours.QUERIES", 7)
     assert torch.allclose(head(REST), whole, rtol=1e-9)
 
 
