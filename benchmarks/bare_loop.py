@@ -64,8 +64,8 @@ class BareLoop(Callback):
         assert isinstance(module, CIFNetModule)
         data: Any = module.data
         self.dataset.size, self.batch = data.image_size, data.batch_size
-        self.workers = cores() if data.num_workers is None else data.num_workers
-        self.loader = ImageLoader(self.dataset, self.workers, self.batch)
+        workers = cores() if data.num_workers is None else data.num_workers
+        self.loader = ImageLoader(self.dataset, workers, self.batch)
         self.loader.start()
         runtime: Any = module.backbone._runtime("cpu", "32-true")
         threads = torch.get_num_threads()
@@ -118,9 +118,8 @@ def rows_of_size(setup: Setup) -> Iterator[Row]:
         root, logs, output = Path(folder, "photos"), Path(folder, "logs"), Path(folder, "seconds.json")
         write_photos(root, setup)
         ours, loops = list[float](), defaultdict[Way, list[float]](list)
-        rival = {"root": root, "output": output}
         words = ["--trainer.callbacks+=benchmarks.bare_loop.BareLoop"]
-        words += [f"--trainer.callbacks.{name}={value}" for name, value in rival.items()]
+        words += [f"--trainer.callbacks.root={root}", f"--trainer.callbacks.output={output}"]
         for _ in range(setup.rounds):
             learning = fit(root, logs, setup, "auto", *words)
             taken = json.loads(output.read_text())

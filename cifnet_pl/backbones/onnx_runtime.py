@@ -93,8 +93,7 @@ class Runtime:
                 options.add_session_config_entry("session.force_spinning_stop", "1")
                 options.log_severity_level = 3  # errors only
                 made = onnxruntime.InferenceSession(self._graph, options, providers=["CPUExecutionProvider"])
-                kept = {1: self._sessions[1]} if 1 in self._sessions else {}
-                self._sessions = {**kept, threads: made}
+                self._sessions = {n: session for n, session in self._sessions.items() if n == 1} | {threads: made}
             return self._sessions[threads]
 
     def __call__(self, images: Tensor) -> Tensor | None:
