@@ -12,7 +12,7 @@ from tests.serving.services import ThreadServer
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-sync_api.expect.set_options(timeout=5_000)  # milliseconds
+sync_api.expect.set_options(timeout=20_000)  # milliseconds; a busy machine is slow to answer
 if CHROMIUM is None:
     pytest.skip("no Chromium is installed: apt-get install chromium", allow_module_level=True)
 WIDTHS = {"desktop": (1400, 900), "phone": (390, 800)}

@@ -1,5 +1,7 @@
 """The page in a real browser without a network, at desktop and phone width: drop, answer, teach, undo."""
 
+import time
+
 import pytest
 
 from cifnet_pl.serving.app import Access
@@ -76,6 +78,29 @@ def test_drop_answer_teach_undo(width, browser, server):
         page.locator("#sure").get_by_role("button", name="Delete").click()
         expect(page.locator("#message")).to_contain_text("Deleted 9 photos and all other versions for good")
     assert [one["name"] for one in server.get("/classes")] == ["<img src=x onerror=alert(1)>", "green"]
+
+
+def test_a_change_is_told_once_it_is_shown(browser, server):
+    """Whoever acts at once on "Forgot 'red'" renames no class that is gone, however slow the network is."""
+    with page_of(browser, server) as page:
+        page.get_by_role("tab", name="Change").click()
+        page.route("**/classes", lambda route: (time.sleep(1), route.continue_()))
+        page.locator("#change-old").select_option("red")
+        page.get_by_role("button", name="Forget this class").click()
+        page.locator("#sure").get_by_role("button", name="Forget").click()
+        sync_api.expect(page.locator("#message")).to_contain_text("Forgot 'red'")
+        assert page.locator("#change-old").input_value() == "green"
+        assert page.locator("#state").text_content().startswith("1 classes")
+
+
+def test_a_change_that_cannot_be_shown_is_told(browser, server):
+    with page_of(browser, server) as page:
+        page.get_by_role("tab", name="Change").click()
+        page.route("**/classes", lambda route: route.abort())
+        page.locator("#change-new").fill("rouge")
+        page.get_by_role("button", name="Rename").click()
+        message = page.locator("#message")
+        sync_api.expect(message).to_contain_text("is served. The page could not be refreshed: The service does not answer.")
 
 
 def test_by_keyboard_in_the_dark(browser, server):

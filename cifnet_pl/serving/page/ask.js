@@ -48,8 +48,7 @@ export async function teachAs(files, name) {
   form.append("class_name", name);
   const job = await finished(await post("/extend?wait=false", form), (now) => say(now.place ? `Waiting: ${now.place} changes come first.` : "Learning…", true));
   const count = Object.values(job.lesson.learned).reduce((sum, one) => sum + one, 0);
-  say(`Learned ${count} ${count === 1 ? "photo" : "photos"} as “${name}”. Undo takes it back.`, true);
-  changed();
+  await changed(`Learned ${count} ${count === 1 ? "photo" : "photos"} as “${name}”. Undo takes it back.`);
 }
 
 /** One click on a class, or another name: the photo is taught as that, and asked again. */

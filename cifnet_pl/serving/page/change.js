@@ -7,8 +7,7 @@ async function change(path, content) {
     if (now.place) say(`Waiting: ${now.place} changes come first.`, true);
   });
   const text = job.changed.says;
-  say(`${text[0].toUpperCase()}${text.slice(1)}. Version ${job.changed.version} is served.`, true);
-  changed();
+  await changed(`${text[0].toUpperCase()}${text.slice(1)}. Version ${job.changed.version} is served.`);
 }
 
 function sure(text, yes) {

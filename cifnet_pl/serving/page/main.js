@@ -3,7 +3,7 @@
 import * as ask from "./ask.js";
 import * as change from "./change.js";
 import * as look from "./look.js";
-import { $, get, isReadOnly, make, refreshed, say } from "./page.js";
+import { $, get, isReadOnly, make, say, whenChanged } from "./page.js";
 import * as teach from "./teach.js";
 
 const TABS = ["ask", "teach", "look", "change"];
@@ -41,13 +41,9 @@ async function refresh() {
 }
 
 async function afterChange() {
-  try {
-    await refresh();
-    const name = TABS.find((tab) => !$(tab).hidden);
-    await PARTS[name]?.show();
-  } catch (error) {
-    say(error.message);
-  }
+  await refresh();
+  const name = TABS.find((tab) => !$(tab).hidden);
+  await PARTS[name]?.show();
 }
 
 for (const name of TABS) {
@@ -66,7 +62,7 @@ ask.start();
 teach.start();
 look.start();
 change.start();
-refreshed.addEventListener("changed", afterChange);
+whenChanged(afterChange);
 refresh()
   .then(() => open(tabs().includes(location.hash.slice(1)) ? location.hash.slice(1) : "ask"))
   .catch((error) => {

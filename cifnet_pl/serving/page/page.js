@@ -204,6 +204,16 @@ export function save(name, blob) {
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 }
 
-export const refreshed = new EventTarget();
-/** Tell all parts of the page that the model has changed. */
-export const changed = () => refreshed.dispatchEvent(new Event("changed"));
+let showModel = async () => {};
+/** Set the function that shows the model anew in all parts of the page. */
+export const whenChanged = (show) => { showModel = show; };
+
+/** Show the changed model in all parts of the page, and only then say so: whoever reads it acts on what is shown. */
+export async function changed(text = "") {
+  try {
+    await showModel();
+  } catch (error) {
+    throw new Error(`${text} The page could not be refreshed: ${error.message}`.trim());
+  }
+  say(text, true);
+}

@@ -68,7 +68,7 @@ async function teach(dryRun) {
   if (!dryRun) {
     clear();
     $("teach-name").value = ""; // the next photos may be of another class
-    changed();
+    await changed();
   }
 }
 
