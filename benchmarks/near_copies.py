@@ -22,7 +22,7 @@ from benchmarks.embeddings import BACKBONE, read_photos, study_parser
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.data.image_sets import FileSet, SourceOptions
 from cifnet_pl.data.images import square
-from cifnet_pl.data.similar_photos import SIMILAR, similar_groups, thumbnail
+from cifnet_pl.data.similar_photos import SIMILAR, patterns, similar_groups, thumbnail
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.statistics import comparable, near_groups, near_limit
 
@@ -85,13 +85,11 @@ def shares(files: list[Path], image_size: int, limit: float) -> dict[str, tuple[
         squares = np.stack([square(photo, image_size, 1.0) for photo in made.values()])
         with torch.inference_mode():
             u = comparable(backbone(torch.from_numpy(squares).permute(0, 3, 1, 2)))
-        looks = [thumbnail(photo) for photo in made.values()]
+        looks = patterns([thumbnail(photo) for photo in made.values()])
         names = list(made)
         for pair, (one, other) in PAIRS.items():
             i, j = names.index(one), names.index(other)
-            first, second = looks[i], looks[j]
-            seen = first is not None and second is not None and float(first @ second) > SIMILAR
-            by_edit[pair].append((float(u[i] @ u[j]) > limit, seen))
+            by_edit[pair].append((float(u[i] @ u[j]) > limit, float(looks[i] @ looks[j]) > SIMILAR))
     return {pair: (float(np.mean([a for a, _ in v])), float(np.mean([b for _, b in v]))) for pair, v in by_edit.items()}
 
 

@@ -19,6 +19,9 @@ from cifnet_pl.utilities.text import one_line
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
+CPU_BATCH = 64
+"""Images that torch embeds at once on a CPU: more are not faster, and need more memory."""
+
 
 @dataclass(frozen=True)
 class Preprocessing:
@@ -104,7 +107,10 @@ class Backbone(nn.Module):
             return torch.zeros(0, self.features, device=images.device)
         runtime = self._runtime(images.device.type, _precision_here(images.device.type))
         z = runtime(images) if runtime is not None else None
-        return self.embed(images) if z is None else z
+        if z is not None:
+            return z
+        parts = torch.split(images, CPU_BATCH) if images.device.type == "cpu" else (images,)
+        return torch.cat([self.embed(part) for part in parts])
 
     def embed(self, images: Tensor) -> Tensor:
         """Embed images by torch, with gradients for networks whose parameters require them.

@@ -72,6 +72,7 @@ class Runtime:
     def __init__(self, graph: bytes):
         self._graph = graph
         self._sessions: dict[int, Any] = {}
+        self._pools: dict[int, ThreadPoolExecutor] = {}
         self._making = threading.Lock()
         self._failed = False
         self._session(1)
@@ -95,6 +96,13 @@ class Runtime:
                 made = onnxruntime.InferenceSession(self._graph, options, providers=["CPUExecutionProvider"])
                 self._sessions = {n: session for n, session in self._sessions.items() if n == 1} | {threads: made}
             return self._sessions[threads]
+
+    def _pool(self, threads: int) -> ThreadPoolExecutor:
+        """Return threads that wait for pieces; to start them for every batch takes a twentieth of its time."""
+        with self._making:
+            if threads not in self._pools:
+                self._pools = {threads: ThreadPoolExecutor(threads, "embed")}
+            return self._pools[threads]
 
     def __call__(self, images: Tensor) -> Tensor | None:
         """Embed images.
@@ -129,8 +137,8 @@ class Runtime:
     def _apart(self, pixels: np.ndarray, threads: int) -> np.ndarray:
         """Embed (n, h, w, 3) uint8 pixels, each thread other ones."""
         session, ends = self._session(1), piece_ends(len(pixels), _photos(pixels, PIECE), threads)
-        with ThreadPoolExecutor(threads) as pool:
-            return np.concatenate(list(pool.map(partial(_embedded, session), np.split(pixels, ends))))
+        pieces = self._pool(threads).map(partial(_embedded, session), np.split(pixels, ends))
+        return np.concatenate(list(pieces))
 
 
 def piece_ends(count: int, most: int, threads: int) -> list[int]:

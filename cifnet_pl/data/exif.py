@@ -18,6 +18,8 @@ def taken(image: Image.Image) -> datetime | None:
     try:
         exif = image.getexif()
         text = exif.get_ifd(EXIF_PART).get(DATE_TAKEN) or exif.get(DATE_CHANGED)
+        if text is None:
+            return None
         return datetime.strptime(str(text).strip("\0 "), "%Y:%m:%d %H:%M:%S")
     except (ValueError, TypeError, OSError, SyntaxError):  # the last from Pillow on damaged EXIF data
         return None

@@ -135,6 +135,8 @@ def within(path: Path) -> tuple[Path, str] | None:
     Returns:
         The archive, and the rest of the path with slashes; None if no part of the path is an archive.
     """
+    if ".zip" not in str(path).lower():  # most paths: this is asked of every photo
+        return None
     for parent in (path, *path.parents):
         if parent.suffix.lower() == ".zip":
             return (parent, path.relative_to(parent).as_posix().removeprefix(".")) if parent.is_file() else None

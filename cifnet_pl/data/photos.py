@@ -28,6 +28,9 @@ from cifnet_pl.utilities.text import printable
 BATCHES_AHEAD = 2
 """Batches that are being decoded while one is being embedded."""
 
+PART = 4
+"""Photos that a thread decodes at once."""
+
 
 class PhotoBatch(NamedTuple):
     """Decoded photos.
@@ -150,34 +153,48 @@ def squares(files: Iterable[Photo], size: int, crop_ratio: float) -> Iterator[Ph
     """
     count = batch_size(size)
     remaining = iter(files)
-    waiting: deque[tuple[tuple[Photo, ...], list[Future[np.ndarray | str]]]] = deque()
+    waiting: deque[tuple[tuple[Photo, ...], np.ndarray, list[Future[list[str | None]]]]] = deque()
     pool = ThreadPoolExecutor(cores(), "decode")
     try:
         while True:
             while len(waiting) <= BATCHES_AHEAD and (batch := tuple(islice(remaining, count))):
-                waiting.append((batch, [pool.submit(_read, file, size, crop_ratio) for file in batch]))
+                pixels = np.empty((len(batch), size, size, 3), dtype=np.uint8)
+                parts = [
+                    pool.submit(_read, batch[i : i + PART], pixels[i : i + PART], crop_ratio)
+                    for i in range(0, len(batch), PART)
+                ]
+                waiting.append((batch, pixels, parts))
             if not waiting:
                 return
-            yield _collect(*waiting.popleft(), size)
+            yield _collect(*waiting.popleft())
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def batch_size(size: int) -> int:
-    """Return the number of photos in a batch: 64 for sides up to 512 pixels, fewer for larger ones."""
-    return max(1, min(64, 2**24 // size**2))
+    """Return the number of photos in a batch: 64 for sides from 256 to 512 pixels, more of smaller ones, at most 256.
+
+    At the end of each batch the threads that embed wait for each other. In batches of small photos they would do so
+    too often.
+    """
+    return max(1, min(256, max(64, 2**22 // size**2), 2**24 // size**2))
 
 
-def _read(file: Photo, size: int, crop_ratio: float) -> np.ndarray | str:
+def _read(files: Sequence[Photo], pixels: np.ndarray, crop_ratio: float) -> list[str | None]:
+    """Decode photos into ``pixels`` (n, s, s, 3), and return for each the reason why it could not be read, or None."""
+    return [_read_into(photo, pixels[i], crop_ratio) for i, photo in enumerate(files)]
+
+
+def _read_into(photo: Photo, pixels: np.ndarray, crop_ratio: float) -> str | None:
     try:
-        return read_square(file, size, crop_ratio)
+        pixels[:] = read_square(photo, len(pixels), crop_ratio)
     except UnreadableImage as error:
         return str(error)
+    return None
 
 
-def _collect(files: tuple[Photo, ...], results: list[Future[np.ndarray | str]], size: int) -> PhotoBatch:
-    decoded = [result.result() for result in results]
-    good = [pixels for pixels in decoded if not isinstance(pixels, str)]
-    stacked = np.stack(good) if good else np.zeros((0, size, size, 3), dtype=np.uint8)
-    reasons = tuple(reason if isinstance(reason, str) else None for reason in decoded)
-    return PhotoBatch(files, torch.from_numpy(stacked).permute(0, 3, 1, 2), reasons)
+def _collect(files: tuple[Photo, ...], pixels: np.ndarray, parts: list[Future[list[str | None]]]) -> PhotoBatch:
+    reasons = tuple(reason for part in parts for reason in part.result())
+    readable = np.array([reason is None for reason in reasons])
+    pixels = pixels if readable.all() else pixels[readable]
+    return PhotoBatch(files, torch.from_numpy(pixels).permute(0, 3, 1, 2), reasons)

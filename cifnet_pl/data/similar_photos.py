@@ -27,6 +27,9 @@ from cifnet_pl.data.workers import cores
 SIDE = 8
 """Pixels of a thumbnail's side."""
 
+PART = 16
+"""Photos that a thread reads at once."""
+
 SIMILAR = 0.95
 """Correlation of two thumbnails from which their photos are held back together."""
 
@@ -37,14 +40,14 @@ LARGEST_SHARE = 2.0
 """How many times the wanted number of photos may be held back, so that groups stay whole."""
 
 
-def read_thumbnail(file: Path) -> tuple[np.ndarray | None, datetime | None] | None:
+def read_thumbnail(file: Path) -> tuple[np.ndarray, datetime | None] | None:
     """Read the thumbnail of a photo, and when it was taken.
 
     Args:
         file: the photo.
 
     Returns:
-        Both, None for what is not known; or None if the photo is unreadable.
+        Both, None for an unknown time; or None if the photo is unreadable.
     """
     try:
         with decoding(), open_image(file) as image:
@@ -55,20 +58,31 @@ def read_thumbnail(file: Path) -> tuple[np.ndarray | None, datetime | None] | No
         return None
 
 
-def thumbnail(image: Image.Image) -> np.ndarray | None:
-    """Compute the brightness and colours of a small version of a photo.
+def thumbnail(image: Image.Image) -> np.ndarray:
+    """Compute a small version of a photo.
 
     Args:
         image: RGB.
 
     Returns:
-        (3 · SIDE²,) float32, centred and of length 1; None if the photo is of a single colour.
+        (SIDE, SIDE, 3) uint8: brightness and colours.
     """
-    small = image.resize((SIDE, SIDE), Image.Resampling.BOX)
-    pixels = np.asarray(small.convert("YCbCr"), dtype=np.float32)
-    pixels = (pixels - pixels.mean(axis=(0, 1))).reshape(-1)
-    length = float(np.linalg.norm(pixels))
-    return pixels / length if length > SIDE else None
+    return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX).convert("YCbCr"))
+
+
+def patterns(thumbnails: Sequence[np.ndarray]) -> np.ndarray:
+    """Take the mean brightness and colour out of thumbnails, and their contrast.
+
+    Args:
+        thumbnails: n of (SIDE, SIDE, 3) uint8.
+
+    Returns:
+        (n, 3 · SIDE²) float32 of length 1, so that products are correlations; zeros for photos of a single colour.
+    """
+    pixels = np.array(thumbnails, dtype=np.float32).reshape(-1, SIDE**2, 3)
+    pixels = (pixels - pixels.mean(axis=1, keepdims=True)).reshape(-1, 3 * SIDE**2)
+    length = np.linalg.norm(pixels, axis=1, keepdims=True)
+    return np.where(length > SIDE, pixels / np.maximum(length, SIDE), np.float32(0))
 
 
 def similar_groups(files: Sequence[Path]) -> np.ndarray:
@@ -80,8 +94,9 @@ def similar_groups(files: Sequence[Path]) -> np.ndarray:
     Returns:
         (n,) int, one number from 0 for each group; -1 for photos that cannot be read.
     """
+    parts = [files[i : i + PART] for i in range(0, len(files), PART)]
     with ThreadPoolExecutor(cores(), "thumbnails") as pool:
-        looked = list(pool.map(read_thumbnail, files))
+        looked = [one for part in pool.map(lambda part: list(map(read_thumbnail, part)), parts) for one in part]
     readable = np.array([i for i, one in enumerate(looked) if one is not None], dtype=np.int64)
     groups = np.full(len(files), -1)
     if len(readable):
@@ -89,10 +104,8 @@ def similar_groups(files: Sequence[Path]) -> np.ndarray:
     return groups
 
 
-def _joined(seen: list[tuple[np.ndarray | None, datetime | None]]) -> np.ndarray:
-    known = [i for i, (pixels, _) in enumerate(seen) if pixels is not None]
-    pairs = _similar(np.array([seen[i][0] for i in known], dtype=np.float32).reshape(-1, 3 * SIDE**2))
-    joined = [(known[a], known[b]) for a, b in pairs]
+def _joined(seen: list[tuple[np.ndarray, datetime | None]]) -> np.ndarray:
+    joined = _similar(patterns([small for small, _ in seen]))
     timed = sorted((time, i) for i, (_, time) in enumerate(seen) if time is not None)
     joined += [(i, j) for (a, i), (b, j) in pairwise(timed) if (b - a).total_seconds() <= BURST]
     ends = np.array(joined, dtype=np.int64).reshape(-1, 2)
@@ -100,11 +113,11 @@ def _joined(seen: list[tuple[np.ndarray | None, datetime | None]]) -> np.ndarray
     return np.asarray(connected_components(graph, directed=False)[1])
 
 
-def _similar(thumbnails: np.ndarray, block: int = 1024) -> list[tuple[int, int]]:
+def _similar(seen: np.ndarray, block: int = 1024) -> list[tuple[int, int]]:
     pairs = []
-    for start in range(0, len(thumbnails), block):
+    for start in range(0, len(seen), block):
         for other in range(0, start + 1, block):
-            near = thumbnails[start : start + block] @ thumbnails[other : other + block].T > SIMILAR
+            near = seen[start : start + block] @ seen[other : other + block].T > SIMILAR
             pairs += [(start + a, other + b) for a, b in np.argwhere(near).tolist() if start + a > other + b]
     return pairs
 

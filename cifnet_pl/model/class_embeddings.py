@@ -55,20 +55,17 @@ class ClassEmbeddings(ClassPhotos):
         names = [self.class_names[i] for i in positions]
         return ClassEmbeddings(names, files, None if self.hashes is None else self.hashes[kept])
 
-    def held_back(self, share: float) -> np.ndarray:
-        """Choose the samples that are scored first, by a hash of their names.
+    def held_back(self, rows: np.ndarray, share: float) -> np.ndarray:
+        """Choose the samples of one class that are scored first, by a hash of their names.
 
         Args:
-            share: of each class.
+            rows: (n,) positions of the class's samples.
+            share: of them.
 
         Returns:
             (n,) bool.
         """
-        held = np.zeros(len(self.files), dtype=bool)
-        for rows in self.files.rows_of.values():
-            if len(rows) > 1:
-                held[rows] = held_back([self.files.names[i] for i in rows], share, 0)
-        return held
+        return held_back([self.files.names[i] for i in rows], share, 0)
 
     def embedded(
         self, model: IncrementalClassifier, title: str, unreadable: list[Unreadable], progress: bool = False

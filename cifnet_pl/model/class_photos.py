@@ -81,21 +81,18 @@ class ClassPhotos:
         """Return the same photos with their content hashes (n,)."""
         return replace(self, hashes=hashes_of(self.files.content, range(len(self.files))))
 
-    def held_back(self, share: float) -> np.ndarray:
-        """Choose the photos that are scored first; those that look alike are on the same side.
+    def held_back(self, rows: np.ndarray, share: float) -> np.ndarray:
+        """Choose the photos of one class that are scored first; those that look alike are on the same side.
 
         Args:
-            share: of each class, never all.
+            rows: (n,) positions of the class's photos.
+            share: of them, never all.
 
         Returns:
             (n,) bool.
         """
-        held = np.zeros(len(self.files), dtype=bool)
-        for rows in self.files.rows_of.values():
-            if len(rows) > 1:
-                names = [self.files.names[i] for i in rows]
-                held[rows] = held_back_together(names, [self.files.root / name for name in names], share, 0)
-        return held
+        names = [self.files.names[i] for i in rows]
+        return held_back_together(names, [self.files.root / name for name in names], share, 0)
 
     def embedded(
         self, model: IncrementalClassifier, title: str, unreadable: list[Unreadable], progress: bool = False

@@ -3,74 +3,24 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from cifnet_pl.data.copies import Duplicates
-from cifnet_pl.data.loading import sample_key
-from cifnet_pl.heads import Head
 from cifnet_pl.heads.ridge_notes import about_lesson, at_cap
 from cifnet_pl.model.class_embeddings import samples_of
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
 from cifnet_pl.model.copies import without_copies
 from cifnet_pl.model.description import Event, now
 from cifnet_pl.model.incremental import IncrementalClassifier, M
-from cifnet_pl.model.metrics import percent
-from cifnet_pl.model.near_copies import LearnedPhotos, NearCopyScore
-from cifnet_pl.utilities.errors import DataError, UnsupportedError, UsageError
+from cifnet_pl.model.lesson import Lesson
+from cifnet_pl.model.trial import Score, Trial
+from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable
-
-HELD_BACK = 0.2
-"""Share of the new photos that is scored before it is learned."""
-
-
-@dataclass
-class Score:
-    """Photos scored, and how many of them right, over all classes that the model knows.
-
-    Attributes:
-        near_copy_score: what near-copies among the photos that were learned do to it.
-        near, learned: learned photos that have near-copies, and all that were compared.
-        capped: whether a ridge that generalised cross-validation chose is at its cap.
-    """
-
-    right: int = 0
-    total: int = 0
-    near_copy_score: NearCopyScore = field(default_factory=NearCopyScore)
-    near: int = 0
-    learned: int = 0
-    capped: bool = False
-
-    def add(
-        self,
-        model: IncrementalClassifier,
-        photos: ClassPhotos,
-        rows: np.ndarray,
-        z: Tensor,
-        learned: LearnedPhotos | None = None,
-    ) -> None:
-        """Score the embeddings z (n, d) of photos ``rows`` (n,), and compare them with those that were ``learned``."""
-        if len(rows):
-            labels = np.array(model.labels(photos.class_names))[photos.files.labels[rows]]
-            right = model.head.predict(z).cpu().numpy() == labels
-            self.right += int(right.sum())
-            self.total += len(rows)
-            if learned is not None:
-                self.near_copy_score += NearCopyScore.of(learned.resemble(z, torch.from_numpy(labels)), right)
-
-    def sentences(self) -> list[str]:
-        """Return the sentences to print beside the score."""
-        return self.near_copy_score.sentences(self.near, self.learned, self.capped)
-
-    @property
-    def percent(self) -> float | None:
-        """Accuracy in percent; None where nothing was scored."""
-        return percent(self.right, self.total)
 
 
 @dataclass(frozen=True)
@@ -168,77 +118,6 @@ def _old_photos(model: IncrementalClassifier, check: Path | str) -> ClassPhotos:
     return photos
 
 
-class Lesson:
-    """A task of new classes, and more samples of known ones, for one model.
-
-    Args:
-        model: what learns; it changes.
-        photos: what it learns from.
-        counts: number of photos of each class of ``photos`` that it will see.
-
-    Raises:
-        UnsupportedError: photos of a class that is known, and a head that cannot take in more of those.
-    """
-
-    def __init__(self, model: IncrementalClassifier, photos: ClassPhotos, counts: list[int]):
-        known, names = set(model.class_names), photos.class_names
-        self.model, self.photos = model, photos
-        self.is_new = np.array([name not in known for name in names])
-        self.more: Head | None = None
-        old, new = ([i for i, name in enumerate(names) if (name in known) == seen] for seen in (True, False))
-        if old:
-            _require_pooling(model, names[old[0]])
-            self.more = model.head.fresh()
-            self.more.begin_task(model.labels(names[i] for i in old), [counts[i] for i in old])
-        if new:
-            model.begin_task([names[i] for i in new], [counts[i] for i in new])
-        self.labels = np.array(model.labels(names), dtype=np.int64)
-        stored = model.buffer.items() if model.buffer is not None and len(model.buffer.y) else None
-        self.learned = LearnedPhotos(stored)
-
-    def observe(self, rows: np.ndarray, z: Tensor) -> None:
-        """Take in the embeddings (n, d) of photos ``rows`` (n,)."""
-        classes = self.photos.files.labels[rows]
-        y = torch.from_numpy(self.labels[classes]).to(z.device)
-        names = [
-            (self.photos.class_names[c], self.photos.files.names[row]) for c, row in zip(classes, rows, strict=True)
-        ]
-        key = torch.tensor([sample_key(*name) for name in names], dtype=torch.int64, device=z.device)
-        if self.model.photos is not None and self.photos.hashes is not None:
-            self.model.add_photos(self.labels[classes], self.photos.hashes[rows])
-        self.learned.add(z, y)
-        new = torch.from_numpy(self.is_new[classes]).to(z.device)
-        if new.any():
-            self.model.observe(z[new], y[new], key[new])
-        if self.more is not None and not new.all():
-            self.more.observe(z[~new], y[~new])
-            if self.model.buffer is not None:
-                self.model.buffer.add_more(z[~new], y[~new], key[~new])
-
-    def finish(self) -> None:
-        """Solve on everything taken in."""
-        if self.is_new.any():
-            self.model.finish_task()
-        if self.more is not None:
-            self.model.merge(self.more)
-
-
-def _require_pooling(model: IncrementalClassifier, name: str) -> None:
-    try:
-        model.head.require("pools")
-    except UnsupportedError as error:
-        known = f"cannot add photos to class '{printable(name)}', which is learned already"
-        raise UnsupportedError(f"{known}: {error}") from error
-
-
-def split(photos: ClassPhotos) -> np.ndarray:
-    """Choose the fifth of each class's photos that is scored first: (n,) bool; none of a class with a single photo.
-
-    Photos that look alike are held back together.
-    """
-    return photos.held_back(HELD_BACK)
-
-
 def learn(
     old: M, photos: ClassPhotos, unreadable: list[Unreadable] | None = None, progress: bool = False
 ) -> tuple[M, Score]:
@@ -257,43 +136,24 @@ def learn(
         UnsupportedError: as :class:`Lesson`.
         DataError: a class of which no photo can be read.
     """
-    held, labels, names = split(photos), photos.files.labels, photos.class_names
-    final, trial = old.clone(), old.clone()
-    whole = Lesson(final, photos, np.bincount(labels, minlength=len(names)).tolist())
-    lesson = Lesson(trial, photos, np.bincount(labels[~held], minlength=len(names)).tolist())
-    aside: list[tuple[np.ndarray, Tensor]] = []
-    learned = np.zeros(len(names), dtype=bool)
-    unreadable = [] if unreadable is None else unreadable
-    for rows, z in photos.embedded(old, "learning", unreadable, progress):
-        whole.observe(rows, z)
-        kept = held[rows]
-        mask = torch.from_numpy(kept).to(z.device)
-        lesson.observe(rows[~kept], z[~mask])
-        learned[labels[rows[~kept]]] = True
-        aside.append((rows[kept], z[mask]))
-    seen = learned.copy()
-    for rows, _ in aside:
-        seen[labels[rows]] = True
-    if not seen.all():
-        raise DataError(
-            f"no photo of class '{printable(names[int(seen.argmin())])}' can be read: add some, or leave it out"
-        )
-    whole.finish()
-    score = _finish_trial(lesson, aside, learned)
-    score.near, score.learned = whole.learned.near_copies()
+    labels, names = photos.files.labels, photos.class_names
+    final, seen = old.clone(), np.zeros(len(names), dtype=bool)
+    lesson = Lesson(final, photos, np.bincount(labels, minlength=len(names)).tolist())
+    background = ThreadPoolExecutor(1, "trial")
+    try:
+        trial = Trial(old, photos, background)
+        for rows, z in photos.embedded(old, "learning", [] if unreadable is None else unreadable, progress):
+            lesson.observe(rows, z)
+            trial.observe(rows, z)
+            seen[labels[rows]] = True
+        if not seen.all():
+            raise DataError(
+                f"no photo of class '{printable(names[int(seen.argmin())])}' can be read: add some, or leave it out"
+            )
+        lesson.finish()
+        score = trial.finish()
+    finally:
+        background.shutdown(cancel_futures=True)
+    score.near, score.learned = lesson.learned.near_copies()
     score.capped = at_cap(final.head.choices())
     return final, score
-
-
-def _finish_trial(lesson: Lesson, aside: list[tuple[np.ndarray, Tensor]], learned: np.ndarray) -> Score:
-    """Solve the trial and score what was set aside; if nothing else of a class could be read, learn that instead."""
-    score, labels = Score(), lesson.photos.files.labels
-    for rows, z in aside:
-        starved = ~learned[labels[rows]]
-        if starved.any():
-            lesson.observe(rows[starved], z[torch.from_numpy(starved).to(z.device)])
-    lesson.finish()
-    for rows, z in aside:
-        scored = learned[labels[rows]]
-        score.add(lesson.model, lesson.photos, rows[scored], z[torch.from_numpy(scored).to(z.device)], lesson.learned)
-    return score

@@ -18,6 +18,9 @@ from cifnet_pl.model.classifier import Classifier, Judged
 from cifnet_pl.model.open_set import Verdict, able
 from cifnet_pl.serving.refusals import RequestError
 
+AT_ONCE = 64
+"""Photos that are answered together, at most: the first of them waits for all."""
+
 
 @dataclass(frozen=True)
 class Served:
@@ -165,7 +168,7 @@ class Batcher:
             self._ready.put(None)  # for the next thread
             return []
         batch, until = [first], time.monotonic() + self.window
-        largest = max(1, batch_size(self.served().model.image_size) // self._workers)
+        largest = max(1, min(AT_ONCE, batch_size(self.served().model.image_size)) // self._workers)
         while len(batch) < largest:
             try:
                 more = self._ready.get_nowait()

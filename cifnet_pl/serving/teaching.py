@@ -12,7 +12,8 @@ from torch import Tensor
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.description import Event
-from cifnet_pl.model.extend import Score, learn
+from cifnet_pl.model.extend import learn
+from cifnet_pl.model.trial import Score
 from cifnet_pl.serving.history import Change
 from cifnet_pl.serving.inspection import stored_accuracy
 from cifnet_pl.serving.uploads import Staged

@@ -184,7 +184,7 @@ class TestEmbeddings:
         backbone = build_backbone("small", engine="onnxruntime")
         backbone(images())
         monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
-        with threads_of_torch(2), pytest.raises(RuntimeError, match="can't start new thread"):
+        with threads_of_torch(3), pytest.raises(RuntimeError, match="can't start new thread"):
             backbone(images())
 
     def test_of_a_real_network_are_the_same_bits_with_any_number_of_threads_and_photos(self, monkeypatch):
@@ -221,7 +221,7 @@ class TestEmbeddings:
         backbone(images())
         pools = []
         monkeypatch.setattr(
-            onnx_runtime, "ThreadPoolExecutor", lambda count: pools.append(count) or ThreadPoolExecutor(count)
+            onnx_runtime, "ThreadPoolExecutor", lambda count, name: pools.append(count) or ThreadPoolExecutor(count)
         )
         runtime = backbone._runtime("cpu", "32-true")
         assert isinstance(runtime, Runtime)

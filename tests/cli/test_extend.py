@@ -12,7 +12,9 @@ import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.model.class_photos import ClassPhotos
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.extend import Lesson, learn, split
+from cifnet_pl.model.extend import learn
+from cifnet_pl.model.lesson import Lesson
+from cifnet_pl.model.trial import HELD_BACK
 from cifnet_pl.utilities.errors import UnsupportedError
 from tests.command_line import make_photos
 from tests.models import MAKERS, TASKS, WIDTH, empty, learned, samples, teach
@@ -161,6 +163,14 @@ def bundle(made: Path, tmp_path: Path) -> Path:
     return tmp_path / "b"
 
 
+def held_back(photos: ClassPhotos) -> np.ndarray:
+    """The fifth of each class that is scored first: (n,) bool."""
+    held = np.zeros(len(photos.files), dtype=bool)
+    for rows in photos.files.rows_of.values():
+        held[rows] = photos.held_back(rows, HELD_BACK)
+    return held
+
+
 def extend(bundle: Path, images: Path, output: Path, *options: str) -> int:
     return main(["extend", "--model", str(bundle), "--images", str(images), "--output", str(output), *options])
 
@@ -180,7 +190,7 @@ def test_scores_are_taken_before_learning(bundle: Path, tmp_path: Path, capsys: 
     # the figures are those of a model that learned 4/5
     old, photos = cifnet_pl.load(bundle), ClassPhotos.find(str(images), "--images")
     _, score = learn(old, photos)
-    files = [photos.files.root / photos.files.names[i] for i in np.flatnonzero(split(photos))]
+    files = [photos.files.root / photos.files.names[i] for i in np.flatnonzero(held_back(photos))]
     rest = Path(shutil.copytree(images, tmp_path / "rest"))
     for file in files:
         (rest / file.relative_to(photos.files.root)).unlink()
@@ -234,7 +244,7 @@ def test_only_held_back_photos_can_be_read(bundle: Path, tmp_path: Path):
     """Whatever the split says, the trial learns every class of which anything can be read."""
     images = make_photos(tmp_path / "new", NEW, 6)
     photos = ClassPhotos.find(str(images), "--images")
-    for row in np.flatnonzero(~split(photos)):
+    for row in np.flatnonzero(~held_back(photos)):
         if photos.files.names[row].startswith("elk"):
             (images / photos.files.names[row]).write_bytes(b"broken")
     assert extend(bundle, images, tmp_path / "c") == 0

@@ -85,19 +85,19 @@ def test_large_folders_come_in_sorted_parts(tmp_path: Path, monkeypatch: pytest.
 
 def test_squares_keep_the_order_and_the_reasons(tmp_path: Path):
     files = []
-    for i in range(150):
+    for i in range(600):
         files.append(tmp_path / f"{i}.png")
         if i % 7 == 3:
             files[-1].write_bytes(b"broken")
         else:
-            Image.fromarray(np.full((3, 3, 3), i, dtype=np.uint8)).save(files[-1])
+            Image.fromarray(np.full((3, 3, 3), i % 256, dtype=np.uint8)).save(files[-1])
     seen = []
     for batch in squares(files, 2, 1.0):
         values = iter(batch.image[:, 0, 0, 0].tolist())
         for file, reason in zip(batch.files, batch.unreadable, strict=True):
             seen.append((file, None if reason is not None else next(values)))
         assert next(values, None) is None
-    assert seen == [(file, None if i % 7 == 3 else i) for i, file in enumerate(files)]
+    assert seen == [(file, None if i % 7 == 3 else i % 256) for i, file in enumerate(files)]
 
 
 def test_decoding_stops_with_its_consumer(tmp_path: Path):
@@ -116,8 +116,10 @@ def test_decoding_stops_with_its_consumer(tmp_path: Path):
     assert asked <= 4 * batch_size(2)
 
 
-@pytest.mark.parametrize(("size", "count"), [(2, 64), (224, 64), (512, 64), (1024, 16), (2048, 4)])
-def test_batches_of_large_squares_are_small(size: int, count: int):
+@pytest.mark.parametrize(
+    ("size", "count"), [(2, 256), (128, 256), (224, 83), (256, 64), (512, 64), (1024, 16), (2048, 4)]
+)
+def test_batches_of_small_squares_are_large_and_those_of_large_ones_small(size: int, count: int):
     assert batch_size(size) == count
 
 

@@ -100,7 +100,9 @@ def test_a_change_that_cannot_be_shown_is_told(browser, server):
         page.locator("#change-new").fill("rouge")
         page.get_by_role("button", name="Rename").click()
         message = page.locator("#message")
-        sync_api.expect(message).to_contain_text("is served. The page could not be refreshed: The service does not answer.")
+        sync_api.expect(message).to_contain_text(
+            "is served. The page could not be refreshed: The service does not answer."
+        )
 
 
 def test_by_keyboard_in_the_dark(browser, server):
