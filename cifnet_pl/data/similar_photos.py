@@ -8,6 +8,7 @@ the score.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -27,8 +28,11 @@ from cifnet_pl.data.workers import cores
 SIDE = 8
 """Pixels of a thumbnail's side."""
 
-PART = 16
-"""Photos that a thread reads at once."""
+FIRST, LIGHT = 8, 1e-3
+"""Photos whose reading is timed, and seconds for one below which several threads are slower than one.
+
+Most of that time is Python's, whose lock they would pass to each other.
+"""
 
 SIMILAR = 0.95
 """Correlation of two thumbnails from which their photos are held back together."""
@@ -51,9 +55,9 @@ def read_thumbnail(file: Path) -> tuple[np.ndarray, datetime | None] | None:
     """
     try:
         with decoding(), open_image(file) as image:
-            time = taken(image)
+            when = taken(image)
             image.draft("RGB", (4 * SIDE, 4 * SIDE))
-            return thumbnail(image.convert("RGB")), time
+            return thumbnail(image.convert("RGB")), when
     except (UnreadableImage, OSError):  # it is reported as unreadable when it is to be learned
         return None
 
@@ -94,9 +98,7 @@ def similar_groups(files: Sequence[Path]) -> np.ndarray:
     Returns:
         (n,) int, one number from 0 for each group; -1 for photos that cannot be read.
     """
-    parts = [files[i : i + PART] for i in range(0, len(files), PART)]
-    with ThreadPoolExecutor(cores(), "thumbnails") as pool:
-        looked = [one for part in pool.map(lambda part: list(map(read_thumbnail, part)), parts) for one in part]
+    looked = _read_all(files)
     readable = np.array([i for i, one in enumerate(looked) if one is not None], dtype=np.int64)
     groups = np.full(len(files), -1)
     if len(readable):
@@ -104,9 +106,19 @@ def similar_groups(files: Sequence[Path]) -> np.ndarray:
     return groups
 
 
+def _read_all(files: Sequence[Path]) -> list[tuple[np.ndarray, datetime | None] | None]:
+    """Read the thumbnails of photos: the first ones in this thread, the rest in several if they take long to decode."""
+    start = time.perf_counter()
+    looked = [read_thumbnail(file) for file in files[:FIRST]]
+    if time.perf_counter() - start < FIRST * LIGHT:
+        return looked + [read_thumbnail(file) for file in files[FIRST:]]
+    with ThreadPoolExecutor(cores(), "thumbnails") as pool:
+        return looked + list(pool.map(read_thumbnail, files[FIRST:]))
+
+
 def _joined(seen: list[tuple[np.ndarray, datetime | None]]) -> np.ndarray:
     joined = _similar(patterns([small for small, _ in seen]))
-    timed = sorted((time, i) for i, (_, time) in enumerate(seen) if time is not None)
+    timed = sorted((when, i) for i, (_, when) in enumerate(seen) if when is not None)
     joined += [(i, j) for (a, i), (b, j) in pairwise(timed) if (b - a).total_seconds() <= BURST]
     ends = np.array(joined, dtype=np.int64).reshape(-1, 2)
     graph = coo_array((np.ones(len(ends), dtype=bool), (ends[:, 0], ends[:, 1])), shape=(len(seen), len(seen)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic
@@ -21,6 +21,12 @@ from cifnet_pl.model.lesson import Lesson
 from cifnet_pl.model.trial import Score, Trial
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable
+
+SOLVED_TOGETHER = 2**22
+"""Numbers that a head holds, up to which the model and its trial are solved at the same time.
+
+Narrow matrices are solved by one thread each. Wide ones take all threads in any case, and too much memory for two.
+"""
 
 
 @dataclass(frozen=True)
@@ -150,8 +156,11 @@ def learn(
             raise DataError(
                 f"no photo of class '{printable(names[int(seen.argmin())])}' can be read: add some, or leave it out"
             )
+        scored = background.submit(trial.finish)
+        if sum(tensor.numel() for tensor in final.head.buffers()) > SOLVED_TOGETHER:
+            wait([scored])
         lesson.finish()
-        score = trial.finish()
+        score = scored.result()
     finally:
         background.shutdown(cancel_futures=True)
     score.near, score.learned = lesson.learned.near_copies()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -24,18 +24,31 @@ ONE_THREAD = 2048
 PREFIX = {np.dtype(np.float32): "s", np.dtype(np.float64): "d"}
 
 
-_limiting = threading.Lock()
-"""The limit is the process's: two threads must not restore it in turn."""
+class _OneThread:
+    """Limits the process's BLAS to one thread while any thread of Python is within :func:`_few_threads`."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._limit = _controller().limit(limits=1, user_api="blas")
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._limit.restore_original_limits()
 
 
-@contextmanager
-def _few_threads(width: int) -> Iterator[None]:
+_one_thread = _OneThread()
+
+
+def _few_threads(width: int) -> AbstractContextManager[None]:
     """Have one thread compute within the block, if matrices are narrow."""
-    if width > ONE_THREAD:
-        yield
-        return
-    with _limiting, _controller().limit(limits=1, user_api="blas"):
-        yield
+    return _one_thread if width <= ONE_THREAD else nullcontext()
 
 
 @cache

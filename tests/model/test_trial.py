@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from cifnet_pl.model import extend
 from cifnet_pl.model import trial as trial_module
 from cifnet_pl.model.class_photos import ClassPhotos
 from cifnet_pl.model.lesson import Lesson
-from cifnet_pl.model.trial import Trial
+from cifnet_pl.model.trial import Score, Trial
 from tests.command_line import make_photos
 from tests.models import learned, tensors_equal
 
@@ -90,3 +91,28 @@ def test_it_learns_what_a_lesson_of_the_other_photos_does_and_changes_no_model(t
     z = torch.randn(20, model.head.in_features, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(lesson.model.head(z), trial.model.head(z), rtol=1e-9, atol=1e-12)
     assert tensors_equal(model.tensors(), before)
+
+
+def test_wide_heads_and_their_trial_are_solved_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """They need much memory; the results are the same bits."""
+    photos = ClassPhotos.find(str(make_photos(tmp_path, ["gnu", "hen"], 20)), "--images")
+    together, score = extend.learn(learned("ridge"), photos)
+    order: list[str] = []
+    finish_lesson, finish_trial = Lesson.finish, Trial.finish
+
+    def lesson_begins(lesson: Lesson) -> None:
+        order.append("lesson begins")
+        finish_lesson(lesson)
+
+    def trial_ends(trial: Trial) -> Score:
+        result = finish_trial(trial)
+        order.append("trial ends")
+        return result
+
+    monkeypatch.setattr(Lesson, "finish", lesson_begins)
+    monkeypatch.setattr(Trial, "finish", trial_ends)
+    monkeypatch.setattr(extend, "SOLVED_TOGETHER", 0)
+    model, other = extend.learn(learned("ridge"), photos)
+    assert order == ["lesson begins", "trial ends", "lesson begins"]
+    assert tensors_equal(model.tensors(), together.tensors())
+    assert (other.right, other.total) == (score.right, score.total)
