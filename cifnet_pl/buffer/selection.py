@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cifnet_pl.utilities.blas_threads import one_thread
+
 
 def mix_keys(keys: Tensor, seed: int) -> Tensor:
     """Hash sample keys with a seed (SplitMix64's finaliser); uniform, and the same on every machine.
@@ -93,7 +95,8 @@ def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
         return select_centroid(z, keys, seed, quota)
     points = z.double().cpu()
     clusters = min(quota, len(torch.unique(points, dim=0)))
-    model = KMeans(n_clusters=clusters, n_init=1, random_state=seed).fit(points.numpy())
+    with one_thread:
+        model = KMeans(n_clusters=clusters, n_init=1, random_state=seed).fit(points.numpy())
     label = torch.from_numpy(model.labels_).long()
     centres = torch.from_numpy(model.cluster_centers_)
     size = torch.bincount(label, minlength=clusters)

@@ -29,7 +29,7 @@ BATCHES_AHEAD = 2
 """Batches that are being decoded while one is being embedded."""
 
 PART = 4
-"""Photos that a thread decodes at once."""
+"""Photos that a thread decodes at once, if there are enough for all threads."""
 
 
 class PhotoBatch(NamedTuple):
@@ -159,9 +159,10 @@ def squares(files: Iterable[Photo], size: int, crop_ratio: float) -> Iterator[Ph
         while True:
             while len(waiting) <= BATCHES_AHEAD and (batch := tuple(islice(remaining, count))):
                 pixels = np.empty((len(batch), size, size, 3), dtype=np.uint8)
+                part = max(1, min(PART, len(batch) // cores()))
                 parts = [
-                    pool.submit(_read, batch[i : i + PART], pixels[i : i + PART], crop_ratio)
-                    for i in range(0, len(batch), PART)
+                    pool.submit(_read, batch[i : i + part], pixels[i : i + part], crop_ratio)
+                    for i in range(0, len(batch), part)
                 ]
                 waiting.append((batch, pixels, parts))
             if not waiting:

@@ -8,9 +8,10 @@ the score.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -28,11 +29,17 @@ from cifnet_pl.data.workers import cores
 SIDE = 8
 """Pixels of a thumbnail's side."""
 
-FIRST, LIGHT = 8, 1e-3
-"""Photos whose reading is timed, and seconds for one below which several threads are slower than one.
+PART, FIRST = 64, 8
+"""Photos that are read together, and how many of them are timed first."""
+
+LIGHT = 1e-3
+"""Seconds of reading a photo below which several threads are slower than one.
 
 Most of that time is Python's, whose lock they would pass to each other.
 """
+
+NEVER = threading.Event()
+"""The default of who can stop the reading: nobody."""
 
 SIMILAR = 0.95
 """Correlation of two thumbnails from which their photos are held back together."""
@@ -89,16 +96,24 @@ def patterns(thumbnails: Sequence[np.ndarray]) -> np.ndarray:
     return np.where(length > SIDE, pixels / np.maximum(length, SIDE), np.float32(0))
 
 
-def similar_groups(files: Sequence[Path]) -> np.ndarray:
+def similar_groups(files: Sequence[Path], stop: threading.Event = NEVER) -> np.ndarray:
     """Join photos of a class that look alike, and those of one burst.
 
     Args:
         files: the photos of one class.
+        stop: set by another thread, ends the reading.
 
     Returns:
         (n,) int, one number from 0 for each group; -1 for photos that cannot be read.
+
+    Raises:
+        CancelledError: ``stop`` was set.
     """
-    looked = _read_all(files)
+    looked = []
+    for start in range(0, len(files), PART):
+        if stop.is_set():
+            raise CancelledError
+        looked += _read(files[start : start + PART])
     readable = np.array([i for i, one in enumerate(looked) if one is not None], dtype=np.int64)
     groups = np.full(len(files), -1)
     if len(readable):
@@ -106,7 +121,7 @@ def similar_groups(files: Sequence[Path]) -> np.ndarray:
     return groups
 
 
-def _read_all(files: Sequence[Path]) -> list[tuple[np.ndarray, datetime | None] | None]:
+def _read(files: Sequence[Path]) -> list[tuple[np.ndarray, datetime | None] | None]:
     """Read the thumbnails of photos: the first ones in this thread, the rest in several if they take long to decode."""
     start = time.perf_counter()
     looked = [read_thumbnail(file) for file in files[:FIRST]]
@@ -134,7 +149,9 @@ def _similar(seen: np.ndarray, block: int = 1024) -> list[tuple[int, int]]:
     return pairs
 
 
-def held_back_together(names: Sequence[str], files: Sequence[Path], fraction: float, seed: int) -> np.ndarray:
+def held_back_together(
+    names: Sequence[str], files: Sequence[Path], fraction: float, seed: int, stop: threading.Event = NEVER
+) -> np.ndarray:
     """Choose the photos of one class that are for validation, with photos that look alike all on the same side.
 
     Without photos that look alike this equals :func:`held_back`. Groups are taken in the order of the seeded hashes of
@@ -146,12 +163,16 @@ def held_back_together(names: Sequence[str], files: Sequence[Path], fraction: fl
         files: the photos with these names.
         fraction: share to hold back.
         seed: of the choice.
+        stop: as for :func:`similar_groups`.
 
     Returns:
         (n,) bool.
+
+    Raises:
+        CancelledError: ``stop`` was set.
     """
     single = held_back(names, fraction, seed)
-    groups = similar_groups(files)
+    groups = similar_groups(files, stop)
     sizes = np.bincount(groups[groups >= 0], minlength=1)
     if sizes.max() <= 1:
         return single

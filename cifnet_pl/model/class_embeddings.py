@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,12 +56,13 @@ class ClassEmbeddings(ClassPhotos):
         names = [self.class_names[i] for i in positions]
         return ClassEmbeddings(names, files, None if self.hashes is None else self.hashes[kept])
 
-    def held_back(self, rows: np.ndarray, share: float) -> np.ndarray:
+    def held_back(self, rows: np.ndarray, share: float, stop: threading.Event) -> np.ndarray:
         """Choose the samples of one class that are scored first, by a hash of their names.
 
         Args:
             rows: (n,) positions of the class's samples.
             share: of them.
+            stop: not used, as this takes no time.
 
         Returns:
             (n,) bool.

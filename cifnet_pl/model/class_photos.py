@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -81,18 +82,22 @@ class ClassPhotos:
         """Return the same photos with their content hashes (n,)."""
         return replace(self, hashes=hashes_of(self.files.content, range(len(self.files))))
 
-    def held_back(self, rows: np.ndarray, share: float) -> np.ndarray:
+    def held_back(self, rows: np.ndarray, share: float, stop: threading.Event) -> np.ndarray:
         """Choose the photos of one class that are scored first; those that look alike are on the same side.
 
         Args:
             rows: (n,) positions of the class's photos.
             share: of them, never all.
+            stop: set by another thread, ends the reading of the photos.
 
         Returns:
             (n,) bool.
+
+        Raises:
+            CancelledError: ``stop`` was set.
         """
         names = [self.files.names[i] for i in rows]
-        return held_back_together(names, [self.files.root / name for name in names], share, 0)
+        return held_back_together(names, [self.files.root / name for name in names], share, 0, stop)
 
     def embedded(
         self, model: IncrementalClassifier, title: str, unreadable: list[Unreadable], progress: bool = False

@@ -22,10 +22,11 @@ from cifnet_pl.model.trial import Score, Trial
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable
 
-SOLVED_TOGETHER = 2**22
-"""Numbers that a head holds, up to which the model and its trial are solved at the same time.
+SOLVED_TOGETHER = 2**21
+"""Numbers that a head holds, up to which the model and its trial are solved at the same time on a CPU.
 
-Narrow matrices are solved by one thread each. Wide ones take all threads in any case, and too much memory for two.
+Sums of 2000 features are that many. Up to there a matrix is solved by one thread; wider ones take all threads in any
+case, and too much memory for two.
 """
 
 
@@ -146,8 +147,8 @@ def learn(
     final, seen = old.clone(), np.zeros(len(names), dtype=bool)
     lesson = Lesson(final, photos, np.bincount(labels, minlength=len(names)).tolist())
     background = ThreadPoolExecutor(1, "trial")
+    trial = Trial(old, photos, background)
     try:
-        trial = Trial(old, photos, background)
         for rows, z in photos.embedded(old, "learning", [] if unreadable is None else unreadable, progress):
             lesson.observe(rows, z)
             trial.observe(rows, z)
@@ -157,11 +158,12 @@ def learn(
                 f"no photo of class '{printable(names[int(seen.argmin())])}' can be read: add some, or leave it out"
             )
         scored = background.submit(trial.finish)
-        if sum(tensor.numel() for tensor in final.head.buffers()) > SOLVED_TOGETHER:
+        if final.device.type != "cpu" or sum(held.numel() for held in final.head.buffers()) > SOLVED_TOGETHER:
             wait([scored])
         lesson.finish()
         score = scored.result()
     finally:
+        trial.stop()
         background.shutdown(cancel_futures=True)
     score.near, score.learned = lesson.learned.near_copies()
     score.capped = at_cap(final.head.choices())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -84,10 +85,15 @@ class Trial:
         self.model.calibrated = False  # it only predicts: no temperature is fitted again
         self.model.head.temperature.fill_(1)
         by_class = [rows for rows in photos.files.rows_of.values() if len(rows) > 1]
-        self._split = [(rows, background.submit(photos.held_back, rows, HELD_BACK)) for rows in by_class]
+        self._stop = threading.Event()
+        self._split = [(rows, background.submit(photos.held_back, rows, HELD_BACK, self._stop)) for rows in by_class]
         self._waiting: list[tuple[np.ndarray, Tensor]] = []
         self._aside: list[tuple[np.ndarray, Tensor]] = []
         self._learned = np.zeros(len(photos.class_names), dtype=bool)
+
+    def stop(self) -> None:
+        """End what takes place in the background, if it has not ended: nobody wants to know any more."""
+        self._stop.set()
 
     def observe(self, rows: np.ndarray, z: Tensor) -> None:
         """Take in the embeddings (n, d) of photos ``rows`` (n,)."""
@@ -108,7 +114,7 @@ class Trial:
 
     @cached_property
     def _held(self) -> np.ndarray:
-        """The photos that are held back: (n,) bool; waits until all are known."""
+        """The photos that are held back: (n,) bool; waits until all are known, and raises what finding them raised."""
         held = np.zeros(len(self.photos.files), dtype=bool)
         for rows, part in self._split:
             held[rows] = part.result()

@@ -8,7 +8,6 @@ where other programs use the cores, too, that takes ten to twenty times as long.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -16,7 +15,8 @@ from typing import Any
 
 import numpy as np
 from scipy.linalg import cython_lapack
-from threadpoolctl import ThreadpoolController
+
+from cifnet_pl.utilities.blas_threads import one_thread
 
 ONE_THREAD = 2048
 """Width of a matrix up to which one thread computes: 1280 takes it 0.2 s."""
@@ -24,37 +24,9 @@ ONE_THREAD = 2048
 PREFIX = {np.dtype(np.float32): "s", np.dtype(np.float64): "d"}
 
 
-class _OneThread:
-    """Limits the process's BLAS to one thread while any thread of Python is within :func:`_few_threads`."""
-
-    def __init__(self) -> None:
-        self._lock, self._inside = threading.Lock(), 0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                self._limit = _controller().limit(limits=1, user_api="blas")
-            self._inside += 1
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._limit.restore_original_limits()
-
-
-_one_thread = _OneThread()
-
-
 def _few_threads(width: int) -> AbstractContextManager[None]:
     """Have one thread compute within the block, if matrices are narrow."""
-    return _one_thread if width <= ONE_THREAD else nullcontext()
-
-
-@cache
-def _controller() -> ThreadpoolController:
-    """Return the libraries of this process, among them scipy's BLAS; looking for them takes 20 ms."""
-    return ThreadpoolController()
+    return one_thread if width <= ONE_THREAD else nullcontext()
 
 
 @cache

@@ -1,6 +1,7 @@
 """Extending a model: the same numbers as one run that learned everything, scores before it learns, clear refusals."""
 
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -167,7 +168,7 @@ def held_back(photos: ClassPhotos) -> np.ndarray:
     """The fifth of each class that is scored first: (n,) bool."""
     held = np.zeros(len(photos.files), dtype=bool)
     for rows in photos.files.rows_of.values():
-        held[rows] = photos.held_back(rows, HELD_BACK)
+        held[rows] = photos.held_back(rows, HELD_BACK, threading.Event())
     return held
 
 

@@ -1,6 +1,9 @@
 """Photos that look alike are held back together, unless none would be left; others as if they were not looked at."""
 
 import io
+import math
+import threading
+from concurrent.futures import CancelledError
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cifnet_pl.data import similar_photos
 from cifnet_pl.data.image_sets import SourceOptions, held_back
 from cifnet_pl.data.similar_photos import held_back_together, read_thumbnail, similar_groups
 from cifnet_pl.data.sources import build_source
@@ -54,6 +58,32 @@ def test_what_is_even_stands_alone_and_what_cannot_be_read_in_no_group(tmp_path:
         Image.new("RGB", (40, 30), "white").save(tmp_path / f"{name}.png")
     assert read_thumbnail(tmp_path / "a.jpg") is None
     assert similar_groups(sorted(tmp_path.iterdir())).tolist() == [-1, 0, 1]
+
+
+@pytest.mark.parametrize("light", [0.0, math.inf])
+def test_threads_change_no_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, light: float):
+    """Photos are read by several threads if the first ones take long, and otherwise by one."""
+    threads = set()
+
+    def read(file: Path):
+        threads.add(threading.get_ident())
+        return read_thumbnail(file)
+
+    monkeypatch.setattr(similar_photos, "LIGHT", light)
+    monkeypatch.setattr(similar_photos, "read_thumbnail", read)
+    files = shelf(tmp_path, 25, 3)
+    (tmp_path / "5-1.jpg").write_bytes(b"")
+    groups = similar_groups(files)
+    assert groups[16] == -1
+    assert np.delete(groups, 16).tolist() == np.delete(np.arange(75) // 3, 16).tolist()
+    assert (threads == {threading.get_ident()}) == (light == math.inf)
+
+
+def test_reading_can_be_stopped(tmp_path: Path):
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(CancelledError):
+        held_back_together(["a"], [tmp_path / "a.jpg"], 0.2, 0, stop)
 
 
 def test_a_folder_is_divided_in_whole_groups(tmp_path: Path):

@@ -1,6 +1,8 @@
 """The trial learns the same, whenever it becomes known which photos are held back."""
 
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from cifnet_pl.data import similar_photos
 from cifnet_pl.model import extend
 from cifnet_pl.model import trial as trial_module
 from cifnet_pl.model.class_photos import ClassPhotos
@@ -47,9 +50,9 @@ def observed(photos: ClassPhotos, known_after: int) -> tuple[Trial, list[int]]:
     background, waiting = Late(), []
     model = learned("ridge")
     trial = Trial(model, photos, background)
-    for i, (rows, z) in enumerate(photos.embedded(model, "", [])):
+    for rows, z in photos.embedded(model, "", []):
         for part in np.array_split(np.arange(len(rows)), 4):
-            if i * 4 + len(waiting) == known_after:
+            if len(waiting) == known_after:
                 background.run()
             trial.observe(rows[part], z[torch.from_numpy(part)])
             waiting.append(len(trial._waiting))
@@ -82,7 +85,7 @@ def test_it_learns_what_a_lesson_of_the_other_photos_does_and_changes_no_model(t
     trial.finish()
     kept = np.ones(len(photos.files), dtype=bool)
     for rows in photos.files.rows_of.values():
-        kept[rows] = ~photos.held_back(rows, trial_module.HELD_BACK)
+        kept[rows] = ~photos.held_back(rows, trial_module.HELD_BACK, threading.Event())
     assert kept.sum() == 32
     lesson = Lesson(model.clone(), photos, [16, 16])
     for rows, z in photos.embedded(model, "", []):
@@ -116,3 +119,27 @@ def test_wide_heads_and_their_trial_are_solved_one_after_the_other(tmp_path: Pat
     assert order == ["lesson begins", "trial ends", "lesson begins"]
     assert tensors_equal(model.tensors(), together.tensors())
     assert (other.right, other.total) == (score.right, score.total)
+
+
+def test_an_error_ends_what_takes_place_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whoever stops the program need not wait until all photos of a large class are read."""
+    photos = ClassPhotos.find(str(make_photos(tmp_path, ["gnu", "hen"], 40)), "--images")
+    begun, parts = threading.Event(), []
+
+    def read(files: Sequence[Path]) -> list[None]:
+        parts.append(len(files))
+        begun.set()
+        time.sleep(0.1)
+        return [None] * len(files)
+
+    def embedded(*arguments: object) -> None:
+        begun.wait(60)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(similar_photos, "PART", 1)
+    monkeypatch.setattr(similar_photos, "_read", read)
+    monkeypatch.setattr(ClassPhotos, "embedded", embedded)
+    with pytest.raises(KeyboardInterrupt):
+        extend.learn(learned("ridge"), photos)
+    assert 1 <= len(parts) < 40
+    assert "trial_0" not in [thread.name for thread in threading.enumerate()]

@@ -213,7 +213,8 @@ export async function changed(text = "") {
   try {
     await showModel();
   } catch (error) {
-    throw new Error(`${text} The page could not be refreshed: ${error.message}`.trim());
+    say(`${text} The page could not be refreshed: ${error.message}`.trim());
+    return;
   }
-  say(text, true);
+  if (text) say(text, true);
 }

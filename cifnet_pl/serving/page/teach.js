@@ -54,14 +54,14 @@ async function teach(dryRun) {
   const bar = $("teach-progress");
   $("lesson").replaceChildren();
   $("teach-job").hidden = false;
+  let job;
   try {
     $("teach-stage").textContent = "Sending…";
-    const job = await finished(await send(`/extend?wait=false&dry_run=${dryRun}`, form, (share) => { bar.value = share; }), (now) => {
+    job = await finished(await send(`/extend?wait=false&dry_run=${dryRun}`, form, (share) => { bar.value = share; }), (now) => {
       $("teach-stage").textContent = now.place ? `Waiting: ${now.place} changes come first.` : `Learning: ${now.done} of ${now.total ?? "…"} photos`;
       if (now.total) bar.value = now.done / now.total;
       else bar.removeAttribute("value");
     });
-    showLesson(job.lesson);
   } finally {
     $("teach-job").hidden = true;
   }
@@ -70,6 +70,7 @@ async function teach(dryRun) {
     $("teach-name").value = ""; // the next photos may be of another class
     await changed();
   }
+  showLesson(job.lesson);
 }
 
 function take(files) {
