@@ -2,10 +2,12 @@
 
 import { $, action, changed, finished, get, isReadOnly, make, named, post, request, save, say, table } from "./page.js";
 
-async function change(path, content) {
+/** Ask for a change; `done` is called before the page shows it, when what was typed for it is no longer needed. */
+async function change(path, content, done = () => {}) {
   const job = await finished(await post(`${path}?wait=false`, content), (now) => {
     if (now.place) say(`Waiting: ${now.place} changes come first.`, true);
   });
+  done();
   const text = job.changed.says;
   await changed(`${text[0].toUpperCase()}${text.slice(1)}. Version ${job.changed.version} is served.`);
 }
@@ -80,8 +82,7 @@ export function start() {
   action($("change-form"), "submit", async () => {
     const name = $("change-new").value.trim();
     if (!name) throw new Error("Give the new name.");
-    await change("/rename", { old: $("change-old").value, new: name });
-    $("change-new").value = "";
+    await change("/rename", { old: $("change-old").value, new: name }, () => { $("change-new").value = ""; });
   });
   action($("forget"), "click", async () => {
     const name = $("change-old").value;
