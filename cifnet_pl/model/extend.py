@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic
@@ -23,10 +23,9 @@ from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable
 
 SOLVED_TOGETHER = 2**21
-"""Numbers that a head holds, up to which the model and its trial are solved at the same time on a CPU.
+"""Numbers that a head holds, up to which a model and its trial are solved at the same time: sums of 2000 features.
 
-Sums of 2000 features are that many. Up to there a matrix is solved by one thread; wider ones take all threads in any
-case, and too much memory for two.
+Up to there a matrix is solved by one thread. Wider ones take all threads, and too much memory for two of them.
 """
 
 
@@ -157,14 +156,21 @@ def learn(
             raise DataError(
                 f"no photo of class '{printable(names[int(seen.argmin())])}' can be read: add some, or leave it out"
             )
-        scored = background.submit(trial.finish)
-        if final.device.type != "cpu" or sum(held.numel() for held in final.head.buffers()) > SOLVED_TOGETHER:
-            wait([scored])
-        lesson.finish()
-        score = scored.result()
+        if _solved_together(final):
+            scoring = background.submit(trial.finish)
+            lesson.finish()
+            score = scoring.result()
+        else:
+            lesson.finish()
+            score = trial.finish()
     finally:
         trial.stop()
         background.shutdown(cancel_futures=True)
     score.near, score.learned = lesson.learned.near_copies()
     score.capped = at_cap(final.head.choices())
     return final, score
+
+
+def _solved_together(model: IncrementalClassifier) -> bool:
+    """Return whether two threads solve a model and its trial; threads of Python share one stream of a GPU."""
+    return model.device.type == "cpu" and sum(held.numel() for held in model.head.buffers()) <= SOLVED_TOGETHER
