@@ -39,7 +39,7 @@ Most of that time is Python's, whose lock they would pass to each other.
 """
 
 NEVER = threading.Event()
-"""The default of who can stop the reading: nobody."""
+"""An event that is never set: the reading cannot be stopped."""
 
 SIMILAR = 0.95
 """Correlation of two thumbnails from which their photos are held back together."""

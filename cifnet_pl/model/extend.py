@@ -172,5 +172,5 @@ def learn(
 
 
 def _solved_together(model: IncrementalClassifier) -> bool:
-    """Return whether two threads solve a model and its trial; threads of Python share one stream of a GPU."""
+    """Return whether two threads solve a model and its trial, which they do for narrow ones on a CPU."""
     return model.device.type == "cpu" and sum(held.numel() for held in model.head.buffers()) <= SOLVED_TOGETHER

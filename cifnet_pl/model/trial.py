@@ -92,7 +92,7 @@ class Trial:
         self._learned = np.zeros(len(photos.class_names), dtype=bool)
 
     def stop(self) -> None:
-        """End what takes place in the background, if it has not ended: nobody wants to know any more."""
+        """End the search for the photos that are held back, if it still goes on."""
         self._stop.set()
 
     def observe(self, rows: np.ndarray, z: Tensor) -> None:

@@ -11,8 +11,8 @@ from threadpoolctl import ThreadpoolController
 class OneThread:
     """Limits BLAS to one thread while any thread of Python is within the block.
 
-    The limit is the process's. Whoever changes it alone puts back what it was when he came, which may be the limit of
-    another one: everything that limits BLAS, as scikit-learn's k-means does, has to be within such a block.
+    The limit is the process's. Code that sets it restores the number that it found, which may be the limit of another
+    thread. So all code that limits BLAS, such as scikit-learn's k-means, has to run within this block.
     """
 
     def __init__(self) -> None:

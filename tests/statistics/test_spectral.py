@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 from scipy.linalg import get_lapack_funcs
-from threadpoolctl import threadpool_info, threadpool_limits
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from cifnet_pl.statistics import lapack
 from cifnet_pl.statistics.spectral import FACTORED_FROM, spectrum
 from cifnet_pl.utilities.errors import CifnetError
+from tests.utilities.test_blas_threads import blas_threads
 
 WIDTHS = [1, 2, FACTORED_FROM - 1, FACTORED_FROM, 200]
 
@@ -105,11 +106,8 @@ def test_narrow_matrices_are_left_to_one_thread(monkeypatch: pytest.MonkeyPatch)
     """Several would wait for each other after every column; how many there are elsewhere stays as it was."""
     computed: list[set[int]] = []
 
-    def threads() -> set[int]:
-        return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
-
     def call(name: str, *arguments: object) -> int:
-        computed.append(threads())
+        computed.append(blas_threads())
         return routines(name, *arguments)
 
     routines = lapack._call
@@ -120,7 +118,7 @@ def test_narrow_matrices_are_left_to_one_thread(monkeypatch: pytest.MonkeyPatch)
         assert computed[1:] == [{1}, {1}]  # the first call asks for the size of the work space
         monkeypatch.setattr(lapack, "ONE_THREAD", 7)
         lapack.stevd(diagonal, below)
-        assert computed[-1] == threads() == {2}
+        assert computed[-1] == blas_threads() == {2}
 
 
 def test_narrow_matrices_of_several_threads_are_computed_at_once() -> None:
