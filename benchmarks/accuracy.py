@@ -20,7 +20,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from benchmarks.embeddings import BACKBONE, Photos, learn, mean_eigenvalue, read_photos, seen, study_parser
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, RidgeHead
-from cifnet_pl.heads.calibration import calibrate, fit_temperature
+from cifnet_pl.heads.confidence import calibrate, fit_temperature
 
 ORDERS, PER_TASK, PENALTIES = (1, 2, 3), 10, (0.003, 0.01, 0.03, 0.1)
 SHARE, STEP = 0.1, 10**0.5

@@ -34,7 +34,7 @@ def write_embeddings(path: Path, photos: int) -> None:
 
 def judge(path: Path) -> None:
     """Audit a file of embeddings, and say how much memory there was before."""
-    from cifnet_pl.cli.process_settings import keep_freed_memory
+    from cifnet_pl.cli.terminal import keep_freed_memory
     from cifnet_pl.model.audit import audit, learning_curve
 
     keep_freed_memory()  # as the command line does

@@ -23,10 +23,9 @@ from benchmarks.engines import fit
 from benchmarks.fit_overhead import CPU, Setup, write_photos
 from benchmarks.measure import Row, ratio, seconds, spread
 from cifnet_pl.backbones.onnx_runtime import Runtime
-from cifnet_pl.data.image_sets import SourceOptions
-from cifnet_pl.data.loading import ImageLoader, SquareDataset, shard_batches
+from cifnet_pl.data.loading import ImageLoader, SquareDataset, cores, shard_batches
+from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.data.workers import cores
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 
 ROUNDS = {128: 4, 224: 2}

@@ -12,7 +12,7 @@ from torchvision.models import resnet18
 
 from benchmarks.measure import Row, ratio, seconds, spread
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.image_sets import ArraySet, Source, SourceOptions
+from cifnet_pl.data.sets import ArraySet, Source, SourceOptions
 from cifnet_pl.data.sources import SOURCES
 
 CLASSES, PER_CLASS, VAL_PER_CLASS, SIDE, EMBEDDED_SIDE, REPEATS = 100, 500, 20, 32, 96, 3

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.embeddings import BACKBONE, Photos, learn, read_photos, study_parser
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.transforms import TRANSFORMS, joined, sqrt_l2
+from cifnet_pl.heads.ridge import TRANSFORMS, joined, sqrt_l2
 
 RANDOM = 1024
 

@@ -23,7 +23,8 @@ from benchmarks.embeddings import Photos, accuracy, read_photos, study_parser
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import CIFNetHead, Head, RidgeHead
 from cifnet_pl.model.metrics import average_accuracy
-from cifnet_pl.statistics import GCV_GRID, gcv, gcv_ridge
+from cifnet_pl.statistics import GCV_GRID, gcv_ridge
+from cifnet_pl.statistics import ridge as gcv
 
 FEW, SHARES, NOISE, BURST = ((12, 5), (12, 10), (12, 25)), (0.01, 0.05, 0.2, 1.0), 0.05, 9
 KINDS = ("exact, known", "exact", "near", "bursts")

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone, build_backbone
-from cifnet_pl.backbones.precision import FLOAT32, autocast
+from cifnet_pl.backbones.engines import FLOAT32, autocast
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.cli.process_settings import keep_freed_memory
+from cifnet_pl.cli.terminal import keep_freed_memory
 from cifnet_pl.data.cache import EmbeddingCache, pipeline_key
-from cifnet_pl.data.image_sets import ImageSet, SourceOptions
 from cifnet_pl.data.loading import ImageLoader, SquareDataset
+from cifnet_pl.data.sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import ACILHead, Head
 

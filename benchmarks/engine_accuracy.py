@@ -21,12 +21,12 @@ from torch import Tensor
 from benchmarks.embeddings import BACKBONE, BATCH, Photos, accuracy, learn, study_parser
 from benchmarks.measure import ratio, side_by_side
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.backbones.exporter import exported
-from cifnet_pl.backbones.precision import FLOAT32, autocast
+from cifnet_pl.backbones.engines import FLOAT32, autocast
+from cifnet_pl.backbones.onnx_runtime import exported
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.cli.process_settings import keep_freed_memory
-from cifnet_pl.data.image_sets import ImageSet, SourceOptions
+from cifnet_pl.cli.terminal import keep_freed_memory
 from cifnet_pl.data.loading import ImageLoader, SquareDataset
+from cifnet_pl.data.sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import CIFNetHead, Head, RidgeHead
 

@@ -22,8 +22,8 @@ from PIL import Image
 
 from benchmarks.measure import Row, ratio, seconds, spread
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.image_sets import SourceOptions
 from cifnet_pl.data.loading import ImageBatch, ImageLoader, SquareDataset, shard_batches
+from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 

@@ -13,7 +13,7 @@ from copy import deepcopy
 import torch
 
 from benchmarks.measure import Row, ratio, seconds, side_by_side, spread
-from cifnet_pl.cli.process_settings import keep_freed_memory
+from cifnet_pl.cli.terminal import keep_freed_memory
 from cifnet_pl.heads import CIFNetHead, Head, RidgeHead
 from cifnet_pl.statistics import Sums, solve_ridge
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.embeddings import Photos, read_photos, study_parser
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.calibration import fit_temperature
+from cifnet_pl.heads.confidence import fit_temperature
 from cifnet_pl.model.audit import audit
 
 SHARE = 0.05

@@ -20,10 +20,10 @@ from PIL import Image, ImageEnhance
 
 from benchmarks.embeddings import BACKBONE, read_photos, study_parser
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.data.image_sets import FileSet, SourceOptions
-from cifnet_pl.data.images import square
-from cifnet_pl.data.similar_photos import SIMILAR, patterns, similar_groups, thumbnail
+from cifnet_pl.data.groups import SIMILAR, patterns, similar_groups, thumbnail
+from cifnet_pl.data.sets import FileSet, SourceOptions
 from cifnet_pl.data.sources import build_source
+from cifnet_pl.photos.photo import square
 from cifnet_pl.statistics import comparable, near_groups, near_limit
 
 PAIRS = {

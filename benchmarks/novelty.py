@@ -25,9 +25,16 @@ from torch import Tensor
 from benchmarks.embeddings import Photos, learn, read_photos
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, RidgeHead
-from cifnet_pl.heads.calibration import calibrate, near_copies
-from cifnet_pl.heads.conformal import AnswerSets, Reference, novelty_reference, photo_weights, set_scores
-from cifnet_pl.model.detection import detection
+from cifnet_pl.heads.confidence import (
+    AnswerSets,
+    Reference,
+    calibrate,
+    near_copies,
+    novelty_reference,
+    photo_weights,
+    set_scores,
+)
+from cifnet_pl.model.open_set import detection
 from cifnet_pl.statistics import ClassDistances
 
 SEEDS = (0, 1, 2, 3)

@@ -21,9 +21,9 @@ from torch import Tensor
 from benchmarks.embeddings import Photos, read_photos
 from benchmarks.novelty import show
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.calibration import fit_temperature
-from cifnet_pl.heads.transforms import TRANSFORMS
-from cifnet_pl.model.detection import detection
+from cifnet_pl.heads.confidence import fit_temperature
+from cifnet_pl.heads.ridge import TRANSFORMS
+from cifnet_pl.model.open_set import detection
 
 SEEDS, MOST = (0, 1), 2500
 SHARES = (0.0, 0.5, 1.0)

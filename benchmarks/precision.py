@@ -16,7 +16,7 @@ from benchmarks.accuracy import Make, interval
 from benchmarks.embeddings import BACKBONE, Photos, learn, read_photos, study_parser
 from benchmarks.measure import seconds
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.backbones.precision import PRECISIONS, REDUCED, autocast
+from cifnet_pl.backbones.engines import PRECISIONS, REDUCED, autocast
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 
 HEADS: dict[str, Make] = {"RidgeHead": RidgeHead, "CIFNetHead": partial(CIFNetHead, ridge=1.0)}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from cifnet_pl.data import CIFNetDataModule
     from cifnet_pl.learning.cifnet_module import CIFNetModule
     from cifnet_pl.model.classifier import Classifier
-    from cifnet_pl.model.loading import load
+    from cifnet_pl.model.store import load
     from cifnet_pl.utilities.errors import CifnetError
 
 __all__ = [
@@ -32,11 +32,11 @@ _HOME = {
     "CifnetError": "cifnet_pl.utilities.errors",
     "Classifier": "cifnet_pl.model.classifier",
     "build_backbone": "cifnet_pl.backbones",
-    "load": "cifnet_pl.model.loading",
+    "load": "cifnet_pl.model.store",
 }
 
 
-_MOVED = {"callbacks": "cifnet_pl.learning.callbacks", "iterative": "cifnet_pl.learning.iterative"}
+_MOVED = {"callbacks": "cifnet_pl.learning.callbacks", "iterative": "cifnet_pl.iterative"}
 """Packages by the names that configurations of earlier versions have for them."""
 
 

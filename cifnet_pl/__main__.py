@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from cifnet_pl.cli.exit_codes import DONE, exit_code
+from cifnet_pl.cli.terminal import DONE, exit_code
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -16,20 +16,19 @@ def main(args: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0 done, 1 the run failed, 2 wrong usage, 130 interrupted, 141 with output that nobody
-        reads (:mod:`cifnet_pl.cli.exit_codes`).
+        reads (:mod:`cifnet_pl.cli.terminal`).
     """
     return exit_code(lambda: _main(list(sys.argv[1:] if args is None else args)))
 
 
 def _main(arguments: list[str]) -> int:
-    from cifnet_pl.cli.process_settings import keep_freed_memory, show_news, wait_briefly
-    from cifnet_pl.cli.terminal import accept_all_characters
+    from cifnet_pl.cli.terminal import accept_all_characters, keep_freed_memory, show_news, wait_briefly
 
     accept_all_characters()
     keep_freed_memory()
     wait_briefly()
     show_news()
-    from cifnet_pl.cli import overview
+    from cifnet_pl.cli import terminal as overview
     from cifnet_pl.cli.commands import COMMANDS, run_command
     from cifnet_pl.utilities.errors import CifnetError
 

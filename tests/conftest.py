@@ -46,8 +46,8 @@ def blank_pictures(monkeypatch):
 
         return Figure(figsize=(0.1, 0.1))
 
-    monkeypatch.setattr("cifnet_pl.learning.callbacks.trajectory.draw_trajectory", blank)
-    monkeypatch.setattr("cifnet_pl.learning.confusion_figure.draw_confusion", blank)
+    monkeypatch.setattr("cifnet_pl.learning.callbacks.pictures.draw_trajectory", blank)
+    monkeypatch.setattr("cifnet_pl.learning.callbacks.pictures.draw_confusion", blank)
 
 
 def pytest_collection_finish() -> None:

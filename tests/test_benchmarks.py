@@ -25,7 +25,7 @@ from benchmarks import (
 from benchmarks.__main__ import BENCHMARKS, LETTERS, chosen, main
 from benchmarks.measure import Row
 from cifnet_pl.backbones import Backbone, build_backbone
-from cifnet_pl.backbones.precision import PRECISIONS
+from cifnet_pl.backbones.engines import PRECISIONS
 from tests.data.tree import class_tree
 from tests.report.synthetic import write_run
 from tests.serving.services import ThreadServer

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 from torch import Tensor
 
-from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.buffer.selection import mix_keys
+from cifnet_pl.buffer import CalibrationBuffer, mix_keys
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 
 Samples = tuple[Tensor, Tensor, Tensor]

@@ -12,7 +12,7 @@ import cifnet_pl
 from cifnet_pl import CalibrationBuffer
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.buffer.selection import STRATEGIES
+from cifnet_pl.buffer import STRATEGIES
 from cifnet_pl.model.classifier import Classifier
 from tests.command_line import BUFFER, FAST, checkpoint, fit, learned, make_photos, measurements
 from tests.simulated_device import There, simulated_device

@@ -4,8 +4,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.buffer.selection import STRATEGIES, select_centroid, select_herding, select_kmeans
+from cifnet_pl.buffer import STRATEGIES, CalibrationBuffer, select_centroid, select_herding, select_kmeans
 
 
 def embeddings(n: int = 60, d: int = 5, seed: int = 0) -> Tensor:

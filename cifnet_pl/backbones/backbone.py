@@ -9,10 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.backbones.engines import Wanted
-from cifnet_pl.backbones.exporter import Embedder
-from cifnet_pl.backbones.onnx_runtime import Runtime
-from cifnet_pl.backbones.precision import FLOAT32, REDUCED
+from cifnet_pl.backbones.engines import FLOAT32, REDUCED, Wanted
+from cifnet_pl.backbones.onnx_runtime import Embedder, Runtime
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.text import one_line
@@ -162,7 +160,7 @@ class Backbone(nn.Module):
 
         Args:
             device: type of the device, such as "cpu".
-            precision: one of :data:`~cifnet_pl.backbones.precision.PRECISIONS`.
+            precision: one of :data:`~cifnet_pl.backbones.engines.PRECISIONS`.
 
         Returns:
             "torch" or "onnxruntime".

@@ -123,7 +123,7 @@ def with_few_classes(args: Sequence[str]) -> list[str]:
     }
     if planned or options.get("source", "folder") != "folder":
         return list(args)
-    from cifnet_pl.data.image_sets import SourceOptions
+    from cifnet_pl.data.sets import SourceOptions
     from cifnet_pl.data.sources import build_source
 
     classes = len(build_source("folder", SourceOptions(Path(options["root"]))).class_names)

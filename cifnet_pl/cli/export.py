@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from cifnet_pl.backbones.precision import FLOAT32
+from cifnet_pl.backbones.engines import FLOAT32
 from cifnet_pl.model.bundle import refuse_existing
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.loading import load
+from cifnet_pl.model.store import load
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import exclusive, write_atomic, write_bytes, write_text
 from cifnet_pl.utilities.text import next_command, number_of, printable
 
 if TYPE_CHECKING:
-    from cifnet_pl.model.onnx import Check
+    from cifnet_pl.model.export import Check
 
 
 def export(
@@ -80,7 +80,7 @@ def _push(model: Classifier, place: str, kind: str, private: bool, overwrite: bo
 
 
 def _export_onnx(model: Classifier, target: Path, overwrite: bool) -> None:
-    from cifnet_pl.model.onnx import onnx_bytes
+    from cifnet_pl.model.export import onnx_bytes
 
     if target.is_dir():
         raise UsageError(f"{target} is a folder, expected a file for the ONNX graph, e.g. --output {target}/model.onnx")
@@ -93,8 +93,7 @@ def _export_onnx(model: Classifier, target: Path, overwrite: bool) -> None:
 
 def _export_triton(model: Classifier, target: Path, overwrite: bool) -> None:
     """Write ``1/model.onnx`` and ``labels.txt``, and ``config.pbtxt`` last."""
-    from cifnet_pl.model.onnx import onnx_bytes
-    from cifnet_pl.model.triton import triton_config
+    from cifnet_pl.model.export import onnx_bytes, triton_config
 
     name = target.resolve().name
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):

@@ -9,7 +9,7 @@ from typing import Literal
 from cifnet_pl.backbones.engines import EngineChoice
 from cifnet_pl.model.bundle import refuse_existing
 from cifnet_pl.model.class_photos import Unreadable
-from cifnet_pl.model.loading import load
+from cifnet_pl.model.store import load
 from cifnet_pl.utilities.files import exclusive
 from cifnet_pl.utilities.text import next_command, number_of, printable
 

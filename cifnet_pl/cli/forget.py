@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cifnet_pl.backbones.engines import EngineChoice
-from cifnet_pl.backbones.precision import FLOAT32
+from cifnet_pl.backbones.engines import FLOAT32, EngineChoice
 from cifnet_pl.cli.extend import warn
-from cifnet_pl.data.image_sets import place
+from cifnet_pl.data.sets import place
 from cifnet_pl.model.bundle import refuse_existing
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.forget import Forgetting
-from cifnet_pl.model.loading import load
-from cifnet_pl.model.retraining_comparison import distance_to_retrained
+from cifnet_pl.model.forget import Forgetting, distance_to_retrained
+from cifnet_pl.model.store import load
 from cifnet_pl.utilities.files import exclusive
 from cifnet_pl.utilities.text import is_or_are, number_of, printable
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from cifnet_pl.model.bundle import is_bundle, read_versions
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.description import Event
-from cifnet_pl.model.loading import load
+from cifnet_pl.model.store import load
 from cifnet_pl.utilities.text import number_of, printable
 
 

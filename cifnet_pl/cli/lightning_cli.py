@@ -17,13 +17,12 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
-from cifnet_pl.backbones.precision import check_precision
+from cifnet_pl.backbones.engines import check_precision
 from cifnet_pl.cli.commands import RUNS
 from cifnet_pl.cli.configs import with_few_classes, with_named_configs, with_recommended
-from cifnet_pl.cli.lightning_messages import quieten
 from cifnet_pl.cli.option_errors import OneSentence, buried_error
 from cifnet_pl.cli.parsing import DEFAULT_HEAD, choose_backbone, with_clean_heads
-from cifnet_pl.cli.run_errors import explained
+from cifnet_pl.cli.terminal import explained, quieten
 from cifnet_pl.data import CIFNetDataModule
 from cifnet_pl.learning.callbacks import (
     EnergyMonitor,
@@ -37,9 +36,8 @@ from cifnet_pl.learning.callbacks.screen import Words
 from cifnet_pl.learning.strategy import check_number, check_strategy, leaving_the_group, register_strategy
 from cifnet_pl.utilities import run_folders as runs
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.files import exclusive, write_text
+from cifnet_pl.utilities.files import exclusive, is_first_process, write_text
 from cifnet_pl.utilities.plugins import find_in_current_folder
-from cifnet_pl.utilities.processes import is_first_process
 from cifnet_pl.utilities.text import first_line
 
 LOG_FOLDER = "lightning_logs"
@@ -57,7 +55,7 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "callbacks": None,
 }
 SHORT_PRECISIONS = ("32", "bf16", "16")
-"""Lightning's other names for the precisions of :mod:`cifnet_pl.backbones.precision`."""
+"""Lightning's other names for the precisions of :mod:`cifnet_pl.backbones.engines`."""
 
 
 class CLIParser(OneSentence, LightningArgumentParser):

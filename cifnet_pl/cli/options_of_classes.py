@@ -8,7 +8,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-SHORT_NAMES = ("cifnet_pl", "cifnet_pl.heads", "cifnet_pl.data.streams", "cifnet_pl.learning.iterative")
+SHORT_NAMES = ("cifnet_pl", "cifnet_pl.heads", "cifnet_pl.data.streams", "cifnet_pl.iterative")
 """Modules in which a class without a module is looked up, as the command line does."""
 
 OPEN = ("trainer", "energy", "checkpoint")

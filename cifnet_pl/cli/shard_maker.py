@@ -13,8 +13,7 @@ import torch
 
 from cifnet_pl.cli.option_errors import OneSentence, buried_error
 from cifnet_pl.cli.parsing import choose_backbone, with_clean_heads
-from cifnet_pl.model.partial_sums import ENDING, read_sums, write_sums
-from cifnet_pl.model.shards import Shard, ShardLearner
+from cifnet_pl.model.sums import ENDING, Shard, ShardLearner, read_sums, write_sums
 from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.files import exclusive
 from cifnet_pl.utilities.plugins import find_in_current_folder

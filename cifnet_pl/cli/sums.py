@@ -8,7 +8,7 @@ from typing import Literal
 
 from cifnet_pl.cli.drivers import DRIVERS, Job
 from cifnet_pl.cli.shard_maker import make
-from cifnet_pl.model.shards import Shard
+from cifnet_pl.model.sums import Shard
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 
 

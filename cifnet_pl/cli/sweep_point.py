@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.sweep_locks import running
+from cifnet_pl.cli.sweep_plan import running
 
 
 def run(config: Path) -> int:

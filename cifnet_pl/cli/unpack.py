@@ -6,13 +6,12 @@ from pathlib import Path
 
 from PIL import Image
 
-from cifnet_pl.data.image_sets import ImageSet, SourceOptions, expanded
+from cifnet_pl.data.sets import ImageSet, SourceOptions, expanded
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.model.description import class_names
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.files import new_folder
-from cifnet_pl.utilities.progress import counted
-from cifnet_pl.utilities.text import number_of
+from cifnet_pl.utilities.text import counted, number_of
 
 
 def unpack(

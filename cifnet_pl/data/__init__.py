@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cifnet_pl.data.datamodule import CIFNetDataModule
-    from cifnet_pl.data.tasks import TaskStream
+    from cifnet_pl.data.plan import TaskStream
 
 __all__ = ["CIFNetDataModule", "TaskStream"]
 
-_HOME = {"CIFNetDataModule": "cifnet_pl.data.datamodule", "TaskStream": "cifnet_pl.data.tasks"}
+_HOME = {"CIFNetDataModule": "cifnet_pl.data.datamodule", "TaskStream": "cifnet_pl.data.plan"}
 
 
 def __getattr__(name: str) -> Any:

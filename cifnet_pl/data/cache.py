@@ -21,11 +21,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone
-from cifnet_pl.data.content_hashes import content_hash
-from cifnet_pl.data.image_sets import SampleSet, Source
+from cifnet_pl.data.copies import content_hash
 from cifnet_pl.data.loading import EMBEDDED_BATCH, EvaluationMemory, Store, pieces
-from cifnet_pl.utilities.files import write_atomic
-from cifnet_pl.utilities.processes import of_all_processes
+from cifnet_pl.data.sets import SampleSet, Source
+from cifnet_pl.utilities.files import of_all_processes, write_atomic
 
 log = logging.getLogger(__name__)
 

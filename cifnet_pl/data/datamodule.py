@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -9,17 +11,14 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from cifnet_pl.backbones import Preprocessing
 from cifnet_pl.data.cache import EmbeddingStores, pipeline_key
-from cifnet_pl.data.copies import Duplicates
-from cifnet_pl.data.duplicate_detection import DuplicateDetection
-from cifnet_pl.data.embeddings import EmbeddingSet
+from cifnet_pl.data.copies import NONE, ContentHashes, Copies, Duplicates, find_copies
 from cifnet_pl.data.groups import NEAR, SINGLE
-from cifnet_pl.data.image_sets import ImageSet, SampleSet, SourceOptions
-from cifnet_pl.data.images import LARGEST_IMAGE
 from cifnet_pl.data.loading import (
     EMBEDDED_BATCH,
     SCORES,
@@ -28,18 +27,187 @@ from cifnet_pl.data.loading import (
     ImageLoader,
     SquareDataset,
     StoredLoader,
+    cores,
+    name_unreadable,
     pieces,
     shard_batches,
 )
-from cifnet_pl.data.plan import Plan
+from cifnet_pl.data.plan import Plan, TaskLearner, TaskStream, without_test_images
+from cifnet_pl.data.sets import ImageSet, SampleSet, Source, SourceOptions
 from cifnet_pl.data.sources import OWN_PHOTOS, build_source
+from cifnet_pl.data.sources.embeddings import EmbeddingSet
 from cifnet_pl.data.streams import Stream
-from cifnet_pl.data.unreadable import name_unreadable
-from cifnet_pl.data.validation_split import without_test_images
-from cifnet_pl.data.workers import cores
+from cifnet_pl.photos.photo import LARGEST_IMAGE
 from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.memory import give_back_freed_memory
-from cifnet_pl.utilities.processes import of_all_processes
+
+
+class TaskData(LightningDataModule):
+    """The tasks of a data module; tasks are counted from 0.
+
+    Attributes:
+        source: training and test samples.
+        plan: the tasks of the run.
+    """
+
+    source: Source
+    plan: Plan
+    _begun: tuple[int, StoredLoader | None] = (-1, None)  # a task whose photos are being decoded ahead
+
+    def stream(self, learned: Sequence[Sequence[str]]) -> TaskStream:
+        """Return the new classes of all tasks of this run.
+
+        Args:
+            learned: class names of the tasks that were learned before; they come first and unchanged.
+        """
+        return self.plan.tasks(learned)
+
+    @property
+    def learner(self) -> TaskLearner:
+        """The LightningModule that is being fed."""
+        if self.trainer is None:
+            raise UsageError("the data module is not attached to a Trainer: pass it as datamodule=")
+        return cast(TaskLearner, self.trainer.lightning_module)
+
+    @property
+    def task(self) -> int:
+        """Number of the task that the current epoch learns, from 0."""
+        assert self.trainer is not None
+        return int(self.trainer.current_epoch)
+
+    def task_classes(self, task: int) -> list[str]:
+        """Return the names of the classes that ``task`` introduces; none after the last."""
+        tasks = self.stream(self.learner.learned_tasks[:task]).tasks
+        return list(tasks[task]) if task < len(tasks) else []  # Lightning asks once more after the last
+
+    def task_rows(self, task: int) -> np.ndarray:
+        """Return the positions of the training samples of ``task``; none after the last."""
+        rows = self.plan.rows(task, self.learner.learned_tasks[:task])
+        return np.sort(rows) if self.source.train.sequential else rows
+
+    def training_batches(self, task: int) -> StoredLoader:
+        """Return this process's share of a task."""
+        raise NotImplementedError
+
+    def begin_task(self, task: int) -> None:
+        """Let the workers decode the first photos of the next task, number ``task``, while one is being solved."""
+        if isinstance(self.source.train, ImageSet):
+            self._begun = (task, self.training_batches(task))
+
+    def train_dataloader(self) -> StoredLoader:
+        """Return this process's share of the current task."""
+        (task, loader), self._begun = self._begun, (-1, None)
+        return loader if loader is not None and task == self.task else self.training_batches(self.task)
+
+    @property
+    def rows_per_batch(self) -> int:
+        """Samples of a training batch, over all processes."""
+        raise NotImplementedError
+
+    def order_mark(self, task: int) -> str:
+        """Return a hash of the training samples of ``task`` in their order, and of the size of their batches."""
+        digest, samples = hashlib.sha256(str(self.rows_per_batch).encode()), self.source.train
+        for row in self.task_rows(task):
+            name = f"{self.source.class_names[samples.labels[row]]}\0{samples.names[row]}\0"
+            digest.update(name.encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
+
+    def returning_classes(self, task: int) -> list[str]:
+        """Return the names of classes that ``task`` brings samples of, but an earlier task introduced."""
+        if not self.plan.kind.samples_return:
+            return []
+        present = np.unique(self.source.train.labels[self.task_rows(task)])
+        new = set(self.task_classes(task))
+        return [name for name in (self.source.class_names[label] for label in present) if name not in new]
+
+    def class_counts(self, names: Iterable[str]) -> list[int]:
+        """Return the number of training samples of each class in the current task, unreadable ones included."""
+        counts = np.bincount(
+            self.source.train.labels[self.task_rows(self.task)], minlength=len(self.source.class_names)
+        )
+        return [int(counts[self.plan.position[name]]) for name in names]
+
+    def test_counts(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the number of held-out samples of each class, unreadable ones included."""
+        counts = np.bincount(self.source.val.labels, minlength=len(self.source.class_names))
+        return {name: int(counts[self.plan.position[name]]) for name in names if name in self.plan.position}
+
+
+class DuplicateDetection(TaskData):
+    """A data module that can find copies among its samples.
+
+    Attributes:
+        duplicates: what becomes of copies; None where samples are not compared.
+    """
+
+    duplicates: Duplicates | None
+
+    @cached_property
+    def _stores(self) -> EmbeddingStores:
+        raise NotImplementedError
+
+    def _global_labels(self) -> Tensor:
+        raise NotImplementedError
+
+    @cached_property
+    def copies(self) -> Copies:
+        """Photos that occur more than once; read this in all processes before the first task.
+
+        If copies are left out, they leave the plan, and the embedding cache gives each the embedding of the photo
+        that is learned.
+        """
+        if self.duplicates is None:
+            return NONE
+        tasks = self.plan.all_rows(self.learner.learned_tasks)
+        copies = find_copies(self.source, tasks, self.train_hashes, self.test_hashes)
+        if self.duplicates == "leave_out":
+            self.plan.left_out = copies.left_out(len(self.source.train))
+            if isinstance(self.source.train, ImageSet) and self._stores.train is not None:
+                self._stores.train.copies = copies.of_first()
+        return copies
+
+    @cached_property
+    def train_hashes(self) -> ContentHashes:
+        """Content hashes of the training samples."""
+        return self._hashes_of(self.source.train)
+
+    @cached_property
+    def test_hashes(self) -> ContentHashes:
+        """Content hashes of the test samples."""
+        return self._hashes_of(self.source.val)
+
+    def _hashes_of(self, samples: SampleSet) -> ContentHashes:
+        if not isinstance(samples, ImageSet):
+            return ContentHashes(samples)
+        cache = self._stores.train if samples is self.source.train else self._stores.val
+        return ContentHashes(samples, None if cache is None else cache.hashes)
+
+    def known_test_embeddings(self, rows: np.ndarray) -> tuple[np.ndarray, Tensor]:
+        """Return the test embeddings that are in memory.
+
+        Args:
+            rows: (n,) positions of test samples.
+
+        Returns:
+            The positions (m,) of those that are in memory, and their embeddings (m, d).
+        """
+        images = self.source.val
+        if isinstance(images, EmbeddingSet):
+            return rows, images.get(rows)
+        known_rows, parts = [rows[:0]], []
+        for store in (store for store in (self._stores.memory, self._stores.val) if store is not None):
+            known = store.known(rows)
+            if known.any():
+                known_rows.append(rows[known])
+                parts.append(store.get(rows[known]))
+            rows = rows[~known]
+        return np.concatenate(known_rows), torch.cat(parts) if parts else torch.zeros(0, 1)
+
+    def learner_labels(self, rows: np.ndarray) -> np.ndarray:
+        """Return the learner's labels (n,) of test samples ``rows``."""
+        labels: np.ndarray = self._global_labels().numpy()[self.source.val.labels[rows]]
+        return labels
 
 
 class CIFNetDataModule(DuplicateDetection):

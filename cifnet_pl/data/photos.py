@@ -17,11 +17,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from cifnet_pl.data.folders import listing
-from cifnet_pl.data.images import Photo, UnreadableImage, read_square
-from cifnet_pl.data.photo_files import archived_files, is_folder, is_image, within
-from cifnet_pl.data.walk import walk_images
-from cifnet_pl.data.workers import cores
+from cifnet_pl.data.loading import cores
+from cifnet_pl.data.sources.folders import listing
+from cifnet_pl.photos.files import archived_files, is_folder, is_image, walk_images, within
+from cifnet_pl.photos.photo import Photo, UnreadableImage, read_square
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable
 

@@ -13,7 +13,7 @@ from zlib import crc32
 
 import numpy as np
 
-from cifnet_pl.data.image_sets import Grouping, Source
+from cifnet_pl.data.sets import Grouping, Source
 from cifnet_pl.utilities.errors import DataError, UsageError, check_choice
 
 

@@ -6,12 +6,12 @@ from cifnet_pl.heads.base import Head as Head
 from cifnet_pl.heads.cifnet import CIFNetHead as CIFNetHead
 from cifnet_pl.heads.ridge import RidgeHead as RidgeHead
 from cifnet_pl.heads.acil import ACILHead as ACILHead
-from cifnet_pl.heads.dsal import DSALHead as DSALHead
+from cifnet_pl.heads.acil import DSALHead as DSALHead
 from cifnet_pl.heads.prototypes import SLDAHead as SLDAHead
 from cifnet_pl.heads.prototypes import NCMHead as NCMHead
-from cifnet_pl.heads.ranpac import RanPACHead as RanPACHead
-from cifnet_pl.heads.klda import KLDAHead as KLDAHead
-from cifnet_pl.heads.fecam import FeCAMHead as FeCAMHead
+from cifnet_pl.heads.prototypes import RanPACHead as RanPACHead
+from cifnet_pl.heads.prototypes import KLDAHead as KLDAHead
+from cifnet_pl.heads.prototypes import FeCAMHead as FeCAMHead
 from cifnet_pl.heads.neighbours import KNNHead as KNNHead
 from cifnet_pl.heads.logistic import LogisticHead as LogisticHead
 from cifnet_pl.heads.logistic import SGDHead as SGDHead

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.heads.arguments import Dtype, Ridge, check_ridge
-from cifnet_pl.heads.base import Head
-from cifnet_pl.heads.shared import LinearSumsHead
-from cifnet_pl.statistics import Choice, Place, Sums, half_products, left_out_together, solve_gcv, solve_ridge
+from cifnet_pl.heads.base import Dtype, Head, Ridge, check_ridge
+from cifnet_pl.heads.sums import LinearSumsHead, kept_weights
+from cifnet_pl.statistics import (
+    Choice,
+    ClassSums,
+    Place,
+    Sums,
+    half_products,
+    left_out_together,
+    solve_gcv,
+    solve_ridge,
+)
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 
 
@@ -186,3 +194,175 @@ def fingerprint(matrix: Tensor) -> int:
     """Return 63 bits of the SHA-256 of a float64 matrix and its shape."""
     content = str(tuple(matrix.shape)).encode() + matrix.detach().cpu().contiguous().numpy().tobytes()
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
+
+
+class DSALHead(ACILHead):
+    """Two ridge regressions on one random projection: ReLU main stream, tanh compensation stream.
+
+    The main stream is ACIL's. After task k the compensation stream is taught, on ``φ = tanh(P z)``, the residual
+    ``y − W_kᵀh`` of the main stream for the classes of task k; the residual of earlier classes is set to zero
+    (previous label cleansing). ``score = Wᵀh + C·Vᵀφ`` with C the compensation ratio.
+
+    In sums: ``Φ = Σ φφᵀ`` over all data; the moment of a class of task k is ``Σ_k φ y − (Σ_k φ hᵀ) W_k`` over the
+    samples of task k alone, since its target is zero in every other task; ``V = (Φ + γI)⁻¹`` times the moments.
+    The cross product ``Σ_k φ hᵀ`` is needed during task k only. All samples of a task are taken together, as one
+    batch of the authors' recursion, so batch size and order do not matter. The residual targets depend on the
+    weights at their time, so the statistics cannot be merged over sites.
+    At most five matrices of B² numbers are alive at a time, seven with "gcv".
+
+    Args:
+        in_features: width d of the embeddings.
+        width: number B of random features; that of ``projection`` where one is given.
+        ridge: γ of both streams; with "gcv" each stream's is chosen on its own.
+        projection: (B, d) matrix P, or None to draw it from the seed; see :class:`ACILHead`.
+        seed: of the projection.
+        compensation_ratio: C.
+        dtype: of the sums and the projection, "float64" or "float32".
+    """
+
+    title = "DS-AL"
+    merges = pools = subtracts = False
+    reason = "its residual targets were fixed by the weights that each site had at the time"
+
+    cross: Tensor
+    compensation_weights: Tensor
+    compensation_ridge: Tensor
+    residual_energy: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        width: int = 8192,
+        ridge: Ridge = 0.1,
+        projection: Tensor | None = None,
+        seed: int = 0,
+        compensation_ratio: float = 0.6,
+        dtype: Dtype = "float64",
+    ):
+        super().__init__(in_features, width, ridge, projection, seed, dtype)
+        if not 0 <= compensation_ratio < float("inf"):
+            raise UsageError(f"compensation_ratio is {compensation_ratio:g}, expected a number of at least 0")
+        self.compensation_ratio = compensation_ratio
+        # Its class_sums are the moments of the residual targets.
+        self.compensation = Sums(self.width, dtype=self.dtype)
+        self.compensation_increment: Sums | None = None
+        self.compensation_place: Place = "given"
+        self.register_buffer("cross", torch.zeros(0, 0, dtype=self.dtype))
+        self.register_buffer("compensation_weights", torch.zeros(self.width, 0, dtype=self.dtype))
+        self.register_buffer("compensation_ridge", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("residual_energy", torch.zeros(0, dtype=self.dtype))
+
+    def _begin(self, new: int, counts: Sequence[int] | None) -> None:
+        super()._begin(new, counts)
+        self.compensation.grow(new)
+        self.residual_energy = torch.cat([self.residual_energy, self.residual_energy.new_zeros(new)])
+
+    def _open_increment(self) -> ClassSums:
+        if self.compensation_increment is None:
+            sums = Sums(self.width, len(self.labels), dtype=self.dtype)
+            self.compensation_increment = sums.to(self.labels.device)
+            self.cross = self.sums.products.new_zeros(self.width, self.width)
+        return super()._open_increment()
+
+    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
+        main = self._open_increment()
+        assert self.compensation_increment is not None
+        projected = self._projected(z)
+        h, phi = projected.relu(), projected.tanh_()
+        main.add(h, columns, weight)
+        self.compensation_increment.add(phi, columns, weight)
+        weighted = phi if weight is None else phi * weight.to(phi)[:, None]
+        self.cross.addmm_(weighted.T, h)
+
+    def _note_copies(self, count: int) -> None:
+        super()._note_copies(count)
+        assert self.compensation_increment is not None
+        self.compensation_increment.note_copies(count)
+
+    def choices(self) -> list[Choice]:
+        """Return the ridges of the main stream and of the compensation stream."""
+        return [*super().choices(), Choice(float(self.compensation_ridge), self.compensation_place)]
+
+    def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
+        super()._reduce(sum_in_place)
+        assert self.compensation_increment is not None
+        self.compensation_increment.reduce(sum_in_place)
+        sum_in_place(self.cross)
+
+    def _solve(self) -> None:
+        observed = self.increment
+        if self.compensation_increment is not None:
+            self.compensation.merge(self.compensation_increment)
+            self.compensation_increment = None
+        self._fold()
+        if observed is not None and self.ridge != "gcv":
+            observed.drop_gram()  # only the energy for gcv needs it
+        super()._solve()
+        if observed is not None:
+            self._teach(observed)
+            self.cross = self.cross.new_zeros(0, 0)
+            del observed  # at full width every matrix counts
+        weights, choice = solve_stream(self.compensation, self.residual_energy.sum(), self.ridge)
+        self.compensation_weights = weights
+        self.compensation_ridge.fill_(choice.ridge)
+        self.compensation_place = choice.place
+
+    def _teach(self, observed: Sums) -> None:
+        """Replace the compensation moments of the classes just learned by those of their residual targets."""
+        seen = observed.counts > 0
+        if not seen.any():  # all classes of the task were removed again
+            return
+        current = self.task_of == self.task_of[seen].max()
+        weights = self.weights[:, current]
+        self.compensation.class_sums[current] -= (self.cross @ weights).T
+        if self.ridge == "gcv":
+            fitted = (weights * (observed.gram @ weights - 2 * observed.class_sums[current].T)).sum(dim=0)
+            self.residual_energy[current] += observed.class_mass[current] + fitted
+
+    def _leave_one_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
+        """Leave samples out of the main stream exactly; the other stream's targets come from the current main weights.
+
+        The effect of a sample on the residual targets of others is ignored: it would need the weights at its time.
+        """
+        main = super()._leave_one_out(z, columns, groups)
+        projected = self._projected(z)
+        residual = torch.nn.functional.one_hot(columns, len(self.labels)) - projected.relu() @ self.weights
+        own_task = self.task_of[columns][:, None] == self.task_of
+        phi = projected.tanh_()
+        half = half_products(self.compensation.gram, self.compensation_ridge.to(phi), phi)
+        compensation_scores, ones = phi @ self.compensation_weights, torch.ones_like(half[:, 0])
+        compensation = left_out_together(compensation_scores, half, ones, residual * own_task, groups)
+        return main + self.compensation_ratio * compensation
+
+    def _scores(self, z: Tensor) -> Tensor:
+        projected = self._projected(z)
+        main = projected.relu() @ self.weights
+        return (main + self.compensation_ratio * (projected.tanh_() @ self.compensation_weights)).double()
+
+    def _discard(self) -> None:
+        super()._discard()
+        self.compensation_increment = None
+        self.cross = self.cross.new_zeros(0, 0)
+
+    def _keep(self, columns: Tensor) -> None:
+        # Nothing is folded: the residual targets of a task that is under way are still to be made.
+        sums = [self.sums, self.compensation, self.increment, self.compensation_increment]
+        for class_sums in sums:
+            if class_sums is not None:
+                class_sums.keep(columns)
+        self.residual_energy = self.residual_energy[columns]
+        self.weights = kept_weights(self.weights, columns)
+        self.compensation_weights = kept_weights(self.compensation_weights, columns)
+
+    def state_elements(self) -> dict[str, int]:
+        """Count the numbers kept between tasks: B(B+1) + 4CB, and Bd for a projection that was given."""
+        second = {
+            "factors": self.compensation.products.numel(),
+            "moments": self.compensation.class_sums.numel(),
+            "weights": self.compensation_weights.numel(),
+        }
+        return {name: count + second.get(name, 0) for name, count in super().state_elements().items()}
+
+    def _before_load(self, state: Mapping[str, Any]) -> None:
+        self.compensation_increment = None
+        super()._before_load(state)

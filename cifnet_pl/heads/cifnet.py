@@ -2,21 +2,225 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.heads.arguments import Dtype, Ridge, check_ridge
-from cifnet_pl.heads.base import Head
-from cifnet_pl.heads.exactness import exact
-from cifnet_pl.heads.shapes import Sizes, renamed
-from cifnet_pl.heads.targets import Weighting, signed_targets, squared_slopes, target_limit
-from cifnet_pl.heads.task_statistics import TaskStatistics, common_weights, joined_weights
-from cifnet_pl.heads.weighted_ridge import WeightedRidge
-from cifnet_pl.statistics import Choice, ClassMoments, Sums, augment
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.heads.base import Dtype, Head, Ridge, Sizes, check_ridge, exact, renamed
+from cifnet_pl.statistics import (
+    Centred,
+    Choice,
+    ClassMoments,
+    Place,
+    Sums,
+    augment,
+    half_products,
+    left_out_together,
+    solve_ridge,
+)
+from cifnet_pl.utilities.errors import UsageError, check_choice
+from cifnet_pl.utilities.growing_tensors import GrowingModule
+
+
+def common_weights(columns: Tensor, weight: Tensor, classes: int) -> Tensor:
+    """Return the weight that the samples of each class have in common.
+
+    Args:
+        columns: (n,) class of each sample.
+        weight: (n,) of each sample.
+        classes: number of classes.
+
+    Returns:
+        (classes,); 0 for a class without samples, −1 for one whose samples have different weights.
+    """
+    low, high = (weight.new_zeros(classes).scatter_reduce(0, columns, weight, how, include_self=False)
+                 for how in ("amin", "amax"))  # fmt: skip
+    return torch.where(low == high, high, -torch.ones_like(high))
+
+
+def joined_weights(one: Tensor, other: Tensor) -> Tensor:
+    """Return what :func:`common_weights` would give for the samples of both."""
+    same = (one == other) | (one == 0) | (other == 0)
+    return torch.where(same, torch.where(one == 0, other, one), -torch.ones_like(one))
+
+
+class TaskStatistics(GrowingModule):
+    """All neurons that one task introduced: they have seen the same samples, so they share one Gram matrix.
+
+    Buffers:
+        sums: over ``x̃`` (not scaled by the slope).
+        weights: (d+1, C_j).
+        stale: () bool, whether the sums have changed since the weights were solved.
+        past: () number of calibration samples in the sums.
+        past_weight: (classes before this cohort,) weight that the calibration samples of each class had; 0: none were
+            shown; −1: they had different weights.
+        ridge_used: (C_j,) float64, λ of each class.
+
+    Attributes:
+        places: where each λ of the last solve lies (:class:`~cifnet_pl.statistics.Choice`); not stored.
+    """
+
+    weights: Tensor
+    stale: Tensor
+    past: Tensor
+    past_weight: Tensor
+    ridge_used: Tensor
+
+    def __init__(self, sums: Sums, before: int = 0):
+        super().__init__()
+        self.sums = sums
+        self.register_buffer("weights", sums.products.new_zeros(sums.width, 0))
+        self.register_buffer("stale", torch.tensor(True))
+        self.register_buffer("past", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("past_weight", torch.zeros(before, dtype=torch.float64))
+        self.register_buffer("ridge_used", torch.zeros(0, dtype=torch.float64))
+        self.places: list[Place] = []
+        self.to(sums.products.device)
+
+    def choices(self) -> list[Choice]:
+        """Return the ridge of each class at the last solve."""
+        ridges = self.ridge_used.tolist()
+        unknown: list[Place] = ["given"] * len(ridges)  # after loading, or after a class was removed
+        places = self.places if len(self.places) == len(ridges) else unknown
+        return [Choice(ridge, remark) for ridge, remark in zip(ridges, places, strict=True)]
+
+
+Weighting = Literal["derivative", "released"]
+"""The paper's formula, or the authors' released code."""
+
+
+def signed_targets(columns: Tensor, classes: int, limit: float) -> Tensor:
+    """Compute the targets of regression.
+
+    Args:
+        columns: (n,) int64 column of each sample's class.
+        classes: number of columns C.
+        limit: the target of a positive.
+
+    Returns:
+        (n, C) float64: ``limit`` in the column of each sample's class, ``−limit`` elsewhere.
+
+    Example:
+        >>> signed_targets(torch.tensor([1]), 3, 2.0).tolist()
+        [[-2.0, 2.0, -2.0]]
+    """
+    return limit * (2 * torch.nn.functional.one_hot(columns, classes).double() - 1)
+
+
+def target_limit(epsilon: float) -> float:
+    """Return ``L = logit(1 − ε)``, the target of a positive after clipping to [ε, 1−ε] (eq:delinear).
+
+    Raises:
+        UsageError: ``epsilon`` is not between 0 and 0.5.
+
+    Example:
+        >>> round(target_limit(0.05), 3)
+        2.944
+    """
+    if not 0 < epsilon < 0.5:
+        raise UsageError(f"epsilon is {epsilon:g}, expected a number between 0 and 0.5")
+    return math.log((1 - epsilon) / epsilon)
+
+
+def squared_slopes(weighting: Weighting, epsilon: float) -> tuple[float, float]:
+    """Return ``f'(t)²`` at the target of a positive and of a negative (Stage 1 of the paper).
+
+    Args:
+        weighting: "derivative" is the paper's formula ``f(t)(1 − f(t))``, equal at both targets; "released" is what the
+            authors' released code computes, ``t(1 − t)`` at the logit t.
+        epsilon: clip of the one-hot targets.
+
+    Example:
+        >>> [round(slope, 1) for slope in squared_slopes("released", 0.05)]
+        [32.8, 134.9]
+    """
+    check_choice("weighting", weighting, Weighting)
+    if weighting == "derivative":
+        slope = (epsilon * (1 - epsilon)) ** 2
+        return slope, slope
+    limit = target_limit(epsilon)
+    return (limit * (1 - limit)) ** 2, (limit * (1 + limit)) ** 2
+
+
+@dataclass(frozen=True)
+class WeightedRidge:
+    """Ridge regression of signed targets, every sample weighted by the squared slope at its target.
+
+    Attributes:
+        ridge: λ, or "gcv".
+        weighting: which slopes these are; with "released" every class has a Gram matrix of its own.
+        limit: L, the targets are ±L.
+        slopes: squared slopes of positive and of negative targets.
+    """
+
+    ridge: Ridge
+    weighting: Weighting
+    limit: float
+    slopes: tuple[float, float]
+
+    def solve(self, cohort: TaskStatistics) -> None:
+        """Solve the cohort's weights, and the λ of each of its classes, from its sums."""
+        sums, (positive, negative) = cohort.sums, self.slopes
+        total = sums.gram[0]
+        moment = self.limit * (positive * sums.class_sums - negative * (total - sums.class_sums)).T
+        square = self.limit**2 * (positive * sums.class_sums[:, 0] + negative * (total[0] - sums.class_sums[:, 0]))
+        samples = int(sums.seen)
+        solved = [
+            self._solve_system(gram, moment[:, columns], square[columns].sum(), samples)
+            for columns, gram in self.systems(cohort)
+        ]
+        cohort.weights = torch.cat([weights for weights, _ in solved], dim=1)
+        cohort.ridge_used = torch.cat([cohort.ridge_used.new_full((w.shape[1],), choice.ridge) for w, choice in solved])
+        cohort.places = [choice.place for weights, choice in solved for _ in range(weights.shape[1])]
+        cohort.stale.fill_(False)
+
+    def systems(self, cohort: TaskStatistics) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the columns of the cohort that share a Gram matrix, and this matrix (d+1, d+1), weighted by slopes."""
+        sums, (positive, negative) = cohort.sums, self.slopes
+        if self.weighting == "derivative":
+            yield slice(None), negative * sums.gram
+        else:
+            gram = sums.gram
+            for c in range(len(sums.class_grams)):
+                yield slice(c, c + 1), negative * gram + (positive - negative) * sums.class_gram(c)
+
+    def _solve_system(self, gram: Tensor, moment: Tensor, square: Tensor, samples: int) -> tuple[Tensor, Choice]:
+        if self.ridge == "gcv":
+            return Centred.from_augmented(gram, moment, square, samples).solve("gcv")
+        return solve_ridge(gram, moment, gram.new_tensor(self.ridge)), Choice(float(self.ridge), "given")
+
+    def left_out(
+        self, cohort: TaskStatistics, x: Tensor, scores: Tensor, targets: Tensor, weight: Tensor, groups: Tensor | None
+    ) -> Tensor:
+        """Return the scores (n, C_j) of learned samples without those of their group.
+
+        Args:
+            cohort: solved.
+            x: (n, d+1) ``[1; z]`` of the samples.
+            scores: (n, C_j) of the cohort's classes.
+            targets: (n, C_j), ±L.
+            weight: (n,) of each sample in the cohort's sums; 0 where it was never seen.
+            groups: (n,) int64 number of each sample's group; None where each stands alone.
+        """
+        positive, negative = self.slopes
+        result = scores.double().clone()
+        for columns, gram in self.systems(cohort):
+            ridge = cohort.ridge_used[columns][0].item()
+            if self.ridge == "gcv":
+                centred = Centred.from_augmented(gram, gram[:, :0], gram.new_zeros(()), 0)
+                half = centred.half_products(x[:, 1:], ridge, gram[0, 0])
+            else:
+                half = half_products(gram, gram.new_tensor(ridge), x)
+            # Both slopes are equal unless each class has a system of its own, of one column.
+            slope = negative + (positive - negative) * (targets[:, columns][:, 0] > 0).double()
+            result[:, columns] = left_out_together(
+                scores[:, columns], half, slope * weight, targets[:, columns], groups
+            )
+        return result
 
 
 class CIFNetHead(Head):

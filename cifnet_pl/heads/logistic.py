@@ -9,10 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cifnet_pl.heads.arguments import Dtype
-from cifnet_pl.heads.base import Head
-from cifnet_pl.heads.samples import Samples
-from cifnet_pl.heads.shared import kept_weights
+from cifnet_pl.heads.base import Dtype, Head, Samples
+from cifnet_pl.heads.sums import kept_weights
 from cifnet_pl.statistics import augment
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 

@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from cifnet_pl.heads.arguments import Dtype, Metric
-from cifnet_pl.heads.base import Head
-from cifnet_pl.heads.samples import Samples
+from cifnet_pl.heads.base import Dtype, Head, Metric, Samples
 from cifnet_pl.utilities.errors import UsageError, check_choice
 
 QUERIES = 1024

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.heads.arguments import Dtype, Metric, check_share
-from cifnet_pl.heads.shared import LinearSumsHead, SharedSumsHead
-from cifnet_pl.statistics import Centred, ClassSums, Discriminant, gcv_ridge, shared_groups, solve_ridge
-from cifnet_pl.statistics.spectral import spectrum
-from cifnet_pl.utilities.errors import check_choice
+from cifnet_pl.heads.acil import ACILHead, fingerprint
+from cifnet_pl.heads.base import Dtype, Metric, Ridge, check_share, exact
+from cifnet_pl.heads.sums import LinearSumsHead, SharedSumsHead
+from cifnet_pl.statistics import (
+    Centred,
+    ClassMoments,
+    ClassSums,
+    Discriminant,
+    augment,
+    factorise,
+    gcv_ridge,
+    shared_groups,
+    solve_ridge,
+)
+from cifnet_pl.statistics.ridge import spectrum
+from cifnet_pl.statistics.sums import ClassGrams, unpack
+from cifnet_pl.utilities.errors import CheckpointError, UsageError, check_choice
 
 Shrinkage = float | Literal["gcv", "oas"]
 """A share in (0, 1], or how it is chosen."""
@@ -160,3 +175,221 @@ def oas_shrinkage(covariance: Tensor, samples: int) -> float:
     if spread <= 0:  # already a multiple of the identity
         return 1.0
     return float(min(1.0, (square + trace) / spread))
+
+
+class RanPACHead(ACILHead):
+    """``score_c = hᵀ(G + λI)⁻¹ Σ_{y=c} h`` with ``h = ReLU(P z)`` and P of standard normal numbers, not trained.
+
+    The same closed form as ACIL's, on another projection. The first phase of the paper, which adapts the network to the
+    first task by parameter-efficient tuning, is left out, as the backbone is frozen here; λ is chosen by generalised
+    cross-validation on all data, where the paper takes the best of 17 powers of ten on a fifth of each task's samples.
+
+    Args:
+        in_features, projection, dtype: as for :class:`ACILHead`.
+        width: number of random features; the paper's is 10000.
+        ridge: λ, or "gcv" (chosen anew at every solve).
+        seed: of the projection.
+    """
+
+    title = "RanPAC"
+
+    def __init__(
+        self,
+        in_features: int,
+        width: int = 10_000,
+        ridge: Ridge = "gcv",
+        projection: Tensor | None = None,
+        seed: int = 0,
+        dtype: Dtype = "float64",
+    ):
+        super().__init__(in_features, width, ridge, projection, seed, dtype)
+
+    def _draw(self) -> Tensor:
+        return draw_normal(self.width, self.in_features, self.seed)
+
+
+def draw_normal(width: int, in_features: int, seed: int) -> Tensor:
+    """Draw standard normal numbers by Box and Muller from raw random bits.
+
+    As for :func:`cifnet_pl.heads.acil.draw_projection`, any later release draws the same numbers.
+
+    Args:
+        width: number of rows.
+        in_features: number of columns.
+        seed: of the random bits.
+
+    Returns:
+        (width, in_features) float64.
+    """
+    raw = np.random.PCG64(seed).random_raw((2, width, in_features)) >> np.uint64(11)
+    radius, angle = (raw.astype(np.float64) + 0.5) * 2.0**-53
+    normal: Tensor = torch.from_numpy(np.sqrt(-2 * np.log(radius)) * np.cos(2 * np.pi * angle))
+    return normal
+
+
+class KLDAHead(SLDAHead):
+    """:class:`SLDAHead` on ``√(2/B)·cos(√(2γ)·Ωz/‖z‖ + b)``, whose products approximate ``exp(−γ‖x − y‖²)``.
+
+    Ω is standard normal and b uniform in [0, 2π) (Rahimi and Recht, 2007); both are drawn from the seed and not stored.
+    Embeddings are L2-normalised first, so that γ has a meaning whatever the backbone; the paper chooses γ for each
+    backbone, and inverts the covariance with a pseudo-inverse where ours is shrunk.
+
+    Args:
+        in_features: width d of the embeddings.
+        width: number B of random features; the paper's is 5000.
+        gamma: γ of the kernel.
+        shrinkage: as for :class:`SLDAHead`.
+        seed: of Ω and b.
+        dtype: of the sums, "float64" or "float32".
+    """
+
+    title = "KLDA"
+
+    directions: Tensor
+    phases: Tensor
+    fingerprint: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        width: int = 5000,
+        gamma: float = 1.0,
+        shrinkage: Shrinkage = "gcv",
+        seed: int = 0,
+        dtype: Dtype = "float64",
+    ):
+        if width < 1:
+            raise UsageError(f"width is {width}, expected at least 1")
+        if not 0 < gamma < float("inf"):
+            raise UsageError(f"gamma is {gamma:g}, expected a positive number")
+        LinearSumsHead.__init__(self, in_features, width + 1, dtype)
+        self.shrinkage = check_share("shrinkage", shrinkage, ("gcv", "oas"))
+        self.width, self.gamma, self.seed = width, float(gamma), seed
+        raw = np.random.PCG64(seed).jumped().random_raw(width) >> np.uint64(11)
+        phases = torch.from_numpy(raw.astype(np.float64) * 2.0**-53) * (2 * math.pi)
+        directions = math.sqrt(2 * gamma) * draw_normal(width, in_features, seed)
+        self.register_buffer("shrinkage_used", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("directions", directions.to(self.dtype), persistent=False)
+        self.register_buffer("fingerprint", torch.tensor(fingerprint(directions)))
+        self.register_buffer("phases", phases.to(self.dtype), persistent=False)
+
+    def _features(self, z: Tensor) -> Tensor:
+        unit = torch.nn.functional.normalize(z.to(self.dtype), dim=1)
+        return augment((unit @ self.directions.T + self.phases).cos() * math.sqrt(2 / self.width))
+
+    def _before_load(self, state: Mapping[str, Any]) -> None:
+        super()._before_load(state)
+        stored = state.get("fingerprint")
+        if isinstance(stored, Tensor) and int(stored) != int(self.fingerprint):
+            raise CheckpointError(
+                f"the stored head used other random features than width {self.width}, gamma {self.gamma:g} and seed "
+                f"{self.seed} give for embeddings of width {self.in_features}: use the arguments that it was made with"
+            )
+
+
+SMALLEST = 1e-9
+"""Added to the diagonal of a correlation matrix, so that samples that are all alike leave it invertible."""
+
+
+class FeCAMHead(SharedSumsHead):
+    """``score_c = −(x̂ − μ̂_c)ᵀ R_c⁻¹ (x̂ − μ̂_c)`` with x̂, μ̂ of unit length and R_c the class's correlation matrix.
+
+    The features are ``sign(z)·|z|^power`` (Tukey's ladder). A class's covariance Σ is shrunk to
+    ``Σ + γ₁V₁I + γ₂V₂(1 − I)``, V₁ the mean of its diagonal and V₂ of the rest, and then normalised to correlations.
+    The paper's, but for sums instead of a pass over each class's samples, and Cholesky for the pseudo-inverse.
+    C(d+1)(d+2)/2 numbers are kept, and as many as C·d² are made for prediction.
+
+    Args:
+        in_features: width d of the embeddings.
+        power: of Tukey's ladder, in (0, 1].
+        shrinkage: γ₁ = γ₂.
+        dtype: of the sums, "float64" or "float32".
+    """
+
+    title = "FeCAM"
+    counterexamples = False
+    tells_novelty = True
+    sums_type = ClassGrams
+    sums: ClassGrams
+
+    def __init__(self, in_features: int, power: float = 0.5, shrinkage: float = 1.0, dtype: Dtype = "float64"):
+        super().__init__(in_features, in_features + 1, dtype)
+        for name, value, most in (("power", power, 1.0), ("shrinkage", shrinkage, float("inf"))):
+            if not 0 < value <= most or value == float("inf"):
+                raise UsageError(f"{name} is {value:g}, expected a positive number" + " of at most 1" * (most == 1))
+        self.power, self.shrinkage = float(power), float(shrinkage)
+        self._inverses: Tensor | None = None
+
+    def _features(self, z: Tensor) -> Tensor:
+        z = z.to(self.dtype)
+        return augment(z.sign() * z.abs() ** self.power)
+
+    def _rows(self, z: Tensor) -> Tensor:
+        return self._features(z)[:, 1:]
+
+    def _moments(self) -> ClassMoments:
+        gram = unpack(self.sums.grams.sum(dim=0), self.sums.width)
+        sums = self.sums.class_sums
+        return ClassMoments.of(gram[1:, 1:], sums[:, 1:], sums[:, 0], None, sums[:, 0].sum())
+
+    def _solve(self) -> None:
+        self._fold()
+        self._inverses = None
+
+    def _correlation(self, column: int) -> Tensor:
+        """Return (d, d) shrunk correlation matrix of the class at ``column``, float64."""
+        gram = self.sums.gram(column).double()
+        mean = gram[0, 1:] / gram[0, 0]
+        covariance = gram[1:, 1:] / gram[0, 0] - torch.outer(mean, mean)
+        spread, d = covariance.diagonal().mean(), len(covariance)
+        identity = torch.eye(d, dtype=torch.float64, device=gram.device)
+        if spread <= SMALLEST * gram.diagonal()[1:].mean() / gram[0, 0]:  # all samples alike
+            return identity
+        rest = (covariance.sum() - d * spread) / max(1, d * (d - 1))
+        shrunk = covariance + self.shrinkage * (spread * identity + rest * (1 - identity))
+        scale = shrunk.diagonal().rsqrt()
+        return scale[:, None] * shrunk * scale
+
+    @exact
+    def refresh(self) -> None:
+        """Invert the correlation matrices, if they are not inverted yet."""
+        if self._inverses is None and len(self.labels):
+            matrices = [self._correlation(column) for column in range(len(self.labels))]
+            small = torch.tensor(SMALLEST, dtype=torch.float64)
+            self._inverses = torch.stack([torch.cholesky_inverse(factorise(m, small.to(m))) for m in matrices])
+
+    def _scores(self, z: Tensor) -> Tensor:
+        return self.scoring()(z)
+
+    def scoring(self) -> Callable[[Tensor], Tensor]:
+        """Return the scores as a function (see :meth:`Head.scoring`); the correlation matrices are inverted first."""
+        self.refresh()
+        assert self._inverses is not None
+        inverses = self._inverses
+        means = torch.nn.functional.normalize(class_means(self.sums).double(), dim=1)
+
+        def score(z: Tensor) -> Tensor:
+            unit = torch.nn.functional.normalize(self._features(z)[:, 1:].double(), dim=1)
+            columns = []
+            for mean, inverse in zip(means, inverses, strict=True):
+                away = unit - mean
+                columns.append(-((away @ inverse) * away).sum(dim=1))
+            return torch.stack(columns, dim=1)
+
+        return score
+
+    def _keep(self, columns: Tensor) -> None:
+        super()._keep(columns)
+        self._inverses = None
+
+    def state_elements(self) -> dict[str, int]:
+        """Count the numbers kept between tasks: C(d+1)(d+2)/2 for the covariances and C(d+1) for the means."""
+        return {"factors": self.sums.grams.numel(), **super().state_elements()}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        self._inverses = None
+        return super()._apply(fn, recurse)
+
+    def _before_load(self, state: Mapping[str, Any]) -> None:
+        super()._before_load(state)
+        self._inverses = None

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from cifnet_pl.heads.arguments import Dtype, Ridge, check_ridge
-from cifnet_pl.heads.calibration import near_copies
-from cifnet_pl.heads.exactness import exact
-from cifnet_pl.heads.remembered_classes import Remember, Remembered, kept_apart
-from cifnet_pl.heads.ridge_or_discriminant import Decision, is_better, rows_without
-from cifnet_pl.heads.shapes import Sizes
-from cifnet_pl.heads.shared import LinearSumsHead, SharedSumsHead
-from cifnet_pl.heads.targets import signed_targets, target_limit
-from cifnet_pl.heads.transforms import TRANSFORMS, Transform, directions, transformed
+from cifnet_pl.heads.base import Dtype, Ridge, Sizes, check_ridge, exact
+from cifnet_pl.heads.cifnet import signed_targets, target_limit
+from cifnet_pl.heads.confidence import near_copies
+from cifnet_pl.heads.prototypes import draw_normal
+from cifnet_pl.heads.sums import LinearSumsHead, SharedSumsHead
 from cifnet_pl.statistics import (
     Centred,
     Choice,
@@ -28,8 +27,209 @@ from cifnet_pl.statistics import (
     shared_groups,
     within_scatter,
 )
-from cifnet_pl.statistics.remembered_sums import RememberingSums
-from cifnet_pl.utilities.errors import UsageError, check_choice
+from cifnet_pl.statistics.sums import RememberingSums
+from cifnet_pl.utilities.errors import UsageError, check_choice, unknown_name
+
+Remember = str | Sequence[int | str] | None
+"""Classes to remember: "all", labels or names, or names in one text with commas between them; None for none."""
+
+ALL = "all"
+
+
+class Remembered:
+    """The classes that :data:`Remember` means.
+
+    A head knows labels only. Where classes are given by name, whoever knows the names says which labels have them
+    (``note_names``) before their task begins.
+
+    Args:
+        options: the argument of a head, or ``text`` of another object of this kind.
+
+    Attributes:
+        text: "", "all", or the classes as a JSON list: what a description can hold.
+    """
+
+    def __init__(self, options: Remember):
+        classes = options
+        if isinstance(options, str) and options not in ("", ALL):
+            classes = _listed(options)
+        elif not options:
+            classes = []
+        if classes != ALL and (
+            not isinstance(classes, Sequence) or not all(isinstance(c, int | str) and c != "" for c in classes)
+        ):
+            raise UsageError(f"remember is {options!r}, expected all, or classes by label or name")
+        self.all = classes == ALL
+        self.text = ALL if self.all else json.dumps(list(classes or [])) if classes else ""
+        self.names = set() if self.all else {c for c in classes or [] if isinstance(c, str)}
+        self.labels = set() if self.all else {c for c in classes or [] if isinstance(c, int)}
+
+    def __bool__(self) -> bool:
+        return bool(self.text)
+
+    def __contains__(self, label: int) -> bool:
+        return self.all or label in self.labels
+
+    def about(self, names: Sequence[str], width: int, itemsize: int) -> str | None:
+        """Return a note about the memory that remembered classes take in a run.
+
+        Args:
+            names: of all classes of the run.
+            width: of the Gram matrix.
+            itemsize: bytes of one of its numbers.
+
+        Returns:
+            A sentence; None if no class is remembered.
+
+        Raises:
+            UsageError: a class to remember is not among ``names``.
+        """
+        unknown = sorted(self.names - set(names))
+        if unknown:
+            raise unknown_name("class to remember", unknown[0], names)
+        count = len(names) if self.all else len(self.names) + len(self.labels)
+        if not count:
+            return None
+        size = count * width * (width + 1) // 2 * itemsize / 1e6
+        return f"remembering {count} classes takes {size:.1f} MB: they can be forgotten without their photos"
+
+    def note_names(self, names: Mapping[int, str]) -> None:
+        """Take over the labels of classes that were given by name.
+
+        Args:
+            names: label → name.
+        """
+        self.labels |= {label for label, name in names.items() if name in self.names}
+
+
+def kept_apart(sums: ClassSums, labels: Tensor) -> set[int]:
+    """Return the labels whose Gram matrices are kept apart; in a head from a file, only these tell the labels of names.
+
+    Args:
+        sums: of a head.
+        labels: (C,) of its classes.
+    """
+    return set(labels[sums.place >= 0].tolist()) if isinstance(sums, RememberingSums) else set()
+
+
+def _listed(text: str) -> Sequence[int | str]:
+    """Return the classes of a JSON list, or names with commas between them."""
+    if text.startswith("["):
+        try:
+            classes: Sequence[int | str] = json.loads(text)
+            return classes
+        except ValueError:
+            raise UsageError(
+                f"remember is {text!r}, which is no JSON list: expected all, or classes by label or name"
+            ) from None
+    return [name.strip() for name in text.split(",")]
+
+
+Decision = Literal["ridge", "discriminant", "auto"]
+"""Ridge regression, linear discriminant analysis, or the one with the higher leave-one-out accuracy."""
+
+
+def is_better(other: Tensor, current: Tensor, columns: Tensor) -> bool:
+    """Tell whether one way of scoring is right significantly more often than another; both leave one out.
+
+    On samples where only one of the two is right, each would be right equally often if both were equally good. The
+    difference has to be more than twice its standard deviation (McNemar, 1947), so that a choice does not change back
+    and forth from task to task.
+
+    Args:
+        other, current: (n, C) scores of the same samples; rows that are not all finite in both do not count.
+        columns: (n,) int64 true column of each.
+    """
+    known = (torch.isfinite(other) & torch.isfinite(current)).all(dim=1)
+    right = [scores[known].argmax(dim=1) == columns[known] for scores in (other, current)]
+    gained, lost = int((right[0] & ~right[1]).sum()), int((right[1] & ~right[0]).sum())
+    return gained - lost > 2 * math.sqrt(gained + lost)
+
+
+def rows_without(rows: Tensor, gone: Tensor) -> Tensor | None:
+    """Remove one copy of each of some rows.
+
+    Args:
+        rows: (n, p).
+        gone: (m, p) rows to remove.
+
+    Returns:
+        (n − m, p); None if one of them is not among ``rows``.
+    """
+    kept = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+    for row in gone.to(rows.device):
+        matches = ((rows == row).all(dim=1) & kept).nonzero()
+        if not len(matches):
+            return None
+        kept[matches[0]] = False
+    return rows[kept]
+
+
+SHARE = 0.5
+"""Norm of the random products beside an embedding of norm 1."""
+
+
+def sqrt_l2(z: Tensor) -> Tensor:
+    """Return the signed square root of (n, d) embeddings, L2-normalised."""
+    return torch.nn.functional.normalize(z.sign() * z.abs().sqrt(), dim=1)
+
+
+def l2(z: Tensor) -> Tensor:
+    """Return L2-normalised (n, d) embeddings."""
+    return torch.nn.functional.normalize(z, dim=1)
+
+
+def joined(z: Tensor) -> Tensor:
+    """Join L2-normalised (n, d) embeddings and their :func:`sqrt_l2`: (n, 2d)."""
+    return torch.cat([l2(z), sqrt_l2(z)], dim=1)
+
+
+def products(z: Tensor, drawn: Tensor | None = None) -> Tensor:
+    """Return L2-normalised (n, d) embeddings beside 1.5 d random products of them: (n, d + 3d/2).
+
+    A product is ``(p·z)(q·z)`` with p and q standard normal, scaled so that inner products of the result approximate
+    ``x·y + (x·y)²/4`` (Kar and Karnick, AISTATS 2012). p and q depend on d alone, are drawn anew in each process and
+    are not part of the state.
+
+    Args:
+        z: (n, d) embeddings.
+        drawn: what :func:`directions` returns, in the dtype and on the device of ``z``; None to draw it.
+    """
+    unit = l2(z)
+    first, second = (directions(z.shape[1]).to(z) if drawn is None else drawn).chunk(2)
+    return torch.cat([unit, SHARE * len(first) ** -0.5 * (unit @ first.T) * (unit @ second.T)], dim=1)
+
+
+@lru_cache(maxsize=4)
+def directions(in_features: int) -> Tensor:
+    """Draw the 2·⌈1.5 d⌉ directions (…, d) float64 of :func:`products`, the same ones always."""
+    return draw_normal(2 * -(-3 * in_features // 2), in_features, seed=0)
+
+
+Transform = Literal["none", "l2", "sqrt_l2", "joined", "products"]
+TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda z: z,
+    "l2": l2,
+    "sqrt_l2": sqrt_l2,
+    "joined": joined,
+    "products": products,
+}
+"""Name of each :data:`Transform` → its function."""
+
+
+def transformed(z: Tensor, transform: Transform, dtype: torch.dtype, drawn: Tensor | None) -> Tensor:
+    """Return transformed embeddings; without a transform as they are, of whatever dtype.
+
+    Args:
+        z: (n, d) embeddings.
+        transform: its name.
+        dtype: of the result of a transform.
+        drawn: directions of :func:`products`, in this dtype and on the device of ``z``.
+    """
+    if transform == "products":
+        return products(z.to(dtype), drawn)
+    return z if transform == "none" else TRANSFORMS[transform](z.to(dtype))
+
 
 ADDED = {"decision": "ridge", "remember": ""}
 """Arguments that files of older versions do not name, and what those files mean."""
@@ -297,3 +497,70 @@ class RidgeHead(LinearSumsHead):
         if self.decision != "ridge":
             elements["moments"] += self.removed_sums.numel()
         return elements | ({"remembered": self.sums.own.numel()} if isinstance(self.sums, RememberingSums) else {})
+
+
+JUMP = 100.0
+"""Factor between the ridges before and after a lesson from which a note is written."""
+
+REMARKS = {
+    "smallest": "note: the classes are told apart without any error, as happens where photos are copies of each other: "
+    "look for those (the ridge is at the lower edge of its grid, {})",
+    "largest": "note: the photos are too few, or nothing in them tells their classes apart: add more, and look whether "
+    "they are in the right folders (the ridge is at the upper edge of its grid, {})",
+}
+"""What is said of a ridge at an edge of the grid. One at its cap is usual where photos are few, all distinct and easy,
+so that it is told only where many photos are near-copies."""
+
+
+def at_cap(choices: Sequence[Choice]) -> bool:
+    """Return whether a ridge that generalised cross-validation chose is at its cap."""
+    return any(choice.place == "cap" for choice in choices)
+
+
+def about_choices(choices: Sequence[Choice]) -> dict[str, str]:
+    """Return notes on ridges that lie at the edge of what generalised cross-validation may choose.
+
+    Args:
+        choices: ridges, and where they lie.
+
+    Returns:
+        Where → sentence, for each edge that occurs.
+    """
+    ridges_of: dict[str, list[float]] = {}
+    for choice in choices:
+        if choice.place in REMARKS:
+            ridges_of.setdefault(choice.place, []).append(choice.ridge)
+    return {remark: REMARKS[remark].format(_shown(ridges)) for remark, ridges in ridges_of.items()}
+
+
+def about_lesson(before: Sequence[Choice], after: Sequence[Choice]) -> list[str]:
+    """Return notes on the ridges after a lesson, and on how much it changed them.
+
+    Args:
+        before: the choices before the lesson.
+        after: the choices after it, in the same order.
+    """
+    jump = about_jump(before, after)
+    return [*about_choices(after).values(), *([jump] if jump else [])]
+
+
+def about_jump(before: Sequence[Choice], after: Sequence[Choice]) -> str | None:
+    """Return a note if a ridge grew or shrank by more than a factor of ``JUMP``; else None.
+
+    Args:
+        before: the choices before a lesson.
+        after: the choices after it, in the same order.
+    """
+    pairs = [(old.ridge, new.ridge) for old, new in zip(before, after, strict=False) if old.ridge > 0 < new.ridge]
+    old, new = max(pairs, key=lambda pair: max(pair[1] / pair[0], pair[0] / pair[1]), default=(1.0, 1.0))
+    if max(new / old, old / new) <= JUMP:
+        return None
+    return (
+        "note: these photos change the model as much as if they were unlike all those before, or copies of each other: "
+        f"look at them (the ridge went from {old:.3g} to {new:.3g})"
+    )
+
+
+def _shown(ridges: list[float]) -> str:
+    low, high = min(ridges), max(ridges)
+    return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"

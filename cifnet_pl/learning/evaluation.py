@@ -12,9 +12,7 @@ from torch import Tensor
 from torchmetrics import CatMetric, SumMetric
 from torchmetrics.classification import MulticlassCalibrationError
 
-from cifnet_pl.model.answer_counts import FIRST, AnswerCounts
-from cifnet_pl.model.class_accuracy import ClassAccuracy
-from cifnet_pl.model.metrics import percent
+from cifnet_pl.model.metrics import FIRST, AnswerCounts, ClassAccuracy, percent
 
 
 @dataclass(frozen=True)

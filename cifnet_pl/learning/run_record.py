@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
+import os
+import platform
+import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+import yaml
+from lightning.pytorch import Trainer
+
+from cifnet_pl.data.copies import ContentHashes
+from cifnet_pl.data.streams import Stream
+from cifnet_pl.learning.cifnet_module import CIFNetModule
+from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.metrics import average_accuracy, backward_transfer, forgetting, max_drop
 from cifnet_pl.utilities.files import write_json, write_text
 
@@ -164,3 +179,137 @@ def to_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
         csv.writer(line, lineterminator="\r\n").writerow(cells + [""] * (len(header) - len(cells)))
         lines.append(line.getvalue().removesuffix("\r\n") + "\n")
     return "".join(lines)
+
+
+SAMPLED = 256
+"""Samples of each set whose contents are in its fingerprint."""
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Describe the machine of a run.
+
+    Args:
+        device: of the run.
+
+    Returns:
+        One line for people, the processor, the GPU or None, the cores that this process may use, and torch's threads.
+    """
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    name, count = processor(), cores()
+    description = gpu or f"{name}, {count} core{'s' if count > 1 else ''}"
+    return {"machine": description, "processor": name, "gpu": gpu, "cores": count, "threads": torch.get_num_threads()}
+
+
+def processor(info: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the model of the processor, as the system calls it.
+
+    Args:
+        info: Linux's description of the processors.
+    """
+    try:
+        match = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", info.read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        match = None
+    return " ".join(match[1].split()) if match else platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@cache
+def package_commit(folder: Path = Path(__file__).parents[1]) -> str | None:
+    """Return the git commit of the package, with "+changes" if its files differ from it; None outside a repository.
+
+    Args:
+        folder: of the package.
+    """
+    # A package that is installed below someone's repository does not belong to it.
+    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    commit = _git(folder, "rev-parse", "HEAD")
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    return f"{commit}+changes" if commit and changed else commit
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def fingerprint(train: ContentHashes, test: ContentHashes, class_names: Sequence[str]) -> str:
+    """Hash a data set as it is split.
+
+    The hash covers the class, the name and, for files, the size of every sample, and the contents of 256 samples of
+    each set, evenly spread: to read all would take as long as to learn them.
+
+    Args:
+        train, test: the two sets; contents whose hashes are known are not read again.
+        class_names: name of each label.
+
+    Returns:
+        16 hexadecimal digits.
+    """
+    digest = hashlib.sha256()
+    for hashes in (train, test):
+        digest.update(b"\0\0")
+        count, names, labels = len(hashes.samples), hashes.samples.names, hashes.samples.labels
+        for row, size in enumerate(hashes.sizes(np.arange(count)).tolist()):
+            digest.update(f"{class_names[labels[row]]}\0{names[row]}\0{size}\0".encode("utf-8", "surrogateescape"))
+        sampled = np.linspace(0, count - 1, min(count, SAMPLED)).round().astype(np.int64)
+        digest.update(hashes.of(sampled).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def write_configuration(module: TaskModule, folder: Path) -> None:
+    """Write ``config.yaml`` into a run's folder unless the command line has written it already."""
+    path = folder / "config.yaml"
+    if not path.exists():
+        write_text(path, yaml.safe_dump(configuration(module), sort_keys=False, allow_unicode=True))
+
+
+def configuration(module: TaskModule) -> dict[str, Any]:
+    """Return the content of ``config.yaml``: seed, model and data.
+
+    Args:
+        module: attached to a Trainer with its data module.
+    """
+    seed = os.environ.get("PL_GLOBAL_SEED")
+    data = {name: _class_of(value) if isinstance(value, Stream) else value for name, value in module.data.given.items()}
+    data = {name: str(value) if isinstance(value, Path) else value for name, value in data.items()}
+    return {"seed_everything": int(seed) if seed else None, "model": _model(module), "data": data}
+
+
+def _model(module: TaskModule) -> dict[str, Any]:
+    backbone = module.backbone
+    options: dict[str, Any] = {"backbone": backbone.name, "architecture": backbone.architecture}
+    if not isinstance(module, CIFNetModule):
+        model_settings = {
+            name: value for name, value in module.settings().items() if name not in ("module", "backbone")
+        }
+        return {"class_path": _path(type(module)), "init_args": {**options, **model_settings}}
+    head, buffer = module.head, module.buffer
+    settings = {name: value for name, value in head.settings().items() if name != "in_features"}
+    options["head"] = {"class_path": _path(type(head)), "init_args": settings}
+    if buffer is not None:
+        options["buffer"] = {"class_path": _path(type(buffer)), "init_args": buffer.settings()}
+    return {"class_path": _path(type(module)), "init_args": {**options, "calibrate": module.model.calibrated}}
+
+
+def _class_of(stream: Stream) -> dict[str, Any]:
+    return {"class_path": _path(type(stream)), "init_args": dict(vars(stream))}
+
+
+def _path(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def run_folder(trainer: Trainer) -> Path | None:
+    """Return the run's folder, or None for a Trainer without a logger."""
+    return Path(trainer.log_dir) if trainer.loggers and trainer.log_dir else None

@@ -13,7 +13,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 
-from cifnet_pl.backbones.precision import check_precision
+from cifnet_pl.backbones.engines import check_precision
 from cifnet_pl.utilities.errors import UsageError
 
 

@@ -6,19 +6,213 @@ its near-copies, nothing is held out, and nothing is learned twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from scipy.optimize import curve_fit
+from torch import Tensor
 from torchmetrics.functional.classification import binary_calibration_error
 
+from cifnet_pl.data.cache import EmbeddingCache, pipeline_key
+from cifnet_pl.data.sets import FileSet, Source
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.calibration import fit_temperature
-from cifnet_pl.heads.novelty import RIDGE
-from cifnet_pl.model.evaluation import BINS, FEW, Evaluation
-from cifnet_pl.model.photos_left_out import Rows, batches, learned, left_out, near_copies, unit, with_group_sums
+from cifnet_pl.heads.base import RIDGE
+from cifnet_pl.heads.confidence import fit_temperature
+from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
+from cifnet_pl.model.evaluate import BINS, FEW, Evaluation
+from cifnet_pl.model.incremental import IncrementalClassifier
+from cifnet_pl.statistics import comparable, joined, left_out_groups, near_limit
+from cifnet_pl.statistics.near_copies import SAMPLED
+from cifnet_pl.utilities.errors import DataError
+
+AT_ONCE = 2048
+"""Embeddings in memory at once, in float64."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of an array, read when they are asked for: those of a memory-mapped array stay on the disk.
+
+    Attributes:
+        z: (n, d).
+        rows: (m,) int64 positions in ``z``.
+    """
+
+    z: np.ndarray
+    rows: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of the rows, and their width."""
+        return len(self.rows), self.z.shape[1]
+
+    def __getitem__(self, chosen: slice | np.ndarray) -> np.ndarray:
+        return np.asarray(self.z[self.rows[chosen]])
+
+
+Embeddings = np.ndarray | Rows
+
+
+def taken(z: Embeddings, rows: np.ndarray) -> Tensor:
+    """Return a copy of some rows (m,) in memory, (m, d)."""
+    return torch.from_numpy(np.array(z[rows]))
+
+
+def unit(z: Tensor) -> Tensor:
+    """Return embeddings (m, d) at length 1, float64."""
+    return torch.nn.functional.normalize(z.double(), dim=1)
+
+
+def batches(z: Embeddings, labels: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield embeddings and labels, ``AT_ONCE`` at a time."""
+    for start in range(0, len(labels), AT_ONCE):
+        batch = slice(start, start + AT_ONCE)
+        yield torch.from_numpy(np.array(z[batch])), torch.from_numpy(labels[batch])
+
+
+def learned(z: Embeddings, labels: np.ndarray, classes: int) -> RidgeHead:
+    """Return an exact head that has learned all rows.
+
+    Args:
+        z: (n, d).
+        labels: (n,) int64 in 0 … ``classes`` − 1.
+        classes: number of classes.
+    """
+    head = RidgeHead(z.shape[1])
+    head.begin_task(range(classes))
+    for x, y in batches(z, labels):
+        head.observe(x, y)
+    head.solve()
+    return head
+
+
+def left_out(
+    head: RidgeHead, z: Embeddings, labels: np.ndarray, groups: np.ndarray
+) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Yield rows and their scores without all rows of their group, about ``AT_ONCE`` at a time.
+
+    Args:
+        head: that has learned all rows.
+        z: (n, d).
+        labels: (n,) int64.
+        groups: (n,) int64 below n, equal for rows that are left out together.
+    """
+    for rows in whole_groups(groups):
+        yield rows, head.leave_one_out(taken(z, rows), *map(torch.from_numpy, (labels[rows], groups[rows])))
+    for rows in large_groups(groups):
+        rest = _without(head, z, labels, rows)
+        yield from ((part, rest(taken(z, part))) for part in _parts(rows))
+
+
+def with_group_sums(z: Embeddings, groups: np.ndarray) -> Iterator[tuple[np.ndarray, Tensor, Tensor, Tensor]]:
+    """Yield rows brought to length 1, about ``AT_ONCE`` at a time, with what their groups are.
+
+    Args:
+        z: (n, d).
+        groups: (n,) int64 below n.
+
+    Yields:
+        (m,) rows, their embeddings (m, d) float64, and the sum (m, d) and the number (m,) of those of each one's group.
+    """
+    for rows in whole_groups(groups):
+        x, group = unit(taken(z, rows)), torch.from_numpy(np.unique(groups[rows], return_inverse=True)[1])
+        sums = x.new_zeros(int(group.max()) + 1, x.shape[1]).index_add_(0, group, x)
+        yield rows, x, sums[group], group.bincount()[group]
+    for rows in large_groups(groups):
+        total = torch.zeros(z.shape[1], dtype=torch.float64)
+        for part in _parts(rows):
+            total += unit(taken(z, part)).sum(dim=0)
+        for part in _parts(rows):
+            yield part, unit(taken(z, part)), total.expand(len(part), -1), torch.full((len(part),), len(rows))
+
+
+def whole_groups(groups: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the rows of groups of at most ``AT_ONCE``, about as many at a time, those of one group in one part."""
+    rows = np.flatnonzero(~_is_large(groups))
+    order = rows[np.argsort(groups[rows], kind="stable")]
+    first = np.flatnonzero(np.diff(groups[order], prepend=-1))  # of each group
+    ends = first[np.searchsorted(first, np.arange(AT_ONCE, len(order), AT_ONCE), side="right") - 1]
+    yield from (np.sort(part) for part in np.split(order, np.unique(ends)) if len(part))
+
+
+def large_groups(groups: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the rows of each group of more than ``AT_ONCE``."""
+    large = _is_large(groups)
+    yield from (np.flatnonzero(groups == group) for group in np.unique(groups[large]))
+
+
+def _is_large(groups: np.ndarray) -> np.ndarray:
+    return np.asarray(np.bincount(groups)[groups] > AT_ONCE)
+
+
+def _parts(rows: np.ndarray) -> list[np.ndarray]:
+    return np.split(rows, range(AT_ONCE, len(rows), AT_ONCE))
+
+
+def _without(head: RidgeHead, z: Embeddings, labels: np.ndarray, rows: np.ndarray) -> RidgeHead:
+    """Return the head as if it had not learned some rows, at the same ridge, from its sums without theirs."""
+    gone = head.fresh()
+    gone.begin_task(head.classes)
+    for part in _parts(rows):
+        gone.observe(taken(z, part), torch.from_numpy(labels[part]))
+    rest = copy.deepcopy(head)
+    rest.subtract_(gone)
+    rest.ridge = head.ridge_used.item()
+    rest.solve()
+    return rest
+
+
+def _comparable(z: Embeddings, rows: np.ndarray, part: Tensor) -> Tensor:
+    return comparable(taken(z, rows[part.numpy()]))
+
+
+class NearCopies(NamedTuple):
+    """The near-copies among photos.
+
+    Attributes:
+        groups: (n,) int64, equal for photos that are left out together.
+        copied: (n,) bool, which photos have a near-copy in their class.
+        judged: (n,) bool, which can be judged: not the only photo of a class, nor those of a class that are all
+            near-copies of one another, as without them nothing is known of it.
+    """
+
+    groups: np.ndarray
+    copied: np.ndarray
+    judged: np.ndarray
+
+
+def near_copies(z: Embeddings, labels: np.ndarray) -> NearCopies:
+    """Find near-copies of one class, such as bursts.
+
+    Args:
+        z: (n, d) embeddings.
+        labels: (n,) int64.
+    """
+    groups, copied = np.arange(len(labels)), np.zeros(len(labels), dtype=bool)
+    judged = np.bincount(labels)[labels] > 1
+    by_class = np.argsort(labels, kind="stable")
+    sample = np.sort(by_class[:: -(-len(labels) // SAMPLED)])
+    limit = near_limit(comparable(taken(z, sample)), torch.from_numpy(labels[sample]))
+    if limit is None:  # one class
+        return NearCopies(groups, copied, judged)
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        alike = joined(partial(_comparable, z, rows), len(rows), limit)
+        copied[rows] = (alike.bincount()[alike] > 1).numpy()
+        judged[rows] = (alike.bincount()[alike] < len(rows)).numpy()
+        together = left_out_groups(alike, torch.zeros(len(rows), dtype=torch.int64)).numpy()
+        _, first, group = np.unique(together, return_index=True, return_inverse=True)
+        groups[rows] = rows[first][group]
+    return NearCopies(groups, copied, judged)
+
 
 FOR_TEMPERATURE = 5000
 """Photos that the temperature is fitted to, evenly spaced."""
@@ -262,3 +456,80 @@ def _fit(points: Sequence[tuple[int, float]]) -> tuple[float, float, float] | No
     except RuntimeError:  # no curve of this kind
         return None
     return float(fitted[0]), float(fitted[1]), float(fitted[2])
+
+
+@contextmanager
+def embeddings_of(
+    model: IncrementalClassifier,
+    source: Source,
+    cache_folder: Path,
+    unreadable: list[Unreadable],
+    progress: bool = False,
+) -> Iterator[tuple[np.ndarray, np.ndarray, list[Path]]]:
+    """Embed all photos of both parts of a source; what the cache lacks is added to it.
+
+    Args:
+        model: whose backbone embeds.
+        source: photos in class folders.
+        cache_folder: where embeddings are kept.
+        unreadable: photos that cannot be decoded are appended.
+        progress: whether to draw a bar on a terminal.
+
+    Yields:
+        (n, d) float32 embeddings in a file that is removed afterwards, (n,) int64 labels, and the n files.
+
+    Raises:
+        DataError: no photo can be read.
+    """
+    parts = [("train", cast(FileSet, source.train)), ("val", cast(FileSet, source.val))]
+    total = sum(len(files) for _, files in parts)
+    if not total:
+        raise DataError("there are no photos to audit")
+    with TemporaryDirectory(prefix="cifnet-audit-") as folder:
+        z = np.memmap(Path(folder) / "z", dtype=np.float32, mode="w+", shape=(total, model.head.in_features))
+        labels, places, filled = np.zeros(total, dtype=np.int64), list[Path](), 0
+        for name, files in parts:
+            engines = dict.fromkeys([model.engine, "torch"])
+            keys = [
+                pipeline_key(model.backbone, model.image_size, model.crop_ratio, model.precision, engine)
+                for engine in engines
+            ]
+            for rows, embedded in _embedded(model, files, source.class_names, [cache_folder / k / name for k in keys],
+                                            unreadable, progress):  # fmt: skip
+                end = filled + len(rows)
+                z[filled:end], labels[filled:end] = embedded, files.labels[rows]
+                places += [files.root / files.names[row] for row in rows]
+                filled = end
+        if not filled:
+            raise DataError("none of the photos can be read: there is nothing to audit")
+        yield z[:filled], labels[:filled], places
+
+
+def _embedded(
+    model: IncrementalClassifier,
+    files: FileSet,
+    names: list[str],
+    folders: Sequence[Path],
+    unreadable: list[Unreadable],
+    progress: bool,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield rows and embeddings, class by class; each class from the first cache that has it."""
+    missing = []
+    for label, rows in files.rows_of.items():
+        for folder in folders:
+            cache = EmbeddingCache(files, names, folder)  # a new one each time keeps no earlier class in memory
+            if cache.known(rows[:1]).all():
+                yield rows, cache.get(rows).numpy()
+                break
+        else:
+            missing.append(label)
+    if not missing:
+        return
+    photos = ClassPhotos(names, files).select(np.isin(files.labels, missing))
+    origin = np.flatnonzero(np.isin(files.labels, missing))
+    cache = EmbeddingCache(files, names, folders[0])
+    cache.known(origin)  # notes what the files are before they are decoded
+    for batch, z in photos.embedded(model, "embedding", unreadable, progress):
+        rows = origin[batch]
+        cache.collect(torch.from_numpy(rows), z)
+        yield rows, z.cpu().numpy()

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from cifnet_pl.backbones.precision import check_precision
+from cifnet_pl.backbones.engines import check_precision
 from cifnet_pl.data.copies import Duplicates
-from cifnet_pl.data.embeddings import unlabelled
-from cifnet_pl.data.images import Photo
 from cifnet_pl.data.photos import photos_of, squares
+from cifnet_pl.data.sources.embeddings import unlabelled
 from cifnet_pl.model.bundle import write_bundle
 from cifnet_pl.model.class_photos import embed_batch
 from cifnet_pl.model.description import class_names
-from cifnet_pl.model.extend import Extension, extend
 from cifnet_pl.model.forget import Forgetting, forget
 from cifnet_pl.model.incremental import IncrementalClassifier
+from cifnet_pl.model.learn import Extension, extend
 from cifnet_pl.model.open_set import Judge, Verdict
+from cifnet_pl.photos.photo import Photo
 
 Judged = Callable[[Tensor, Tensor], list[Verdict]]
 
@@ -200,7 +200,7 @@ class Classifier(IncrementalClassifier):
         duplicates: Duplicates = "leave_out",
         progress: bool = False,
     ) -> Extension[Classifier]:
-        """Learn new classes from one folder of photos per class; see :func:`cifnet_pl.model.extend.extend`.
+        """Learn new classes from one folder of photos per class; see :func:`cifnet_pl.model.learn.extend`.
 
         This model is not changed; ``result.model`` is the one that learned.
         """

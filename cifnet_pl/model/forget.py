@@ -9,19 +9,20 @@ from typing import Generic
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from cifnet_pl.backbones.precision import FLOAT32
+from cifnet_pl.backbones.engines import FLOAT32
 from cifnet_pl.buffer import SAME
-from cifnet_pl.data.content_hashes import hashes_of
-from cifnet_pl.data.folders import image_files, listing, require_folder
-from cifnet_pl.data.image_sets import expanded, held_back, place
-from cifnet_pl.data.photo_files import read_bytes
+from cifnet_pl.data.copies import hashes_of
+from cifnet_pl.data.groups import held_back_together
 from cifnet_pl.data.photos import squares
-from cifnet_pl.data.similar_photos import held_back_together
+from cifnet_pl.data.sets import expanded, held_back, place
+from cifnet_pl.data.sources.folders import image_files, listing, require_folder
 from cifnet_pl.heads import Head
-from cifnet_pl.model.class_photos import Unreadable, embed_batch, unreadable_of
+from cifnet_pl.model.class_photos import ClassPhotos, Unreadable, embed_batch, unreadable_of
 from cifnet_pl.model.description import Event, now
 from cifnet_pl.model.incremental import IncrementalClassifier, M
+from cifnet_pl.photos.files import read_bytes
 from cifnet_pl.utilities.errors import DataError, UnsupportedError, UsageError
 from cifnet_pl.utilities.text import number_of, printable
 
@@ -265,3 +266,85 @@ def _unlike(name: str, count: int, folders: Sequence[Path], problem: str, needed
         f"class '{printable(name)}' was learned from {number_of(count, 'photo')}, {where} {holds} {problem}: "
         f"give {needed}, or leave out --images to remove the class from what can be predicted"
     )
+
+
+ROUNDING = 1e-4
+"""Share of the largest score by which those of two engines may differ."""
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far the scores of a model are from those of one that was learned again.
+
+    Attributes:
+        photos: number of photos that were learned again and scored by both.
+        largest: largest difference of two scores.
+        scale: largest score of the model that was learned again.
+    """
+
+    photos: int
+    largest: float
+    scale: float
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether the difference is no more than that of two engines that run the network."""
+        return self.largest <= ROUNDING * self.scale
+
+
+def distance_to_retrained(model: IncrementalClassifier, images: Path | str) -> Distance:
+    """Learn a model's classes again from their photos, in the same tasks, and compare the scores of these photos.
+
+    Args:
+        model: what is left after a class was forgotten.
+        images: folder or Zip archive with one sub-folder for each of its classes; from a model that knows the content
+            hashes of all its photos these are picked out, otherwise it must hold exactly those.
+
+    Raises:
+        DataError: a class is missing, or has another number of photos that can be read.
+        UnsupportedError: a head whose statistics cannot be taken back, so that there is nothing to compare.
+    """
+    model.head.require("subtracts")
+    learned_files = _compared_files(model, expanded(Path(images)))
+    with model.backbone.preferring(model.engines):
+        embedded = {name: _embedded(model, files) for name, files in learned_files.items()}
+    for name, z in embedded.items():
+        if len(z) != model.counts[name]:
+            learned, of_them = number_of(model.counts[name], "photo"), " of them" if model.knows_photos else ""
+            raise DataError(f"class '{printable(name)}' was learned from {learned}, --compare holds {len(z)}{of_them}")
+    head, start = model.head.fresh(), 0
+    for names in model.tasks:
+        labels = model.labels(names)
+        head.begin_task(labels, [len(embedded[name]) for name in names])
+        for label, name in zip(labels, names, strict=True):
+            head.observe(embedded[name], torch.full((len(embedded[name]),), label, device=embedded[name].device))
+        start += len(names)
+        if model.photos is not None and start == len(model.class_names):
+            head.note_copies(model.photos.copies)
+        head.solve()
+    z = torch.cat([embedded[name] for name in model.class_names])
+    again, ours = head(z), model.head(z)
+    return Distance(len(z), float((ours - again).abs().max()), float(again.abs().max()))
+
+
+def _compared_files(model: IncrementalClassifier, root: Path) -> dict[str, list[Path]]:
+    """Return the photos of each class: those it learned, where it knows their contents, else all in its folder."""
+    photos = ClassPhotos.find(root, "--compare")
+    missing = [name for name in model.class_names if name not in photos.class_names]
+    if missing:
+        raise DataError(f"--compare has no photos of class '{printable(missing[0])}': give those of all classes left")
+    files = [photos.files.root / name for name in photos.files.names]
+    if model.photos is None or not model.knows_photos:
+        return {
+            name: [files[row] for row in photos.files.rows_of[photos.class_names.index(name)]]
+            for name in model.class_names
+        }
+    hashes = hashes_of(photos.files.content, range(len(files))).tolist()
+    first = dict(reversed(list(zip(hashes, files, strict=True))))
+    learned = {name: model.photos.of(model.labels([name])[0]).tolist() for name in model.class_names}
+    return {name: [first[value] for value in values if value in first] for name, values in learned.items()}
+
+
+def _embedded(model: IncrementalClassifier, files: list[Path]) -> Tensor:
+    parts = [embed_batch(model, batch) for batch in squares(files, model.image_size, model.crop_ratio)]
+    return torch.cat(parts) if parts else torch.zeros(0, model.head.in_features)

@@ -11,6 +11,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
 Row = Sequence[float | None]
 
 
@@ -102,3 +106,102 @@ def max_drop(trajectory: Sequence[float | None]) -> float | None:
     pairs = itertools.pairwise(trajectory)
     drops = [a - b for a, b in pairs if a is not None and b is not None]
     return max(drops) if drops else None
+
+
+class ClassAccuracy(Metric):
+    """Correct and total predictions per class, summed over processes: every accuracy is derived from these.
+
+    Args:
+        classes: number of classes C; predictions and targets are columns 0 … C−1.
+    """
+
+    full_state_update = False
+    correct: Tensor
+    total: Tensor
+
+    def __init__(self, classes: int):
+        super().__init__()
+        self.classes = classes
+        for name in ("correct", "total"):
+            self.add_state(name, torch.zeros(classes, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, predicted: Tensor, target: Tensor) -> None:
+        """Count a batch.
+
+        Args:
+            predicted: (n,) int64 columns.
+            target: (n,) int64 true columns.
+        """
+        self.correct += torch.bincount(target[predicted == target], minlength=self.classes)
+        self.total += torch.bincount(target, minlength=self.classes)
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """Return (C,) correct and (C,) total."""
+        return self.correct, self.total
+
+
+FIRST = 5
+"""Most probable classes that are kept of an image."""
+
+
+class AnswerCounts(Metric):
+    """Confusion matrix and top-5 hits, summed over processes.
+
+    Args:
+        classes: number of classes C; predictions and targets are columns 0 … C−1.
+    """
+
+    full_state_update = False
+    confusion: Tensor
+    among_first: Tensor
+
+    def __init__(self, classes: int):
+        super().__init__()
+        self.classes = classes
+        self.add_state("confusion", torch.zeros(classes, classes, dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("among_first", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, probabilities: Tensor, target: Tensor) -> None:
+        """Count a batch; of equal probabilities the lower column comes first.
+
+        Args:
+            probabilities: (n, C) float.
+            target: (n,) int64 true columns.
+        """
+        raised, best = with_answer_first(probabilities)
+        self.confusion.view(-1).index_add_(0, target * self.classes + best, torch.ones_like(best))
+        target_scores = raised.gather(1, target[:, None])
+        before = torch.arange(self.classes, device=target.device) < target[:, None]
+        rank = ((raised > target_scores) | ((raised == target_scores) & before)).sum(dim=1)
+        self.among_first += (rank < FIRST).sum()
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """Return the confusion matrix (C, C) with true classes in rows, and the number of top-5 hits."""
+        return self.confusion, self.among_first
+
+
+def with_answer_first(probabilities: Tensor) -> tuple[Tensor, Tensor]:
+    """Replace the probability of the answer by infinity, so that ties are sorted as ``argmax`` decides them.
+
+    Args:
+        probabilities: (n, C).
+
+    Returns:
+        The changed probabilities (n, C), and the answers (n,).
+    """
+    best = probabilities.argmax(dim=1)
+    return probabilities.scatter(1, best[:, None], float("inf")), best
+
+
+def first_classes(probabilities: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the up to five most probable classes of each image, the first one being that of ``argmax``.
+
+    Args:
+        probabilities: (n, C) float.
+
+    Returns:
+        (n, min(5, C)) int64 columns and their (n, min(5, C)) probabilities, in falling order.
+    """
+    raised, _ = with_answer_first(probabilities)
+    columns = raised.argsort(dim=1, descending=True, stable=True)[:, :FIRST]
+    return columns, probabilities.gather(1, columns)

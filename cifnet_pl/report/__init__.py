@@ -8,14 +8,12 @@ from pathlib import Path
 import matplotlib
 
 from cifnet_pl.report.accuracy_figures import ablation_bars, calibration_maps, sampling_bars, trajectories, value_curves
-from cifnet_pl.report.compared_groups import folders_of
-from cifnet_pl.report.comparison import Pair, comparison_picture, comparison_table, in_words
+from cifnet_pl.report.comparison import Pair, comparison_picture, comparison_table, folders_of, in_words
 from cifnet_pl.report.comparison import compare as compared
 from cifnet_pl.report.cost_figures import buffer_points, energy_points, memory_points, time_bubbles
 from cifnet_pl.report.external_results import read_external
-from cifnet_pl.report.groups import group_order, group_runs
-from cifnet_pl.report.markup import Table, to_csv_table, to_latex, to_markdown
-from cifnet_pl.report.page import to_page
+from cifnet_pl.report.outcomes import group_order, group_runs
+from cifnet_pl.report.page import Table, to_csv_table, to_latex, to_markdown, to_page
 from cifnet_pl.report.runs import find_missing, read_runs
 from cifnet_pl.report.study import REFERENCE, Study
 from cifnet_pl.report.style import SETTINGS, Picture, render

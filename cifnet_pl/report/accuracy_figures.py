@@ -9,10 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from cifnet_pl.report.display_names import heading, strategy_name
-from cifnet_pl.report.markup import Column, cell_text
 from cifnet_pl.report.outcomes import Group, Stat, with_seeds
-from cifnet_pl.report.settings import Setting
+from cifnet_pl.report.page import Column, cell_text
+from cifnet_pl.report.settings import Setting, heading, strategy_name
 from cifnet_pl.report.study import ABLATIONS, ANALYTIC, CLASSIFIERS, Study
 from cifnet_pl.report.style import (
     SMALL,

@@ -12,10 +12,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from cifnet_pl.data.images import UnreadableImage, read_square
-from cifnet_pl.learning.confusion_figure import png
+from cifnet_pl.learning.callbacks.pictures import png
 from cifnet_pl.model.audit import LearningCurve
-from cifnet_pl.report.html_tables import template
+from cifnet_pl.photos.photo import UnreadableImage, read_square
+from cifnet_pl.report.page import template
 from cifnet_pl.utilities.text import printable
 
 PIXELS = 136

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
-from cifnet_pl.report.answers import paired, right_answers
-from cifnet_pl.report.compared_groups import groups_named, told_apart
-from cifnet_pl.report.markup import Cell, Column, Table
-from cifnet_pl.report.outcomes import Group, Outcome, fixed
-from cifnet_pl.report.setting_names import slug
+from cifnet_pl.report.outcomes import Group, Outcome, fixed, group_runs, stat_of
+from cifnet_pl.report.page import Cell, Column, Table
+from cifnet_pl.report.runs import paired, read_runs, right_answers
+from cifnet_pl.report.settings import Setting, slug
 from cifnet_pl.report.significance import (
     Answers,
     Interval,
@@ -23,7 +24,71 @@ from cifnet_pl.report.significance import (
 )
 from cifnet_pl.report.study import Study
 from cifnet_pl.report.style import SMALL, Picture, figure, wrapped
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import DataError, UsageError, unknown_name
+from cifnet_pl.utilities.text import printable
+
+
+def groups_named(study: Study, name: str) -> list[Group]:
+    """Return the groups that one of two compared names stands for.
+
+    Args:
+        study: all results.
+        name: a label as the tables have it, or the name of a method, for its reference in each setting; else a run's
+            folder, a folder that holds several seeds of one configuration, or a pattern for such folders.
+
+    Raises:
+        UsageError: an unknown name, or folders with runs of several configurations.
+        DataError: folders without a complete run.
+    """
+    found = [group for setting in study.settings if (group := _named(study.of(setting), name))]
+    if found:
+        return found
+    folders = folders_of(name)
+    if not folders:
+        labels = dict.fromkeys(label for group in study.groups for label in (group.label, group.name))
+        raise unknown_name("method or folder for --compare", name, labels)
+    return [_of_folders(study, name, folders)]
+
+
+def folders_of(name: str) -> list[Path]:
+    """Return the folders that a path or a pattern stands for."""
+    return sorted(path for path in map(Path, glob.glob(name)) if path.is_dir()) if name else []
+
+
+def _named(groups: Sequence[Group], name: str) -> Group | None:
+    exact = [group for group in groups if group.label == name]
+    main = [group for group in groups if group.name == name and (group.is_reference or group.kind == "external")]
+    return next(iter([*exact, *main]), None)
+
+
+def _of_folders(study: Study, name: str, folders: Sequence[Path]) -> Group:
+    runs, left_out = read_runs(folders)
+    if not runs:
+        raise DataError(f"--compare {name}: no finished run{f' ({left_out[0]})' if left_out else ''}")
+    groups, replaced = group_runs(runs)
+    labels = ", ".join(f"{group.label} ({group.setting.short})" for group in groups)
+    if len(groups) > 1:
+        raise UsageError(f"--compare {name}: expected seeds of one configuration, but its runs are of {labels}")
+    if replaced:
+        raise UsageError(f"--compare {name}: {replaced[0]}; name one of both")
+    (group,) = groups
+    same = [g for g in study.groups if (g.setting, g.name, g.config) == (group.setting, group.name, group.config)]
+    return replace(group, named=same[0].named) if same else group
+
+
+def told_apart(a: Group, b: Group, names: Sequence[str]) -> tuple[Group, Group]:
+    """Return two groups with labels that differ: by their backbones, else by what the user called them.
+
+    Args:
+        a, b: the groups.
+        names: what each of them was called on the command line.
+    """
+    networks = [group.setting.network for group in (a, b)]
+    if networks[0] != networks[1]:
+        a, b = (replace(group, conditions_label=text) for group, text in zip((a, b), networks, strict=True))
+    elif a.label == b.label:
+        a, b = (replace(group, conditions_label=text) for group, text in zip((a, b), names, strict=True))
+    return a, b
 
 
 @dataclass(frozen=True)
@@ -75,7 +140,7 @@ def compare(study: Study, names: Sequence[str]) -> list[Pair]:
 
     Args:
         study: all results.
-        names: two methods or folders of runs, as :func:`cifnet_pl.report.compared_groups.groups_named` takes them.
+        names: two methods or folders of runs, as :func:`cifnet_pl.report.comparison.groups_named` takes them.
 
     Raises:
         UsageError: not two names, an unknown one, or no data and seed that both have.
@@ -244,3 +309,42 @@ def comparison_picture(pair: Pair) -> Picture | None:
     axes.set_title(wrapped(pair.title, 52))
     caption = f"{pair.a.label} minus {pair.b.label} with 95 % intervals, {pair.title}; right: the difference."
     return Picture(pair.name, caption, chart)
+
+
+def answer_sets_table(study: Study, setting: Setting) -> Table:
+    """Tabulate coverage and mean size of the sets of answers at 95 % of each class, the least covered first.
+
+    Args:
+        study: all results.
+        setting: whose calibrated runs are shown.
+    """
+    groups = [group for group in study.of(setting) if any(_sets(group))]
+    columns = [Column("class")]
+    for group in groups:
+        columns += [Column(f"{group.label}: covered (%)", 1), Column(f"{group.label}: classes", 1)]
+    cells = {name: [cell for group in groups for cell in _cells(group, name)] for name in _names(groups)}
+    rows: list[list[Cell]] = [[printable(name), *cells[name]] for name in sorted(cells, key=lambda c: _order(cells[c]))]
+    notes = [
+        "Of the test images of a class, how many have it among the answers, and how many classes are among these. The "
+        "answers are to hold the right class of 95 % of all images; single classes may lie above or below.",
+        study.seeds_note(groups),
+    ]
+    title = f"Sets of answers at 95 %, by class: {study.names[setting]}"
+    return Table(f"answer_sets_{study.slug(setting)}", title, columns, rows, notes)
+
+
+def _sets(group: Group) -> list[dict[str, tuple[float, float]]]:
+    return [dict(outcome.run.answer_sets) if outcome.run is not None else {} for outcome in group.outcomes]
+
+
+def _names(groups: list[Group]) -> list[str]:
+    return sorted({name for group in groups for sets in _sets(group) for name in sets})
+
+
+def _cells(group: Group, name: str) -> list[Cell]:
+    found = {outcome.key: sets.get(name) for outcome, sets in zip(group.outcomes, _sets(group), strict=True)}
+    return [stat_of({key: None if pair is None else pair[i] for key, pair in found.items()}) for i in (0, 1)]
+
+
+def _order(cells: list[Cell]) -> list[float]:
+    return [100.0 if cell is None or isinstance(cell, str) else cell.mean for cell in cells[::2]]

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation, LogLocator, NullFormatter
 
-from cifnet_pl.report.markup import number
-from cifnet_pl.report.memory_tables import buffer_megabytes, buffered, raw_images
+from cifnet_pl.report.memory import buffer_megabytes, buffered, raw_images
 from cifnet_pl.report.outcomes import Group, Stat, differing_seeds
+from cifnet_pl.report.page import number
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.report.study import Study
 from cifnet_pl.report.style import COLOURS, MARKERS, SMALL, Picture, figure, fitted, legend_of_points, wrapped

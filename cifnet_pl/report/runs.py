@@ -2,24 +2,260 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import csv
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cifnet_pl.report.answers import answers_of
-from cifnet_pl.report.run_files import (
-    ACTIVATIONS,
-    ANSWER_SETS,
-    read_activations,
-    read_answer_sets,
-    read_config,
-    read_rows,
-    read_summary,
-)
+import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
+
+from cifnet_pl.model.description import Number, Table
 from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.files import read_yaml
 from cifnet_pl.utilities.run_folders import versions
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import first_line, printable
+
+ACTIVATIONS, ANSWER_SETS = "activations.csv", "answer_sets.csv"
+MEASURED = (
+    "A_K", "A_bar", "forgetting", "bwt", "forward_transfer", "max_drop", "top5", "ece", "nll", "epochs",
+    "set_size", "set_coverage", "called_unknown", "unknown_auroc", "unknown_fpr95",
+    "train_seconds", "eval_seconds", "energy_kwh", "A_K_per_kwh", "co2_kg", "backbone_params", "state_elements",
+    "buffer_elements",
+)  # fmt: skip
+"""Keys of ``summary.json`` that have a number, or null where something was not measured."""
+
+NEEDED = ("A_K", "A_bar", "A_k", "n_tasks", "n_classes", "head", "train_seconds", "energy_kwh", "state_elements")
+
+
+class SummaryTable(Table):
+    """What reports use of ``summary.json`` besides the numbers that were measured."""
+
+    A_k: list[Number | None] = Field(min_length=1)
+    n_tasks: int = Field(ge=1)
+    n_classes: int = Field(ge=1)
+    head: str
+    seed: int | None = None
+    head_settings: dict[str, Any] | None = None
+    buffer_settings: dict[str, Any] | None = None
+    state_components: dict[str, Number | None] | None = None
+    state_bytes_per_element: dict[str, Number | None] | None = None
+    cached_images: int | None = None
+    image_size: int | None = None
+    backbone: str | None = None
+    machine: str | None = None
+    device: str | None = None
+    energy_source: str | None = None
+    threads: int | None = None
+    cores: int | None = None
+
+
+class DataSection(Table):
+    """What reports use of the section ``data`` of ``config.yaml``."""
+
+    source: str = "folder"
+    root: str | None = None
+    classes_per_task: int | list[int] | None = None
+    initial_classes: int | None = None
+    image_size: int | None = None
+    tune: Number | None = None
+
+
+def read_summary(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Read ``summary.json``.
+
+    Args:
+        path: the file.
+
+    Returns:
+        Its content, with null for numbers that are not finite; and the keys of those.
+
+    Raises:
+        DataError: no such file, it is damaged, or it lacks something.
+    """
+    if not path.is_file():
+        raise DataError(f"{path.parent}: no summary.json, the run did not finish")
+    with _damaged(path):
+        content = json.loads(path.read_text(encoding="utf-8"))
+    missing = [key for key in NEEDED if not isinstance(content, dict) or key not in content]
+    if missing:
+        raise DataError(f"{path} is not a run's summary: it lacks {missing[0]}")
+    doubtful = [key for key, value in content.items() if _without_infinite(value) != value]
+    content = {key: _without_infinite(value) for key, value in content.items()}
+    with _damaged(path):
+        SummaryTable.model_validate(content)
+        TypeAdapter(dict[str, Number | None]).validate_python({key: content.get(key) for key in MEASURED})
+    return content, doubtful
+
+
+def _without_infinite(value: Any) -> Any:
+    """Return a value of a JSON file with None for NaN and infinite numbers."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return [_without_infinite(item) for item in value] if isinstance(value, list) else value
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read ``config.yaml``.
+
+    Args:
+        path: the file.
+
+    Raises:
+        DataError: no such file, or it is damaged.
+    """
+    if not path.is_file():
+        raise DataError(f"{path.parent}: no config.yaml, so its settings are not known")
+    with _damaged(path):
+        content = read_yaml(path)
+        if not isinstance(content, dict) or not isinstance(content.get("data"), dict):
+            raise DataError(f"{path} is not a run's configuration: it has no section data")
+        DataSection.model_validate(content["data"])
+    return content
+
+
+def read_rows(path: Path) -> list[Mapping[str, str]]:
+    """Read ``tasks.csv``.
+
+    Args:
+        path: the file.
+
+    Raises:
+        DataError: no such file, or it is damaged.
+    """
+    if not path.is_file():
+        raise DataError(f"{path.parent}: no tasks.csv, the run did not finish its first task")
+    with _damaged(path), path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def read_activations(path: Path) -> tuple[tuple[float | None, ...], ...] | None:
+    """Read ``activations.csv``; None if there is none.
+
+    Args:
+        path: the file.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    if not path.is_file():
+        return None
+    with _damaged(path):
+        with path.open(newline="", encoding="utf-8") as file:
+            body = list(csv.reader(file))[1:]
+        return tuple(tuple(float(cell) if cell else None for cell in row[1:]) for row in body)
+
+
+def read_answer_sets(path: Path) -> dict[str, tuple[float, float]]:
+    """Read ``answer_sets.csv``: class → percent covered and mean number of answers; nothing if there is no file.
+
+    Args:
+        path: the file.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    if not path.is_file():
+        return {}
+    with _damaged(path), path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+        rows = [row for row in csv.DictReader(file) if row["covered"]]  # classes with test images
+        return {row["class"]: (float(row["covered"]), float(row["answers"])) for row in rows}
+
+
+@contextmanager
+def _damaged(path: Path) -> Iterator[None]:
+    """Within the block, say of a file that cannot be read or understood that it is damaged."""
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        entry = ".".join(printable(str(key))[:60] for key in first["loc"])
+        raise DataError(f"{path} is damaged: {entry} {first['msg'].replace('Input should', 'should')}") from error
+    except (ValueError, KeyError, TypeError, OSError, RecursionError, csv.Error, UsageError) as error:
+        raise DataError(f"{path} is damaged: {first_line(error)}") from error
+
+
+FILE = "predictions.parquet"
+NOT_INSTALLED = "no run is compared over its test images: that needs pyarrow (pip install 'cifnet_pl[tables]')"
+
+
+def answers_of(folder: Path) -> Path | None:
+    """Return the file with the predictions of a run; None if it did not keep them.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        DataError: the file cannot be read; the sentence says why.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    if find_spec("pyarrow") is None:
+        raise DataError(NOT_INSTALLED)
+    right_answers(path)
+    return path
+
+
+@lru_cache(maxsize=64)
+def right_answers(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return which test images a run named right after its last task.
+
+    Args:
+        path: its ``predictions.parquet``.
+
+    Returns:
+        (n,) identities of the images, class and name, sorted; (n,) bool.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    table = _last_task(path)
+    names = [f"{label}\0{image}" for label, image in zip(table["label"], table["image"], strict=True)]
+    identities = np.array(names, dtype=np.str_)
+    right = np.array([a == b for a, b in zip(table["label"], table["top_1"], strict=True)], dtype=bool)
+    order = np.argsort(identities, kind="stable")
+    return identities[order], right[order]
+
+
+def _last_task(path: Path) -> dict[str, list[Any]]:
+    """Return the label, the image and first answer of the last task's rows; each task is a row group."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            tables = (file.read_row_group(i) for i in reversed(range(file.num_row_groups)))
+            table = next((t for t in tables if len(t)), None)
+        if table is None:
+            return {"label": [], "image": [], "top_1": []}
+        last = pc.max(table["task"]).as_py()
+        table = table.filter(pc.equal(table["task"], last))
+        return {name: table[name].to_pylist() for name in ("label", "image", "top_1")}
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        raise DataError(f"{path} is damaged, so its run is not compared over test images") from error
+
+
+def paired(a: Path, b: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return whether two runs are right on the test images that both have.
+
+    Args:
+        a, b: their ``predictions.parquet``.
+
+    Returns:
+        (n,) identities of the images; (n,) bool twice, in the same order.
+    """
+    ours, theirs = right_answers(a), right_answers(b)
+    images, i, j = np.intersect1d(ours[0], theirs[0], assume_unique=False, return_indices=True)
+    return images, ours[1][i], theirs[1][j]
+
 
 POINT = "point.yaml"
 """Configuration of a sweep's point, in its experiment's folder."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -251,3 +252,165 @@ def protocol_name(per_task: Any, initial: Any = None) -> str:
     """
     text = ", ".join(map(str, per_task)) if isinstance(per_task, list) else str(per_task)
     return f"{initial} + {text}" if initial else text
+
+
+OF_NETWORK: tuple[Callable[[Setting], str], ...] = (
+    lambda s: s.backbone,
+    lambda s: f"{s.image_size} px" if s.image_size else "own size",
+)
+OF_DATA: tuple[Callable[[Setting], str], ...] = (
+    lambda s: f"{s.n_tasks} tasks",
+    lambda s: f"{s.n_classes} classes",
+    lambda s: s.root,
+)
+"""What may tell apart settings of one name, in words: their networks, and their data."""
+
+
+def distinct_names(settings: Sequence[Setting], extras: Sequence[Callable[[Setting], str]]) -> dict[Setting, str]:
+    """Return a name for each setting; of ``extras`` those are added in which settings of one name differ."""
+    names = {setting: setting.short for setting in settings}
+    for extra in extras:
+        said = {name: {extra(s) for s, other in names.items() if other == name} for name in names.values()}
+        names = {s: f"{name}, {extra(s)}" if len(said[name]) > 1 else name for s, name in names.items()}
+    return names
+
+
+def file_name(names: Mapping[Setting, str], setting: Setting) -> str:
+    """Return a setting's name for a file; names that differ in other characters alone get a number."""
+    alike = [other for other, name in names.items() if slug(name) == slug(names[setting])]
+    number = alike.index(setting)
+    return slug(names[setting]) + (f"_{number + 1}" if number else "")
+
+
+def slug(text: str) -> str:
+    """Return ``text`` in small letters and digits for the name of a file."""
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+
+
+METHODS = {
+    **{name: kind.title or name.removesuffix("Head") for name, kind in heads.HEADS.items()},
+    "FinetuneModule": "Fine-tuning",
+    "ReplayModule": "Replay",
+    "ICaRLModule": "iCaRL",
+    "WAModule": "WA",
+    "PODNetModule": "PODNet",
+    "DERModule": "DER",
+    "FOSTERModule": "FOSTER",
+    "MEMOModule": "MEMO",
+    "CREATEModule": "CREATE",
+    "TagFexModule": "TagFex",
+}
+"""Class of a head, or of a module that trains the network → its name in tables, in the order of the rows."""
+
+JOINT = "Joint logistic regression (bound)"
+"""Logistic regression on all embeddings ever seen: a reference, not a way to learn a stream."""
+
+WORDS: dict[tuple[str, Any], str] = {
+    ("buffer", None): "no buffer",
+    ("buffer", "yes"): "with buffer",
+    ("buffer.oversample", False): "no oversampling",
+    ("buffer.oversample", True): "oversampling",
+    ("head.update_past", False): "locked old neurons",
+    ("head.update_past", True): "updated old neurons",
+    ("head.weighting", "released"): "released weighting",
+    ("head.weighting", "derivative"): "derivative weighting",
+    ("buffer.strategy", "random"): "random buffer",
+    ("buffer.strategy", "herding"): "herding buffer",
+    ("buffer.strategy", "kmeans"): "k-means buffer",
+    ("buffer.strategy", "centroid"): "centroid buffer",
+    ("head.ridge", "gcv"): "λ by GCV",
+    ("calibrate", True): "calibrated",
+    ("calibrate", False): "not calibrated",
+}
+"""(setting, value) → how a method's name says so; other settings are named by :func:`words`."""
+
+LACKING = (("buffer", None), ("buffer.oversample", False), ("head.update_past", False), ("head.weighting", "released"))
+"""Settings that a method's name always mentions, whether or not there is anything to compare it with."""
+
+SHORT = {"head.ridge": "λ", "buffer.capacity": "buffer", "buffer.per_class": "buffer per class"}
+"""Setting → its name before a value."""
+
+LONG = {
+    "head.ridge": "ridge λ",
+    "head.width": "width of the random projection",
+    "head.epsilon": "clipping ε",
+    "buffer.capacity": "size of the buffer (embeddings)",
+    "buffer.per_class": "size of the buffer (embeddings per class)",
+    "buffer.strategy": "selection of the buffer",
+    "buffer.oversample": "buffer weighted up to the new classes",
+    "head.update_past": "old neurons see new tasks",
+    "head.weighting": "weighting of samples",
+    "head.dtype": "precision of the sums",
+    "head.balanced": "classes weighted alike",
+    "head.transform": "transform of the embedding",
+    "head.decision": "decision rule",
+    "head.metric": "distance",
+    "head.projection": "given projection",
+    "head.neighbours": "neighbours",
+    "engine": "engine of the network",
+    "data.image_size": "size of the images (pixels)",
+    "trainer.precision": "precision of the network",
+}
+"""Setting → its name as a heading or the label of an axis."""
+
+
+SAID_BY_HEADING = ("buffer.oversample", "head.update_past", "head.balanced", "buffer.per_class")
+"""Settings whose heading says what yes and no mean."""
+
+
+def method_name(head: str) -> str:
+    """Return the name of a head's or module's class in tables."""
+    return METHODS.get(head, head.removesuffix("Head").removesuffix("Module"))
+
+
+def words(key: str, value: Any) -> str:
+    """Return a setting and its value as part of a method's name.
+
+    Args:
+        key: dotted name of the setting.
+        value: of the setting.
+
+    Example:
+        >>> words("head.ridge", 0.01)
+        'λ 0.01'
+    """
+    known = WORDS.get((key, value)) if isinstance(value, str | bool | None) else None
+    if known is not None:
+        return known
+    name = SHORT.get(key) or _last(key)
+    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {'none' if value is None else value}"
+
+
+def heading(key: str) -> str:
+    """Return a setting as a heading or the label of an axis.
+
+    Example:
+        >>> heading("head.width")
+        'width of the random projection'
+    """
+    return LONG.get(key) or _last(key)
+
+
+def value_name(key: str, value: Any) -> str:
+    """Return a setting's value as it is shown under its heading.
+
+    Args:
+        key: dotted name of the setting.
+        value: of the setting.
+    """
+    if key == "buffer.strategy":
+        return strategy_name(value)
+    if key in SAID_BY_HEADING and isinstance(value, bool | None):
+        return {True: "yes", False: "no", None: "none"}[value]
+    plain = "none" if value is None else str(value)
+    text = WORDS.get((key, value), plain) if isinstance(value, str | bool | None) else plain
+    return text.removeprefix("λ ").removesuffix(" weighting")  # the heading has these words
+
+
+def strategy_name(strategy: object) -> str:
+    """Return the name of a way to select the buffer."""
+    return WORDS.get(("buffer.strategy", strategy), str(strategy)).removesuffix(" buffer")
+
+
+def _last(key: str) -> str:
+    return key.split(".")[-1].replace("_", " ")

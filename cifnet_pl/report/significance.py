@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from cifnet_pl.report.answers import paired
 from cifnet_pl.report.outcomes import Stat
+from cifnet_pl.report.runs import paired
 
 LEVEL = 0.05
 RESAMPLES, BLOCK = 10_000, 500

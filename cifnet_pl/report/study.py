@@ -7,12 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from cifnet_pl.report.display_names import JOINT
 from cifnet_pl.report.external_results import Published, published_groups, published_numbers, published_values
-from cifnet_pl.report.groups import method_order
-from cifnet_pl.report.outcomes import Conditions, Group, Stat, fixed
-from cifnet_pl.report.setting_names import OF_DATA, OF_NETWORK, distinct_names, file_name
-from cifnet_pl.report.settings import Setting
+from cifnet_pl.report.outcomes import Conditions, Group, Stat, fixed, method_order
+from cifnet_pl.report.settings import JOINT, OF_DATA, OF_NETWORK, Setting, distinct_names, file_name
 from cifnet_pl.report.significance import ratio
 
 ABLATIONS = ("buffer", "buffer.oversample", "head.update_past", "head.weighting")

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from cifnet_pl.report.answer_sets import answer_sets_table
-from cifnet_pl.report.display_names import heading, strategy_name, value_name
-from cifnet_pl.report.markup import CONDITIONS, SEEDS, Cell, Column, Table
-from cifnet_pl.report.memory_tables import buffer_bytes_table, memory_table, scaling_tables
+from cifnet_pl.report.comparison import answer_sets_table
+from cifnet_pl.report.memory import buffer_bytes_table, memory_table, scaling_tables
 from cifnet_pl.report.outcomes import Group, Stat, fixed
+from cifnet_pl.report.page import CONDITIONS, SEEDS, Cell, Column, Table
 from cifnet_pl.report.runs import Run
-from cifnet_pl.report.settings import Setting
+from cifnet_pl.report.settings import Setting, heading, strategy_name, value_name
 from cifnet_pl.report.study import ABLATIONS, Study, notes_of, sources
 
 BEST = (

@@ -16,7 +16,7 @@ from fastapi import Path as InPath
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from cifnet_pl.data.images import UnreadableImage
+from cifnet_pl.photos.photo import UnreadableImage
 from cifnet_pl.serving import answers, inspection
 from cifnet_pl.serving.learner import Job
 from cifnet_pl.serving.refusals import RequestError
@@ -227,7 +227,7 @@ def history(service: Service) -> APIRouter:
     @router.get("/versions/{number}/onnx", tags=["change"], response_class=StreamingResponse)
     def onnx(number: Number) -> Response:
         """The version as one ONNX graph from photos to probabilities."""
-        from cifnet_pl.model.onnx import onnx_bytes
+        from cifnet_pl.model.export import onnx_bytes
 
         model = workspace.load(number)
         name = f"{service.options.name}-{number}.onnx"

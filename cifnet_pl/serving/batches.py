@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from cifnet_pl.data.loading import cores
 from cifnet_pl.data.photos import batch_size
-from cifnet_pl.data.workers import cores
 from cifnet_pl.model.classifier import Classifier, Judged
 from cifnet_pl.model.open_set import Verdict, able
 from cifnet_pl.serving.refusals import RequestError

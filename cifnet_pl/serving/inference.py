@@ -22,7 +22,7 @@ from PIL import Image
 from pydantic import BaseModel, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from cifnet_pl.data.images import UnreadableImage, square
+from cifnet_pl.photos.photo import UnreadableImage, square
 from cifnet_pl.serving.api import ERRORS
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.service import Service

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.heads.calibration import near_copies
+from cifnet_pl.heads.confidence import near_copies
+from cifnet_pl.model.audit import LearningCurve, audit, learning_curve
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.metrics import percent
-from cifnet_pl.serving.answers import Look, Moment
+from cifnet_pl.serving.answers import Audit, CurvePoint, Doubtful, Look, Moment
+from cifnet_pl.serving.batches import Scored
+from cifnet_pl.serving.refusals import RequestError
 
 LARGEST_CONFUSION = 40
 """Classes above which no confusion matrix is shown."""
@@ -129,3 +135,169 @@ def groups_of(z: Tensor, largest: int = 12) -> list[list[int]]:
             best, chosen = quality, labels.tolist()
     rows = [[row for row in range(count) if chosen[row] == label] for label in sorted(set(chosen))]
     return sorted(rows, key=len, reverse=True)
+
+
+PER_CLASS = 100
+"""Photos of a class that are compared, the newest."""
+
+AT_ONCE = 8
+"""Photos that are embedded at a time: answers that come meanwhile wait for no more than these."""
+
+Submit = Callable[[str], Future[Scored]]
+"""Name of a kept photo → its embedding; raises OSError where the file is gone."""
+
+
+class Gallery:
+    """The kept photos of the served version, embedded in the background after every change.
+
+    Args:
+        kept: returns the names of the kept photos of each class.
+        submit: embeds one photo.
+    """
+
+    def __init__(self, kept: Callable[[], Mapping[str, Sequence[str]]], submit: Submit):
+        self._kept, self._submit = kept, submit
+        self._known: dict[str, Tensor] = {}  # by the hash of the content: right for every version
+        self._classes: dict[str, tuple[list[str], Tensor]] = {}
+        self._changed, self._ended = threading.Event(), False
+        self._thread = threading.Thread(target=self._run, name="gallery", daemon=True)
+        self._thread.start()
+
+    def update(self) -> None:
+        """Start to embed new photos; return at once."""
+        self._changed.set()
+
+    def close(self) -> None:
+        """Stop the thread that embeds."""
+        self._ended = True
+        self._changed.set()
+        self._thread.join()
+
+    def nearest(self, name: str, z: Tensor) -> str | None:
+        """Return the kept photo of a class with the largest cosine to an embedding; None if none is kept.
+
+        Args:
+            name: of the class.
+            z: (d,).
+        """
+        files, unit = self._classes.get(name, ([], z.new_zeros(0, len(z))))
+        return files[int((unit @ z.cpu().float()).argmax())] if files else None
+
+    def embeddings(self, names: Sequence[str]) -> tuple[list[str], Tensor]:
+        """Embed kept photos, and wait for the result.
+
+        Args:
+            names: of the photos.
+
+        Returns:
+            Names of the photos that can be read, and their embeddings (n, d).
+        """
+        self._embed([name for name in names if name not in self._known])
+        present = [name for name in names if name in self._known]
+        return present, torch.stack([self._known[name] for name in present]) if present else torch.zeros(0, 0)
+
+    def _run(self) -> None:
+        while True:
+            self._changed.wait()
+            self._changed.clear()
+            if self._ended:
+                return
+            kept = self._kept()
+            newest = {name: list(files)[-PER_CLASS:] for name, files in kept.items()}
+            self._embed([file for files in newest.values() for file in files if file not in self._known])
+            classes = {}
+            for name, files in newest.items():
+                here = [file for file in files if file in self._known]
+                if here:
+                    stacked = torch.stack([self._known[file] for file in here])
+                    classes[name] = here, torch.nn.functional.normalize(stacked, dim=1)
+            self._classes = classes
+            wanted = {file for files in kept.values() for file in files}
+            for file in [file for file in list(self._known) if file not in wanted]:  # an audit may add others meanwhile
+                del self._known[file]
+
+    def _embed(self, names: Sequence[str]) -> None:
+        for start in range(0, len(names), AT_ONCE):
+            if self._ended:
+                return
+            waiting = []
+            for name in names[start : start + AT_ONCE]:
+                try:
+                    waiting.append((name, self._submit(name)))
+                except Exception:  # gone, or too much to do: it is tried again after the next change
+                    continue
+            for name, future in waiting:
+                if future.exception() is None:
+                    self._known[name] = future.result().z.cpu().float()
+
+
+MOST = 2000
+"""Kept photos that are judged, evenly spaced."""
+
+SHOWN = 24
+"""Doubtful photos that are named."""
+
+
+def audited(model: Classifier, gallery: Gallery, kept: Mapping[str, Sequence[str]]) -> Audit:
+    """Judge kept photos, and measure accuracy by number of photos on the model's stored samples.
+
+    Args:
+        model: the served model.
+        gallery: with the embeddings of the kept photos.
+        kept: class name → names of its kept photos.
+
+    Raises:
+        RequestError: nothing is stored that could be judged.
+    """
+    doubtful, judged, not_judged = _doubtful(model, gallery, kept)
+    curve, short = _curve(model)
+    if not (judged or not_judged or curve):
+        raise RequestError(
+            409, "neither photos nor samples of two classes are stored: teach some here, or learn with a buffer"
+        )
+    points = [CurvePoint(photos=count, accuracy=accuracy) for count, accuracy in curve.points] if curve else []
+    double = curve.forecast(2 * points[-1].photos) if curve else None
+    return Audit(
+        photos=judged,
+        not_judged=not_judged,
+        doubtful=doubtful,
+        short=short,
+        curve=points,
+        with_twice_as_many=double,
+    )
+
+
+def _doubtful(
+    model: Classifier, gallery: Gallery, kept: Mapping[str, Sequence[str]]
+) -> tuple[list[Doubtful], int, list[str]]:
+    pairs = [(file, name) for name, files in kept.items() for file in files]
+    chosen = dict(pairs[:: -(-len(pairs) // MOST)] if pairs else [])
+    files, z = gallery.embeddings(list(chosen))
+    names = list(dict.fromkeys(chosen[file] for file in files))
+    if len(names) < 2:
+        return [], 0, []
+    labels = np.array([names.index(chosen[file]) for file in files], dtype=np.int64)
+    result = audit(z.numpy(), labels, names)
+    shown = [
+        Doubtful(
+            file=files[row],
+            label=names[labels[row]],
+            looks_like=names[int(result.evaluation.predicted[row])],
+            own=float(result.own[row]),
+        )
+        for row in result.doubtful()[:SHOWN].tolist()
+    ]
+    return shown, int(result.judged.sum()), list(result.unjudged)
+
+
+def _curve(model: Classifier) -> tuple[LearningCurve | None, list[str]]:
+    """Return the curve over the stored samples, and the names of classes with too few; None where all have too few."""
+    if model.buffer is None or not len(model.buffer.y) or len(model.class_names) < 2:
+        return None, []
+    z, y = model.buffer.items()
+    present, labels = torch.unique(y.cpu(), return_inverse=True)
+    counts = torch.bincount(labels)
+    if len(present) < 2 or int(counts.median()) < 3:
+        return None, []
+    curve = learning_curve(z.cpu().float().numpy(), labels.numpy(), len(present))
+    return curve, [model.class_names[int(present[label])] for label in curve.short]

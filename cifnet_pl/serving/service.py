@@ -14,19 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.data.images import UnreadableImage
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.photos.photo import UnreadableImage
 from cifnet_pl.serving import answers, inspection
-from cifnet_pl.serving.audits import audited
 from cifnet_pl.serving.batches import Batcher, Scored, Served
-from cifnet_pl.serving.gallery import Gallery
-from cifnet_pl.serving.history import Change, Version
-from cifnet_pl.serving.learner import Job, Learner, Result, Work
-from cifnet_pl.serving.measures import Measures
-from cifnet_pl.serving.refusals import RequestError
-from cifnet_pl.serving.teaching import taught
+from cifnet_pl.serving.inspection import Gallery, audited
+from cifnet_pl.serving.learner import Job, Learner, Result, Work, taught
+from cifnet_pl.serving.refusals import Measures, RequestError
 from cifnet_pl.serving.uploads import Limits, Staged, Upload, decoded, stage, uploads
-from cifnet_pl.serving.workspace import Workspace
+from cifnet_pl.serving.workspace import Change, Version, Workspace
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.text import printable
 

@@ -17,9 +17,9 @@ from typing import IO, Any, cast
 import numpy as np
 from PIL import Image
 
-from cifnet_pl.data.image_sets import FileSet
-from cifnet_pl.data.images import UnreadableImage, decoding, opened_square
+from cifnet_pl.data.sets import FileSet
 from cifnet_pl.model.description import class_names
+from cifnet_pl.photos.photo import UnreadableImage, decoding, opened_square
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.text import printable

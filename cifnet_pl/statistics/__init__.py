@@ -1,12 +1,20 @@
 """The sums that everything is learned from, and the ridge solves on them: pure linear algebra, no tasks or labels."""
 
-from cifnet_pl.statistics.centred import Centred
-from cifnet_pl.statistics.class_distances import ClassDistances, ClassMoments
-from cifnet_pl.statistics.discriminant import Discriminant, within_scatter
-from cifnet_pl.statistics.gcv import GCV_GRID, Choice, Place, gcv_ridge, solve_gcv
-from cifnet_pl.statistics.leave_one_out import half_products, left_out_together, shared_groups
+from cifnet_pl.statistics.distances import ClassDistances, ClassMoments, Discriminant, within_scatter
 from cifnet_pl.statistics.near_copies import comparable, joined, left_out_groups, near_groups, near_limit, resembles
-from cifnet_pl.statistics.solve import factorise, solve_ridge
+from cifnet_pl.statistics.ridge import (
+    GCV_GRID,
+    Centred,
+    Choice,
+    Place,
+    factorise,
+    gcv_ridge,
+    half_products,
+    left_out_together,
+    shared_groups,
+    solve_gcv,
+    solve_ridge,
+)
 from cifnet_pl.statistics.sums import ClassSums, Sums, augment
 
 __all__ = [

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
+from functools import cache
+
+from threadpoolctl import ThreadpoolController
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 """Parameters of ``mallopt``, from malloc.h of the GNU C library."""
@@ -34,7 +38,7 @@ def return_large_blocks(size: int = 2**20, most: int = 65_536) -> bool:
     """Let the GNU C library's allocator take each large block from the system, and return it as soon as it is freed.
 
     Models and photos that come and go then leave no holes between what stays. Networks in ONNX Runtime are as fast as
-    before, because it keeps memory of its own; with torch, see :mod:`cifnet_pl.cli.process_settings`.
+    before, because it keeps memory of its own; with torch, see :mod:`cifnet_pl.cli.terminal`.
 
     Args:
         size: bytes from which a block is large.
@@ -45,3 +49,36 @@ def return_large_blocks(size: int = 2**20, most: int = 65_536) -> bool:
     """
     library = gnu_c_library()
     return library is not None and bool(library.mallopt(M_MMAP_THRESHOLD, size) and library.mallopt(M_MMAP_MAX, most))
+
+
+class OneThread:
+    """Limits BLAS to one thread while any thread of Python is within the block.
+
+    The limit is the process's. Code that sets it restores the number that it found, which may be the limit of another
+    thread. So all code that limits BLAS, such as scikit-learn's k-means, has to run within this block.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._limit = _controller().limit(limits=1, user_api="blas")
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._limit.restore_original_limits()
+
+
+@cache
+def _controller() -> ThreadpoolController:
+    """Return the libraries of this process, among them scipy's BLAS; looking for them takes 20 ms."""
+    return ThreadpoolController()
+
+
+one_thread = OneThread()
+"""The only one of a process."""

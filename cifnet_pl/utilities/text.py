@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 JOINERS = "\u200c\u200d"
 """Invisible characters that Persian words and emoji of several people hold."""
@@ -98,3 +102,27 @@ def first_line(error: BaseException) -> str:
 def one_line(error: BaseException, length: int = 300) -> str:
     """Return an error's message with its line breaks as spaces, cut to ``length`` characters."""
     return " ".join(str(error).split())[:length]
+
+
+T = TypeVar("T")
+
+
+def on_terminal() -> bool:
+    """Return whether a bar would be seen."""
+    return Console(stderr=True).is_terminal
+
+
+def counted(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
+    """Yield the same items, with a bar that counts them while they are consumed.
+
+    Args:
+        items: what to iterate over.
+        description: the words in front of the bar.
+        total: number of items.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not on_terminal(), transient=True) as progress:
+        bar = progress.add_task(description, total=total)
+        for item in items:
+            yield item
+            progress.advance(bar)

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.backbones import BACKBONES, Backbone, Preprocessing, build_backbone, engines, graphs, onnx_runtime
+from cifnet_pl.backbones import BACKBONES, Backbone, Preprocessing, build_backbone, engines, onnx_runtime
+from cifnet_pl.backbones import engines as graphs
 from cifnet_pl.backbones.onnx_runtime import Runtime, piece_ends
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.command_line import assert_same_model, checkpoint, learned, make_photos

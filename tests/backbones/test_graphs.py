@@ -18,10 +18,10 @@ import torch
 from filelock import FileLock
 from torch import Tensor, nn
 
-from cifnet_pl.backbones import Backbone, Preprocessing, engines, graphs
-from cifnet_pl.backbones.exporter import NoGraph, exported
-from cifnet_pl.backbones.graphs import check_graph, graph_key, stored_graph
-from cifnet_pl.backbones.onnx_runtime import TELEMETRY_OFF
+from cifnet_pl.backbones import Backbone, Preprocessing, engines
+from cifnet_pl.backbones import engines as graphs
+from cifnet_pl.backbones.engines import check_graph, graph_key, stored_graph
+from cifnet_pl.backbones.onnx_runtime import TELEMETRY_OFF, NoGraph, exported
 from cifnet_pl.utilities.errors import CifnetError
 from tests.killing import SERVER
 

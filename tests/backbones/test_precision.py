@@ -10,10 +10,10 @@ from lightning.pytorch import Trainer
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.backbones.precision import FLOAT32, REDUCED, autocast, why_slow
+from cifnet_pl.backbones.engines import FLOAT32, REDUCED, autocast, why_slow
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.onnx import Graph, check_onnx
+from cifnet_pl.model.export import Graph, check_onnx
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.cli.test_extend import assert_same_scores, fit
 from tests.command_line import make_photos

@@ -7,7 +7,7 @@ from torch import Tensor
 from torchvision.models import resnet18
 
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.backbones.resnet32 import Block, ResNet32
+from cifnet_pl.backbones.families import Block, ResNet32
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.audit_files import more_photos
+from cifnet_pl.cli.audit import more_photos
 from cifnet_pl.model.audit import LearningCurve
 from cifnet_pl.model.incremental import IncrementalClassifier
 from cifnet_pl.statistics import near_copies

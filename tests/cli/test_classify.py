@@ -15,8 +15,8 @@ from PIL import Image
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.images import read_square
 from cifnet_pl.model.classifier import Prediction
+from cifnet_pl.photos.photo import read_square
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.command_line import environment, make_photos
 from tests.models import empty

@@ -13,7 +13,7 @@ from PIL import Image
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.data.images import read_square
+from cifnet_pl.photos.photo import read_square
 from tests.command_line import make_photos
 from tests.models import SIDE, empty
 

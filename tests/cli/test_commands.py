@@ -58,7 +58,7 @@ def test_help_and_errors_in_options_import_no_torch(words, code, said):
 
 
 def test_to_classify_needs_neither_lightning_nor_what_only_runs_need():
-    program = "import sys; import cifnet_pl.cli.classify, cifnet_pl.model.loading\n"
+    program = "import sys; import cifnet_pl.cli.classify, cifnet_pl.model.store\n"
     program += "print(sorted({'lightning', 'torchmetrics', 'torchvision', 'sklearn', 'matplotlib'} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, timeout=60

@@ -11,7 +11,7 @@ from cifnet_pl.__main__ import main
 from tests.command_line import FAST, make_photos
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-# Those of paper and sweeps are sweeps; those of iterative are run by tests/learning/iterative/test_configs.py.
+# Those of paper and sweeps are sweeps; those of iterative are run by tests/iterative/test_configs.py.
 ELSEWHERE = {"paper", "sweeps", "iterative"}
 ALL = sorted(p for p in CONFIGS.rglob("*.yaml") if not ELSEWHERE & set(p.relative_to(CONFIGS).parts))
 CIFNET_OVER_CIFNET = ["--model.head", "CIFNetHead", "--model.head.ridge", "1.0"]

@@ -19,8 +19,8 @@ from cifnet_pl.cli.early_check import GROUPS, SINGLE, check_options, trainer_arg
 from cifnet_pl.cli.lightning_cli import CIFNetCLI, run
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.heads import HEADS
+from cifnet_pl.iterative import METHODS
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.iterative import METHODS
 from cifnet_pl.utilities.errors import UsageError
 
 CLASSES = [CIFNetModule, CIFNetDataModule, CalibrationBuffer, *HEADS.values(), *METHODS]

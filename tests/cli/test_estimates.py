@@ -2,8 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from cifnet_pl.cli.estimates import LOG, Cost, estimate, estimate_running, total
-from cifnet_pl.cli.grid import read_points
+from cifnet_pl.cli.sweep_plan import LOG, Cost, estimate, estimate_running, read_points, total
 from tests.cli.test_grid import HEAD, write
 from tests.report.synthetic import write_run
 

@@ -12,7 +12,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.images import read_square
+from cifnet_pl.photos.photo import read_square
 from cifnet_pl.utilities.text import number_of
 from tests.command_line import make_photos
 from tests.models import empty

@@ -18,14 +18,13 @@ from sklearn.datasets import load_sample_images
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.backbones.exporter import alone_with_the_exporter
+from cifnet_pl.backbones.onnx_runtime import alone_with_the_exporter
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.data.images import square
 from cifnet_pl.heads import CIFNetHead, NCMHead
-from cifnet_pl.model import onnx as onnx_graph
+from cifnet_pl.model import export as onnx_graph
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.onnx import Graph, HeadGraph, Square, check_onnx, cubic_kernel, onnx_bytes
-from cifnet_pl.model.triton import triton_config
+from cifnet_pl.model.export import Graph, HeadGraph, Square, check_onnx, cubic_kernel, onnx_bytes, triton_config
+from cifnet_pl.photos.photo import square
 from cifnet_pl.utilities.errors import CifnetError
 from tests.models import SIDE, WIDTH, learned, samples
 
@@ -164,7 +163,7 @@ def test_novelty_is_torchs_to_float32(head: str):
 def test_a_head_that_is_too_wide_for_novelty_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr("cifnet_pl.model.onnx.WIDEST", WIDTH - 1)
+    monkeypatch.setattr("cifnet_pl.model.export.WIDEST", WIDTH - 1)
     learned("ridge").save(tmp_path / "m")
     capsys.readouterr()
     assert (

@@ -13,9 +13,7 @@ import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.model.class_photos import ClassPhotos
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.extend import learn
-from cifnet_pl.model.lesson import Lesson
-from cifnet_pl.model.trial import HELD_BACK
+from cifnet_pl.model.learn import HELD_BACK, Lesson, learn
 from cifnet_pl.utilities.errors import UnsupportedError
 from tests.command_line import make_photos
 from tests.models import MAKERS, TASKS, WIDTH, empty, learned, samples, teach

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cifnet_pl.cli.grid import identity, put, read_points
+from cifnet_pl.cli.sweep_plan import identity, put, read_points
 from cifnet_pl.utilities.errors import UsageError
 
 BASE = {

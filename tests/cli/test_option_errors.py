@@ -12,7 +12,7 @@ import cifnet_pl.backbones
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import Preprocessing
 from cifnet_pl.cli.option_errors import sentence
-from cifnet_pl.data.images import read_square
+from cifnet_pl.photos.photo import read_square
 from tests.command_line import BUFFER, FAST, checkpoint, fit, learned, make_photos
 from tests.killing import in_a_process
 

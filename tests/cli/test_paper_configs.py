@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.grid import Point, choose, read_points
-from cifnet_pl.report.groups import group_runs
+from cifnet_pl.cli.sweep_plan import Point, choose, read_points
+from cifnet_pl.report.outcomes import group_runs
 from cifnet_pl.report.runs import read_runs
 
 PAPER = Path(__file__).parents[2] / "configs" / "paper"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cifnet_pl.cli.process_settings import SPINS, keep_freed_memory
+from cifnet_pl.cli.terminal import SPINS, keep_freed_memory
 from cifnet_pl.utilities.memory import return_large_blocks
 from tests.killing import in_a_process
 

@@ -18,11 +18,10 @@ from safetensors.torch import save
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.drivers import Job, processes
-from cifnet_pl.cli.merge_sums import reduce_sums
+from cifnet_pl.cli.merge import reduce_sums
 from cifnet_pl.cli.shard_maker import make
 from cifnet_pl.heads import HEADS as REGISTERED
-from cifnet_pl.model.partial_sums import KEY, Part, parts_of, read_sums
-from cifnet_pl.model.shards import Shard
+from cifnet_pl.model.sums import KEY, Part, Shard, parts_of, read_sums
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.command_line import make_photos
 from tests.heads.suite import QUICK, TOLERANCES

@@ -14,7 +14,7 @@ import pytest
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.model.bundle import CONFIG
-from cifnet_pl.model.loading import read_bundle
+from cifnet_pl.model.store import read_bundle
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from cifnet_pl.utilities.files import exclusive, new_folder, write_text
 from tests.command_line import make_photos

@@ -16,10 +16,8 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.cli import sweep as sweeping
 from cifnet_pl.cli import sweep_plan, sweep_point
 from cifnet_pl.cli.commands import split_overrides
-from cifnet_pl.cli.failures import memory_kills, reason
-from cifnet_pl.cli.grid import Point
-from cifnet_pl.cli.sweep_locks import running
-from cifnet_pl.cli.sweep_plan import complete_run
+from cifnet_pl.cli.sweep import memory_kills, reason
+from cifnet_pl.cli.sweep_plan import Point, complete_run, running
 from cifnet_pl.utilities.errors import UsageError
 from tests.cli.test_grid import AXES, write
 from tests.command_line import environment
@@ -120,7 +118,7 @@ def test_a_stopped_point_goes_on_where_it_was_and_a_failing_one_says_why(
 
 def test_two_sweeps_never_run_one_point_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # An orphan of a killed sweep: its process holds the lock as long as it lives.
-    hold = "import pathlib, sys, time\nfrom cifnet_pl.cli.sweep_locks import running\n"
+    hold = "import pathlib, sys, time\nfrom cifnet_pl.cli.sweep_plan import running\n"
     hold += "with running(pathlib.Path(sys.argv[1])):\n print('held', flush=True)\n time.sleep(60)"
     words = [sys.executable, "-c", hold, str(tmp_path)]
     orphan = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment())

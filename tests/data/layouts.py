@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 from torchvision import datasets
 
-from cifnet_pl.data.image_sets import Source, SourceOptions
+from cifnet_pl.data.sets import Source, SourceOptions
 from cifnet_pl.data.sources import build_source
 from tests.data.tree import COLOURS, class_tree, fill, photo
 

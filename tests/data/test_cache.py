@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cifnet_pl.backbones import Backbone
 from cifnet_pl.data.cache import EmbeddingCache
-from cifnet_pl.data.image_sets import SourceOptions
+from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
 from tests.command_line import BUFFER, assert_same_model, checkpoint, learned, make_photos, measurements
 

@@ -12,9 +12,8 @@ import torch
 
 import cifnet_pl
 from cifnet_pl.data.cache import EmbeddingCache
-from cifnet_pl.data.content_hashes import ContentHashes
-from cifnet_pl.data.copies import find_copies
-from cifnet_pl.data.image_sets import FileSet, SourceOptions
+from cifnet_pl.data.copies import ContentHashes, find_copies
+from cifnet_pl.data.sets import FileSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import RidgeHead
 from tests.command_line import BUFFER, assert_same_model, checkpoint, learned, make_photos

@@ -6,9 +6,9 @@ import pytest
 from PIL import Image
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.core50 import every
-from cifnet_pl.data.image_sets import Source, SourceOptions
+from cifnet_pl.data.sets import Source, SourceOptions
 from cifnet_pl.data.sources import build_source
+from cifnet_pl.data.sources.benchmarks import every
 from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError
 
 

@@ -13,10 +13,9 @@ import pyarrow.parquet
 import pytest
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.embedding_files import read_table
-from cifnet_pl.data.embeddings import EmbeddingSet, embeddings_width
-from cifnet_pl.data.image_sets import SourceOptions
+from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
+from cifnet_pl.data.sources.embeddings import EmbeddingSet, embeddings_width, read_table
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.data.layouts import vectors
 

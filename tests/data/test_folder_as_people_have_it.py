@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cifnet_pl.data.folders import about_nesting
-from cifnet_pl.data.image_sets import FileSet
+from cifnet_pl.data.sets import FileSet
+from cifnet_pl.data.sources.folders import about_nesting
 from tests.data.test_images import bomb
 from tests.data.tree import COLOURS, class_tree, fill, photo, run, summary
 

@@ -9,9 +9,9 @@ from PIL import Image
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.exif import DATE_CHANGED, DATE_TAKEN, EXIF_PART, taken_at
-from cifnet_pl.data.image_sets import SourceOptions
+from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
+from cifnet_pl.photos.photo import DATE_CHANGED, DATE_TAKEN, EXIF_PART, taken_at
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import learned, make_photos
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cifnet_pl.data import images
-from cifnet_pl.data.images import UnreadableImage, read_square
+from cifnet_pl.photos import photo as images
+from cifnet_pl.photos.photo import UnreadableImage, read_square
 
 pillow_heif = pytest.importorskip("pillow_heif")
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cifnet_pl.data.image_sets import Source, SourceOptions
+from cifnet_pl.data.sets import Source, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError
 

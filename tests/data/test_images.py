@@ -16,8 +16,8 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from torchvision.transforms import v2
 
-from cifnet_pl.data.images import UPRIGHT, UnreadableImage, read_square, square, to_rgb, white_level
-from cifnet_pl.data.photo_files import is_image
+from cifnet_pl.photos.files import is_image
+from cifnet_pl.photos.photo import UPRIGHT, UnreadableImage, read_square, square, to_rgb, white_level
 from cifnet_pl.utilities.text import first_line, printable
 
 

@@ -15,8 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cifnet_pl.data import loading
-from cifnet_pl.data.image_sets import ImageSet, SourceOptions
-from cifnet_pl.data.images import UnreadableImage
 from cifnet_pl.data.loading import (
     EmbeddingBatch,
     EvaluationMemory,
@@ -27,7 +25,9 @@ from cifnet_pl.data.loading import (
     sample_key,
     shard_batches,
 )
+from cifnet_pl.data.sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import build_source
+from cifnet_pl.photos.photo import UnreadableImage
 from tests.data.tree import class_tree
 
 

@@ -8,8 +8,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from cifnet_pl.data.image_sets import SourceOptions
 from cifnet_pl.data.plan import Plan
+from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.streams import Domains, Listed
 from cifnet_pl.utilities.errors import DataError, UsageError

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cifnet_pl.data import photo_files
-from cifnet_pl.data.folders import folder
-from cifnet_pl.data.image_sets import SourceOptions
-from cifnet_pl.data.images import UnreadableImage, read_square
-from cifnet_pl.data.photo_files import is_folder
 from cifnet_pl.data.photos import find_photos, squares
+from cifnet_pl.data.sets import SourceOptions
+from cifnet_pl.data.sources.folders import folder
+from cifnet_pl.photos import files as photo_files
+from cifnet_pl.photos.files import is_folder
+from cifnet_pl.photos.photo import UnreadableImage, read_square
 from cifnet_pl.utilities.errors import DataError
 from tests.command_line import make_photos
 

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from cifnet_pl.data import walk
-from cifnet_pl.data.images import UnreadableImage, read_square
 from cifnet_pl.data.photos import batch_size, find_photos, matches, squares
+from cifnet_pl.photos import files as walk
+from cifnet_pl.photos.photo import UnreadableImage, read_square
 from cifnet_pl.utilities.errors import DataError
 
 NAMES = ["a.jpg", "b/c.png", "b/d.txt", "b/e/f.JPEG", "b/e/g.gif", ".hidden/h.png", "b/.i.png", "j"]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cifnet_pl.data import similar_photos
-from cifnet_pl.data.image_sets import SourceOptions, held_back
-from cifnet_pl.data.similar_photos import held_back_together, read_thumbnail, similar_groups
+from cifnet_pl.data import groups as similar_photos
+from cifnet_pl.data.groups import held_back_together, read_thumbnail, similar_groups
+from cifnet_pl.data.sets import SourceOptions, held_back
 from cifnet_pl.data.sources import build_source
 from tests.data.test_groups import photo
 

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchvision import datasets
 
-from cifnet_pl.data.image_sets import ArraySet, Source, SourceOptions, held_back
 from cifnet_pl.data.loading import ImageLoader, SquareDataset, sample_key
+from cifnet_pl.data.sets import ArraySet, Source, SourceOptions, held_back
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.data.torchvision_sets import set_names
+from cifnet_pl.data.sources.benchmarks import set_names
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.data.layouts import CASES, Case
 from tests.data.tree import COLOURS, class_tree, fill

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cifnet_pl.data.image_sets import ArraySet, Grouping, Source
 from cifnet_pl.data.plan import Plan
+from cifnet_pl.data.sets import ArraySet, Grouping, Source
 from cifnet_pl.data.streams import Blurry, Disjoint, Domains, Listed, LongTailed, Returning, Stream, TaskFree
 from cifnet_pl.utilities.errors import DataError, UsageError
 

@@ -14,10 +14,9 @@ import pytest
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.encoded_sets import classes_of
-from cifnet_pl.data.image_sets import Source, SourceOptions
+from cifnet_pl.data.sets import Source, SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.data.tar_shards import find_shards, part_of
+from cifnet_pl.data.sources.tar_shards import classes_of, find_shards, part_of
 from cifnet_pl.utilities.errors import DataError
 from tests.command_line import FAST, make_photos
 from tests.data.layouts import add_sample, encoded

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cifnet_pl.data.tasks import TaskStream, order_classes, task_sizes
+from cifnet_pl.data.plan import TaskStream, order_classes, task_sizes
 from cifnet_pl.utilities.errors import DataError, UsageError
 
 names = st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=25, unique=True)

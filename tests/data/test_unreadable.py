@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cifnet_pl.data import unreadable
-from cifnet_pl.data.image_sets import FileSet
+from cifnet_pl.data import loading as unreadable
+from cifnet_pl.data.sets import FileSet
 from tests.command_line import make_photos
 
 

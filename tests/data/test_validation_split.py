@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cifnet_pl.data import CIFNetDataModule
-from cifnet_pl.data.image_sets import ArraySet, Grouping, Source
-from cifnet_pl.data.validation_split import without_test_images
+from cifnet_pl.data.plan import without_test_images
+from cifnet_pl.data.sets import ArraySet, Grouping, Source
 from cifnet_pl.report import read_study
 from cifnet_pl.report.tables import all_tables
 from cifnet_pl.utilities.errors import UsageError

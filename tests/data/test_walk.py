@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cifnet_pl.data import walk
-from cifnet_pl.data.walk import links_upwards, walk_images
+from cifnet_pl.photos import files as walk
+from cifnet_pl.photos.files import links_upwards, walk_images
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from cifnet_pl.data.workers import AHEAD, Decoded, WorkerPool, cores
+from cifnet_pl.data.loading import AHEAD, Decoded, WorkerPool, cores
 from cifnet_pl.utilities.errors import CifnetError
 
 
@@ -165,7 +165,7 @@ def test_workers_of_a_forgotten_pool_end() -> None:
 UNCLOSED = """
 import numpy as np
 from tests.data.test_workers import show_row
-from cifnet_pl.data.workers import WorkerPool
+from cifnet_pl.data.loading import WorkerPool
 pool = WorkerPool(show_row, 2, (7, 2, 2, 3))
 next(pool.decode([[1], [2], [3]]))
 """

@@ -33,7 +33,7 @@ from cifnet_pl.heads import (
     RidgeHead,
     SLDAHead,
 )
-from cifnet_pl.heads.calibration import calibrate, fit_temperature, near_copies
+from cifnet_pl.heads.confidence import calibrate, fit_temperature, near_copies
 from cifnet_pl.utilities.errors import CifnetError, UnsupportedError, UsageError
 from tests.command_line import BUFFER, checkpoint, fit, learned
 from tests.models import learn_digits

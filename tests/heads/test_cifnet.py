@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cifnet_pl.heads import CIFNetHead
-from cifnet_pl.heads.weighted_ridge import WeightedRidge
+from cifnet_pl.heads.cifnet import WeightedRidge
 from cifnet_pl.statistics import GCV_GRID
 from cifnet_pl.utilities.errors import UsageError
 from tests.heads.literal import SLOPES, Array, Ints, LiteralCIFNet

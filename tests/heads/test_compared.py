@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from cifnet_pl.heads import FeCAMHead, KLDAHead, RanPACHead
-from cifnet_pl.heads.ranpac import draw_normal
+from cifnet_pl.heads.prototypes import draw_normal
 from tests.heads.suite import learn, queries, stream
 
 D = 6

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cifnet_pl.heads import Head, RidgeHead
-from cifnet_pl.heads.conformal import (
+from cifnet_pl.heads.confidence import (
     FREE,
     PENALTY,
     AnswerSets,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, RidgeHead, SLDAHead
-from cifnet_pl.heads.ridge_notes import about_choices, about_jump
+from cifnet_pl.heads.ridge import about_choices, about_jump
 from cifnet_pl.statistics import Choice
 
 D, CLASSES, PER_CLASS = 48, 4, 20

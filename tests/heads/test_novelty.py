@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cifnet_pl.heads import ACILHead, FeCAMHead, Head, RidgeHead, SLDAHead
-from cifnet_pl.heads.conformal import novelty_reference
-from cifnet_pl.heads.novelty import OVERALL, RIDGE
+from cifnet_pl.heads.base import OVERALL, RIDGE
+from cifnet_pl.heads.confidence import novelty_reference
 from cifnet_pl.utilities.errors import CifnetError, NonFiniteError, UnsupportedError
 from tests.heads.suite import (
     HEADS,

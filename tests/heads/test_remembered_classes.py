@@ -11,7 +11,7 @@ import torch
 import cifnet_pl
 from cifnet_pl.cli.forget import exactly
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.remembered_classes import Remembered
+from cifnet_pl.heads.ridge import Remembered
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.command_line import fit, make_photos
 from tests.heads.suite import difference, halves, learn, queries, stream

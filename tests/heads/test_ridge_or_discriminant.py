@@ -14,8 +14,8 @@ from torch import Tensor
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads import ridge as module
-from cifnet_pl.heads.calibration import near_copies
-from cifnet_pl.heads.ridge_or_discriminant import is_better
+from cifnet_pl.heads.confidence import near_copies
+from cifnet_pl.heads.ridge import is_better
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.statistics import Discriminant, within_scatter
 from cifnet_pl.utilities.errors import UsageError

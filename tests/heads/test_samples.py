@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cifnet_pl.heads.samples import Samples
+from cifnet_pl.heads.base import Samples
 from cifnet_pl.utilities.errors import CheckpointError
 
 

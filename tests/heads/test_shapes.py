@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cifnet_pl.heads.shapes import as_stored_now, fits, grown_sizes, renamed
+from cifnet_pl.heads.base import as_stored_now, fits, grown_sizes, renamed
 from tests.heads.suite import HEADS
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cifnet_pl.heads.task_statistics import common_weights, joined_weights
+from cifnet_pl.heads.cifnet import common_weights, joined_weights
 
 CLASSES = 3
 rows = st.lists(st.tuples(st.integers(0, CLASSES - 1), st.sampled_from([1.0, 2.0, 5.0])), max_size=8)

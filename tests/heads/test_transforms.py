@@ -3,8 +3,9 @@
 import numpy as np
 import torch
 
-from cifnet_pl.heads import RidgeHead, transforms
-from cifnet_pl.heads.transforms import directions, l2, products
+from cifnet_pl.heads import RidgeHead
+from cifnet_pl.heads import ridge as transforms
+from cifnet_pl.heads.ridge import directions, l2, products
 
 D = 400
 

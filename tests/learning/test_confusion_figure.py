@@ -8,7 +8,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
-from cifnet_pl.learning.confusion_figure import (
+from cifnet_pl.learning.callbacks.pictures import (
     MOST_CLASSES,
     clustered,
     draw_calibration,

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from cifnet_pl.data.content_hashes import ContentHashes
-from cifnet_pl.data.image_sets import SourceOptions
+from cifnet_pl.data.copies import ContentHashes
+from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.learning.provenance import cores, fingerprint, machine, package_commit, processor
+from cifnet_pl.learning.run_record import cores, fingerprint, machine, package_commit, processor
 from tests.command_line import make_photos
 
 

@@ -19,7 +19,7 @@ from lightning.pytorch import Callback
 from matplotlib.figure import Figure
 
 import cifnet_pl.cli.lightning_cli
-import cifnet_pl.learning.callbacks.trajectory
+import cifnet_pl.learning.callbacks.pictures
 from cifnet_pl.__main__ import main
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.cli.lightning_cli import CIFNetCLI

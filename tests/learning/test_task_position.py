@@ -16,10 +16,10 @@ import torch
 from matplotlib.figure import Figure
 
 import cifnet_pl.learning.callbacks.checkpoint
-import cifnet_pl.learning.callbacks.trajectory
-import cifnet_pl.learning.task_position
+import cifnet_pl.learning.callbacks.pictures
+import cifnet_pl.learning.cifnet_module
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.encoded_sets import EncodedSet
+from cifnet_pl.data.sources.tar_shards import EncodedSet
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from tests.command_line import BUFFER, assert_same_model, checkpoint, fit, measurements
 from tests.data.test_tar_shards import OPTIONS as TAR_OPTIONS
@@ -156,7 +156,7 @@ def test_other_samples_or_batches_start_the_task_again(tmp_path: Path, monkeypat
     whole = steps_of(partial(fit, tmp_path / "reference", *options))
     killed_at(whole[0] + 7, partial(fit, tmp_path, *options))
     sentence: list[str] = []
-    monkeypatch.setattr(cifnet_pl.learning.task_position, "rank_zero_info", sentence.append)
+    monkeypatch.setattr(cifnet_pl.learning.cifnet_module, "rank_zero_info", sentence.append)
     assert fit(tmp_path, *options, *LAST, "--data.batch_size", "32") == 0
     assert sentence == ["task 2 starts again: its samples, their batches or the processes are others now"]
     run = tmp_path / "default" / "version_0"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cifnet_pl.model.answer_counts import AnswerCounts, first_classes
+from cifnet_pl.model.metrics import AnswerCounts, first_classes
 
 
 def test_counts_of_two_batches():

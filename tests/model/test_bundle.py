@@ -11,7 +11,7 @@ import torch
 
 import cifnet_pl
 from cifnet_pl.model.bundle import CONFIG
-from cifnet_pl.model.loading import read_bundle
+from cifnet_pl.model.store import read_bundle
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.command_line import environment
 from tests.models import MAKERS, WIDTH, config_of, learned, teach

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cifnet_pl.model.class_photos import ClassPhotos
-from cifnet_pl.model.copies import without_copies
+from cifnet_pl.model.known_photos import without_copies
 from cifnet_pl.utilities.errors import DataError
 from tests.command_line import make_photos
 from tests.models import learned

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cifnet_pl.model.detection import detection
+from cifnet_pl.model.open_set import detection
 
 
 def by_counting(known: torch.Tensor, foreign: torch.Tensor) -> tuple[float, float]:

@@ -11,8 +11,7 @@ import yaml
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.model.hub import HubName, push
-from cifnet_pl.model.model_card import escaped, model_card
+from cifnet_pl.model.hub import HubName, escaped, model_card, push
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.model.fake_hub import TOKEN, FakeHub, fake_hub
 from tests.models import learned, tensors_equal

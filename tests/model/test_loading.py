@@ -11,7 +11,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.cli.commands import COMMANDS
 from cifnet_pl.learning.callbacks.checkpoint import AtomicCheckpointIO
-from cifnet_pl.model.loading import checkpoint_of, read_bundle
+from cifnet_pl.model.store import checkpoint_of, read_bundle
 from cifnet_pl.utilities.errors import CheckpointError
 from tests.command_line import BUFFER, checkpoint, learned
 from tests.models import SIDE

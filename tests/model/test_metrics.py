@@ -4,8 +4,7 @@ import pytest
 import torch
 from torchmetrics.classification import MulticlassAccuracy
 
-from cifnet_pl.model.class_accuracy import ClassAccuracy
-from cifnet_pl.model.metrics import average_accuracy, backward_transfer, forgetting, max_drop, percent
+from cifnet_pl.model.metrics import ClassAccuracy, average_accuracy, backward_transfer, forgetting, max_drop, percent
 
 MATRIX = [
     [90.0],

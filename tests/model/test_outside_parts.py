@@ -15,7 +15,7 @@ import torch
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone, imports
-from cifnet_pl.model import validation
+from cifnet_pl.model import store as validation
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.command_line import FAST, fit, make_photos
 from tests.models import config_of, forge

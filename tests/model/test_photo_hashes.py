@@ -10,10 +10,11 @@ import torch
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.info import lines
-from cifnet_pl.heads import RidgeHead, ridge_notes
+from cifnet_pl.heads import RidgeHead
+from cifnet_pl.heads import ridge as ridge_notes
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.description import PhotoHashes, multiset_difference
 from cifnet_pl.model.merge import merge
-from cifnet_pl.model.photo_hashes import PhotoHashes, multiset_difference
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.cli.test_extend import assert_same_scores, fit
 from tests.command_line import make_photos

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from cifnet_pl.data import similar_photos
-from cifnet_pl.model import extend
-from cifnet_pl.model import trial as trial_module
+from cifnet_pl.data import groups as similar_photos
+from cifnet_pl.model import learn as extend
+from cifnet_pl.model import learn as trial_module
 from cifnet_pl.model.class_photos import ClassPhotos
-from cifnet_pl.model.lesson import Lesson
-from cifnet_pl.model.trial import Score, Trial
+from cifnet_pl.model.learn import Lesson, Score, Trial
 from tests.command_line import make_photos
 from tests.models import learned, tensors_equal
 

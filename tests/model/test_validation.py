@@ -16,7 +16,7 @@ from torch import Tensor
 
 import cifnet_pl
 from cifnet_pl.model.bundle import CONFIG
-from cifnet_pl.model.loading import load, read_bundle
+from cifnet_pl.model.store import load, read_bundle
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError
 from tests.command_line import BUFFER
 from tests.command_line import learned as learned_run

@@ -16,7 +16,7 @@ from matplotlib.patches import Rectangle
 
 from cifnet_pl.report import read_study
 from cifnet_pl.report.cost_figures import LARGEST, SMALLEST, energy_points, panels, time_bubbles
-from cifnet_pl.report.markup import Table, to_csv_table
+from cifnet_pl.report.page import Table, to_csv_table
 from cifnet_pl.report.study import Study
 from cifnet_pl.report.tables import accuracy_table, efficiency_table, results_table
 from tests.report.synthetic import write_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cifnet_pl.heads import HEADS
-from cifnet_pl.report.display_names import METHODS, heading, method_name, strategy_name, value_name, words
+from cifnet_pl.report.settings import METHODS, heading, method_name, strategy_name, value_name, words
 
 
 def test_every_head_has_a_name_of_its_own():

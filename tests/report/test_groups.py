@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cifnet_pl.report.groups import group_runs
-from cifnet_pl.report.outcomes import Group, stat_of
+from cifnet_pl.report.outcomes import Group, group_runs, stat_of
 from cifnet_pl.report.runs import read_runs
 from cifnet_pl.report.settings import configuration, flatten, protocol_name
 from cifnet_pl.report.study import Study

@@ -16,8 +16,7 @@ import yaml
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.report import all_pictures, read_study
-from cifnet_pl.report.html_tables import to_html
-from cifnet_pl.report.markup import to_latex
+from cifnet_pl.report.page import to_html, to_latex
 from cifnet_pl.report.runs import read_runs
 from cifnet_pl.report.tables import all_tables
 from tests.command_line import learned

@@ -12,8 +12,6 @@ import torch
 
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, RidgeHead
-from cifnet_pl.report.groups import group_runs
-from cifnet_pl.report.markup import to_csv_table
 from cifnet_pl.report.memory import (
     Elements,
     Sizes,
@@ -24,8 +22,10 @@ from cifnet_pl.report.memory import (
     paper_acil,
     paper_cifnet,
     paper_dsal,
+    scaling_tables,
 )
-from cifnet_pl.report.memory_tables import scaling_tables
+from cifnet_pl.report.outcomes import group_runs
+from cifnet_pl.report.page import to_csv_table
 from cifnet_pl.report.runs import read_runs
 from cifnet_pl.report.study import Study
 from tests.report.synthetic import write_run

@@ -14,9 +14,8 @@ import pytest
 
 from cifnet_pl.report import read_study
 from cifnet_pl.report.accuracy_figures import trajectories
-from cifnet_pl.report.display_names import JOINT
-from cifnet_pl.report.html_tables import to_html
-from cifnet_pl.report.markup import Table, to_csv_table, to_latex, to_markdown
+from cifnet_pl.report.page import Table, to_csv_table, to_html, to_latex, to_markdown
+from cifnet_pl.report.settings import JOINT
 from cifnet_pl.report.style import SETTINGS
 from cifnet_pl.report.tables import accuracy_table, memory_table, results_table
 from tests.report.synthetic import write_run

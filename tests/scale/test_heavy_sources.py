@@ -16,8 +16,8 @@ import torch
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.data.content_hashes import content_hash
-from cifnet_pl.data.image_sets import ImageSet, SourceOptions
+from cifnet_pl.data.copies import content_hash
+from cifnet_pl.data.sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.utilities.errors import DataError
 from tests.command_line import call

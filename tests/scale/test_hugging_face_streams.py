@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cifnet_pl.data import hugging_face_streams
-from cifnet_pl.data.image_sets import Source, SourceOptions
 from cifnet_pl.data.loading import ImageLoader, SquareDataset, shard_batches
+from cifnet_pl.data.sets import Source, SourceOptions
 from cifnet_pl.data.sources import build_source
+from cifnet_pl.data.sources import hugging_face as hugging_face_streams
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.command_line import environment
 from tests.data.test_tar_shards import OPTIONS
@@ -55,7 +55,7 @@ def test_a_stream_reads_one_row_group_at_a_time_and_no_other_column(pieces: Path
 
 def test_a_stream_makes_no_copy_of_the_set(pieces: Path, tmp_path: Path):
     code = f"""
-from cifnet_pl.data.image_sets import SourceOptions
+from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
 from pathlib import Path
 source = build_source("hf", SourceOptions(Path({str(pieces)!r}), own={{"streaming": True}}))

@@ -11,9 +11,9 @@ import pytest
 import cifnet_pl
 from benchmarks.sums import SHARDS, kill_a_worker, sums, write_vectors
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.merge_sums import reduce_sums
+from cifnet_pl.cli.merge import reduce_sums
 from cifnet_pl.cli.shard_maker import make
-from cifnet_pl.model.shards import Shard
+from cifnet_pl.model.sums import Shard
 from tests.command_line import command, environment
 from tests.models import tensors_equal
 

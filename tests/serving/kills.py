@@ -8,11 +8,10 @@ from functools import partial
 from io import BytesIO
 from pathlib import Path
 
-from cifnet_pl.serving.history import History
 from cifnet_pl.serving.learner import Job
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.service import Service
-from cifnet_pl.serving.workspace import Workspace
+from cifnet_pl.serving.workspace import History, Workspace
 from tests.serving.services import model, photo
 
 NAMES = ["red", "green", "blue", "yellow", "pink"]

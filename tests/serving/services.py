@@ -25,7 +25,7 @@ from cifnet_pl.heads import Head, RidgeHead
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.description import Event
 from cifnet_pl.serving.app import Access, make_app
-from cifnet_pl.serving.connections import PatientProtocol
+from cifnet_pl.serving.serve import PatientProtocol
 from cifnet_pl.serving.service import Options, Service
 from cifnet_pl.serving.workspace import Workspace
 from tests.command_line import command, environment

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cifnet_pl.serving import guard
-from cifnet_pl.serving.guard import Rate
+from cifnet_pl.serving import app as guard
+from cifnet_pl.serving.app import Rate
 
 
 def test_a_reserve_of_two_seconds_that_fills_again():

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from cifnet_pl.serving import journal as module
-from cifnet_pl.serving.journal import Journal
+from cifnet_pl.serving import workspace as module
+from cifnet_pl.serving.workspace import Journal
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError
 
 

@@ -14,7 +14,9 @@ import zlib
 import httpx
 import pytest
 
-from cifnet_pl.serving import connections, guard, uploads
+from cifnet_pl.serving import app as guard
+from cifnet_pl.serving import serve as connections
+from cifnet_pl.serving import uploads
 from cifnet_pl.serving.app import Access
 from tests.serving.services import ThreadServer, photo, tree, zipped
 

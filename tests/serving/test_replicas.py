@@ -22,7 +22,7 @@ TOKEN = "correct-horse-battery"
 def test_a_replica_answers_as_the_model_does(tmp_path):
     from fastapi import HTTPException
 
-    from cifnet_pl.serving.replica_api import Photo, Replica
+    from cifnet_pl.serving.replicas import Photo, Replica
 
     api = Replica(str(saved(tmp_path / "b")), max_batch_size=4, batch_timeout=0.01)
     api.setup("cpu")
@@ -41,7 +41,7 @@ def test_a_replica_answers_as_the_model_does(tmp_path):
 )
 def test_it_promises_what_it_was_asked_for(asked, blue_is_known, answers, tmp_path):
     """With 24 stored samples a p-value is 0.04 or more."""
-    from cifnet_pl.serving.replica_api import Replica
+    from cifnet_pl.serving.replicas import Replica
 
     api = Replica(str(saved(tmp_path / "b")), asked)
     api.setup("cpu")

@@ -17,10 +17,9 @@ from PIL import Image
 import cifnet_pl
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import LogisticHead, RidgeHead
-from cifnet_pl.serving import teaching
-from cifnet_pl.serving.app import Access
+from cifnet_pl.serving import learner as teaching
+from cifnet_pl.serving.app import HEADERS, Access, Rate
 from cifnet_pl.serving.batches import Batcher, Served
-from cifnet_pl.serving.guard import HEADERS, Rate
 from cifnet_pl.serving.inspection import stored_accuracy
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.service import Options, Service

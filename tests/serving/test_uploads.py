@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cifnet_pl.data.images import UnreadableImage, read_square
+from cifnet_pl.photos.photo import UnreadableImage, read_square
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.uploads import Limits, Upload, decoded, stage, uploads
 from tests.serving.services import photo, tree, zipped

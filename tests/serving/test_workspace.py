@@ -5,10 +5,9 @@ import errno
 import pytest
 import torch
 
-from cifnet_pl.serving import journal
-from cifnet_pl.serving.history import Change
+from cifnet_pl.serving import workspace as journal
 from cifnet_pl.serving.refusals import RequestError
-from cifnet_pl.serving.workspace import Workspace
+from cifnet_pl.serving.workspace import Change, Workspace
 from cifnet_pl.utilities import files
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.serving.services import model, tree

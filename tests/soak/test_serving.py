@@ -25,8 +25,7 @@ from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.serving.history import History
-from cifnet_pl.serving.workspace import Workspace
+from cifnet_pl.serving.workspace import History, Workspace
 from tests.killing import ended, start
 from tests.serving.hostile import assert_refused_well, requests
 from tests.serving.kills import KEPT, NAMES

@@ -6,8 +6,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
 from cifnet_pl.statistics import augment
-from cifnet_pl.statistics.class_distances import ClassDistances, ClassMoments
-from cifnet_pl.statistics.discriminant import Discriminant, within_scatter
+from cifnet_pl.statistics.distances import ClassDistances, ClassMoments, Discriminant, within_scatter
 from tests.largest_tensor import LargestTensor
 
 CLASSES, EACH, WIDTH, RIDGE = 3, 8, 4, 0.7

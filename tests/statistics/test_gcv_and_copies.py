@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.statistics import Centred, Choice, augment
-from cifnet_pl.statistics.independent_errors import shares_of_independent_error
+from cifnet_pl.statistics.ridge import shares_of_independent_error
 
 CLASSES, PER_CLASS, WIDTH = 12, 25, 400
 """Fewer samples than features, as when a shop has learned a few classes."""

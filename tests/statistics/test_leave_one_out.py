@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cifnet_pl.statistics.leave_one_out import half_products, left_out_together, shared_groups
-from cifnet_pl.statistics.solve import solve_ridge
+from cifnet_pl.statistics.ridge import half_products, left_out_together, shared_groups, solve_ridge
 from tests.largest_tensor import LargestTensor
 
 

@@ -7,7 +7,7 @@ import torch
 from scipy.linalg.lapack import dtrttf
 
 from cifnet_pl.statistics import Sums
-from cifnet_pl.statistics.packed_triangle import pack, packed_shape, unpack
+from cifnet_pl.statistics.sums import pack, packed_shape, unpack
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 7, 8, 300, 301])

@@ -11,8 +11,8 @@ from scipy.linalg import get_lapack_funcs
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from cifnet_pl.statistics import lapack
-from cifnet_pl.statistics.spectral import FACTORED_FROM, spectrum
+from cifnet_pl.statistics import ridge as lapack
+from cifnet_pl.statistics.ridge import FACTORED_FROM, spectrum
 from cifnet_pl.utilities.errors import CifnetError
 from tests.utilities.test_blas_threads import blas_threads
 

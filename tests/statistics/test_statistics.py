@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cifnet_pl.statistics import GCV_GRID, Centred, Sums, augment, gcv_ridge, solve_gcv, solve_ridge
-from cifnet_pl.statistics.symmetric import BLOCK
+from cifnet_pl.statistics.sums import BLOCK
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError
 
 

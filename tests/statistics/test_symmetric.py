@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cifnet_pl.statistics.symmetric import BLOCK, add_lower_, mirror_
+from cifnet_pl.statistics.sums import BLOCK, add_lower_, mirror_
 
 WIDTHS = [1, BLOCK, 2 * BLOCK - 1, 2 * BLOCK, 3 * BLOCK + 1]
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from cifnet_pl.buffer.selection import select_kmeans
-from cifnet_pl.utilities.blas_threads import one_thread
+from cifnet_pl.buffer import select_kmeans
+from cifnet_pl.utilities.memory import one_thread
 
 
 def blas_threads() -> set[int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from cifnet_pl.cli.shard_maker import is_finished
 from cifnet_pl.model.description import outside_parts
-from cifnet_pl.model.shards import Shard
+from cifnet_pl.model.sums import Shard
 from cifnet_pl.utilities.text import next_command
 
 

@@ -56,6 +56,6 @@ def _start(ray: Any, workers: int) -> None:
 def _make(folder: str, shard: tuple[int, int], options: tuple[str, ...], threads: int) -> str:
     """Make one shard in a worker, which keeps data, network and head for the next."""
     from cifnet_pl.cli.shard_maker import make
-    from cifnet_pl.model.shards import Shard
+    from cifnet_pl.model.sums import Shard
 
     return make(Path(folder), [Shard(*shard)], options, threads)[0]

@@ -4,18 +4,14 @@ from lightning.pytorch import Callback
 
 from cifnet_pl.learning.callbacks.activations import ActivationTable
 from cifnet_pl.learning.callbacks.checkpoint import TaskCheckpoint
-from cifnet_pl.learning.callbacks.class_results import ClassResults
-from cifnet_pl.learning.callbacks.copies import CopiesReport
+from cifnet_pl.learning.callbacks.copies import CopiesReport, NearCopies
 from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor
-from cifnet_pl.learning.callbacks.first_steps import FirstSteps
-from cifnet_pl.learning.callbacks.near_copies import NearCopies
-from cifnet_pl.learning.callbacks.prediction_record import PredictionRecord
-from cifnet_pl.learning.callbacks.predictions import PredictionTable
+from cifnet_pl.learning.callbacks.pictures import ClassResults, TrajectoryPlot
+from cifnet_pl.learning.callbacks.predictions import PredictionRecord, PredictionTable
 from cifnet_pl.learning.callbacks.prequential import PrequentialAccuracy
-from cifnet_pl.learning.callbacks.screen import RunTable, TaskProgressBar, Words
+from cifnet_pl.learning.callbacks.screen import FirstSteps, RunTable, TaskProgressBar, Words
 from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
-from cifnet_pl.learning.callbacks.trajectory import TrajectoryPlot
 
 __all__ = [
     "ActivationTable",

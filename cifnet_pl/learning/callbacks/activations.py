@@ -9,9 +9,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from cifnet_pl.data.loading import Batch
-from cifnet_pl.learning.callbacks.run_folder import run_folder
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.run_record import to_csv
+from cifnet_pl.learning.run_record import run_folder, to_csv
 from cifnet_pl.utilities.files import write_text
 
 FILE = "activations.csv"

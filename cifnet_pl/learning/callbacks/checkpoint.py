@@ -11,9 +11,9 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from cifnet_pl.learning.callbacks.run_folder import run_folder
+from cifnet_pl.learning.run_record import run_folder
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.model.loading import read_checkpoint
+from cifnet_pl.model.store import read_checkpoint
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import write_atomic
 from cifnet_pl.utilities.text import first_line

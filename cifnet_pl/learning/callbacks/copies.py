@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import cast
+from itertools import chain
+from typing import Any, cast
 
+import numpy as np
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from cifnet_pl.data.copies import NAMED
-from cifnet_pl.learning.callbacks.run_folder import run_folder
+from cifnet_pl.heads.ridge import at_cap
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.run_record import to_csv
+from cifnet_pl.learning.run_record import run_folder, to_csv
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.utilities.files import write_text
+from cifnet_pl.model.known_photos import LearnedPhotos, NearCopyScore
+from cifnet_pl.utilities.files import of_all_processes, write_text
 from cifnet_pl.utilities.text import about_spellings
 
 FILE = "copies.csv"
@@ -45,3 +49,88 @@ class CopiesReport(Callback):
             write_text(folder / FILE, to_csv(["what", "photo", "other"], table))
             if len(table) > NAMED:
                 rank_zero_info(f"all of them are in {folder / FILE}")
+
+
+class NearCopies(Callback):
+    """Compares each task's photos, and those that test it, by the embeddings that the run computes anyway.
+
+    Only where the data are the user's own photos. Test photos whose embeddings are not in memory are not compared.
+
+    Attributes:
+        near_copy_score: of the last evaluation.
+        near, learned: learned photos that have near-copies, and all that were compared.
+        capped: whether a ridge that generalised cross-validation chose is at its cap after the last task.
+    """
+
+    def __init__(self) -> None:
+        self.near_copy_score = NearCopyScore()
+        self.near = self.learned = 0
+        self.capped = False
+        self._photos = LearnedPhotos()
+        self._tested: set[int] = set()  # rows of test photos that resemble a learned one
+        self._right: dict[int, bool] = {}
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin a task; photos of a single class wait to be compared until there are photos of another."""
+        limit = self._photos.limit
+        if limit is not None:
+            self._photos = LearnedPhotos()
+            self._photos.limit = limit
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Take in what was learned, from methods that show their embeddings."""
+        if cast(TaskModule, pl_module).data.duplicates and isinstance(outputs, dict) and "z" in outputs:
+            self._photos.add(outputs["z"], outputs["label"])
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forget the answers of the evaluation before."""
+        self._right = {}
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Note which photos are named right."""
+        if isinstance(outputs, torch.Tensor) and cast(TaskModule, pl_module).data.duplicates:
+            right = outputs.argmax(dim=1) == batch.label
+            self._right.update(zip(batch.row.tolist(), right.tolist(), strict=True))
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Compare the task's photos with each other, and its test photos with them; all processes together."""
+        module = cast(TaskModule, pl_module)
+        if trainer.state.fn != "fit" or not module.data.duplicates:
+            return
+        self._photos.take(list(chain.from_iterable(of_all_processes(self._photos.arrays()))))
+        self.capped = isinstance(module, CIFNetModule) and at_cap(module.head.choices())
+        near, learned = self._photos.near_copies()
+        self.near, self.learned = self.near + near, self.learned + learned
+        rows = np.array(sorted(self._right), dtype=np.int64)
+        rows = rows[np.isin(module.data.learner_labels(rows), self._photos.labels())]
+        rows, z = module.data.known_test_embeddings(rows)
+        labels = torch.from_numpy(module.data.learner_labels(rows))
+        self._tested |= set(rows[self._photos.resemble(z, labels)].tolist())
+        results = [(row in self._tested, right) for row, right in self._right.items()]
+        pairs = np.array(results, dtype=bool).reshape(-1, 2)
+        self.near_copy_score = sum(of_all_processes(NearCopyScore.of(pairs[:, 0], pairs[:, 1])), NearCopyScore())
+
+    def sentences(self) -> list[str]:
+        """Return the sentences to print beside the score."""
+        return self.near_copy_score.sentences(self.near, self.learned, self.capped)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what tasks before left behind, so that a run that goes on says the same."""
+        limit = self._photos.limit
+        return {"near": self.near, "learned": self.learned, "tested": sorted(self._tested), "limit": limit}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what tasks before left behind."""
+        self.near, self.learned = int(state_dict["near"]), int(state_dict["learned"])
+        self._tested = {int(row) for row in state_dict["tested"]}
+        self._photos.limit = state_dict["limit"]

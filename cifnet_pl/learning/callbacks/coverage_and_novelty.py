@@ -10,18 +10,16 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from cifnet_pl.data.loading import NAMED
 from cifnet_pl.data.photos import find_photos, squares
-from cifnet_pl.data.unreadable import NAMED
-from cifnet_pl.learning.callbacks.run_folder import run_folder
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.run_record import to_csv
+from cifnet_pl.learning.run_record import run_folder, to_csv
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.class_photos import Unreadable, embed_batch, unreadable_of
 from cifnet_pl.model.metrics import percent
 from cifnet_pl.model.open_set import Judge, able
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.files import write_text
-from cifnet_pl.utilities.processes import of_all_processes
+from cifnet_pl.utilities.files import of_all_processes, write_text
 from cifnet_pl.utilities.text import number_of, printable
 
 COVERAGE = 0.95
@@ -194,7 +192,7 @@ class CoverageAndNoveltyMetrics(Callback):
     def _detection(self, module: CIFNetModule, known: Tensor) -> tuple[float | None, float | None]:
         if self._foreign is None:
             return None, None
-        from cifnet_pl.model.detection import detection
+        from cifnet_pl.model.open_set import detection
 
         return detection(known, module.head.novelty(self._foreign.to(module.head.labels.device)).cpu())
 

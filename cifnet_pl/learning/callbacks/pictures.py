@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import math
+import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
-from lightning.pytorch import Trainer
+import matplotlib
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
+from scipy.cluster.hierarchy import leaves_list, linkage
+from scipy.spatial.distance import squareform
 from tensorboard.compat.proto.summary_pb2 import Summary
+from torch import Tensor
 
-from cifnet_pl.utilities.files import write_bytes
+from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
+from cifnet_pl.learning.run_record import RunRecord, run_folder, to_csv
+from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.model.metrics import percent
+from cifnet_pl.utilities.errors import CheckpointError
+from cifnet_pl.utilities.files import write_bytes, write_text
+from cifnet_pl.utilities.fonts import Lettering
 
 RGBA = 4
 """TensorBoard's number for the colours of a PNG file with transparency, which matplotlib writes."""
@@ -33,3 +54,321 @@ def keep_picture(trainer: Trainer, path: Path, picture: bytes, step: int) -> Non
             image = Summary.Image(height=height, width=width, colorspace=RGBA, encoded_image_string=picture)
             summary = Summary(value=[Summary.Value(tag=path.stem, image=image)])
             logger.experiment._get_file_writer().add_summary(summary, step)
+
+
+MOST_CLASSES = 150
+"""Classes in one picture of confusions: of more, those that are confused most."""
+
+NUMBERED_CLASSES = 30
+"""Classes up to which every cell with a photo has its number; past that only those of 5 % and more."""
+
+LONGEST = 24
+
+FEW, MANY = (0.42, 10.5, 10.5), (0.18, 9.0, 6.5)
+"""Inches of a cell, points of names and of numbers: of few classes, legible half a page wide, and of many, in parts."""
+
+LARGE = 15.0
+"""Inches from which a picture has fewer dots per inch: drawing one of 30 inches at 130 takes 60 MB."""
+
+
+def clustered(shares: np.ndarray) -> np.ndarray:
+    """Order classes so that those that are confused with each other are neighbours.
+
+    Average linkage of the distances ``1 − (s_ij + s_ji)/2`` with the optimal order of leaves (Bar-Joseph et al., 2001).
+
+    Args:
+        shares: (C, C) share of the photos of class i that were taken for class j.
+
+    Returns:
+        (C,) int64 classes in this order.
+    """
+    if len(shares) < 3:
+        return np.arange(len(shares))
+    distance = 1 - (shares + shares.T) / 2
+    np.fill_diagonal(distance, 0)
+    tree = linkage(squareform(distance, checks=False), "average", optimal_ordering=True)
+    return np.asarray(leaves_list(tree))
+
+
+def shares_of(matrix: np.ndarray) -> np.ndarray:
+    """Return (C, C) counts as shares of each row; zeros in a row without photos."""
+    return np.asarray(matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1))
+
+
+def draw_confusion(matrix: np.ndarray, names: Sequence[str], letters: Lettering, title: str) -> Figure:
+    """Draw counts as percent of each row, with similar classes together.
+
+    Args:
+        matrix: (C, C) numbers of photos, true classes in rows.
+        names: of the classes.
+        letters: fonts for the names.
+        title: of the figure.
+    """
+    tested = np.flatnonzero(matrix.sum(axis=1) + matrix.sum(axis=0))
+    shares = shares_of(matrix)
+    if len(tested) > MOST_CLASSES:
+        wrong = shares.sum(axis=0) + shares.sum(axis=1) - 2 * shares.diagonal()
+        tested = tested[np.argsort(-wrong[tested], kind="stable")[:MOST_CLASSES]]
+        title += f" (the {MOST_CLASSES} classes that are confused most)"
+    order = tested[clustered(shares[np.ix_(tested, tested)])]
+    percent = 100 * shares[np.ix_(order, order)]
+    labels = [letters.of(names[i], LONGEST) for i in order]
+    with matplotlib.rc_context({"font.family": list(letters.families)}):
+        cell, points, numbers = FEW if len(order) <= NUMBERED_CLASSES else MANY
+        figure, axes, beside = _canvas(labels, cell, points)
+        right = np.where(np.eye(len(order), dtype=bool), percent, np.nan)
+        wrong_share = np.where(np.eye(len(order), dtype=bool) | (percent == 0), np.nan, percent)
+        # As squares: ``imshow`` enlarges the matrix to the picture's pixels before it is coloured, in half a gigabyte.
+        edges = np.arange(len(order) + 1) - 0.5
+        axes.pcolormesh(edges, edges, right, cmap="Greens", vmin=0, vmax=130)
+        squares = axes.pcolormesh(edges, edges, wrong_share, cmap="OrRd", norm=LogNorm(1, 100))
+        axes.set(aspect="equal", xlim=edges[[0, -1]], ylim=edges[[-1, 0]])
+        axes.set_xticks(range(len(order)), labels, rotation=90, fontsize=points, parse_math=False)
+        axes.set_yticks(range(len(order)), labels, fontsize=points, parse_math=False)
+        axes.set_xlabel("named by the model", fontsize=12)
+        axes.set_ylabel("what it is", fontsize=12)
+        axes.set_title(letters.of(title), parse_math=False, fontsize=12)
+        axes.hlines(edges[:-1], -0.5, len(order) - 0.5, color="0.9", linewidth=0.4)
+        axes.vlines(edges[:-1], -0.5, len(order) - 0.5, color="0.9", linewidth=0.4)
+        _write_confusions(axes, percent, numbers)
+        bar = figure.colorbar(squares, cax=beside, label="wrong (% of the class's photos)")
+        bar.set_ticks([1, 3, 10, 30, 100], labels=["1", "3", "10", "30", "100"])
+    return figure
+
+
+def _canvas(labels: Sequence[str], cell: float, points: float) -> tuple[Figure, Axes, Axes]:
+    """Return a figure with axes for a square matrix of cells of ``cell`` inches, and axes for a colour bar beside it.
+
+    The margins follow from the length of the labels: matplotlib's own layout takes seconds for a hundred of them.
+    """
+    ems = max(sum(1.05 if unicodedata.east_asian_width(c) in "WF" else 0.62 for c in label) for label in labels)
+    margin, side = 0.65 + ems * points / 72, max(1.6, cell * len(labels))
+    width, height = margin + side + 1.2, margin + side + 0.5
+    figure = Figure(figsize=(width, height), dpi=130 if side < LARGE else 100)
+    axes = figure.add_axes((margin / width, margin / height, side / width, side / height))
+    tall = min(side, 4.0)
+    beside = figure.add_axes(
+        ((margin + side + 0.25) / width, (margin + (side - tall) / 2) / height, 0.14 / width, tall / height)
+    )
+    return figure, axes, beside
+
+
+def _write_confusions(axes: Axes, percent: np.ndarray, points: float) -> None:
+    least = 0.5 if len(percent) <= NUMBERED_CLASSES else 5.0
+    for i, j in zip(*np.nonzero(percent >= least), strict=True):
+        colour = "white" if i != j and percent[i, j] > 40 else "black"  # the darkest green is light enough
+        axes.text(j, i, f"{percent[i, j]:.0f}", ha="center", va="center", fontsize=points, color=colour)
+
+
+def draw_calibration(confidence: np.ndarray, right: np.ndarray, title: str, letters: Lettering) -> Figure:
+    """Draw how often the model is right at each confidence, in ten bins.
+
+    Args:
+        confidence: (n,) in 0–1.
+        right: (n,) bool.
+        title: of the figure.
+        letters: fonts for the title.
+    """
+    edges = np.linspace(0, 1, 11)
+    bins = np.clip(np.digitize(confidence, edges) - 1, 0, 9)
+    counts = np.bincount(bins, minlength=10)
+    known = counts > 0
+    accuracy = np.bincount(bins, weights=right, minlength=10)[known] / counts[known]
+    with matplotlib.rc_context({"font.family": list(letters.families)}):
+        figure = Figure(figsize=(5.2, 5.4), dpi=130, layout="constrained")
+        upper, lower = figure.subplots(2, 1, height_ratios=[3, 1], sharex=True)
+        upper.plot([0, 100], [0, 100], color="0.6", linewidth=1, label="as it should be")
+        upper.bar(100 * edges[:-1][known] + 5, 100 * accuracy, width=9, color="#9ecae1", label="right")
+        upper.set(ylabel="named right (%)", xlim=(0, 100), ylim=(0, 100))
+        upper.set_title(letters.of(title), parse_math=False)
+        upper.legend(frameon=False)
+        lower.bar(100 * edges[:-1] + 5, counts, width=9, color="0.75")
+        lower.set(xlabel="confidence of the model (%)", ylabel="photos")
+    return figure
+
+
+def png(figure: Figure) -> bytes:
+    """Return a figure as a PNG file."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()
+
+
+NUMBERED = 16
+"""Tasks up to which every cell of the matrix has its number."""
+
+LETTERS = 10.5
+"""Points of these numbers: legible where the picture is half a page wide."""
+
+
+def draw_trajectory(record: RunRecord, title: str) -> Figure:
+    """Draw A_k and Ā over the number of classes seen, and below it each task's own accuracy over time.
+
+    Args:
+        record: what was measured.
+        title: of the figure.
+    """
+    figure = Figure(figsize=(6.4, 7.4), dpi=120)
+    # Axes at places that have room for all numbers: matplotlib's own layout takes longer than the drawing.
+    places = ((0.1, 0.57, 0.76, 0.38), (0.1, 0.07, 0.76, 0.41), (0.88, 0.07, 0.025, 0.41))
+    upper, lower, beside = map(figure.add_axes, places)
+    seen = [row.classes_seen for row in record.rows]
+    marker = "o" if len(seen) <= 25 else ""
+    upper.plot(seen, [_nan(row.A_k) for row in record.rows], marker + "-", color="black", label="$A_k$")
+    upper.plot(seen, [_nan(row.average) for row in record.rows], "--", color="tab:blue", label=r"$\bar A$ so far")
+    upper.set(xlabel="classes seen", ylabel="accuracy (%)", title=title, ylim=limits([row.A_k for row in record.rows]))
+    upper.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    upper.grid(alpha=0.3)
+    upper.legend()
+    size = len(record.matrix)
+    grid = [[_nan(row[j]) if j < len(row) else float("nan") for j in range(size)] for row in record.matrix]
+    image = lower.imshow(
+        grid, cmap="viridis", vmin=0, vmax=100, aspect="auto", extent=(0.5, size + 0.5, size + 0.5, 0.5)
+    )
+    lower.set(xlabel="classes of task", ylabel="after task")
+    for axis in (lower.xaxis, lower.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if size <= NUMBERED:
+        _write_numbers(lower, record.matrix)
+    figure.colorbar(image, cax=beside, label="accuracy (%)")
+    return figure
+
+
+def limits(accuracies: Sequence[float | None]) -> tuple[float, float]:
+    """Return the ends of an axis in percent; it reaches from 50 or less to 100, so that small changes look small.
+
+    Args:
+        accuracies: in percent; None is ignored.
+    """
+    lowest = min((a for a in accuracies if a is not None), default=100.0)
+    return min(50.0, 10.0 * math.floor((lowest - 2) / 10)) if lowest >= 2 else 0.0, 101.0
+
+
+def _write_numbers(axes: Axes, matrix: Sequence[Sequence[float | None]]) -> None:
+    for k, row in enumerate(matrix):
+        for j, value in enumerate(row):
+            if value is not None:
+                # Light cells of the colour map begin at about two thirds of it.
+                colour = "black" if value > 65 else "white"
+                axes.text(j + 1, k + 1, f"{value:.0f}", ha="center", va="center", color=colour, fontsize=LETTERS)
+
+
+def _nan(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+class TrajectoryPlot(Callback):
+    """Draws the trajectory once, when the run ends."""
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write ``trajectory.png`` and add the figure to TensorBoard."""
+        folder = run_folder(trainer)
+        metrics = [c for c in cast(Any, trainer).callbacks if isinstance(c, TaskMetrics)]
+        if not trainer.is_global_zero or folder is None or not metrics or not (folder / "tasks.csv").is_file():
+            return
+        record = metrics[0].record
+        figure = draw_trajectory(record, f"{folder.parent.name}, {folder.name.replace('_', ' ')}")
+        keep_picture(trainer, folder / "trajectory.png", png(figure), len(record.rows))
+
+
+ACCURACY_FILE, CONFUSION_FILE, PICTURE_FILE = "class_accuracy.csv", "confusion.csv", "confusion.png"
+
+
+class ClassResults(Callback):
+    """Writes ``class_accuracy.csv`` after each task, ``confusion.csv`` and ``confusion.png`` at the end of a run.
+
+    The first has a row per class, in the order of learning: its task, its number of test images at the end, and its
+    accuracy in percent after each task. The second has numbers of test images, rows the true classes, columns the
+    answers.
+
+    Attributes:
+        history: for each task, (2, C) int64: correct answers and test images of each class.
+    """
+
+    def __init__(self) -> None:
+        self.history: dict[int, Tensor] = {}
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remove the confusion matrix of a finished run that goes on with more tasks."""
+        folder = run_folder(trainer)  # asks all processes
+        if trainer.is_global_zero and folder is not None:
+            for name in (CONFUSION_FILE, PICTURE_FILE):
+                (folder / name).unlink(missing_ok=True)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the table, and after the last task the matrix."""
+        if trainer.state.fn != "fit":
+            return
+        module, folder = cast(TaskModule, pl_module), run_folder(trainer)
+        assert module.evaluation is not None
+        confusion = module.evaluation.confusion
+        counts = np.stack([confusion.diagonal(), confusion.sum(axis=1)])
+        self.history[module.tasks_finished] = torch.from_numpy(counts)
+        if trainer.is_global_zero and folder is not None:
+            write_text(folder / ACCURACY_FILE, self.table(module.learned_tasks))
+            if module.tasks_finished == trainer.max_epochs:
+                names = module.class_names
+                body = [[name, *row] for name, row in zip(names, confusion.tolist(), strict=True)]
+                write_text(folder / CONFUSION_FILE, to_csv(["true_class", *names], body))
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw the matrix from its file, as the run may have been interrupted after it was written."""
+        folder = run_folder(trainer)
+        if not trainer.is_global_zero or folder is None or not (folder / CONFUSION_FILE).is_file():
+            return
+        from cifnet_pl.utilities.fonts import lettering
+
+        names, matrix = read_confusion(folder / CONFUSION_FILE)
+        if not matrix.sum():
+            return
+        title = f"{folder.parent.name}, {folder.name.replace('_', ' ')}"
+        picture = png(draw_confusion(matrix, names, lettering([title, *names]), title))
+        keep_picture(trainer, folder / PICTURE_FILE, picture, len(self.history))
+
+    def table(self, learned: list[list[str]]) -> str:
+        """Return the content of ``class_accuracy.csv``.
+
+        A task that was learned before this was recorded has empty cells.
+
+        Args:
+            learned: class names of each task.
+        """
+        names = [name for task in learned for name in task]
+        task_of = [k + 1 for k, task in enumerate(learned) for _ in task]
+        last = self.history.get(len(learned))
+        body: list[list[Any]] = []
+        for c, name in enumerate(names):
+            tested = None if last is None else int(last[1, c])
+            body.append([name, task_of[c], tested, *(self._accuracy(k + 1, c) for k in range(len(learned)))])
+        return to_csv(["class", "task", "test_images", *(f"after_task_{k + 1}" for k in range(len(learned)))], body)
+
+    def _accuracy(self, task: int, column: int) -> float | None:
+        counts = self.history.get(task)
+        if counts is None or column >= counts.shape[1]:
+            return None
+        return percent(int(counts[0, column]), int(counts[1, column]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts of all tasks, for the checkpoint."""
+        return {"tasks": list(self.history), "counts": list(self.history.values())}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the counts of the checkpoint; CheckpointError if they are damaged."""
+        try:
+            self.history = dict(zip(state_dict["tasks"], state_dict["counts"], strict=True))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError("the checkpoint is damaged: its class accuracies cannot be read") from error
+
+
+def read_confusion(path: Path) -> tuple[list[str], np.ndarray]:
+    """Read a ``confusion.csv``.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The class names, and (C, C) int64 numbers of images.
+    """
+    with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+        rows = list(csv.reader(file))
+    return rows[0][1:], np.array([row[1:] for row in rows[1:]], dtype=np.int64).reshape(len(rows) - 1, -1)

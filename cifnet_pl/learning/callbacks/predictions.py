@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
-from lightning.pytorch import LightningModule, Trainer
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.utilities import rank_zero_warn
 
-from cifnet_pl.learning.run_record import to_csv
+from cifnet_pl.data.loading import Batch
+from cifnet_pl.learning.run_record import run_folder, to_csv
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.utilities.files import write_text
-from cifnet_pl.utilities.processes import of_all_processes
+from cifnet_pl.model.metrics import FIRST, first_classes
+from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.files import of_all_processes, write_atomic, write_text
 
 
 class PredictionTable(BasePredictionWriter):
@@ -49,3 +55,148 @@ class PredictionTable(BasePredictionWriter):
         """Print where the predictions are, once the progress bar is gone."""
         if self._written:
             print(self._written, flush=True)
+
+
+FILE = "predictions.parquet"
+PARTS = ".predictions"
+"""Folder of the tasks of a run that is not whole yet."""
+
+
+class PredictionRecord(Callback):
+    """Writes ``predictions.parquet``: a row for each task and test image of a class seen.
+
+    Columns: ``task`` (from 1), ``image`` (its name in the data), ``label`` (its class), and ``top_1`` … ``top_5`` with
+    ``probability_1`` … ``probability_5``, null where fewer classes are known. Rows are in the order of tasks and,
+    within one, of the data, whatever the number of processes; no more than one task is held in memory.
+
+    Args:
+        every_task: whether to write it; needs pyarrow.
+
+    Raises:
+        UsageError: pyarrow is not installed.
+    """
+
+    def __init__(self, every_task: bool = False):
+        self.every_task = every_task
+        self._batches: list[tuple[np.ndarray, ...]] = []
+        if every_task:
+            try:
+                import pyarrow  # noqa: F401
+            except ImportError:
+                raise UsageError("--predictions.every_task needs pyarrow: pip install 'cifnet_pl[tables]'") from None
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start with the images of a task."""
+        self._batches = []
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Keep a batch's answers; ``outputs`` are its (n, C) class probabilities, or None for an empty batch."""
+        if self.every_task and trainer.state.fn == "fit" and outputs is not None:
+            columns, probabilities = first_classes(outputs)
+            parts = (batch.row, batch.label, columns, probabilities)
+            self._batches.append(tuple(column.cpu().numpy() for column in parts))
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Gather the task's answers of all processes and write them."""
+        if not self.every_task or trainer.state.fn != "fit":
+            return
+        local = [np.concatenate(parts) for parts in zip(*self._batches, strict=True)]
+        self._batches = []
+        every = [parts for parts in of_all_processes(local) if parts]
+        folder, module = run_folder(trainer), cast(TaskModule, pl_module)
+        if not trainer.is_global_zero or folder is None:
+            return
+        rows, labels, columns, probabilities = (
+            (np.concatenate(parts) for parts in zip(*every, strict=True)) if every else _nothing()
+        )
+        order = np.argsort(rows, kind="stable")
+        names = [module.data.source.val.names[row] for row in rows[order]]
+        table = _table(
+            module.tasks_finished, names, labels[order], columns[order], probabilities[order], module.class_names
+        )
+        write_atomic(_part(folder, module.tasks_finished), lambda file: _write([table], file))
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Join the tables of all tasks."""
+        folder, tasks = run_folder(trainer), cast(TaskModule, pl_module).tasks_finished
+        if not self.every_task or not trainer.is_global_zero or folder is None or not (folder / PARTS).is_dir():
+            return
+        if sum(1 for _ in _tasks(folder, tasks)) < tasks:
+            rank_zero_warn(f"{folder / FILE} lacks tasks that were learned without --predictions.every_task")
+        write_atomic(folder / FILE, lambda file: _write(_tasks(folder, tasks), file))
+        shutil.rmtree(folder / PARTS)
+
+
+def _nothing() -> Iterator[np.ndarray]:
+    empty = torch.zeros(0, dtype=torch.int64)
+    return iter([empty.numpy(), empty.numpy(), empty.reshape(0, 1).numpy(), empty.reshape(0, 1).double().numpy()])
+
+
+def _part(folder: Path, task: int) -> Path:
+    return folder / PARTS / f"task_{task}.parquet"
+
+
+def _table(
+    task: int, names: list[str], labels: np.ndarray, columns: np.ndarray, probabilities: np.ndarray, classes: list[str]
+) -> Any:
+    import pyarrow as pa
+
+    known = pa.array([_utf8(name) for name in classes])
+    data = {
+        "task": pa.array(np.full(len(names), task), pa.int32()),
+        "image": pa.array([_utf8(name) for name in names], pa.string()),
+        "label": _named(labels, known),
+    }
+    for k in range(FIRST):
+        there = k < columns.shape[1]
+        data[f"top_{k + 1}"] = _named(columns[:, k], known) if there else pa.nulls(len(names), data["label"].type)
+        values = probabilities[:, k].astype(np.float32) if there else None
+        data[f"probability_{k + 1}"] = pa.nulls(len(names), pa.float32()) if values is None else pa.array(values)
+    return pa.table(data)
+
+
+def _named(columns: np.ndarray, classes: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.DictionaryArray.from_arrays(pa.array(columns.astype(np.int32)), classes)
+
+
+def _utf8(name: str) -> str:
+    """Return a name that Parquet can store: bytes that are no UTF-8 become escapes."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _tasks(folder: Path, tasks: int) -> Iterator[Any]:
+    """Yield the tables of all tasks: new ones, and those in the file of a finished run that got more tasks."""
+    import pyarrow.parquet as pq
+
+    before = pq.ParquetFile(folder / FILE) if (folder / FILE).is_file() else None
+    group_of = {}
+    for group in range(before.num_row_groups) if before is not None else ():
+        assert before is not None
+        for task in set(before.read_row_group(group, columns=["task"])["task"].to_pylist()):
+            group_of[task] = group
+    for task in range(1, tasks + 1):
+        if _part(folder, task).is_file():
+            yield pq.read_table(_part(folder, task))
+        elif before is not None and task in group_of:
+            yield before.read_row_group(group_of[task])
+
+
+def _write(tables: Any, file: IO[bytes]) -> None:
+    """Write tables as row groups, one per task."""
+    import pyarrow.parquet as pq
+
+    tables = iter(tables)
+    first = next(tables)
+    with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
+        for table in (first, *tables):
+            writer.write_table(table, row_group_size=max(1, len(table)))

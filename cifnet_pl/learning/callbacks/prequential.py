@@ -8,12 +8,10 @@ from typing import Any, cast
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cifnet_pl.heads import Head
-from cifnet_pl.learning.callbacks.run_folder import run_folder
-from cifnet_pl.learning.run_record import to_csv
+from cifnet_pl.learning.run_record import run_folder, to_csv
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.metrics import percent
-from cifnet_pl.utilities.files import write_text
-from cifnet_pl.utilities.processes import of_all_processes
+from cifnet_pl.utilities.files import of_all_processes, write_text
 
 
 class PrequentialAccuracy(Callback):

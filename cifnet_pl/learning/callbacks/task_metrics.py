@@ -13,21 +13,26 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from cifnet_pl.data.image_sets import ImageSet
 from cifnet_pl.data.loading import EmbeddingBatch
+from cifnet_pl.data.sets import ImageSet
 from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNovelty, CoverageAndNoveltyMetrics
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor
 from cifnet_pl.learning.callbacks.prequential import PrequentialAccuracy
-from cifnet_pl.learning.callbacks.run_folder import run_folder
-from cifnet_pl.learning.configuration import write_configuration
-from cifnet_pl.learning.provenance import fingerprint, machine, package_commit
 from cifnet_pl.learning.resume import flat_settings
-from cifnet_pl.learning.run_record import RunRecord, TaskRow
+from cifnet_pl.learning.run_record import (
+    RunRecord,
+    TaskRow,
+    fingerprint,
+    machine,
+    package_commit,
+    run_folder,
+    write_configuration,
+)
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.description import now
 from cifnet_pl.model.metrics import average_accuracy, forgetting
 from cifnet_pl.utilities.errors import CheckpointError
-from cifnet_pl.utilities.processes import of_all_processes
+from cifnet_pl.utilities.files import of_all_processes
 
 OPEN_SECONDS = "open_seconds"
 

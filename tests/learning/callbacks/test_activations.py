@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.data.image_sets import SourceOptions
+from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import CIFNetHead
 from tests.command_line import BUFFER, checkpoint, learned

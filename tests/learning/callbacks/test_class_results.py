@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from cifnet_pl.learning.callbacks.class_results import ClassResults, read_confusion
+from cifnet_pl.learning.callbacks.pictures import ClassResults, read_confusion
 from cifnet_pl.learning.callbacks.prequential import PrequentialAccuracy
-from cifnet_pl.model.answer_counts import AnswerCounts, first_classes
+from cifnet_pl.model.metrics import AnswerCounts, first_classes
 from cifnet_pl.utilities.errors import CheckpointError
 from tests.command_line import fit, learned
 

@@ -13,8 +13,8 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import cifnet_pl
-from cifnet_pl.data.images import read_square
-from cifnet_pl.model.detection import detection
+from cifnet_pl.model.open_set import detection
+from cifnet_pl.photos.photo import read_square
 from tests.command_line import BUFFER, fit, learned
 
 COLUMNS = ["set_size", "set_coverage", "called_unknown", "unknown_auroc", "unknown_fpr95"]

@@ -10,10 +10,10 @@ import codecarbon
 import pytest
 import torch
 
-from cifnet_pl.cli.estimates import STEPS
-from cifnet_pl.learning.callbacks import first_steps
+from cifnet_pl.cli.sweep_plan import STEPS
+from cifnet_pl.iterative import FinetuneModule
+from cifnet_pl.learning.callbacks import screen as first_steps
 from cifnet_pl.learning.callbacks.energy import Energy, EnergyMonitor, _source, check_country, physical_gpus
-from cifnet_pl.learning.iterative import FinetuneModule
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import fit
 from tests.killing import Killed, at_call

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from cifnet_pl.learning.callbacks import TaskCheckpoint, TaskMetrics
+from tests.iterative.suite import data, install, learner
 from tests.killing import Act
-from tests.learning.iterative.suite import data, install, learner
 from tests.lightning_runs import digits, module, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
@@ -17,7 +17,7 @@ def kind(request, monkeypatch):
     """Functions that make a module and its data."""
     install(monkeypatch.setitem)
     if request.param == "trained":
-        from cifnet_pl.learning.iterative import FinetuneModule
+        from cifnet_pl.iterative import FinetuneModule
 
         return lambda: learner(FinetuneModule, epochs=1), data
     return module, lambda: digits(max_tasks=2, batch_size=32)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from cifnet_pl.learning.callbacks.trajectory import NUMBERED, draw_trajectory, limits
+from cifnet_pl.learning.callbacks.pictures import NUMBERED, draw_trajectory, limits
 from cifnet_pl.learning.run_record import RunRecord, TaskRow
 
 

@@ -1,0 +1,368 @@
+"""Read the classification sets of torchvision as data sources, whatever they call their parts and labels."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from PIL import Image
+
+from cifnet_pl.data.sets import ArraySet, FileSet, Grouping, Source, SourceOptions, expanded, place, split_by_seed
+from cifnet_pl.data.sources.folders import class_folders, existing, file_set, listing, require_classes
+from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.text import first_line
+
+PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "CLEVRClassification": ({"split": "train"}, {"split": "val"}),  # the test labels are not public
+    "EMNIST": ({"split": "balanced", "train": True}, {"split": "balanced", "train": False}),
+    "FGVCAircraft": ({"split": "trainval"}, {"split": "test"}),
+    "ImageNet": ({"split": "train"}, {"split": "val"}),
+    "Imagenette": ({"split": "train"}, {"split": "val"}),
+    "OxfordIIITPet": ({"split": "trainval"}, {"split": "test"}),
+    "Places365": ({"split": "train-standard"}, {"split": "val"}),
+}
+"""Arguments for the training and the validation part, where they are not train=True|False or split="train"|"test"."""
+
+DEFAULT_ROOT = Path("data")
+"""Where torchvision sets are looked for unless a root is given."""
+
+NOT_FOR_CLASSIFICATION = {"FakeData", "ImageFolder", "DatasetFolder", "VisionDataset"}
+
+
+def set_names() -> list[str]:
+    """Return the names of torchvision's data sets."""
+    from torchvision import datasets
+
+    names = [name for name in datasets.__all__ if inspect.isclass(getattr(datasets, name))]
+    return sorted(set(names) - NOT_FOR_CLASSIFICATION)
+
+
+class _Item:
+    """Read the image of one item of a torchvision data set."""
+
+    def __init__(self, dataset: Any):
+        self.dataset = dataset
+
+    def __call__(self, index: int) -> Image.Image:
+        image = self.dataset[index][0]
+        if not isinstance(image, Image.Image):
+            raise TypeError(f"{type(self.dataset).__name__} gives a {type(image).__name__}, not an image")
+        return image
+
+
+def torchvision_set(name: str, options: SourceOptions) -> Source:
+    """Load a classification set of torchvision: its own two parts, or a split by seed if it has one part.
+
+    Args:
+        name: of the class in ``torchvision.datasets``.
+        options: of the source.
+
+    Raises:
+        UsageError: the set is not one of images with one class each.
+        DataError: it is not on this machine, or damaged.
+    """
+    from torchvision import datasets
+
+    parameters = inspect.signature(getattr(datasets, name)).parameters
+    if name in PARTS:
+        parts = PARTS[name]
+    elif "train" in parameters:
+        parts = ({"train": True}, {"train": False})
+    elif "split" in parameters:
+        parts = ({"split": "train"}, {"split": "test"})
+    else:
+        whole = _open(name, options, {})
+        labels, class_names = _labels(whole), _class_names(whole)
+        return split_by_seed(class_names, ArraySet(_Item(whole), labels), options)
+    train, val = (_open(name, options, dataset) for dataset in parts)
+    class_names = _class_names(train)
+    sets = [ArraySet(_Item(dataset), _labels(dataset)) for dataset in (train, val)]
+    same = getattr(train, "classes", None) == getattr(val, "classes", None)
+    if not same or max(int(images.labels.max()) for images in sets) >= len(class_names):
+        raise DataError(
+            f"torchvision's {name} in {place(expanded(options.root or DEFAULT_ROOT))} has other classes for testing "
+            "than for training: the copy is not complete, fetch it again"
+        )
+    return Source(class_names, sets[0], sets[1])
+
+
+def _open(name: str, options: SourceOptions, arguments: dict[str, Any]) -> Any:
+    from torchvision import datasets
+
+    builder = getattr(datasets, name)
+    parameters = inspect.signature(builder).parameters
+    root = expanded(options.root or DEFAULT_ROOT).absolute()
+    keywords: dict[str, Any] = {"root": str(root), **arguments}
+    # EMNIST and QMNIST take the option of their parent without naming it.
+    if "download" in parameters or issubclass(builder, datasets.MNIST):
+        keywords["download"] = options.download
+    wanted = [p.name for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if set(wanted) - keywords.keys():
+        raise _unsuitable(name, f"needs {', '.join(sorted(set(wanted) - keywords.keys()))}")
+    try:
+        return builder(**keywords)
+    except ImportError as error:
+        raise UsageError(f"torchvision's {name} needs a package that is not installed: {error}") from error
+    except ValueError as error:
+        raise _unsuitable(name, first_line(error)) from error
+    except (RuntimeError, OSError) as error:
+        raise DataError(
+            f"torchvision's {name} is not in {place(root)} ({first_line(error)}): "
+            "set --data.root to the folder that holds it, or fetch it with --data.download true"
+        ) from error
+
+
+def _unsuitable(name: str, reason: str) -> UsageError:
+    return UsageError(
+        f"torchvision's {name} is not a set of images with one class each ({reason}): "
+        "arrange its images in class folders and use --data.source folder"
+    )
+
+
+def _labels(dataset: Any) -> list[int]:
+    """Return the label of each image, read without decoding any."""
+    candidates = [getattr(dataset, attribute, None) for attribute in ("targets", "labels", "_labels", "y")]
+    values = next((v for v in candidates if v is not None), None)
+    if values is None and hasattr(dataset, "_samples"):
+        values = [sample[1] for sample in dataset._samples]
+    if values is None or not len(values):
+        raise _unsuitable(type(dataset).__name__, "it does not list its labels")
+    try:
+        return [int(value) for value in values]
+    except (TypeError, ValueError) as error:
+        raise _unsuitable(type(dataset).__name__, first_line(error)) from error
+
+
+def _class_names(dataset: Any) -> list[str]:
+    """Return the name of each label; a name that occurs twice (ImageNet has two cranes) gets its label behind it."""
+    declared = getattr(dataset, "classes", None) or getattr(dataset, "categories", None)
+    if declared is None:
+        return [str(label) for label in range(max(_labels(dataset)) + 1)]
+    names = [", ".join(name) if isinstance(name, tuple) else str(name) for name in declared]
+    return [name if names.count(name) == 1 else f"{name} ({label})" for label, name in enumerate(names)]
+
+
+CLASSES = 100
+IMAGENET_CLASSES = 1000
+USUAL_SEED = 1993
+IMAGENET = (
+    "the folder of ImageNet (ILSVRC 2012, from image-net.org) with train/<class>/*.JPEG and val/<class>/*.JPEG, "
+    "the validation images sorted into class folders"
+)
+TINY = (
+    "the unpacked tiny-imagenet-200.zip (from cs231n.stanford.edu), that is the folder tiny-imagenet-200 with "
+    "train/<class>/images, val/images and val/val_annotations.txt, or the folder that holds it"
+)
+
+
+def imagenet100(options: SourceOptions) -> Source:
+    """Read 100 classes of a tree ``train/<class>/…`` and ``val/<class>/…``.
+
+    Options:
+        class_list: which classes: names; a file with one name on each line (what follows a blank is ignored); or a
+            seed, which draws 100 of 1000 with NumPy's legacy generator as the literature does with 1993. Not needed
+            if the tree holds 100 classes; for the 1000 of ImageNet the default is 1993.
+
+    Raises:
+        DataError: no such tree, or one without a class of the list.
+        UsageError: a list that is needed or makes no sense.
+    """
+    with listing():
+        root = existing(options, IMAGENET)
+        if not ((root / "train").is_dir() and (root / "val").is_dir()):
+            raise DataError(f"{place(root)} has no train and val: set --data.root to {IMAGENET}")
+        present = [path.name for path in class_folders(root / "train")]
+        names = _chosen(options.own.get("class_list"), present, root)
+        missing = [n for n in names for split in ("train", "val") if not (root / split / n).is_dir()]
+        if missing:
+            raise DataError(
+                f"class '{missing[0]}' is not in train and val of {place(root)}: --data.root must be {IMAGENET}"
+            )
+        return Source(names, file_set(root / "train", names), file_set(root / "val", names))
+
+
+def _chosen(choice: Any, present: list[str], root: Path) -> list[str]:
+    """Return the names of the classes to use, sorted."""
+    if choice is None and len(present) == CLASSES:
+        return present
+    if choice is None and len(present) == IMAGENET_CLASSES:
+        choice = USUAL_SEED
+    if type(choice) is int:
+        if len(present) != IMAGENET_CLASSES:
+            raise UsageError(
+                f"class_list is the seed {choice}, which draws from {IMAGENET_CLASSES} classes, but {place(root)} has "
+                f"{len(present)}: give a file with the class names"
+            )
+        # The generator that the published draws were made with.
+        rows = np.random.RandomState(choice).permutation(IMAGENET_CLASSES)[:CLASSES]
+        return sorted(present[i] for i in rows)
+    if isinstance(choice, str):
+        choice = _read_list(expanded(Path(choice)))
+    if not isinstance(choice, list) or not choice or not all(isinstance(name, str) for name in choice):
+        raise UsageError(
+            f"{place(root)} has {len(present)} classes: set --data.options.class_list to a file with the names of "
+            f"{CLASSES} of them, one a line (given: {choice})"
+        )
+    if len(set(choice)) < len(choice):
+        raise UsageError("class_list names a class twice")
+    return sorted(choice)
+
+
+def _read_list(path: Path) -> list[str]:
+    if not path.is_file():
+        raise UsageError(f"no file {place(path)}: --data.options.class_list names a file with one class name a line")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{place(path)} is not a text file: expected one class name a line") from error
+    return [line.split()[0] for line in lines if line.split() and not line.startswith("#")]
+
+
+def tinyimagenet(options: SourceOptions) -> Source:
+    """Read Tiny-ImageNet-200 as it is distributed.
+
+    The folders are ``train/<class>/images``, and ``val/images`` with ``val/val_annotations.txt``.
+
+    Raises:
+        DataError: no such tree, or a validation image that is listed but not there.
+    """
+    with listing():
+        root = existing(options, TINY)
+        root = root / "tiny-imagenet-200" if (root / "tiny-imagenet-200").is_dir() else root
+        annotations = root / "val" / "val_annotations.txt"
+        if not ((root / "train").is_dir() and annotations.is_file()):
+            lacking = "train" if annotations.is_file() else "val/val_annotations.txt"
+            raise DataError(f"{place(root)} has no {lacking}: set --data.root to {TINY}")
+        names = [path.name for path in class_folders(root / "train")]
+        return Source(names, file_set(root / "train", names), _validation(annotations, names))
+
+
+def _validation(annotations: Path, names: list[str]) -> FileSet:
+    """Return the validation images of the classes ``names``, in the order of their annotations."""
+    folder = annotations.parent / "images"
+    there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    position = {name: i for i, name in enumerate(names)}
+    with annotations.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.reader(file, delimiter="\t") if len(row) > 1]
+    files = [(row[0], position[row[1]]) for row in rows if row[1] in position]
+    missing = [name for name, _ in files if name not in there]
+    if missing or not files:
+        problem = (
+            f"lists {missing[0]}, which is not in {place(folder)}"
+            if missing
+            else "lists no image of the classes in train"
+        )
+        raise DataError(f"{place(annotations)} {problem}: unpack the data set again")
+    return FileSet(folder, [name for name, _ in files], [label for _, label in files])
+
+
+WHAT_CORE50 = (
+    "the unpacked core50_128x128.zip from vlomonaco.github.io/core50, that is the folder core50_128x128 "
+    "with s1/o1/C_01_01_000.png and so on, or the folder that holds it"
+)
+FRAME = re.compile(r"C_(\d+)_(\d+)_(\d+)\.png")
+Item = TypeVar("Item")
+
+
+def core50(options: SourceOptions) -> Source:
+    """Read the tree ``core50_128x128/sN/oM/C_NN_MM_FFF.png``; one class per object, ``o1`` … ``o50``.
+
+    Options:
+        stride: keep every ``stride``-th frame of all frames in the order of session, object and frame; with 10, as
+            in the paper, 16,486 of the 164,866.
+        test_sessions: sessions held out for testing, by default the standard 3, 7 and 10.
+
+    Raises:
+        DataError: no such tree, or a class without training frames.
+        UsageError: a stride or sessions that make no sense.
+    """
+    stride = options.own.get("stride", 10)
+    test = options.own.get("test_sessions", [3, 7, 10])
+    if type(stride) is not int or stride < 1:
+        raise UsageError(f"stride is {stride}, expected 1 or more: keep every stride-th frame")
+    if not isinstance(test, list) or not test or not all(type(session) is int for session in test):
+        raise UsageError(f"test_sessions is {test}, expected a list of session numbers such as [3, 7, 10]")
+    with listing():
+        root = existing(options, WHAT_CORE50)
+        root = root / "core50_128x128" if (root / "core50_128x128").is_dir() else root
+        frames = _frames(root)
+    sessions = {session for session, *_ in frames}
+    if not set(test) <= sessions or not sessions - set(test):
+        present = ", ".join(f"s{session}" for session in sorted(sessions)) or "no frame"
+        raise DataError(
+            f"{place(root)} holds {present}, expected the test sessions {', '.join(map(str, test))} and others for "
+            f"training: set --data.root to {WHAT_CORE50}"
+        )
+    objects = sorted({number for _, number, *_ in frames})
+    frames = every(frames, stride)
+    parts, groups, numbers = [], [], sorted(sessions)
+    for held_out in (False, True):
+        split = [frame for frame in frames if (frame[0] in test) is held_out]
+        names = [name for *_, name in split]
+        parts.append(FileSet(root, names, [objects.index(number) for _, number, *_ in split]))
+        groups.append(np.array([numbers.index(session) for session, *_ in split], dtype=np.int64))
+    empty = [number for i, number in enumerate(objects) if i not in parts[0].rows_of]
+    if empty:
+        raise DataError(f"object o{empty[0]} of {place(root)} has no training frame left: use a smaller stride")
+    domains = Grouping([f"s{session}" for session in numbers], groups[0], groups[1])
+    return Source([f"o{number}" for number in objects], parts[0], parts[1], domains)
+
+
+def every(items: Sequence[Item], stride: int) -> list[Item]:
+    """Return the ``stride``-th item and each ``stride``-th one after it: ⌊n / stride⌋ of n.
+
+    Example:
+        >>> every("abcdefg", 3)
+        ['c', 'f']
+    """
+    return list(items[stride - 1 :: stride])
+
+
+def _frames(root: Path) -> list[tuple[int, int, int, str]]:
+    """Return (session, object, frame, path below ``root``) of all frames, in that order."""
+    frames = []
+    for session in root.glob("s[0-9]*"):
+        for folder in session.glob("o[0-9]*"):
+            matches = [FRAME.fullmatch(path.name) for path in folder.iterdir()]
+            for match in (match for match in matches if match is not None):
+                name = f"{session.name}/{folder.name}/{match[0]}"
+                frames.append((int(match[1]), int(match[2]), int(match[3]), name))
+    return sorted(frames)
+
+
+WHAT_DOMAINS = "a folder with one sub-folder per domain, each with one sub-folder of images per class"
+
+
+def domains(options: SourceOptions) -> Source:
+    """Read ``root/<domain>/<class>/…``; a share of each class in each domain is held back by seed.
+
+    A class may be missing in some domains. Learn the domains one after the other with ``--data.stream Domains``.
+
+    Raises:
+        DataError: no such folders, or one without an image.
+    """
+    with listing():
+        root = existing(options, WHAT_DOMAINS)
+        domain_classes = {home.name: [path.name for path in class_folders(home)] for home in class_folders(root)}
+        require_classes(list(domain_classes), root)
+        for name, classes in domain_classes.items():
+            require_classes(classes, root / name)
+        class_names = sorted({name for classes in domain_classes.values() for name in classes})
+        names: list[str] = []
+        labels: list[int] = []
+        groups: list[int] = []
+        for i, (domain, classes) in enumerate(domain_classes.items()):
+            domain_set = file_set(root / domain, classes)
+            names += [f"{domain}/{name}" for name in domain_set.names]
+            labels += [class_names.index(classes[label]) for label in domain_set.labels]
+            groups += [i] * len(domain_set)
+    source = split_by_seed(class_names, FileSet(root, names, labels), options, (list(domain_classes), np.array(groups)))
+    for label, name in enumerate(class_names):
+        if label not in source.train.rows_of:
+            raise DataError(f"class '{name}' of {place(root)} has no training image: add some")
+    return source

@@ -1,0 +1,479 @@
+"""Read embeddings that were computed elsewhere as a data source: NumPy, safetensors, Parquet and Arrow files."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cifnet_pl.data.sets import SampleSet, Source, SourceOptions, expanded, place, split_by_seed
+from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError, unknown_name
+from cifnet_pl.utilities.text import first_line, has_controls, printable
+
+ALIASES = {"embeddings": "embedding", "labels": "label", "ids": "id"}
+"""Names of columns → another name that they are looked for by."""
+
+
+@dataclass
+class Table:
+    """Named arrays of one file; each is read when it is asked for.
+
+    Attributes:
+        path: the file.
+        columns: names of its arrays.
+        read: name → array.
+    """
+
+    path: Path
+    columns: list[str]
+    read: Callable[[str], np.ndarray]
+
+    def array(self, name: str) -> np.ndarray:
+        """Return an array by its name or its alias.
+
+        Raises:
+            DataError: there is none; names those that exist.
+        """
+        column_name = name if name in self.columns else ALIASES.get(name, name)
+        if column_name not in self.columns:
+            known = ", ".join(printable(column) for column in self.columns) or "nothing"
+            raise DataError(f"{place(self.path)} has no '{printable(name)}', it has {known}")
+        with _readable(self.path):
+            return self.read(column_name)
+
+    def matrix(self, name: str) -> np.ndarray:
+        """Return an (n, d) array of floats.
+
+        Raises:
+            DataError: the array has another shape or dtype.
+        """
+        array = self.array(name)
+        if array.ndim != 2 or array.dtype.kind != "f" or not array.size:
+            raise DataError(
+                f"{place(self.path)}: '{printable(name)}' has shape {array.shape} and dtype {array.dtype}, "
+                "expected (n, d) floats"
+            )
+        return array
+
+    def vector(self, name: str, length: int) -> np.ndarray:
+        """Return an (n,) array.
+
+        Raises:
+            DataError: its length is not ``length``, or it has another shape.
+        """
+        array = self.array(name)
+        if array.shape != (length,):
+            raise DataError(f"{place(self.path)}: '{printable(name)}' has shape {array.shape}, expected ({length},)")
+        return array
+
+    def ids(self, name: str | None, length: int) -> np.ndarray | None:
+        """Return the identities of the rows.
+
+        Args:
+            name: of the array; None for "ids", if there is one.
+            length: number of rows.
+
+        Returns:
+            (n,) array; None if there are no identities.
+
+        Raises:
+            DataError: two rows have the same one.
+        """
+        if name is None and not {"ids", "id"} & set(self.columns):
+            return None
+        ids = self.vector(name or "ids", length)
+        values, counts = np.unique(ids, return_counts=True)
+        if len(values) < length:
+            again = printable(str(values[int(counts.argmax())]))
+            raise DataError(f"{place(self.path)}: id '{again}' stands there twice, expected one per sample")
+        return ids
+
+    def classes(self, vectors: Sequence[np.ndarray]) -> tuple[list[str], list[np.ndarray]]:
+        """Return the names of all classes, and the labels as positions among them.
+
+        Args:
+            vectors: labels, integers or names, such as those of training and test samples.
+
+        Returns:
+            Sorted names, and (n,) int64 positions for each vector.
+
+        Raises:
+            DataError: labels that are neither integers nor names, or a name with control characters.
+        """
+        for vector in vectors:
+            if vector.dtype.kind == "f":
+                raise DataError(
+                    f"{place(self.path)}: the labels are floats ({vector.dtype}), expected integers or names: "
+                    "convert them with labels.astype(int)"
+                )
+            if vector.dtype.kind not in "iuUTO":
+                raise DataError(f"{place(self.path)}: the labels have dtype {vector.dtype}, expected integers or names")
+        joined = np.concatenate(vectors)
+        empty = [i for i, item in enumerate(joined) if item is None] if joined.dtype.kind == "O" else []
+        if empty:
+            raise DataError(
+                f"{place(self.path)}: {len(empty)} labels are missing, the first in row {empty[0]} (from 0)"
+            )
+        if joined.dtype.kind == "O" and not all(isinstance(item, str) for item in joined):
+            raise DataError(f"{place(self.path)}: a label is missing or not a text, expected integers or names")
+        values, positions = np.unique(joined, return_inverse=True)
+        names = [str(value) for value in values]
+        strange = [name for name in names if not name or has_controls(name)]
+        if strange:
+            raise DataError(f"{place(self.path)}: '{printable(strange[0])}' cannot be the name of a class: rename it")
+        ends = np.cumsum([len(vector) for vector in vectors])[:-1]
+        return names, [members.astype(np.int64) for members in np.split(positions.reshape(-1), ends)]
+
+
+def read_table(path: Path) -> Table:
+    """Open a file of arrays; its ending says the format.
+
+    Args:
+        path: an .npz, .safetensors, .parquet or .arrow file.
+
+    Returns:
+        The arrays, none of which is read yet.
+
+    Raises:
+        UsageError: another ending, or a package that is needed and missing.
+        DataError: the file is damaged or not what its ending says.
+    """
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise unknown_name(f"kind of file of embeddings in {place(path)}", path.suffix or "no ending", READERS)
+    with _readable(path):
+        return reader(path)
+
+
+@contextmanager
+def _readable(path: Path) -> Any:
+    try:
+        yield
+    except CifnetError:
+        raise
+    except Exception as error:  # each format's parser fails in its own way on a damaged file
+        raise DataError(f"cannot read {place(path)}: {first_line(error)}") from error
+
+
+def _npz(path: Path) -> Table:
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+
+    def read(name: str) -> np.ndarray:
+        info = members[name]
+        if info.compress_type == zipfile.ZIP_STORED:
+            mapped = _mapped_npy(path, info.header_offset)
+            if mapped is not None:
+                return mapped
+        with np.load(path, allow_pickle=False) as arrays:
+            return np.asarray(arrays[name])
+
+    return Table(path, list(members), read)
+
+
+def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
+    """Map an uncompressed array in a zip archive, whose local header is at ``offset``; None for an array of text."""
+    with path.open("rb") as file:
+        file.seek(offset + 26)
+        name, extra = struct.unpack("<HH", file.read(4))
+        file.seek(offset + 30 + name + extra)
+        version = np.lib.format.read_magic(file)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read_header(file)
+        if dtype.hasobject:
+            raise DataError(f"{place(path)} holds Python objects, which are never loaded: save plain arrays of text")
+        if 0 in shape:
+            return None
+        return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+
+
+def _safetensors(path: Path) -> Table:
+    from safetensors import safe_open
+
+    file: Any = safe_open(path, framework="pt")
+    # A tensor that is read stays a view of the mapped file.
+    return Table(path, list(file.keys()), lambda name: np.asarray(file.get_tensor(name).numpy()))
+
+
+def _parquet(path: Path) -> Table:
+    parquet = _pyarrow("parquet")
+    columns = parquet.read_schema(path).names
+    return Table(path, columns, lambda name: _column(parquet.read_table(path, columns=[name])[name], path, name))
+
+
+def _arrow(path: Path) -> Table:
+    pyarrow = _pyarrow()
+    mapped = pyarrow.memory_map(str(path))
+    try:
+        table = pyarrow.ipc.open_file(mapped).read_all()
+    except pyarrow.ArrowInvalid:
+        table = pyarrow.ipc.open_stream(mapped).read_all()  # what Hugging Face datasets writes
+    return Table(path, table.column_names, lambda name: _column(table[name], path, name))
+
+
+def _pyarrow(module: str | None = None) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError:
+        raise UsageError("Parquet and Arrow files need the package pyarrow: pip install 'cifnet_pl[tables]'") from None
+    return getattr(pyarrow, module) if module else pyarrow
+
+
+def _column(column: Any, path: Path, name: str) -> np.ndarray:
+    """Return a column of numbers or texts as (n,), one of lists of equal length as (n, d)."""
+    pyarrow = _pyarrow()
+    kind = column.type
+    if not any(check(kind) for check in (pyarrow.types.is_list, pyarrow.types.is_large_list,
+                                         pyarrow.types.is_fixed_size_list)):  # fmt: skip
+        # NumPy's integers have no missing ones: it would make floats of all.
+        return np.asarray(np.array(column.to_pylist(), dtype=object) if column.null_count else column.to_numpy())
+    if column.null_count:
+        first = column.is_null().index(True).as_py()
+        raise DataError(
+            f"{place(path)}: '{printable(name)}' is missing in {column.null_count} rows, the first is {first} (counted "
+            "from 0)"
+        )
+    whole = column.combine_chunks()
+    whole = whole.chunk(0) if isinstance(whole, pyarrow.ChunkedArray) else whole
+    if not pyarrow.types.is_fixed_size_list(kind):
+        lengths = np.diff(whole.offsets.to_numpy())
+        usual, _ = Counter(lengths.tolist()).most_common(1)[0]
+        other = np.flatnonzero(lengths != usual)
+        if len(other):
+            raise DataError(
+                f"{place(path)}: '{printable(name)}' has {usual} numbers in most rows, but {lengths[other[0]]} in row "
+                f"{other[0]} (counted from 0): all must have the same length"
+            )
+    numbers = whole.flatten()
+    if not pyarrow.types.is_floating(numbers.type) and not pyarrow.types.is_integer(numbers.type):
+        raise DataError(f"{place(path)}: '{printable(name)}' has lists of {numbers.type}, expected lists of floats")
+    if numbers.null_count:
+        row = numbers.is_null().to_numpy(zero_copy_only=False).argmax() // (len(numbers) // len(whole))
+        raise DataError(f"{place(path)}: a number of '{printable(name)}' is missing in row {row} (counted from 0)")
+    return np.asarray(numbers.to_numpy()).reshape(len(whole), -1)
+
+
+READERS: dict[str, Callable[[Path], Table]] = {
+    ".npz": _npz,
+    ".safetensors": _safetensors,
+    ".parquet": _parquet,
+    ".arrow": _arrow,
+    ".feather": _arrow,
+}
+"""Ending of a file's name → function that opens it."""
+
+
+WHAT = "a file of embeddings (.npz, .safetensors, .parquet or .arrow) with (n, d) embeddings and (n,) labels"
+TEST_WORDS = {"test", "val", "validation", "valid", "eval", "1", "true"}
+"""What a column ``split`` calls the samples that are held out."""
+
+AT_ONCE = 10_000
+"""Rows that are looked through at a time."""
+
+
+class Numbers(Sequence[str]):
+    """The names ``"0"``, ``"1"``, … of given positions, without a string object for each."""
+
+    def __init__(self, rows: np.ndarray):
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Numbers: ...
+    def __getitem__(self, index: int | slice) -> str | Numbers:
+        return Numbers(self.rows[index]) if isinstance(index, slice) else str(self.rows[index])
+
+
+class EmbeddingSet(SampleSet):
+    """Rows of an array of embeddings, read from its memory-mapped file when they are asked for.
+
+    Args:
+        embeddings: (N, d) array of floats.
+        labels: (n,) class position of each sample.
+        rows: (n,) row of each sample in ``embeddings``.
+        ids: (N,) identity of each row, or None for its number.
+        file: where the array comes from, for messages.
+    """
+
+    def __init__(
+        self, embeddings: np.ndarray, labels: np.ndarray, rows: np.ndarray, ids: np.ndarray | None, file: Path
+    ):
+        self.embeddings, self.labels, self.rows, self.ids, self.file = embeddings, labels, rows, ids, file
+        self.names: Sequence[str] = Numbers(rows) if ids is None else [str(name) for name in ids[rows]]
+
+    @property
+    def features(self) -> int:
+        """Width d of the embeddings."""
+        return int(self.embeddings.shape[1])
+
+    def get(self, rows: np.ndarray) -> Tensor:
+        """Return (n, d) float32 embeddings of the samples at positions ``rows``.
+
+        Raises:
+            DataError: some of them hold NaN or infinity; names their rows in the file.
+        """
+        where = self.rows[rows]
+        steps = np.diff(where)
+        # A view of consecutive rows is read from the file in one piece.
+        split = (
+            self.embeddings[where[0] : where[-1] + 1] if len(where) and (steps == 1).all() else self.embeddings[where]
+        )
+        with np.errstate(over="ignore"):  # what is too large becomes infinity
+            z = torch.from_numpy(np.array(split, dtype=np.float32, order="C"))
+        if not torch.isfinite(z).all():
+            raise DataError(self._what_is_not_finite())
+        return z
+
+    def _what_is_not_finite(self) -> str:
+        """Name the rows of the whole file that are no numbers in float32, so that all are repaired at once."""
+        broken, numbers = [], True
+        for start in range(0, len(self.embeddings), AT_ONCE):
+            part = self.embeddings[start : start + AT_ONCE]
+            with np.errstate(over="ignore"):
+                rows = np.flatnonzero(~np.isfinite(part.astype(np.float32)).all(axis=1))
+            numbers &= bool(np.isfinite(part[rows]).all())
+            broken += (start + rows).tolist()
+        listed = ", ".join(map(str, broken[:5])) + (f", … ({len(broken)} in all)" if len(broken) > 5 else "")
+        what = "a number too large for float32" if numbers else "NaN or infinity"
+        return (
+            f"{place(self.file)}: {what} in row{'s' * (len(broken) > 1)} {listed} of the embeddings (counted from 0): "
+            f"repair or remove {'it' if len(broken) == 1 else 'them'}"
+        )
+
+    def place(self, index: int) -> str:
+        """Return the file and the sample's name in it."""
+        return f"{place(self.file)}#{printable(self.names[index])}"
+
+    def subset(self, rows: np.ndarray) -> EmbeddingSet:
+        """Return the samples at positions ``rows``."""
+        return EmbeddingSet(self.embeddings, self.labels[rows], self.rows[rows], self.ids, self.file)
+
+    def content(self, index: int) -> bytes:
+        """Return the bytes of the embedding."""
+        return np.ascontiguousarray(self.embeddings[self.rows[index]]).tobytes()
+
+
+def embeddings(options: SourceOptions) -> Source:
+    """Read embeddings and their labels from one file.
+
+    The file has ``embeddings`` (n, d) and ``labels`` (n,), or ``train_embeddings``, ``train_labels``,
+    ``test_embeddings`` and ``test_labels``. Labels are integers or names. Optional: ``ids`` (n,), the identity of each
+    sample, and ``split`` (n,), "train" or "test". Without a test part a share of each class is held back by seed.
+
+    Options:
+        embeddings, labels, ids, split: names of the columns or arrays, where they have other ones.
+
+    Raises:
+        UsageError: no file was given.
+        DataError: a file that is missing, damaged or of another kind; columns that are missing or do not fit.
+    """
+    table = read_table(embeddings_file(options))
+    names = {key: str(value) for key, value in options.own.items()}
+    if "embeddings" not in names and "train_embeddings" in table.columns:
+        return _two_parts(table, options)
+    z = table.matrix(names.get("embeddings", "embeddings"))
+    class_names, labels = table.classes([table.vector(names.get("labels", "labels"), len(z))])
+    ids = table.ids(names.get("ids"), len(z))
+    whole = EmbeddingSet(z, labels[0], np.arange(len(z)), ids, table.path)
+    split = names.get("split", "split" if "split" in table.columns else None)
+    if split is None:
+        return split_by_seed(class_names, whole, options)
+    held = np.array([str(word).lower() in TEST_WORDS for word in table.vector(split, len(z))], dtype=bool)
+    return _checked(class_names, whole.subset(np.flatnonzero(~held)), whole.subset(np.flatnonzero(held)), table)
+
+
+def _two_parts(table: Table, options: SourceOptions) -> Source:
+    """Build the source from separate arrays for training and testing."""
+    parts = [split for split in ("train", "test") if f"{split}_embeddings" in table.columns]
+    arrays = [table.matrix(f"{split}_embeddings") for split in parts]
+    if len({z.shape[1] for z in arrays}) > 1:
+        raise DataError(f"{place(table.path)}: train_embeddings and test_embeddings have different widths")
+    vectors = [table.vector(f"{split}_labels", len(z)) for split, z in zip(parts, arrays, strict=True)]
+    class_names, labels = table.classes(vectors)
+    sets = [
+        EmbeddingSet(z, label, np.arange(len(z)), None, table.path) for z, label in zip(arrays, labels, strict=True)
+    ]
+    if len(sets) == 1:
+        return split_by_seed(class_names, sets[0], options)
+    return _checked(class_names, sets[0], sets[1], table)
+
+
+def _checked(class_names: list[str], train: EmbeddingSet, val: EmbeddingSet, table: Table) -> Source:
+    """Return the source; DataError if a class cannot be learned, or nothing is held out."""
+    if not len(val):
+        raise DataError(f"{place(table.path)}: no sample is in the test part, expected some with split 'test'")
+    missing = [name for label, name in enumerate(class_names) if label not in train.rows_of]
+    if missing:
+        raise DataError(
+            f"{place(table.path)}: class '{printable(missing[0])}' has test samples but none for training: add some, "
+            "or take the class out"
+        )
+    return Source(class_names, train, val)
+
+
+def unlabelled(path: Path) -> EmbeddingSet:
+    """Return the embeddings of a file without their labels.
+
+    Raises:
+        UsageError, DataError: as :func:`embeddings`.
+    """
+    table = read_table(embeddings_file(SourceOptions(path)))
+    z = table.matrix("embeddings")
+    rows = np.arange(len(z))
+    return EmbeddingSet(z, np.zeros(len(z), dtype=np.int64), rows, table.ids(None, len(z)), path)
+
+
+def labelled(path: Path) -> tuple[list[str], EmbeddingSet]:
+    """Return the names of the classes, and all embeddings of a file with their labels.
+
+    Raises:
+        UsageError, DataError: as :func:`embeddings`.
+    """
+    table = read_table(embeddings_file(SourceOptions(path)))
+    z = table.matrix("embeddings")
+    class_names, (labels,) = table.classes([table.vector("labels", len(z))])
+    return class_names, EmbeddingSet(z, labels, np.arange(len(z)), table.ids(None, len(z)), path)
+
+
+def embeddings_file(options: SourceOptions) -> Path:
+    """Return the file of embeddings that ``--data.root`` names.
+
+    Raises:
+        UsageError: no file was given.
+        DataError: there is no such file.
+    """
+    if options.root is None:
+        raise UsageError(f"no file was given: set --data.root to {WHAT}")
+    path = expanded(options.root)
+    if not path.is_file():
+        raise DataError(f"no file {place(path)}: expected {WHAT}")
+    return path
+
+
+def embeddings_width(root: Any, options: dict[str, Any] | None = None) -> int:
+    """Return the width d of the embeddings in a file, without reading them.
+
+    Args:
+        root: the file.
+        options: of the source :func:`embeddings`.
+    """
+    table = read_table(embeddings_file(SourceOptions(Path(root) if root else None)))
+    name = str(
+        (options or {}).get("embeddings") or ("embeddings" if "embeddings" in table.columns else "train_embeddings")
+    )
+    return int(table.matrix(name if name in table.columns else "embeddings").shape[1])

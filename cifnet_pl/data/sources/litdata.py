@@ -1,0 +1,126 @@
+"""Read LitData's streaming format, which Lightning itself writes, as a data source."""
+
+from __future__ import annotations
+
+import io
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from cifnet_pl.data.sets import Source, SourceOptions, expanded
+from cifnet_pl.data.sources.tar_shards import TEST, TRAIN, EncodedSet, classes_of, in_parts
+from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.text import one_line, printable
+
+USUAL = {"image": ("image", "img", "jpg", "png"), "label": ("label", "cls", "class", "target")}
+"""Keys of samples that are tried."""
+
+
+def litdata(options: SourceOptions) -> Source:
+    """Read what ``litdata.optimize`` wrote; ``--data.root`` is its folder, or has folders ``train`` and ``test``.
+
+    A sample is a dictionary with an image (best as the bytes of its file, which are embedded as they are) and a label,
+    or a pair of both. Samples are read in the order of the chunks. Without a test part a share is held back by seed.
+
+    Options:
+        image, label: keys of the dictionary, where they have other names.
+
+    Raises:
+        UsageError: no folder, or a package that is missing.
+        DataError: a folder that LitData did not write, or a sample without an image or a label.
+    """
+    if options.root is None:
+        raise UsageError("no folder was given: set --data.root to what litdata.optimize wrote")
+    root, where = expanded(options.root), printable(str(options.root))
+    parts = [root] if (root / "index.json").is_file() else [_part(root, split_names) for split_names in (TRAIN, TEST)]
+    folders = [folder for folder in parts if folder is not None]
+    if parts[0] is None:
+        raise DataError(f"{where} has no index.json, and no train/index.json: litdata did not write it")
+    reader = ChunkReader([str(folder) for folder in folders], {word: options.own.get(word) for word in USUAL})
+    labels = [reader.label(row) for row in range(len(reader))]
+    class_names, positions = classes_of(labels, where)
+    names = [f"{folder.name}/{i}" for folder, size in zip(folders, reader.sizes, strict=True) for i in range(size)]
+    held = np.arange(len(names)) >= reader.sizes[0] if len(folders) > 1 else None
+    return in_parts(class_names, EncodedSet(reader, positions, names, where=f"{where}#"), held, options, where)
+
+
+def _part(root: Path, names: tuple[str, ...]) -> Path | None:
+    return next((root / word for word in names if (root / word / "index.json").is_file()), None)
+
+
+class ChunkReader:
+    """Read one sample of several folders of chunks; an object, so that spawned workers can receive it."""
+
+    def __init__(self, folders: list[str], keys: dict[str, Any]):
+        self.folders, self.keys = folders, keys
+        self.sizes = [len(_dataset(folder, os.getpid())) for folder in folders]
+
+    def __len__(self) -> int:
+        return sum(self.sizes)
+
+    def __call__(self, row: int) -> bytes:
+        """Return an image as the bytes of a file.
+
+        Raises:
+            DataError: the sample has no image, or a chunk is damaged.
+        """
+        image = self._entry(row, "image")
+        return bytes(image) if isinstance(image, bytes | bytearray) else _encoded(image, self._where(row))
+
+    def label(self, row: int) -> Any:
+        """Return a sample's label."""
+        label = self._entry(row, "label")
+        return label.item() if hasattr(label, "item") else label
+
+    def _where(self, row: int) -> str:
+        return f"{printable(self.folders[0])}: sample {row}"
+
+    def _entry(self, row: int, kind: str) -> Any:
+        sample = self._sample(row)
+        if isinstance(sample, list | tuple) and len(sample) == 2:
+            return sample[kind == "label"]
+        if not isinstance(sample, dict):
+            raise DataError(f"{self._where(row)} is a {type(sample).__name__}, expected a dictionary or a pair")
+        key = self.keys[kind] or next((name for name in USUAL[kind] if name in sample), None)
+        if key not in sample:
+            listed = ", ".join(printable(str(name)) for name in sample)
+            raise DataError(f"{self._where(row)} has no {kind}, it has {listed}: name it with --data.options.{kind}")
+        return sample[key]
+
+    def _sample(self, row: int) -> Any:
+        position = row
+        for folder, size in zip(self.folders, self.sizes, strict=True):
+            if position < size:
+                try:
+                    return _dataset(folder, os.getpid())[position]
+                except Exception as error:  # LitData's reader fails in its own ways on damaged chunks
+                    raise DataError(f"cannot read {self._where(row)}: {one_line(error)}") from error
+            position -= size
+        raise IndexError(row)
+
+
+@lru_cache(maxsize=4)
+def _dataset(folder: str, process: int) -> Any:
+    """Open a folder of chunks, anew in each process."""
+    try:
+        from litdata import StreamingDataset
+    except ImportError:
+        raise UsageError("data source litdata needs the package litdata: pip install 'cifnet_pl[litdata]'") from None
+    return StreamingDataset(folder, shuffle=False)
+
+
+def _encoded(image: Any, where: str) -> bytes:
+    """Return the pixels as a PNG file: a Pillow image, or an array (h, w, 3) or (3, h, w) uint8."""
+    if not isinstance(image, Image.Image):
+        pixels = np.asarray(image)
+        pixels = np.moveaxis(pixels, 0, -1) if pixels.ndim == 3 and pixels.shape[0] in (1, 3) else pixels
+        if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
+            raise DataError(f"{where} has an image of shape {pixels.shape} and dtype {pixels.dtype}, expected uint8")
+        image = Image.fromarray(pixels.squeeze())
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()

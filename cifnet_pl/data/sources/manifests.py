@@ -1,0 +1,166 @@
+"""Read a table of files as a data source: CSV, TSV or Parquet with one row per image."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from cifnet_pl.data.sets import FileSet, Grouping, Source, SourceOptions, expanded, place, split_by_seed
+from cifnet_pl.data.sources.embeddings import read_table
+from cifnet_pl.utilities.errors import DataError, UsageError, unknown_name
+from cifnet_pl.utilities.text import first_line, has_controls, printable
+
+WHAT = "a table (.csv, .tsv or .parquet) with the columns path and label"
+TEST_WORDS = {"test", "val", "validation", "valid", "eval"}
+TRAIN_WORDS = {"train", "training"}
+
+
+def manifest(options: SourceOptions) -> Source:
+    """Read the images that a table lists; ``--data.root`` is the table.
+
+    Columns: ``path``, relative to the table's folder; ``label``, the name of the class; and if wanted ``split`` (train
+    or test), ``task`` and ``domain``. Tasks are learned with ``--data.stream Listed``, in sorted order, numbers as
+    numbers; domains with ``--data.stream Domains``. Without a split a share of each class is held back by seed.
+
+    Options:
+        path, label, split, task, domain: names of the columns, where they have other ones.
+
+    Raises:
+        UsageError: no table was given, or one of another kind.
+        DataError: a column, a value or an image that is missing; an image that is listed twice.
+    """
+    table = _read(options)
+    columns = {key: str(options.own.get(key, key)) for key in ("path", "label", "split", "task", "domain")}
+    required = {"path", "label", *(key for key in columns if key in options.own)}
+    for key, name in columns.items():
+        if key in required and name not in table:
+            listed = ", ".join(printable(column) for column in table)
+            raise DataError(f"{_shown(options)} has no column '{printable(name)}', it has {listed}")
+    cells = {key: table[name] for key, name in columns.items() if name in table}
+    _check(cells, options)
+    class_names = sorted(set(cells["label"]))
+    position = {name: i for i, name in enumerate(class_names)}
+    root = expanded(options.root or Path()).parent
+    whole = FileSet(root, cells["path"], [position[label] for label in cells["label"]])
+    groups = {key: _groups(cells[key]) for key in ("task", "domain") if key in cells}
+    if "split" not in cells:
+        source = split_by_seed(class_names, whole, options)
+    else:
+        held = np.array([_held_out(word, options) for word in cells["split"]], dtype=bool)
+        source = Source(class_names, whole.subset(np.flatnonzero(~held)), whole.subset(np.flatnonzero(held)))
+    row = {name: i for i, name in enumerate(whole.names)}
+    rows = [np.array([row[name] for name in images.names], dtype=np.int64) for images in (source.train, source.val)]
+    for key, (names, group) in groups.items():
+        setattr(source, f"{key}s", Grouping(names, group[rows[0]], group[rows[1]]))
+    _check_parts(source, options)
+    return source
+
+
+def _shown(options: SourceOptions) -> str:
+    return place(options.root or Path())
+
+
+def _read(options: SourceOptions) -> dict[str, list[str]]:
+    """Return the columns of the table, as texts."""
+    if options.root is None:
+        raise UsageError(f"no table was given: set --data.root to {WHAT}")
+    path = expanded(options.root)
+    if not path.is_file():
+        raise DataError(f"no file {place(path)}: set --data.root to {WHAT}")
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise unknown_name(f"kind of table in {place(path)}", path.suffix or "no ending", READERS)
+    return reader(path)
+
+
+def _text(delimiter: str) -> Callable[[Path], dict[str, list[str]]]:
+    def read(path: Path) -> dict[str, list[str]]:
+        try:
+            with path.open(newline="", encoding="utf-8-sig") as file:
+                header, *rows = [row for row in csv.reader(file, delimiter=delimiter) if row] or [[]]
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise DataError(f"cannot read {place(path)}: {first_line(error)}") from error
+        for number, row in enumerate(rows, 1):
+            if len(row) != len(header):
+                raise DataError(
+                    f"{place(path)}: row {number} has {len(row)} cells, the header has {len(header)}: "
+                    f"{printable(row[0])}"
+                )
+        return {name: [row[i] for row in rows] for i, name in enumerate(header)}
+
+    return read
+
+
+def _parquet(path: Path) -> dict[str, list[str]]:
+    table = read_table(path)
+    columns = {name: table.array(name) for name in table.columns}
+    return {name: ["" if cell is None else str(cell) for cell in column] for name, column in columns.items()}
+
+
+READERS: dict[str, Callable[[Path], dict[str, list[str]]]] = {
+    ".csv": _text(","),
+    ".tsv": _text("\t"),
+    ".parquet": _parquet,
+}
+"""Ending of a file's name → function that gives its columns."""
+
+
+def _check(cells: dict[str, list[str]], options: SourceOptions) -> None:
+    """Check the cells of a table.
+
+    Raises:
+        DataError: no rows, a cell that is empty or cannot be shown, labels that are floats, or an image that is listed
+            twice.
+    """
+    if not cells["path"]:
+        raise DataError(f"{_shown(options)} lists no image")
+    for key, column in cells.items():
+        for number, cell in enumerate(column, 1):
+            if not cell or has_controls(cell):
+                content = "nothing" if not cell else f"control characters, '{printable(cell)}'"
+                raise DataError(f"{_shown(options)}: row {number} has {content} for {key}")
+    if _floats(set(cells["label"])):
+        raise DataError(f"{_shown(options)}: the labels are floats ({cells['label'][0]}), expected integers or names")
+    if len(set(cells["path"])) < len(cells["path"]):
+        again = max(set(cells["path"]), key=cells["path"].count) if len(cells["path"]) < 10_000 else None
+        named = f" ({printable(again)})" if again else ""
+        raise DataError(f"{_shown(options)} lists an image twice{named}: an image has one row")
+    root = expanded(options.root or Path()).parent
+    missing = [path for path in cells["path"] if not (root / path).is_file()]
+    if missing:
+        raise DataError(
+            f"{_shown(options)} lists {len(missing)} files that are not there, the first is "
+            f"{place(root / missing[0])}: paths are relative to the table's folder"
+        )
+
+
+def _floats(labels: set[str]) -> bool:
+    """Return whether all labels are numbers, but not all are integers, as a table with an empty cell makes of them."""
+    try:
+        return not all(float(label).is_integer() and "." not in label for label in labels)
+    except ValueError:
+        return False
+
+
+def _held_out(word: str, options: SourceOptions) -> bool:
+    if word.lower() not in TRAIN_WORDS | TEST_WORDS:
+        raise DataError(f"{_shown(options)} has split '{printable(word)}', expected train or test")
+    return word.lower() in TEST_WORDS
+
+
+def _groups(column: list[str]) -> tuple[list[str], np.ndarray]:
+    """Return the sorted names in a column, numbers as numbers, and (n,) the position of each row's."""
+    names = sorted(set(column), key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+    position = {name: i for i, name in enumerate(names)}
+    return names, np.array([position[name] for name in column], dtype=np.int64)
+
+
+def _check_parts(source: Source, options: SourceOptions) -> None:
+    if not len(source.val):
+        raise DataError(f"{_shown(options)} has no test image: mark some with split test, or leave out the column")
+    for label, name in enumerate(source.class_names):
+        if label not in source.train.rows_of:
+            raise DataError(f"class '{printable(name)}' of {_shown(options)} has no training image: add some")

@@ -1,0 +1,342 @@
+"""Calibrate probabilities without held-out data, with a temperature from leave-one-out scores of stored samples.
+
+The scores of ridge regression on ±L or one-hot targets are far too close together for a softmax. Dividing them by one
+temperature (Guo et al., 2017) mends that; it is usually fitted on held-out data. Here it is fitted on samples that were
+learned, at scores that did not learn them, which ridge regression has in closed form.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from cifnet_pl.heads.base import Head
+from cifnet_pl.statistics import comparable, left_out_groups, near_groups, near_limit
+from cifnet_pl.utilities.errors import UsageError
+
+if TYPE_CHECKING:
+    from cifnet_pl.buffer import CalibrationBuffer
+    from cifnet_pl.heads.base import Head
+
+RANGE = math.log(1e3)
+"""How far, in the logarithm and either way, a temperature may lie from the spread of the scores."""
+
+
+def calibrate(head: Head, z: Tensor, y: Tensor) -> float:
+    """Set ``head.temperature`` to the one that minimises the leave-one-out NLL of stored samples.
+
+    Near-copies among the samples, such as bursts of photos, are left out together: a sample whose twin was learned does
+    not show how new photos are scored. Samples without which nothing would be known of their scores are not used; the
+    temperature is 1 if there are no others.
+
+    Args:
+        head: solved; see :meth:`Head.leave_one_out` for which heads can.
+        z: (n, d) embeddings of samples that the head has learned, such as those of the calibration buffer after the
+            task was committed.
+        y: (n,) int64 labels.
+
+    Returns:
+        The temperature.
+
+    Raises:
+        UnsupportedError: the head has no leave-one-out scores.
+        UsageError: no samples.
+    """
+    if not len(y):
+        raise UsageError("calibration needs stored samples, and there are none: use a calibration buffer")
+    scores = head.leave_one_out(z, y, near_copies(z, y))
+    known = scores.isfinite().all(dim=1)
+    columns = (y[:, None] == head.labels).int().argmax(dim=1)
+    temperature = fit_temperature(scores[known], columns[known]) if known.any() else 1.0
+    head.temperature.fill_(temperature)
+    return temperature
+
+
+def near_copies(z: Tensor, y: Tensor) -> Tensor | None:
+    """Group samples that are left out together: near-copies of one class.
+
+    Samples that resemble more than half of their class stand alone: without these little would be known of the class.
+
+    Args:
+        z: (n, d) float embeddings.
+        y: (n,) int64 labels.
+
+    Returns:
+        (n,) int64, equal for samples of one group; None if there are no near-copies.
+    """
+    u = comparable(z)
+    limit = near_limit(u, y)
+    if limit is None:
+        return None
+    return left_out_groups(near_groups(u, y, limit), y)
+
+
+def check(head: Head, buffer: CalibrationBuffer | None, wanted: bool) -> None:
+    """Check that a head has the buffer that it needs.
+
+    Args:
+        head: to be learned.
+        buffer: the calibration buffer, or None.
+        wanted: whether the head is to be calibrated.
+
+    Raises:
+        UsageError: the head learns from a buffer and has none; it cannot be calibrated, or not without a buffer.
+    """
+    if head.decides and buffer is None:
+        raise UsageError(
+            "decision: auto needs stored samples to decide by: give a calibration buffer (model.buffer), or say ridge "
+            "or discriminant"
+        )
+    if not wanted:
+        return
+    if not head.leaves_one_out:
+        raise UsageError(
+            f"calibrate: {type(head).__name__} has no leave-one-out scores: leave it out, or use a ridge-type head"
+        )
+    if buffer is None:
+        raise UsageError("calibrate needs stored samples: give a calibration buffer (model.buffer)")
+
+
+def fit_temperature(scores: Tensor, columns: Tensor) -> float:
+    """Return the temperature T that minimises the mean of ``−log softmax(scores / T)`` at the true columns, smoothed.
+
+    With no error among n samples T would fall to zero, and promise certainty. So each sample's target has a share of
+    1/(n+2) spread evenly over all classes (Platt's prior, 1999), which vanishes with many samples.
+
+    The NLL is convex in 1/T, so the search over log T has one minimum. It is bounded around the spread of the scores.
+
+    Args:
+        scores: (n, C) float64.
+        columns: (n,) int64 true column of each row.
+
+    Example:
+        >>> wrong_once = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+        >>> round(fit_temperature(wrong_once, torch.tensor([0, 0, 1, 1])), 2)
+        1.13
+    """
+    spread = (scores - scores.mean(dim=1, keepdim=True)).square().mean().sqrt().item()
+    if scores.shape[1] == 1 or spread == 0.0:  # all temperatures are alike: any scale of the scores will do
+        return max(scores.abs().mean().item(), 1e-3)
+
+    from scipy.optimize import minimize_scalar  # here: models that only classify do not wait for it
+
+    def loss(log_temperature: float) -> float:
+        return torch.nn.functional.cross_entropy(
+            scores / math.exp(log_temperature), columns, label_smoothing=1 / (len(scores) + 2)
+        ).item()
+
+    middle = math.log(spread)
+    optimum = minimize_scalar(loss, bounds=(middle - RANGE, middle + RANGE), method="bounded", options={"xatol": 1e-6})
+    return math.exp(optimum.x)
+
+
+PENALTY = 0.01
+"""What each class beyond the first ``FREE`` adds to its score: keeps sets small (RAPS)."""
+
+FREE = 1
+"""Number of classes without a penalty."""
+
+
+def check_share(name: str, share: float, example: float = 0.05) -> float:
+    """Check a share between 0 and 1.
+
+    Args:
+        name: the option, for the error.
+        share: the number.
+        example: of a share, for the error.
+
+    Returns:
+        The number.
+
+    Raises:
+        UsageError: it does not lie between 0 and 1.
+    """
+    if not 0 < share < 1:
+        raise UsageError(
+            f"{name} is {share:g}, expected a share between 0 and 1, such as {example:g} for {100 * example:g} %"
+        )
+    return share
+
+
+def photo_weights(y: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
+    """Return how many learned photos each stored sample stands for: (n,) float64.
+
+    A buffer keeps about as many samples of a rare class as of a frequent one; without weights the promise would be
+    about classes, not about photos.
+
+    Args:
+        y: (n,) labels of the stored samples.
+        labels: (C,) all labels.
+        counts: (C,) photos learned of each.
+    """
+    columns = (y[:, None] == labels).int().argmax(dim=1)
+    return (counts.double() / torch.bincount(columns, minlength=len(labels)))[columns]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Scores of stored samples in ascending order, and how many photos each stands for; larger scores are more novel.
+
+    Attributes:
+        scores: (n,) float64.
+        weights: (n,) float64.
+    """
+
+    scores: Tensor
+    weights: Tensor
+
+    @classmethod
+    def of(cls, scores: Tensor, weights: Tensor) -> Reference:
+        """Sort scores with their weights.
+
+        Args:
+            scores: (n,) float64; those that are NaN are left out.
+            weights: (n,) float64.
+        """
+        known = ~scores.isnan()
+        order = torch.argsort(scores[known])
+        return cls(scores[known][order], weights[known][order])
+
+    @property
+    def own(self) -> Tensor:
+        """() weight of the new photo itself: the mean weight of the stored ones."""
+        return self.weights.mean()
+
+    def p_values(self, scores: Tensor) -> Tensor:
+        """Compute the share of known photos that are at least as novel as each score.
+
+        Of photos of known classes, a share of at most α has a p-value of at most α.
+
+        Args:
+            scores: (n,) float64.
+
+        Returns:
+            (n,) float64.
+
+        Example:
+            >>> reference = Reference.of(torch.arange(9.0).double(), torch.ones(9).double())
+            >>> reference.p_values(torch.tensor([100.0, 4.5], dtype=torch.float64)).tolist()
+            [0.1, 0.5]
+        """
+        none = self.weights.new_zeros(1)
+        below = torch.cat([none, self.weights.cumsum(dim=0)])[torch.searchsorted(self.scores, scores.contiguous())]
+        total = self.weights.sum()
+        return (total - below + self.own) / (total + self.own)
+
+    def limit(self, share: float) -> float:
+        """Return the largest score whose p-value is above a share.
+
+        Args:
+            share: of photos of known classes that may be called unknown, from 0 to 1.
+
+        Returns:
+            The score; infinite if there are too few samples to tell.
+        """
+        if float(self.p_values(self.scores.new_tensor([torch.inf]))) > share:
+            return float("inf")
+        return float(self.scores[self.p_values(self.scores) > share].max())
+
+    def threshold(self, share: float) -> float:
+        """Return the smallest score that a share of the photos of known classes do not exceed.
+
+        Args:
+            share: from 0 to 1.
+
+        Returns:
+            The score; infinite where there are too few stored samples to tell.
+        """
+        reached = self.weights.cumsum(dim=0) >= share * (self.weights.sum() + self.own) * (1 - 1e-12)
+        first = int((~reached).sum())
+        return float(self.scores[first]) if first < len(self.scores) else float("inf")
+
+
+def novelty_reference(head: Head, z: Tensor, y: Tensor) -> Reference:
+    """Compute the leave-one-out novelty of stored samples; near-copies among them are left out together.
+
+    Args:
+        head: a head that ``tells_novelty``.
+        z: (n, d) embeddings of the samples.
+        y: (n,) int64 labels.
+
+    Raises:
+        UnsupportedError: this head cannot (``tells_novelty``).
+        CifnetError: the head is not solved, or embeddings of another width.
+    """
+    return Reference.of(head.leave_one_out_novelty(z, y, near_copies(z, y)), _weights(head, y))
+
+
+def set_scores(probabilities: Tensor) -> Tensor:
+    """Return the probability of all classes that are more probable than each class, plus a penalty (RAPS).
+
+    The penalty grows with each class beyond the first (Angelopoulos et al., 2021, without its random part). The most
+    probable class has 0, so no set is empty.
+
+    Args:
+        probabilities: (n, C).
+
+    Returns:
+        (n, C) float64.
+
+    Example:
+        >>> [round(score, 2) for score in set_scores(torch.tensor([[0.7, 0.2, 0.1]]).double())[0].tolist()]
+        [0.0, 0.71, 0.92]
+    """
+    ordered, order = probabilities.double().sort(dim=1, descending=True)
+    before = ordered.cumsum(dim=1) - ordered
+    rank = torch.arange(ordered.shape[1], dtype=torch.float64, device=ordered.device)
+    before = before + PENALTY * (rank - (FREE - 1)).clamp_min(0)
+    return torch.empty_like(before).scatter_(1, order, before)
+
+
+@dataclass(frozen=True)
+class AnswerSets:
+    """Sets of classes that hold the right one with a promised chance.
+
+    Attributes:
+        limits: (C,) float64; a class is in the set of a photo if its score (:func:`set_scores`) is at most its limit.
+    """
+
+    limits: Tensor
+
+    @classmethod
+    def of(cls, head: Head, z: Tensor, y: Tensor, coverage: float, per_class: bool = False) -> AnswerSets:
+        """Choose the limits from the leave-one-out probabilities of stored samples, near-copies left out together.
+
+        Args:
+            head: calibrated or not; see :meth:`Head.leave_one_out` for which can.
+            z: (n, d) embeddings of stored samples.
+            y: (n,) labels.
+            coverage: the chance, over all photos of known classes.
+            per_class: whether the chance holds for every class by itself. A class with too few stored samples
+                (fewer than ``coverage/(1 − coverage)``) is then in every set.
+        """
+        scores = head.leave_one_out(z, y, near_copies(z, y))
+        columns = (y[:, None] == head.labels).int().argmax(dim=1)
+        set_score = set_scores(torch.softmax(scores / head.temperature, dim=1))
+        set_score = set_score.masked_fill(~scores.isfinite().all(dim=1, keepdim=True), torch.nan)
+        true_scores, weights = set_score.gather(1, columns[:, None]).flatten(), _weights(head, y)
+        if not per_class:
+            limit = Reference.of(true_scores, weights).threshold(coverage)
+            return cls(true_scores.new_full((len(head.labels),), limit))
+        limits = [Reference.of(true_scores[columns == c], weights[columns == c]) for c in range(len(head.labels))]
+        return cls(true_scores.new_tensor([r.threshold(coverage) if len(r.scores) else torch.inf for r in limits]))
+
+    def of_probabilities(self, probabilities: Tensor) -> Tensor:
+        """Return which classes are in the set of each photo.
+
+        Args:
+            probabilities: (n, C).
+
+        Returns:
+            (n, C) bool.
+        """
+        return set_scores(probabilities) <= self.limits
+
+
+def _weights(head: Head, y: Tensor) -> Tensor:
+    counts = torch.tensor(list(head.class_counts().values()), device=y.device)
+    return photo_weights(y, head.labels, counts)

@@ -1,0 +1,153 @@
+"""The base classes of heads whose statistics are one set of sums, shared by all classes and tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from cifnet_pl.heads.base import Dtype, Head
+from cifnet_pl.statistics import ClassMoments, ClassSums, Sums, augment
+from cifnet_pl.utilities.errors import UsageError
+
+
+class SharedSumsHead(Head):
+    """A head whose statistics are one set of sums shared by all classes: what a task adds, and all before.
+
+    Args:
+        in_features: width d of the embeddings.
+        width: of the features that the sums are over.
+        dtype: of the sums.
+    """
+
+    merges = pools = subtracts = reduces = True
+    sums_type: type[ClassSums] = ClassSums
+    sums: ClassSums
+    increment: ClassSums | None
+
+    def __init__(self, in_features: int, width: int, dtype: Dtype = "float64"):
+        super().__init__(in_features, dtype)
+        self.sums = self.sums_type(width, dtype=self.dtype)
+        self.increment = None
+
+    def _features(self, z: Tensor) -> Tensor:
+        """Return (n, width) features of embeddings (n, d), in the dtype of the sums."""
+        return augment(z, self.dtype)
+
+    def _begin(self, new: int, counts: Sequence[int] | None) -> None:
+        self.sums.grow(new)
+
+    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
+        self._open_increment().add(self._features(z), columns, weight)
+
+    def _note_copies(self, count: int) -> None:
+        self._open_increment().note_copies(count)
+
+    def _open_increment(self) -> ClassSums:
+        if self.increment is None:
+            sums = self.sums_type(self.sums.width, len(self.labels), dtype=self.dtype)
+            self.increment = sums.to(self.labels.device)
+        return self.increment
+
+    def _solve(self) -> None:
+        self._fold()
+
+    def _fold(self) -> None:
+        """Add what the current task observed to the common sums; from then on it cannot be taken back."""
+        self.under_way.fill_(False)
+        if self.increment is not None:
+            self.sums.merge(self.increment)
+            self.increment = None
+
+    def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
+        self._open_increment().reduce(sum_in_place)
+
+    def class_counts(self) -> dict[int, int]:
+        """Return the number of distinct samples seen of each class, by label."""
+        counts = self.sums.counts.clone()
+        if self.increment is not None:
+            counts += self.increment.counts
+        return dict(zip(self.classes, counts.tolist(), strict=True))
+
+    def _merge(self, other: SharedSumsHead) -> None:
+        self._fold()
+        other._fold()
+        self._begin_tasks_of(other)
+        self.sums.merge(other.sums, self._columns(other.labels.to(self.labels.device)))
+        self.solved.fill_(False)
+        self.under_way.fill_(False)
+
+    def _subtract(self, other: SharedSumsHead) -> None:
+        self._fold()
+        other._fold()
+        columns = self._columns(other.labels.to(self.labels.device))
+        if (self.sums.counts[columns] < other.sums.counts.to(columns.device)).any():
+            raise UsageError("cannot subtract more samples of a class than were observed")
+        self.sums.merge(other.sums, columns, sign=-1)
+        self.solved.fill_(False)
+
+    def _discard(self) -> None:
+        self.increment = None
+
+    def _keep(self, columns: Tensor) -> None:
+        self._fold()
+        self.sums.keep(columns)
+
+    def state_elements(self) -> dict[str, int]:
+        """Count the numbers kept between tasks: C times the width, sums and weights of the classes."""
+        return {"moments": self.sums.class_sums.numel()}
+
+    def _before_load(self, state: Mapping[str, Any]) -> None:
+        super()._before_load(state)
+        self.increment = None
+        if any(key.startswith("increment.") for key in state):
+            self._open_increment()
+
+
+class LinearSumsHead(SharedSumsHead):
+    """A head with a Gram matrix whose scores are linear in its features: ``features(z) · weights``.
+
+    Subclasses set ``weights`` (width, C) in ``_solve``; arguments as for :class:`SharedSumsHead`.
+    """
+
+    tells_novelty = True
+    has_bias: ClassVar[bool] = True
+    """Whether the first feature is the constant one."""
+
+    sums_type: type[ClassSums] = Sums
+    sums: Sums
+    increment: Sums | None
+    weights: Tensor
+
+    def __init__(self, in_features: int, width: int, dtype: Dtype = "float64"):
+        super().__init__(in_features, width, dtype)
+        self.register_buffer("weights", torch.zeros(width, 0, dtype=self.dtype))
+
+    def _scores(self, z: Tensor) -> Tensor:
+        return (self._features(z) @ self.weights).double()
+
+    def _rows(self, z: Tensor) -> Tensor:
+        features = self._features(z)
+        return features[:, 1:] if self.has_bias else features
+
+    def _moments(self) -> ClassMoments:
+        gram, sums, mass = self.sums.gram, self.sums.class_sums, self.sums.mass
+        if self.has_bias:
+            return ClassMoments.of(gram[1:, 1:], sums[:, 1:], sums[:, 0], gram[0], mass)
+        return ClassMoments.of(gram, sums, self.sums.class_mass, None, mass)
+
+    def _keep(self, columns: Tensor) -> None:
+        super()._keep(columns)
+        self.weights = kept_weights(self.weights, columns)
+
+    def state_elements(self) -> dict[str, int]:
+        """Count the numbers kept: p(p+1)/2 for the Gram matrix of width p, and twice C times the width."""
+        weights = {"factors": self.sums.products.numel(), "weights": self.weights.numel()}
+        return super().state_elements() | weights
+
+
+def kept_weights(weights: Tensor, columns: Tensor) -> Tensor:
+    """Return the ``columns`` of ``weights`` (p, C); classes that are not solved yet have none."""
+    return weights[:, columns[columns < weights.shape[1]]]

@@ -1,0 +1,121 @@
+"""CREATE: an auto-encoder for each class classifies by reconstruction (Chen et al. 2025)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cifnet_pl.iterative.losses import SMALLEST, confusion_weights, distillation, separation
+from cifnet_pl.iterative.networks import AutoEncoders, frozen
+from cifnet_pl.iterative.replay import ReplayModule
+from cifnet_pl.iterative.trainer import Examples, check_tuning
+from cifnet_pl.utilities.errors import check_that
+
+
+class CREATEModule(ReplayModule):
+    """Reducing class confusion with class-specific auto-encoders.
+
+    * Classifier: for each class c an auto-encoder of the embedding, ``s_c = −γ ‖D_c tanh-code E_c z − z‖₁``,
+      γ = 0.1; probabilities are the softmax of s.
+    * Loss: ``−log p_y + λ T² distillation(s of old classes) + separation``, T = 2. Separation draws samples of one
+      class together in the codes of its auto-encoder, and weighs each by how confused it is:
+      ``1 + exp(−α (max − second)/(max − min))`` of s.
+    * After each task but the first the auto-encoders are tuned on as many images of each class, for ``tuning`` of the
+      epochs, with the same loss.
+
+    Args:
+        latent: width of the codes.
+        alpha: α.
+        distillation_weight: λ.
+        separation_weight: weight of the separation.
+        tuning: share of the epochs that balanced fine-tuning takes, or 0.
+        tuning_rate: its learning rate.
+        options: of :class:`ReplayModule` and :class:`IterativeModule`.
+    """
+
+    def __init__(
+        self,
+        latent: int = 32,
+        alpha: float = 4.0,
+        distillation_weight: float = 1.0,
+        separation_weight: float = 1.0,
+        tuning: float = 20 / 120,
+        tuning_rate: float = 0.005,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        check_that(latent >= 1, "latent", latent, "at least 1")
+        check_tuning(tuning, tuning_rate)
+        self._own: dict[str, Any] = {
+            **{"latent": latent, "alpha": alpha, "distillation_weight": distillation_weight},
+            **{"separation_weight": separation_weight, "tuning": tuning, "tuning_rate": tuning_rate},
+        }
+        self.encoders = AutoEncoders(self.width, latent)
+        self._teacher: tuple[nn.Module, ...] = ()
+
+    def expand(self, classes: int) -> None:
+        """Add auto-encoders of new classes."""
+        self.encoders.grow(classes)
+
+    @property
+    def output_layer(self) -> nn.Module:
+        """Auto-encoders of all classes."""
+        return self.encoders
+
+    def before_task(self) -> None:
+        """Keep a copy of the network from before the task."""
+        self._teacher = (frozen(self.network), frozen(self.encoders))
+
+    def logits(self, z: Tensor) -> Tensor:
+        """Return (n, C) scores of reconstruction."""
+        scores: Tensor = self.encoders(z.float())[0]
+        return scores
+
+    def loss(self, batch: Examples) -> Tensor:
+        """Compute the loss: classification, separation and, from the second task on, distillation."""
+        x = batch.inputs()
+        return self._loss(x, self.features(x), batch.labels)
+
+    def _loss(self, x: Tensor, z: Tensor, labels: Tensor) -> Tensor:
+        scores, codes = self.encoders(z.float())
+        scores, codes = scores.float(), codes.float()
+        label_probability = (scores.softmax(dim=1) + SMALLEST).gather(1, labels[:, None])
+        loss: Tensor = -label_probability.log().mean() + self._own["separation_weight"] * self._separation(
+            scores, codes, labels
+        )
+        if self.old:
+            with torch.no_grad():
+                taught = self._teacher[1](self._teacher[0](x).float())[0].float()
+            loss = loss + self._own["distillation_weight"] * distillation(scores[:, : self.old], taught, scale=True)
+        return loss
+
+    def _separation(self, scores: Tensor, codes: Tensor, labels: Tensor) -> Tensor:
+        """Compute the separation over the batch of all processes."""
+        alone = scores.shape[1] == 1  # nothing to be confused with
+        weights = torch.full_like(scores[:, 0], 2.0) if alone else confusion_weights(scores, self._own["alpha"])
+        codes, labels, weights = (self.gathered(t) for t in (codes, labels, weights))
+        if len(codes) == 1:  # a single image has nothing to be separated from
+            return codes.new_zeros(())
+        with torch.autocast(codes.device.type, enabled=False):
+            return separation(codes, labels, weights) / self.share
+
+    def after_choosing(self) -> None:
+        """Fine-tune the auto-encoders on balanced classes."""
+        if self._own["tuning"]:
+            phase = self.phase("tune", self._own["tuning"], self._own["tuning_rate"])
+            self.tune(phase, [self.encoders], self._tuning_loss)
+
+    def _tuning_loss(self, batch: Examples) -> Tensor:
+        x = batch.inputs()
+        return self._loss(x, self.fixed_features(x), batch.labels)
+
+    def settings(self) -> dict[str, Any]:
+        """Return everything that the weights and the exemplars depend on."""
+        return {**super().settings(), **self._own}
+
+    def clear(self) -> None:
+        """Go back to the structure before the first task."""
+        super().clear()
+        self.encoders = AutoEncoders(self.width, self._own["latent"])

@@ -1,0 +1,98 @@
+"""DER: a new branch for each task beside the frozen ones (Yan et al., CVPR 2021)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cifnet_pl.iterative.losses import auxiliary_targets
+from cifnet_pl.iterative.networks import Branches, grown
+from cifnet_pl.iterative.replay import ReplayModule
+from cifnet_pl.iterative.trainer import Examples
+from cifnet_pl.iterative.wa import align
+
+
+class ExpandingModule(ReplayModule):
+    """Replay with a network of branches, one for each task, and an auxiliary classifier on the newest.
+
+    Args:
+        auxiliary: weight of the auxiliary loss.
+        options: of :class:`ReplayModule` and :class:`IterativeModule`.
+    """
+
+    def __init__(self, auxiliary: float = 1.0, **options: Any):
+        super().__init__(**options)
+        self.auxiliary = auxiliary
+        self.branches = Branches()
+        self.auxiliary_classifier: nn.Linear | None = None
+        self._start = (self.network,)  # in a tuple: the branches hold the weights that learn
+        self.network = nn.Identity()
+
+    def expand(self, classes: int) -> None:
+        """Add a branch, which starts from the newest one; the older branches do not change."""
+        self.branches.requires_grad_(False)
+        self.branches.append(self.new_branch().to(self.device))
+        inputs = self.width * len(self.branches)
+        self.classifier = grown(self.classifier, inputs, self.classes)
+        self.auxiliary_classifier = grown(None, self.width, classes + 1) if len(self.branches) > 1 else None
+
+    def new_branch(self) -> nn.Module:
+        """Return the network that the task's branch starts from."""
+        branch = self.fresh_network()
+        source = self.branches[-1] if len(self.branches) else self._start[0]
+        branch.load_state_dict(source.state_dict())
+        return branch
+
+    def learning_parts(self) -> list[nn.Module]:
+        """Return the newest branch and both classifiers."""
+        auxiliary = [self.auxiliary_classifier] if self.auxiliary_classifier is not None else []
+        return [self.branches[-1], self.output_layer, *auxiliary]
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return (n, d · tasks) embeddings."""
+        z: Tensor = self.branches(x)
+        return z
+
+    def auxiliary_loss(self, z: Tensor, labels: Tensor) -> Tensor:
+        """Return ``CE(auxiliary scores of the newest branch, y')``: tells each new class from all old ones together."""
+        assert self.auxiliary_classifier is not None
+        scores = self.auxiliary_classifier(z[:, -self.width :])
+        return functional.cross_entropy(scores.float(), auxiliary_targets(labels, self.old))
+
+    def loss(self, batch: Examples) -> Tensor:
+        """Compute the cross-entropy, and the auxiliary loss from the second task on."""
+        z = self.features(batch.inputs())
+        loss = functional.cross_entropy(self.logits(z), batch.labels)
+        return loss + self.auxiliary * self.auxiliary_loss(z, batch.labels) if self.old else loss
+
+    def after_learning(self) -> None:
+        """Scale the new classes' weights to the norm of the old ones."""
+        if self.old and self.classifier is not None:
+            align(self.classifier, self.classes - self.old)
+
+    def extractors(self) -> list[nn.Module]:
+        """Return all branches."""
+        return [self.branches]
+
+    def settings(self) -> dict[str, Any]:
+        """Return everything that the weights and the exemplars depend on."""
+        return {**super().settings(), "auxiliary": self.auxiliary}
+
+    def clear(self) -> None:
+        """Go back to the structure before the first task."""
+        super().clear()
+        self.branches, self.auxiliary_classifier = Branches(), None
+
+
+class DERModule(ExpandingModule):
+    """Dynamically expandable representation, without the pruning of its paper, as in the reference code.
+
+    The paper of CIFNet cites Dark Experience Replay beside this name, but its 9.27 M parameters are those of this
+    method: 20 ResNet-32 of 0.46 M, one for each of 20 tasks.
+
+    * Embedding: all branches' joined, ``u = [Φ_1(x) … Φ_k(x)]``; only Φ_k learns, from Φ_(k−1)'s weights.
+    * Loss (eq. 6): ``CE(scores, y) + CE(auxiliary scores of Φ_k, y')`` with y' = 0 for every old class.
+    * After each task the new classes' weights are aligned as in WA (the paper tunes the classifier anew instead).
+    """

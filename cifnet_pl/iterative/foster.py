@@ -1,0 +1,225 @@
+"""FOSTER: a second branch learns what the first lacks, then both are compressed into one (Wang et al., ECCV 2022)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cifnet_pl.iterative.losses import balanced_distillation, boosting, effective_weights
+from cifnet_pl.iterative.networks import Branches, frozen, grown
+from cifnet_pl.iterative.replay import ReplayModule
+from cifnet_pl.iterative.trainer import Examples, Phase
+from cifnet_pl.utilities.errors import UsageError, check_that
+
+
+class FOSTERModule(ReplayModule):
+    """Feature boosting and compression; equations are the paper's.
+
+    * Boosting: the old branch stays; a new one learns, from the old one's weights as in the reference code. Loss
+      (eqs. 7, 10): ``CE(scores/w, y) + CE(scores of the new branch's own classifier, y) + distillation of old classes``
+      at temperature 2, with class weights w of the effective numbers of images at β = ``boosting_beta``. New classes
+      see the new branch alone.
+    * Compression: a single branch, from the old one's weights, learns ``balanced_distillation`` (eq. 12) of both at
+      β = ``compression_beta``, for ``compression`` of the epochs, without weight decay.
+    * ``memory_share``: RMM (Liu et al., NeurIPS 2021) without the policy that it learns: the exemplars and the task's
+      images share one memory of ``exemplars + images of the task``, of which exemplars get this share; the
+      images of the task that find no place are left out at random.
+
+    Args:
+        boosting_beta: β of the boosting phase.
+        compression_beta: β of the compression phase.
+        compression: share of the epochs that compression takes.
+        memory_share: share of the memory for exemplars in every task, or a list with one number for each task from
+            the second on (the last number goes on), or null.
+        options: of :class:`ReplayModule` and :class:`IterativeModule`.
+    """
+
+    def __init__(
+        self,
+        boosting_beta: float = 0.96,
+        compression_beta: float = 0.97,
+        compression: float = 130 / 170,
+        memory_share: float | list[float] | None = None,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        for name, beta in (("boosting_beta", boosting_beta), ("compression_beta", compression_beta)):
+            check_that(0 <= beta < 1, name, beta, "at least 0 and below 1")
+        check_that(compression > 0, "compression", compression, "a positive number")
+        shares = memory_share if isinstance(memory_share, list) else [memory_share]
+        fit = bool(shares) and all(share is None or 0 < share < 1 for share in shares)
+        check_that(fit, "memory_share", memory_share, "shares between 0 and 1, or null")
+        if self.per_class is not None and shares != [None]:
+            raise UsageError(
+                "memory_share divides --model.exemplars among all classes, exemplars_per_class is a number for each: "
+                "leave out --model.memory_share or --model.exemplars_per_class"
+            )
+        self._own: dict[str, Any] = {
+            "boosting_beta": boosting_beta,
+            "compression_beta": compression_beta,
+            "compression": compression,
+            "memory_share": memory_share,
+        }
+        self._shares = shares
+        self.branches = Branches([self.network])
+        self.network = nn.Identity()
+        self.expansion: nn.Linear | None = None
+        self.student: nn.ModuleList | None = None
+        self._teacher: tuple[nn.Module, ...] = ()
+
+    # ------------------------------------------------------------------ memory
+
+    def _places(self, images: int, task: int) -> int | None:
+        """Return how many exemplars a task has places for, or None if they are not limited.
+
+        Args:
+            images: number of the task's images.
+            task: number of the task, from 0.
+        """
+        share = self._shares[min(max(task - 1, 0), len(self._shares) - 1)]
+        return None if share is None else round(share * (self.capacity + images))
+
+    def room(self) -> int:
+        """Return the number of exemplars to keep for the task that follows."""
+        finished = len(self.learned_tasks)
+        images = len(self.data.task_rows(finished)) or len(self.data.task_rows(finished - 1))
+        places = self._places(images, finished)
+        return self.capacity if places is None else max(places, self.classes)
+
+    def kept_rows(self, rows: np.ndarray, task: int) -> np.ndarray:
+        """Return the images of a task that have a place in memory beside the exemplars."""
+        if not task or self._places(len(rows), task) is None:
+            return rows
+        places = max(self.capacity + len(rows) - len(self.exemplars), 1)
+        if places >= len(rows):
+            return rows
+        random = np.random.default_rng([self.seed, task, 6])
+        labels = self.data.source.train.labels[rows]
+        order = random.permutation(len(rows))
+        # Round-robin over classes, so that each keeps as many.
+        rank = np.empty(len(rows), dtype=np.int64)
+        for label in np.unique(labels):
+            class_rows = order[labels[order] == label]
+            rank[class_rows] = np.arange(len(class_rows))
+        kept = np.sort(np.lexsort((labels, rank))[:places])
+        return rows[kept]
+
+    # ------------------------------------------------------------------ structure
+
+    def expand(self, classes: int) -> None:
+        """Add a branch, which starts from the old one's weights, and outputs from the second task on."""
+        if self.old:
+            self.branches.requires_grad_(False)
+            self.branches.append(copy.deepcopy(self.branches[0]).requires_grad_(True))
+            self.expansion = grown(None, self.width, self.classes)
+        self.classifier = grown(self.classifier, self.width * len(self.branches), self.classes)
+        if self.old:
+            with torch.no_grad():
+                self.classifier.weight[self.old :, : self.width] = 0
+
+    def before_task(self) -> None:
+        """Keep a copy of the old branch's classifier."""
+        self._teacher = (frozen(self.output_layer),)
+
+    def rebuild(self, sizes: list[int]) -> None:
+        """Rebuild one branch, however many tasks were learned."""
+        self.classes = sum(sizes)
+        if sizes:
+            self.classifier = grown(None, self.width, self.classes)
+
+    def clear(self) -> None:
+        """Go back to the structure before the first task."""
+        super().clear()
+        self.branches = Branches([self.branches[0].requires_grad_(True)])
+        self.expansion = self.student = None
+
+    def extractors(self) -> list[nn.Module]:
+        """Return the single branch that is left."""
+        return [self.branches]
+
+    # ------------------------------------------------------------------ learning
+
+    def phases(self) -> list[Phase]:
+        """Return the phases: boosting, then compression without weight decay."""
+        if self.first:
+            return super().phases()
+        return [self.phase("boost"), self.phase("compress", self._own["compression"], decay=0.0)]
+
+    def begin_phase(self) -> None:
+        """Set the class weights of the phase; for compression, add a student with the old branch's weights."""
+        if self.first:
+            return
+        boosts = self.current == "boost"
+        if not boosts:
+            student = self.fresh_network()
+            student.load_state_dict(self.branches[0].state_dict())
+            old = cast(nn.Linear, self._teacher[0])
+            self.student = nn.ModuleList([student, grown(old, self.width, self.classes)])
+        beta = self._own["boosting_beta" if boosts else "compression_beta"]
+        self._weights = effective_weights(self._images(), beta).to(self.device, torch.float32)
+
+    def _images(self) -> Tensor:
+        """Return (C,) images of each class that the task learns from."""
+        counts = torch.bincount(self.exemplars.label.cpu(), minlength=self.classes)
+        rows = np.unique(np.concatenate([step.rows for step in self.planned()]))
+        names = self.data.source.class_names
+        images_of_class = np.bincount(self.data.source.train.labels[rows], minlength=len(names))
+        position = {name: label for label, name in enumerate(self.class_names)}
+        for label, count in enumerate(images_of_class):
+            if count:
+                counts[position[names[label]]] += int(count)
+        return counts.clamp_min(1)
+
+    def learning_parts(self) -> list[nn.Module]:
+        """Return the new branch and its classifiers; then the student."""
+        if self.student is not None:
+            return [self.student]
+        expansion = [self.expansion] if self.expansion is not None else []
+        return [self.branches[-1], self.output_layer, *expansion]
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return (n, d) or, while there are two branches, (n, 2d) embeddings."""
+        z: Tensor = self.branches(x)
+        return z
+
+    def logits(self, z: Tensor) -> Tensor:
+        """Return (n, C) scores; new classes have no weights on the old branch while there are two."""
+        head = cast(nn.Linear, self.output_layer)
+        if z.shape[1] == self.width:
+            return super().logits(z)
+        seen = torch.ones_like(head.weight)
+        seen[self.old :, : self.width] = 0
+        return functional.linear(z, head.weight * seen, head.bias).float()
+
+    def loss(self, batch: Examples) -> Tensor:
+        """Compute the cross-entropy in the first task, then the loss of the phase."""
+        if self.first:
+            return super().loss(batch)
+        x = batch.inputs()
+        if self.student is not None:
+            with torch.no_grad():
+                teacher = self.logits(self.features(x))
+            network, head = self.student
+            return balanced_distillation(head(network(x)).float(), teacher, self._weights)
+        z = self.features(x)
+        with torch.no_grad():
+            old = self._teacher[0](z[:, : self.width]).float()
+        assert self.expansion is not None
+        expansion_scores = self.expansion(z[:, self.width :]).float()
+        return boosting(self.logits(z), expansion_scores, old, batch.labels, self._weights)
+
+    def after_learning(self) -> None:
+        """Keep only the student."""
+        if self.student is not None:
+            self.branches = Branches([self.student[0]])
+            self.classifier = cast(nn.Linear, self.student[1])
+            self.expansion = self.student = None
+
+    def settings(self) -> dict[str, Any]:
+        """Return everything that the weights and the exemplars depend on."""
+        return {**super().settings(), **self._own}

@@ -1,0 +1,187 @@
+"""TagFex: features that depend on no task guide the branch of each task (Zheng et al., CVPR 2025)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cifnet_pl.iterative.der import ExpandingModule
+from cifnet_pl.iterative.losses import info_nce, transfer
+from cifnet_pl.iterative.networks import MergeAttention, frozen, grown, stages_of, with_maps
+from cifnet_pl.iterative.trainer import Examples
+from cifnet_pl.utilities.errors import check_that
+
+TEMPERATURE = 0.2
+"""Of both contrastive losses."""
+
+
+class TagFexModule(ExpandingModule):
+    """Task-agnostic guided feature expansion; y is each image's label, in two augmented views.
+
+    * A task-agnostic network A learns all along by :func:`info_nce` of the two views' projections; from the second
+      task on a linear predictor keeps it near the A from before the task, also by InfoNCE.
+    * A branch for each task as in :class:`DERModule`; its weights start at ``interpolation`` of the last branch and
+      the rest of A.
+    * From the second task on, attention from the branch's map to both maps gives merged features, which learn to
+      tell the new classes apart; where they do so better than the whole network classifies, their softened
+      probabilities are transferred to the branch.
+    * Loss: ``CE + aux·CE_aux + contrast·((1 − a) InfoNCE + contrast_distillation·a·InfoNCE_old) + merged·CE_merged
+      + transfer·KL`` with ``a = old classes / all classes``; then weights are aligned.
+
+    Args:
+        contrast: weight of the contrastive losses.
+        contrast_distillation: weight of the distillation among them.
+        merged: weight of the merged features' cross-entropy.
+        transfer: weight of the transfer.
+        interpolation: see above.
+        projection: widths of the projector, hidden and output.
+        attention_heads: heads of the attention.
+        auxiliary: weight of the auxiliary loss; 2 in the reference code.
+        options: of :class:`ReplayModule` and :class:`IterativeModule`.
+    """
+
+    def __init__(
+        self,
+        contrast: float = 1.0,
+        contrast_distillation: float = 2.0,
+        merged: float = 1.0,
+        transfer: float = 1.0,
+        interpolation: float = 0.95,
+        projection: list[int] | None = None,
+        attention_heads: int = 8,
+        auxiliary: float = 2.0,
+        **options: Any,
+    ):
+        super().__init__(auxiliary=auxiliary, **options)
+        projection = [2048, 1024] if projection is None else projection
+        check_that(len(projection) == 2 and min(projection) >= 1, "projection", projection, "two widths")
+        check_that(0 <= interpolation <= 1, "interpolation", interpolation, "a number between 0 and 1")
+        self._own: dict[str, Any] = {
+            **{"contrast": contrast, "contrast_distillation": contrast_distillation, "merged": merged},
+            **{"transfer": transfer, "interpolation": interpolation, "projection": projection},
+            "attention_heads": attention_heads,
+        }
+        stages_of(self._start[0], "TagFex")
+        MergeAttention(self.width, attention_heads)  # refuses a number of heads before anything is learned
+        with self.drawing(7):
+            self.agnostic = self.fresh_network()
+            hidden, output = projection
+            self.projector = nn.Sequential(nn.Linear(self.width, hidden), nn.ReLU(), nn.Linear(hidden, output))
+        self.attention: nn.Module | None = None
+        self.predictor: nn.Linear | None = None
+        self.merged_classifier: nn.Linear | None = None
+        self._teacher: tuple[nn.Module, ...] = ()
+
+    # ------------------------------------------------------------------ structure
+
+    def expand(self, classes: int) -> None:
+        """Add a branch and, from the second task on, what guides it."""
+        super().expand(classes)
+        if len(self.branches) == 1:
+            return
+        assert self.classifier is not None
+        with torch.no_grad():
+            self.classifier.weight[: self.old, -self.width :] = 0
+        if self.attention is None:
+            self.attention = MergeAttention(self.width, self._own["attention_heads"])
+            self.predictor = grown(None, self.width, self.width)
+        self.merged_classifier = grown(None, self.width, classes)
+
+    def new_branch(self) -> nn.Module:
+        """Return a network between the last branch and the task-agnostic one."""
+        branch = self.fresh_network()
+        if not len(self.branches):
+            branch.load_state_dict(self._start[0].state_dict())
+            return branch
+        share = self._own["interpolation"]
+        with torch.no_grad():
+            for new, last, agnostic in zip(
+                branch.parameters(), self.branches[-1].parameters(), self.agnostic.parameters(), strict=True
+            ):
+                new.copy_(share * last + (1 - share) * agnostic)
+        return branch
+
+    def before_task(self) -> None:
+        """Keep copies of the task-agnostic network and its projector from before the task."""
+        self._teacher = (frozen(self.agnostic), frozen(self.projector))
+
+    def learning_parts(self) -> list[nn.Module]:
+        """Return the newest branch, the task-agnostic network, and all that joins them."""
+        guides = [self.attention, self.predictor, self.merged_classifier]
+        joined = [module for module in guides if module is not None]
+        return [*super().learning_parts(), self.agnostic, self.projector, *joined]
+
+    def extractors(self) -> list[nn.Module]:
+        """Return everything, as the published number counts it."""
+        return [self]
+
+    def clear(self) -> None:
+        """Go back to the structure before the first task."""
+        super().clear()
+        self.attention = self.predictor = self.merged_classifier = None
+
+    # ------------------------------------------------------------------ losses
+
+    def loss(self, batch: Examples) -> Tensor:
+        """Compute all losses of the task, on two views."""
+        x = torch.cat([batch.inputs(0), batch.inputs(1)])
+        labels = torch.cat([batch.labels, batch.labels])
+        last = stages_of(self.branches[-1], "TagFex")
+        maps, newest = with_maps(*last, x)
+        with torch.no_grad():
+            older = [branch(x) for branch in list(self.branches)[:-1]]
+        z = torch.cat([*older, newest], dim=1)
+        scores = self.logits(z)
+        classification: Tensor = functional.cross_entropy(scores, labels)
+        agnostic_maps, agnostic = with_maps(*stages_of(self.agnostic, "TagFex"), x)
+        projected = self.projector(agnostic)
+        contrast = self._contrast(projected, projected)
+        weight: float = self._own["contrast"]
+        if self.first:
+            return classification + weight * contrast
+        share = self.old / self.classes
+        kept: float = self._own["contrast_distillation"] * share
+        contrast = (1 - share) * contrast + kept * self._distilled(x, agnostic)
+        loss = classification + self.auxiliary * self.auxiliary_loss(z, labels) + weight * contrast
+        return loss + self._guidance(maps[-1], agnostic_maps[-1].detach(), scores, labels, classification)
+
+    def _contrast(self, a: Tensor, b: Tensor) -> Tensor:
+        """Compute InfoNCE over the views of all processes."""
+        a, b = self._all_views(a.float()), self._all_views(b.float())
+        with torch.autocast(a.device.type, enabled=False):
+            return info_nce(a, b, TEMPERATURE) / self.share
+
+    def _all_views(self, local: Tensor) -> Tensor:
+        return torch.cat([self.gathered(view) for view in local.chunk(2)])
+
+    def _distilled(self, x: Tensor, agnostic: Tensor) -> Tensor:
+        """Compute InfoNCE between the predictor's output for A's features and the old features, projected."""
+        network, projector = self._teacher
+        assert self.predictor is not None
+        with torch.no_grad():
+            before = projector(network(x))
+        return self._contrast(projector(self.predictor(agnostic)), before)
+
+    def _guidance(
+        self, specific: Tensor, agnostic: Tensor, scores: Tensor, labels: Tensor, classification: Tensor
+    ) -> Tensor:
+        """Compute the cross-entropy of the merged features on new classes, and the transfer where they are better."""
+        assert self.attention is not None
+        assert self.merged_classifier is not None
+        joined = self.attention(*(m.flatten(2).transpose(1, 2) for m in (specific, agnostic)))
+        merged = self.merged_classifier(joined).float()
+        new = labels >= self.old
+        errors = functional.cross_entropy(merged, (labels - self.old).clamp_min(0), reduction="none")
+        learned = self.mean_where(errors, new)
+        loss: Tensor = self._own["merged"] * learned
+        if self.over_processes(learned) < self.over_processes(classification):
+            divergence = transfer(scores[:, self.old :], merged)
+            loss = loss + self._own["transfer"] * self.mean_where(divergence, new)
+        return loss
+
+    def settings(self) -> dict[str, Any]:
+        """Return everything that the weights and the exemplars depend on."""
+        return {**super().settings(), **self._own}

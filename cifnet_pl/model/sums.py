@@ -1,0 +1,410 @@
+"""Store sums over parts of a training set, one file each, and add them up to a model of the whole set.
+
+A file is safetensors: the statistics of a head that is not solved yet, the content hashes of the samples in them, and a
+description that is checked as a bundle's is. Parts of one set name the positions that they cover; parts of different
+sets are compared by the hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field, Strict
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from cifnet_pl.backbones import Backbone
+from cifnet_pl.data.copies import hashes_of
+from cifnet_pl.data.loading import EMBEDDED_BATCH, ImageLoader, SquareDataset, pieces
+from cifnet_pl.data.sets import ImageSet, SampleSet, Source
+from cifnet_pl.data.sources.embeddings import EmbeddingSet
+from cifnet_pl.heads import Head
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.description import Event, Table, now, parse
+from cifnet_pl.model.merge import absorb, check_same_embeddings
+from cifnet_pl.model.store import assemble
+from cifnet_pl.utilities.errors import CheckpointError, DataError, UsageError
+from cifnet_pl.utilities.files import write_atomic
+from cifnet_pl.utilities.text import first_line, printable
+
+ENDING = ".sums"
+"""Of the names of files of sums."""
+
+KEY = "cifnet_sums"
+"""The entry of a file's metadata."""
+
+PROBES = 64
+"""Samples whose contents tell sets with the same names apart."""
+
+Position = Annotated[int, Strict(), Field(ge=0)]
+
+
+class Part(Table):
+    """Positions ``start`` to ``stop`` (exclusive) of a set of ``total`` samples; ``listing`` is the set's hash."""
+
+    listing: str
+    start: Position
+    stop: Position
+    total: Position
+
+    def __str__(self) -> str:
+        return f"samples {self.start} to {self.stop - 1} of {self.total}"
+
+
+class SumsTable(Table):
+    """The header of a file of sums, besides the description of its model."""
+
+    parts: list[Part]
+    sha256: str
+
+
+@dataclass
+class PartialSums:
+    """The sums of one or more parts of a training set.
+
+    Attributes:
+        model: its head is not solved; ``photos`` are the content hashes of the samples.
+        parts: positions in the sums, by set, ascending, without overlap.
+        name: what errors call it.
+        missing: positions of the same sets that are not in the sums.
+    """
+
+    model: Classifier
+    parts: list[Part]
+    name: str = "sums"
+    missing: list[Part] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.parts = _joined(self.parts)
+        self.missing = _gaps(self.parts)
+
+    def add(self, other: PartialSums) -> None:
+        """Add other sums.
+
+        Args:
+            other: sums of other samples; it must not be used afterwards.
+
+        Raises:
+            UsageError: a sample that both saw, or other backbones, photo sizes, precisions, heads or settings.
+        """
+        for ours in self.parts:
+            for theirs in other.parts:
+                both = max(ours.start, theirs.start), min(ours.stop, theirs.stop)
+                if ours.listing == theirs.listing and both[0] < both[1]:
+                    raise UsageError(
+                        f"{other.name} and {self.name} both have samples {both[0]} to {both[1] - 1} of {ours.total}, "
+                        "which would count twice: give each shard once"
+                    )
+        known = {part.listing for part in self.parts}
+        if any(part.listing not in known for part in other.parts):
+            common = np.intersect1d(_hashes(self.model), _hashes(other.model))
+            if len(common):
+                raise UsageError(
+                    f"{other.name} and {self.name} have {len(common)} samples with the same content in common, which "
+                    "would count twice: sums of different sets must not share samples"
+                )
+        try:
+            check_same_embeddings(self.model, other.model)
+            absorb(self.model, other.model)
+        except UsageError as error:
+            raise UsageError(f"cannot add {other.name} to {self.name}: {error}") from error
+        self.parts = _joined([*self.parts, *other.parts])
+        self.missing = _gaps(self.parts)
+
+    def solved(self) -> Classifier:
+        """Return the model of all samples; the sums must not be used afterwards.
+
+        Raises:
+            UsageError: a part of a set is missing.
+        """
+        if self.missing:
+            listed = "; ".join(map(str, self.missing[:5])) + ("; …" if len(self.missing) > 5 else "")
+            raise UsageError(f"not all sums are there: {listed} are missing; make those shards first")
+        empty = [name for name, count in self.model.counts.items() if not count]
+        if empty:
+            raise UsageError(f"class '{printable(empty[0])}' has no samples in these sums")
+        self.model.head.solved.fill_(False)
+        self.model.solve()
+        count = sum(self.model.counts.values())
+        self.model.history = [Event("task", len(self.model.class_names), count, date=now())]
+        return self.model
+
+
+def listing_of(samples: SampleSet, class_names: Sequence[str]) -> str:
+    """Hash the list of a set's samples: names, labels and the contents of a few samples, in order.
+
+    The contents are needed because names are often only positions.
+
+    Args:
+        samples: the set.
+        class_names: name of each label.
+
+    Returns:
+        32 hexadecimal digits.
+    """
+    digest = hashlib.blake2b(repr((list(class_names), len(samples))).encode("utf-8", "surrogateescape"), digest_size=16)
+    digest.update(np.ascontiguousarray(samples.labels).tobytes())
+    for name in samples.names:
+        digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
+    probes = np.linspace(0, len(samples) - 1, min(PROBES, len(samples))).astype(int)
+    digest.update(hashes_of(samples.content, probes.tolist()).tobytes())
+    return digest.hexdigest()
+
+
+def write_sums(sums: PartialSums, path: Path) -> None:
+    """Write a file of sums, atomically.
+
+    Args:
+        sums: what to write.
+        path: the file, which is replaced.
+
+    Raises:
+        CifnetError: the disk is full or not writable.
+    """
+    tensors = sums.model.tensors()
+    digest = _digest(tensors)
+    about = {**sums.model.describe(), "history": []}
+    header = {"parts": [part.model_dump() for part in sums.parts], "sha256": digest, "model": about}
+    content = save(tensors, {KEY: json.dumps(header)})
+    write_atomic(path, lambda file: file.write(content))
+
+
+def read_sums(path: Path, trust: bool = False, engine: str = "auto", device: str = "cpu") -> PartialSums:
+    """Read a file of sums; nothing from it is executed unless ``trust``.
+
+    Args:
+        path: the file.
+        trust, engine, device: as for :func:`cifnet_pl.load`.
+
+    Raises:
+        CheckpointError: there is no such file, or it is damaged, hostile, or of another version.
+    """
+    parts = parts_of(path)
+    try:
+        with safe_open(path, framework="pt") as stored:
+            header = json.loads((stored.metadata() or {})[KEY])
+            shapes = {key: tuple(stored.get_slice(key).get_shape()) for key in stored.keys()}  # noqa: SIM118
+            table = parse(SumsTable, header, str(path))
+
+            def read() -> dict[str, torch.Tensor]:
+                tensors = {key: stored.get_tensor(key) for key in shapes}
+                if _digest(tensors) != table.sha256:
+                    raise CheckpointError(f"{path} is damaged: its checksum is wrong; make it again")
+                return tensors
+
+            model = assemble(header.get("model"), shapes, read, str(path), engine=engine, trust=trust, solved=False)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
+    return PartialSums(model.to(device), parts, path.name)
+
+
+def parts_of(path: Path) -> list[Part]:
+    """Read the parts that a file covers.
+
+    Raises:
+        CheckpointError: as :func:`read_sums`.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"no file of sums at {path}: make it with cifnet sums")
+    try:
+        with safe_open(path, framework="pt") as stored:
+            header = json.loads((stored.metadata() or {}).get(KEY, "null"))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
+    parts = parse(SumsTable, header, str(path)).parts
+    if not parts or any(part.start >= part.stop or part.stop > part.total for part in parts):
+        raise CheckpointError(f"{path} is damaged: its parts are not parts of a set")
+    return parts
+
+
+def is_sums(path: Path) -> bool:
+    """Return whether a path names a file of sums."""
+    return path.suffix == ENDING
+
+
+def _digest(tensors: dict[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _hashes(model: Classifier) -> np.ndarray:
+    assert model.photos is not None
+    return model.photos.content.cpu().numpy()
+
+
+def _joined(parts: Sequence[Part]) -> list[Part]:
+    """Join neighbouring parts, so that a list of many shards stays short."""
+    joined: list[Part] = []
+    for part in sorted(parts, key=lambda part: (part.listing, part.start)):
+        last = joined[-1] if joined else None
+        if last is not None and last.listing == part.listing and last.stop == part.start:
+            joined[-1] = last.model_copy(update={"stop": part.stop})
+        else:
+            joined.append(part)
+    return joined
+
+
+def _gaps(parts: Sequence[Part]) -> list[Part]:
+    """Return what is missing of the sets that ``parts`` are of."""
+    missing: list[Part] = []
+    for listing in dict.fromkeys(part.listing for part in parts):
+        listed = [part for part in parts if part.listing == listing]
+        edges = [0, *(edge for part in listed for edge in (part.start, part.stop)), listed[0].total]
+        gaps = zip(edges[::2], edges[1::2], strict=True)
+        missing += [listed[0].model_copy(update={"start": a, "stop": b}) for a, b in gaps if a < b]
+    return missing
+
+
+AT_ONCE = 256
+"""Embeddings that are added to the sums at once, at least."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Number ``index`` (from 1) of ``count`` parts of nearly the same size."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Parse a shard.
+
+        Args:
+            text: such as "3/64".
+
+        Raises:
+            UsageError: anything else.
+
+        Example:
+            >>> Shard.parse("3/64").bounds(640)
+            (20, 30)
+        """
+        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
+        shard = cls(int(match[1]), int(match[2])) if match else cls(0, 0)
+        if not 1 <= shard.index <= shard.count:
+            raise UsageError(f"--shard is '{text}', expected one of n parts, such as 3/64")
+        return shard
+
+    def bounds(self, total: int) -> tuple[int, int]:
+        """Return the first position of the shard, and the one after its last, in a set of ``total`` samples."""
+        return (self.index - 1) * total // self.count, self.index * total // self.count
+
+    @property
+    def name(self) -> str:
+        """Name of its file, without the ending."""
+        width = len(str(self.count))
+        return f"shard-{self.index:0{width}}-of-{self.count}"
+
+
+@dataclass
+class ShardLearner:
+    """Computes the sums of any shard of a source.
+
+    Attributes:
+        source: the training set is cut into shards; the test set is not used.
+        backbone: embeds images; none:<width> for embeddings.
+        make_head: function from the width of the embeddings to an empty head whose statistics pool.
+        image_size, crop_ratio: of the squares that the backbone gets.
+        batch_size: images embedded at once.
+        workers: processes that decode.
+        skip_unreadable: whether to leave out images that cannot be decoded.
+    """
+
+    source: Source
+    backbone: Backbone
+    make_head: Callable[[int], Head]
+    image_size: int
+    crop_ratio: float = 1.0
+    batch_size: int = 64
+    workers: int = 0
+    skip_unreadable: bool = False
+
+    def __post_init__(self) -> None:
+        head = self.make_head(self.backbone.features)
+        head.require("pools")
+        features = getattr(self.source.train, "features", head.in_features)
+        if features != head.in_features:
+            raise UsageError(f"the embeddings have {features} numbers each, backbone none:{head.in_features} does not")
+        self._listing = listing_of(self.source.train, self.source.class_names)
+
+    def part(self, shard: Shard) -> Part:
+        """Return the positions of a shard.
+
+        Raises:
+            UsageError: there are more shards than samples.
+        """
+        total = len(self.source.train)
+        if shard.count > total:
+            raise UsageError(f"{total} training samples cannot be cut into {shard.count} shards: use fewer")
+        start, stop = shard.bounds(total)
+        return Part(listing=self._listing, start=start, stop=stop, total=total)
+
+    def sums(self, shard: Shard) -> PartialSums:
+        """Embed the samples of a shard and add them up.
+
+        Raises:
+            DataError: an image that cannot be read.
+            NonFiniteError: an embedding that holds NaN or Inf.
+        """
+        rows_of_shard, names = self.part(shard), self.source.class_names
+        head = self.make_head(self.backbone.features)
+        model = Classifier(self.backbone, head, None, [], self.image_size, self.crop_ratio)
+        if self.backbone.takes_images:
+            model.note_engines([model.engine])
+        model.begin_task(names)
+        assert model.photos is not None
+        waiting: list[tuple[Tensor, Tensor]] = []
+        rows = np.arange(rows_of_shard.start, rows_of_shard.stop)
+        for z, embedded_rows in chain(self._embedded(model, rows), [(torch.zeros(0, head.in_features), rows[:0])]):
+            labels = self.source.train.labels[embedded_rows]
+            if len(embedded_rows):
+                model.photos.add(labels, hashes_of(self.source.train.content, embedded_rows.tolist()))
+                waiting.append((z, torch.from_numpy(labels)))
+            if sum(len(y) for _, y in waiting) >= AT_ONCE or (waiting and not len(embedded_rows)):
+                zs, ys = zip(*waiting, strict=True)
+                head.observe(torch.cat(zs), torch.cat(ys).to(model.device))
+                waiting = []
+        model.head = head.fresh()
+        model.head.merge_(head)  # nothing of the task that was under way is left
+        return PartialSums(model, [rows_of_shard], shard.name)
+
+    def _embedded(self, model: Classifier, rows: np.ndarray) -> Iterator[tuple[Tensor, np.ndarray]]:
+        """Yield embeddings (n, d) and the positions (n,) of their samples."""
+        samples = self.source.train
+        if isinstance(samples, EmbeddingSet):
+            for piece in pieces(rows, EMBEDDED_BATCH):
+                yield samples.get(piece).to(model.device), piece
+            return
+        assert isinstance(samples, ImageSet)
+        decoder = SquareDataset(samples, self.source.class_names, self.image_size, self.crop_ratio)
+        loader = ImageLoader(decoder, self.workers, self.batch_size, model.device.type)
+        try:
+            for batch in loader.set_batches(pieces(rows, self.batch_size)):
+                if batch.unreadable and not self.skip_unreadable:
+                    raise DataError(
+                        f"cannot read {batch.unreadable[0]}; repair or remove it, or add --data.on_corrupt skip"
+                    )
+                embedded = batch.row.numpy()
+                if len(embedded):
+                    yield model.embed(batch.image, partial(_place, samples, embedded)), embedded
+        finally:
+            loader.close()
+
+
+def _place(samples: ImageSet, rows: np.ndarray, row: int) -> str:
+    return samples.place(int(rows[row]))

@@ -1,0 +1,88 @@
+"""What the tests of trained methods share: a small network, the ten methods on it, and runs on digits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor, nn
+
+import cifnet_pl.backbones
+from cifnet_pl import CIFNetDataModule
+from cifnet_pl.backbones import Preprocessing
+from cifnet_pl.iterative import METHODS, FinetuneModule, IterativeModule, TagFexModule
+from cifnet_pl.learning.callbacks import TaskMetrics
+from cifnet_pl.learning.run_record import RunRecord
+from tests.lightning_runs import digits, trainer
+
+SIDE, WIDTH = 8, 32
+NAMES = [method.__name__ for method in METHODS]
+MORE_EPOCHS = {"WAModule": 8, "PODNetModule": 8, "CREATEModule": 12}
+"""Methods that need more than 4 for digits."""
+
+
+class Small(nn.Module):
+    """Two stages of a convolution and batch normalisation, and global pooling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+        self.last = nn.Sequential(nn.Conv2d(16, WIDTH, 3, 2, padding=1), nn.BatchNorm2d(WIDTH), nn.ReLU())
+        self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, WIDTH) embeddings."""
+        return self.pool(self.last(self.first(x)))
+
+    def stages(self) -> tuple[list[nn.Module], nn.Module]:
+        """Both stages, and the pooling."""
+        return [self.first, self.last], self.pool
+
+
+def small(*_: Any) -> tuple[nn.Module, int, Preprocessing]:
+    """A builder of backbones."""
+    return Small(), WIDTH, Preprocessing(SIDE, mean=(0.2,) * 3, std=(0.3,) * 3)
+
+
+def install(patch: Callable[[dict, str, Any], None] = dict.__setitem__) -> None:
+    """Make the network known as backbone "small"."""
+    patch(cifnet_pl.backbones.BACKBONES, "small", small)
+
+
+def learner(method: type[IterativeModule], **options: Any) -> IterativeModule:
+    """A module that learns digits in seconds."""
+    method_options: dict[str, Any] = {} if method is FinetuneModule else {"exemplars": 60}
+    if method is TagFexModule:
+        method_options |= {"projection": [32, 16], "attention_heads": 4}
+    method_options |= {"epochs": MORE_EPOCHS.get(method.__name__, 4)}
+    fixed = {"backbone": "small", "learning_rate": 0.1, "batch_statistics": "learned", "flip": False}
+    return method(**{**fixed, "weight_decay": 0.0, **method_options, **options})
+
+
+def data(**options: Any) -> CIFNetDataModule:
+    """Two tasks of two digits, unless options say otherwise."""
+    return digits(**{"max_tasks": 2, "batch_size": 32, "image_size": SIDE, **options})
+
+
+def run(
+    method: type[IterativeModule],
+    folder: Path,
+    *callbacks: Callback,
+    given: dict[str, Any] | None = None,
+    **options: Any,
+) -> tuple[IterativeModule, RunRecord]:
+    """(module, record) of a run through all tasks."""
+    made, metrics = learner(method, **options), TaskMetrics()
+    trainer(folder, metrics, *callbacks).fit(made, datamodule=data(**(given or {})))
+    return made, metrics.record
+
+
+def assert_same_weights(a: nn.Module, b: nn.Module) -> None:
+    """Bit-identical states."""
+    ours, theirs = a.state_dict(), b.state_dict()
+    assert ours.keys() == theirs.keys()
+    for key, value in ours.items():
+        assert torch.equal(value, theirs[key]), key

@@ -1,0 +1,175 @@
+"""What every trained method must do, whatever it is called: learn, go on, count, and take a task of one class."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from cifnet_pl.iterative import (
+    METHODS,
+    FinetuneModule,
+    FOSTERModule,
+    PODNetModule,
+    ReplayModule,
+    TagFexModule,
+)
+from cifnet_pl.learning.callbacks import TaskMetrics
+from tests.iterative.suite import NAMES, assert_same_weights, data, learner, run
+from tests.killing import Act, Killed
+from tests.lightning_runs import trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
+SAVED = [(0, 3), (1, 12)]
+"""Task and number of batches after which a short run saves itself: a task has nine batches in each pass."""
+each = pytest.mark.parametrize("method", METHODS, ids=NAMES)
+
+
+def die(*_):
+    raise Killed
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """method → (module, record) of a run that learns as long as digits need."""
+    return cache(lambda method: run(method, tmp_path_factory.mktemp(method.__name__)))
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """method → (module, record, folder) of two passes over each task, saved in the first and in the second of them."""
+
+    @cache
+    def made(method):
+        folder = tmp_path_factory.mktemp(method.__name__)
+        saves = [
+            Act("on_train_batch_end", task, lambda t, p=folder / f"{task}_{n}": t.save_checkpoint(p), batches=n)
+            for task, n in SAVED
+        ]
+        return *run(method, folder, *saves, epochs=2), folder
+
+    return made
+
+
+@pytest.mark.system
+@each
+class TestLearning:
+    def test_two_tasks_of_digits(self, method, whole):
+        _, record = whole(method)
+        assert record.matrix[0][0] > 90
+        if method is FinetuneModule:
+            assert record.matrix[1][1] > 90
+            assert record.matrix[1][0] < 50  # it forgets
+        else:
+            assert record.trajectory[-1] > 80
+
+    def test_nothing_depends_on_chance_but_much_on_the_seed(self, method, short, tmp_path):
+        first, _, _ = short(method)
+        torch.manual_seed(17)
+        again, _ = run(method, tmp_path, epochs=2)
+        assert_same_weights(first, again)
+        other, _ = run(method, tmp_path, epochs=2, seed=1)
+        state = other.state_dict()
+        assert any(not torch.equal(value, state[key]) for key, value in first.state_dict().items())
+
+    def test_state_is_counted(self, method, short):
+        module, record, _ = short(method)
+        elements = module.state_elements()
+        exemplars = 0 if method is FinetuneModule else 60 * 3 * 8 * 8
+        assert elements.get("buffer", 0) == exemplars == record.rows[-1].buffer_elements
+        assert elements["parameters"] == sum(p.numel() for p in module.parameters())
+        assert record.rows[-1].state_elements == sum(elements.values())
+        assert module.bytes_per_buffer_element == (1 if exemplars else 4)
+
+    def test_classifier_and_nearest_mean_are_both_evaluated(self, method, short, tmp_path):
+        module, record, _ = short(method)
+        result = {way: [getattr(row, f"A_k_{way}") for row in record.rows] for way in ("classifier", "nearest_mean")}
+        if method is FinetuneModule:
+            assert result == {"classifier": [None, None], "nearest_mean": [None, None]}
+            return
+        assert result[module.prediction] == record.trajectory
+        module.trainer.save_checkpoint(tmp_path / "it.ckpt")
+        for way, trajectory in result.items():
+            again = learner(method, epochs=2, prediction=way)
+            trainer(tmp_path).validate(again, datamodule=data(), ckpt_path=tmp_path / "it.ckpt", verbose=False)
+            assert again.evaluation.accuracy == trajectory[-1]
+
+    def test_first_task_of_one_class(self, method, tmp_path):
+        sizes = {"classes_per_task": [1, 2], "max_tasks": 2}
+        _, record = run(method, tmp_path, given=sizes, epochs=3, learning_rate=0.05)
+        assert record.matrix[0][0] == 100
+        assert record.trajectory[-1] > 30
+
+
+@each
+class TestResume:
+    @pytest.mark.parametrize(("task", "batches"), SAVED)
+    def test_inside_a_task(self, method, task, batches, short, tmp_path):
+        module, record, folder = short(method)
+        again, metrics, taken = learner(method, epochs=2), TaskMetrics(), []
+        count = Act("on_train_batch_end", task, lambda t: taken.append(t.lightning_module._done))
+        trainer(tmp_path, metrics, count).fit(again, datamodule=data(), ckpt_path=folder / f"{task}_{batches}")
+        assert_same_weights(again, module)
+        assert metrics.record.trajectory == record.trajectory
+        assert taken == [batches + 2]  # it went on after the steps that the checkpoint holds
+
+    def test_in_the_process_that_was_interrupted(self, method, short, tmp_path):
+        module, _, _ = short(method)
+        made = learner(method, epochs=2)
+        stop = Act("on_train_batch_end", 1, die, batches=4)
+        with pytest.raises(Killed):
+            trainer(tmp_path, stop).fit(made, datamodule=data())
+        assert made.tasks_finished == 1
+        trainer(tmp_path).fit(made, datamodule=data())
+        assert_same_weights(made, module)
+
+    def test_evaluation_of_a_checkpoint(self, method, short, tmp_path):
+        module, record, _ = short(method)
+        module.trainer.save_checkpoint(tmp_path / "it.ckpt")
+        again = learner(method, epochs=2)
+        trainer(tmp_path).validate(again, datamodule=data(), ckpt_path=tmp_path / "it.ckpt", verbose=False)
+        assert again.evaluation.accuracy == record.trajectory[-1]
+
+
+@pytest.mark.parametrize("method", [ReplayModule, TagFexModule])
+def test_augmented_images_are_the_same_after_a_stop(method, tmp_path):
+    """The changes of an image follow from what it is, the task and the pass; TagFex learns two views of each."""
+    changes = {"flip": True, "crop_padding": 1, "brightness": 0.3, "contrast": 0.3, "saturation": 0.3, "epochs": 2}
+    save = Act("on_train_batch_end", 1, lambda t: t.save_checkpoint(tmp_path / "mid.ckpt"), batches=12)
+    whole, _ = run(method, tmp_path, save, **changes)
+    again = learner(method, **changes)
+    trainer(tmp_path).fit(again, datamodule=data(), ckpt_path=tmp_path / "mid.ckpt")
+    assert_same_weights(again, whole)
+
+
+@pytest.mark.parametrize("batches", [9, 17, 22, 26])
+def test_foster_goes_on_from_any_phase(batches, tmp_path):
+    """Boosting, compression, and the pass that chooses exemplars."""
+    save = Act("on_train_batch_end", 1, lambda t: t.save_checkpoint(tmp_path / "mid.ckpt"), batches=batches)
+    whole, _ = run(FOSTERModule, tmp_path, save, epochs=2, compression=0.5)
+    again = learner(FOSTERModule, epochs=2, compression=0.5)
+    trainer(tmp_path).fit(again, datamodule=data(), ckpt_path=tmp_path / "mid.ckpt")
+    assert_same_weights(again, whole)
+
+
+def test_the_new_branch_of_foster_begins_where_the_old_one_is(tmp_path):
+    made, _ = run(FOSTERModule, tmp_path, given={"max_tasks": 1}, epochs=1)
+    made.old, made.classes = made.classes, made.classes + 2
+    made.expand(2)
+    old, new = made.branches
+    assert_same_weights(old, new)
+    assert all(p.requires_grad for p in new.parameters())
+    assert not any(p.requires_grad for p in old.parameters())
+
+
+def test_podnet_tunes_its_network_but_not_the_proxies_of_old_classes(tmp_path):
+    """The last step before the tuning is that of the weights that are kept here."""
+    seen = {}
+
+    def keep(t):
+        seen.update({name: value.clone() for name, value in t.lightning_module.state_dict().items()})
+
+    made, _ = run(PODNetModule, tmp_path, Act("on_train_batch_end", 1, keep, batches=9 * 2), epochs=2, tuning=1.0)
+    after = made.state_dict()
+    assert not torch.equal(after["network.first.0.weight"], seen["network.first.0.weight"])
+    assert not torch.equal(after["cosine.proxies.1"], seen["cosine.proxies.1"])
+    assert torch.equal(after["cosine.proxies.0"], seen["cosine.proxies.0"])

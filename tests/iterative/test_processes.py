@@ -1,0 +1,87 @@
+"""Two processes learn what one learns on the same global batches: the same losses, weights and exemplars."""
+
+import json
+import logging
+import os
+import warnings
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from cifnet_pl.iterative import METHODS, IterativeModule
+from cifnet_pl.iterative.trainer import Descent
+from cifnet_pl.learning.strategy import StatisticsDDPStrategy
+from tests.iterative.suite import NAMES, data, install, learner
+from tests.killing import ended, start
+from tests.learning.test_strategy import free_port
+from tests.lightning_runs import trainer
+
+pytestmark = pytest.mark.system
+
+BATCH = 32
+"""Over all processes."""
+
+
+def losses_of(method: type[IterativeModule], folder: Path, processes: int) -> tuple[list[float], IterativeModule]:
+    """Loss at each step of a run of two tasks, and the module."""
+    values: list[float] = []
+    real = Descent.step
+
+    def step(self, loss, factor):
+        values.append(real(self, loss, factor))
+        return values[-1]
+
+    Descent.step = step
+    try:
+        # Batch statistics are those of each process, as everywhere; fixed ones are the same in all.
+        made = learner(method, epochs=1, learning_rate=0.01, batch_statistics="fixed", weight_decay=1e-4)
+        options = {"devices": processes, "strategy": StatisticsDDPStrategy()} if processes > 1 else {}
+        trainer(folder, **options).fit(made, datamodule=data(batch_size=BATCH // processes))
+    finally:
+        Descent.step = real
+    return values, made
+
+
+def rank(number: int, port: int, folder: Path) -> int:
+    """One of two processes: learns with every method, one after the other."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2", NODE_RANK="0")
+    os.environ.update(LOCAL_RANK=str(number))
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    install()
+    for method in METHODS:
+        losses, made = losses_of(method, folder, 2)
+        (folder / f"{method.__name__}_{number}.json").write_text(json.dumps(losses))
+        torch.save(made.state_dict(), folder / f"{method.__name__}_{number}.pt")
+    torch.distributed.destroy_process_group()
+    return 0
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    port = free_port()
+    processes = [start(partial(rank, number, port, folder), folder / f"output_{number}") for number in range(2)]
+    codes = [ended(process, 300) for process in processes]
+    assert codes == [0, 0], "".join((folder / f"output_{number}").read_text() for number in range(2))
+    return folder
+
+
+@pytest.mark.parametrize("method", METHODS, ids=NAMES)
+def test_the_same_as_one(method, pair, tmp_path):
+    wanted, alone = losses_of(method, tmp_path, 1)
+    states = []
+    for number in range(2):
+        result = json.loads((pair / f"{method.__name__}_{number}.json").read_text())
+        assert len(result) == len(wanted)
+        assert result == pytest.approx(wanted, rel=1e-4)
+        states.append(torch.load(pair / f"{method.__name__}_{number}.pt", weights_only=True))
+    for key, value in alone.state_dict().items():
+        assert torch.equal(states[0][key], states[1][key]), key
+        if value.is_floating_point():
+            assert torch.allclose(states[0][key], value, rtol=1e-2, atol=1e-4), key
+        else:
+            assert states[0][key].shape == value.shape

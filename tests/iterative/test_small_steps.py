@@ -1,0 +1,102 @@
+"""Steps of few images: what has no statistics of its own, and what has no new images."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from cifnet_pl.iterative import CREATEModule, FinetuneModule, ReplayModule, WAModule
+from cifnet_pl.iterative.trainer import Step, StepwiseModule
+from cifnet_pl.utilities.errors import UsageError
+from tests.iterative.suite import assert_same_weights, data, learner, run
+from tests.killing import Act
+from tests.lightning_runs import trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
+
+
+@pytest.fixture
+def sizes(monkeypatch):
+    """(task, images) of each step, new images and exemplars together."""
+    seen = []
+    real = StepwiseModule.learn
+
+    def watched(self, batch, progress, loss_of=None):
+        seen.append((len(self.learned_tasks), len(batch.labels)))
+        return real(self, batch, progress, loss_of)
+
+    monkeypatch.setattr(StepwiseModule, "learn", watched)
+    return seen
+
+
+class TestOneImage:
+    def test_as_a_batch_is_refused(self, tmp_path):
+        with pytest.raises(UsageError, match=r"set --data\.batch_size to 2 or more \(now 1\), or --model\.batch_stat"):
+            run(FinetuneModule, tmp_path, given={"batch_size": 1})
+
+    def test_as_a_batch_is_learned_with_fixed_statistics(self, tmp_path):
+        options = {"batch_statistics": "fixed", "learning_rate": 0.001, "epochs": 1}
+        run(FinetuneModule, tmp_path, given={"batch_size": 1, "max_tasks": 1}, **options)
+
+    @pytest.mark.parametrize("method", [WAModule, CREATEModule])
+    def test_in_the_last_step_is_normalised_by_the_running_statistics(self, method, sizes, tmp_path, monkeypatch):
+        """ResNet-18 ends in a map of one pixel here, of which one image has no variance."""
+
+        def three(self, rows, task):
+            labels = self.data.source.train.labels[rows]
+            return np.concatenate([rows[labels == labels.min()][:2], rows[labels == labels.max()][:1]])
+
+        monkeypatch.setattr(ReplayModule, "kept_rows", three)
+        options = {"backbone": "random:resnet18_cifar", "epochs": 1, "learning_rate": 1e-8}
+        made, _ = run(method, tmp_path, given={"batch_size": 2, "max_tasks": 1}, **options)
+        assert sizes == [(1, 2), (1, 1)]
+        assert all(torch.isfinite(p).all() for p in made.parameters())
+
+    def test_leaves_the_network_in_training_mode(self, tmp_path):
+        made = learner(FinetuneModule)
+        made._learning = [made.network]
+        made.train()
+        with made._statistics_for(1):
+            assert not any(m.training for m in made.network.modules())
+        assert all(m.training for m in made.network.modules())
+        with made._statistics_for(2):
+            assert all(m.training for m in made.network.modules())
+
+
+def test_fewer_images_than_processes(tmp_path):
+    made = learner(FinetuneModule)
+    made._trainer = SimpleNamespace(world_size=4)
+    none = np.zeros(0, dtype=np.int64)
+    made.refuse_empty_processes([Step(0, 0, np.arange(4), none)], 0)
+    made.refuse_empty_processes([Step(0, 0, none, none)], 0)  # Lightning asks for a task after the last
+    with pytest.raises(
+        UsageError, match=r"task 2 has a step of 3 images for 4 processes: set --trainer\.devices to at"
+    ):
+        made.refuse_empty_processes([Step(0, 0, np.arange(2), np.arange(1))], 1)
+
+
+class TestStepsWithoutNewImages:
+    """A second task of few images, which 60 exemplars are learned with."""
+
+    @staticmethod
+    def few(monkeypatch):
+        real = ReplayModule.kept_rows
+        monkeypatch.setattr(ReplayModule, "kept_rows", lambda self, rows, t: real(self, rows, t)[:: 100 if t else 1])
+
+    def test_no_step_is_larger_than_a_batch(self, sizes, tmp_path, monkeypatch):
+        self.few(monkeypatch)
+        made, _ = run(ReplayModule, tmp_path, given={"batch_size": 8}, epochs=2)
+        of_the_second = [size for task, size in sizes if task == 2]
+        assert max(of_the_second) <= 8
+        new = sum(of_the_second) - 2 * 60
+        assert 0 < new < len(of_the_second)  # so that some steps had none
+        assert made._done == len(of_the_second) + 1  # and the pass that chooses exemplars
+
+    def test_it_goes_on_between_them(self, tmp_path, monkeypatch):
+        self.few(monkeypatch)
+        save = Act("on_train_batch_end", 1, lambda t: t.save_checkpoint(tmp_path / "mid.ckpt"), batches=4)
+        whole, _ = run(ReplayModule, tmp_path, save, given={"batch_size": 8}, epochs=2)
+        again = learner(ReplayModule, epochs=2)
+        trainer(tmp_path).fit(again, datamodule=data(batch_size=8), ckpt_path=tmp_path / "mid.ckpt")
+        assert_same_weights(again, whole)

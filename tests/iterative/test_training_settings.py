@@ -1,0 +1,465 @@
+"""The regime that trained methods share: batch statistics, exemplars, rates, and what is refused in one sentence."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from lightning.pytorch.plugins.precision import MixedPrecision
+from torch import nn
+from torch.nn import functional
+
+from cifnet_pl.__main__ import main
+from cifnet_pl.buffer import select_herding
+from cifnet_pl.iterative import (
+    METHODS,
+    CREATEModule,
+    DERModule,
+    ExemplarSet,
+    FinetuneModule,
+    FOSTERModule,
+    ICaRLModule,
+    MEMOModule,
+    PODNetModule,
+    ReplayModule,
+    TagFexModule,
+    WAModule,
+)
+from cifnet_pl.iterative.trainer import Descent
+from cifnet_pl.model.store import load
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError, DataError, UsageError
+from tests.command_line import assert_same_model, make_photos
+from tests.iterative.suite import NAMES, SIDE, assert_same_weights, data, learner, run
+from tests.killing import Act, Killed, at_call
+from tests.lightning_runs import digits, trainer
+
+CLASSES = list("abcd")
+
+
+def die(*_):
+    raise Killed
+
+
+# ---------------------------------------------------------------------- learning
+
+
+class TestStatistics:
+    def test_fixed(self, tmp_path):
+        before = learner(FinetuneModule).state_dict()
+        made, _ = run(FinetuneModule, tmp_path, epochs=1, batch_statistics="fixed", learning_rate=0.01)
+        moved = {
+            key for key, value in made.state_dict().items() if key in before and not torch.equal(value, before[key])
+        }
+        assert not any("running" in key for key in moved)
+        assert {"network.first.0.weight", "network.first.1.weight"} <= moved
+
+    def test_learned(self, tmp_path):
+        made, _ = run(FinetuneModule, tmp_path, epochs=1)
+        assert made.state_dict()["network.first.1.running_mean"].abs().max() > 0
+
+    def test_only_what_learns_is_in_training_mode(self, tmp_path, monkeypatch):
+        modes = []
+        real = DERModule.loss
+
+        def watched(self, batch):
+            modes.append(tuple(branch.training for branch in self.branches))
+            return real(self, batch)
+
+        monkeypatch.setattr(DERModule, "loss", watched)
+        made, _ = run(DERModule, tmp_path, epochs=1)
+        assert set(modes) == {(True,), (False, True)}
+        assert not any(split.training for split in made.branches.modules())
+
+
+class TestExemplars:
+    def test_are_training_images_and_fewer_as_classes_come(self, tmp_path):
+        made, _ = run(ReplayModule, tmp_path, epochs=1)
+        assert torch.bincount(made.exemplars.label).tolist() == [15] * 4
+        images = data().source.train
+        for image, label in zip(made.exemplars.image, made.exemplars.label, strict=True):
+            class_rows = images.rows_of[images_class(made, int(label))]
+            assert any(np.array_equal(images.square(row, SIDE, 1.0), image.permute(1, 2, 0)) for row in class_rows)
+
+    def test_of_each_class(self, tmp_path):
+        made, _ = run(ReplayModule, tmp_path, epochs=1, exemplars_per_class=7)
+        assert torch.bincount(made.exemplars.label).tolist() == [7] * 4
+
+    def test_herding_is_on_the_network_that_has_learned(self, tmp_path):
+        made, _ = run(ReplayModule, tmp_path, given={"max_tasks": 1}, epochs=1)
+        images = data().source.train
+        rows = images.rows_of[images_class(made, 1)]
+        pixels = torch.stack([torch.from_numpy(images.square(row, SIDE, 1.0)) for row in rows]).permute(0, 3, 1, 2)
+        z = functional.normalize(made.embed(pixels), dim=1)
+        best = select_herding(z, torch.arange(len(rows)), 0, 30)
+        class_images = made.exemplars.image[made.exemplars.label == 1]
+        # The order of images that are as near to the mean as each other depends on the batches of the network.
+        assert torch.allclose(z[best].mean(0), functional.normalize(made.embed(class_images), dim=1).mean(0), atol=1e-3)
+
+    def test_random(self, tmp_path):
+        made, _ = run(ReplayModule, tmp_path, epochs=1, selection="random")
+        other, _ = run(ReplayModule, tmp_path, epochs=1)
+        assert not torch.equal(made.exemplars.key, other.exemplars.key)
+
+    def test_prediction_is_the_nearest_mean(self, tmp_path):
+        made, _ = run(ICaRLModule, tmp_path, epochs=2)
+        z = functional.normalize(made.embed(made.exemplars.image), dim=1).double()
+        means = torch.stack([z[made.exemplars.label == c].mean(dim=0) for c in range(4)])
+        distance = torch.cdist(z, functional.normalize(means, dim=1))
+        probabilities = made(made.exemplars.image)
+        assert torch.equal(probabilities.argmax(dim=1), distance.argmin(dim=1))
+        assert torch.allclose(probabilities, (-distance.square()).softmax(dim=1), atol=1e-5)
+
+    def test_a_checkpoint_predicts_either_way(self, tmp_path):
+        made, record = run(WAModule, tmp_path, epochs=2)
+        made.trainer.save_checkpoint(tmp_path / "it.ckpt")
+        again = learner(WAModule, epochs=2, prediction="nearest_mean")
+        trainer(tmp_path).validate(again, datamodule=data(), ckpt_path=tmp_path / "it.ckpt", verbose=False)
+        assert again.evaluation.accuracy != record.trajectory[-1]
+
+    def test_set(self):
+        kept = ExemplarSet()
+        images = torch.arange(5 * 3, dtype=torch.uint8).reshape(5, 3, 1, 1)
+        kept.shrink(3)
+        kept.add(images[:3], 0, torch.arange(3))
+        kept.shrink(2)
+        kept.add(images[3:], 1, torch.arange(3, 5))
+        assert kept.image.flatten(1)[:, 0].tolist() == [0, 3, 9, 12]
+        assert kept.key.tolist() == [0, 1, 3, 4]
+        kept.average(torch.tensor([[2.0, 0], [0, 5], [1, 1], [1, 1]]))
+        assert torch.allclose(kept.mean, torch.full((2, 2), 0.5**0.5))
+        fresh = ExemplarSet()
+        fresh.load_state_dict(kept.state_dict())
+        assert torch.equal(fresh.image, kept.image)
+
+
+def images_class(made, label: int) -> int:
+    return made.data.source.class_names.index(made.class_names[label])
+
+
+class TestMemoryShare:
+    """RMM: exemplars and the task's images share one memory."""
+
+    def test_more_exemplars_leave_fewer_new_images(self, tmp_path, monkeypatch):
+        seen = []
+        real = FOSTERModule.steps
+
+        def watched(self, rows, task):
+            steps = real(self, rows, task)
+            if task == 1 and len(rows):
+                seen.append((len(rows), len(self.exemplars)))
+            return steps
+
+        monkeypatch.setattr(FOSTERModule, "steps", watched)
+        run(FOSTERModule, tmp_path, epochs=1, exemplars=20, memory_share=0.5)
+        new = len(data().plan.rows(1, [["0", "1"]]))
+        total = 20 + new
+        assert seen[0][1] == 2 * (round(total / 2) // 2)
+        assert seen[0][0] == total - seen[0][1]
+
+    def test_new_images_are_left_out_evenly(self, tmp_path):
+        made, _ = run(FOSTERModule, tmp_path, epochs=1, exemplars=20, memory_share=0.5, given={"max_tasks": 1})
+        source = data().source.train
+        rows = np.concatenate([source.rows_of[2], source.rows_of[3]])
+        kept = made.kept_rows(rows, 1)
+        counts = np.bincount(source.labels[kept])[2:]
+        assert len(set(kept)) == len(kept) < len(rows)
+        assert abs(counts[0] - counts[1]) <= 1
+        assert np.array_equal(made.kept_rows(rows, 0), rows)
+
+
+class TestParameters:
+    """As the paper counts them on CIFAR-100: DER and MEMO of 20 tasks, TagFex of 10."""
+
+    @pytest.mark.parametrize(
+        ("method", "tasks", "millions"),
+        [(DERModule, 20, 9.27), (MEMOModule, 20, 7.14), (TagFexModule, 10, 7.42), (FOSTERModule, 10, 0.46),
+         (WAModule, 10, 0.46)],
+    )  # fmt: skip
+    def test_on_cifar_100(self, method, tasks, millions):
+        made = method(backbone="random:resnet32_cifar")
+        made.rebuild([100 // tasks] * tasks)
+        count = sum(p.numel() for part in made.extractors() for p in part.parameters())
+        assert round(count / 1e6, 2) == millions
+
+    def test_resnet18(self):
+        made = ReplayModule(backbone="random:resnet18_cifar")
+        assert round(sum(p.numel() for p in made.network.parameters()) / 1e6, 2) == 11.17
+        assert made.features(torch.zeros(2, 3, 32, 32)).shape == (2, 512)
+        assert made.network.conv1(torch.zeros(1, 3, 32, 32)).shape == (1, 64, 32, 32)
+
+    def test_stages_are_the_network(self):
+        for name in ("resnet32_cifar", "resnet18_cifar"):
+            made = PODNetModule(backbone=f"random:{name}")
+            made.train(False)
+            from cifnet_pl.iterative.networks import stages_of, with_maps
+
+            x = torch.randn(2, 3, 32, 32)
+            maps, z = with_maps(*stages_of(made.network, "it"), x)
+            assert torch.allclose(z, made.network(x), atol=1e-5)
+            assert [m.shape[2] for m in maps] == ([32, 16, 8] if name == "resnet32_cifar" else [32, 16, 8, 4])
+
+
+def test_rate_and_decay_of_the_first_task_and_of_others(tmp_path, monkeypatch):
+    seen = []
+    real = Descent.__init__
+
+    def watched(self, module, parts, rate, momentum, decay):
+        seen.append((rate, decay, module.epochs))
+        real(self, module, parts, rate, momentum, decay)
+
+    monkeypatch.setattr(Descent, "__init__", watched)
+    run(FinetuneModule, tmp_path, epochs=[2, 1], learning_rate=[0.1, 0.01], weight_decay=[0.5e-3, 0.2e-3])
+    assert seen == [(0.1, 0.5e-3, 1), (0.01, 0.2e-3, 1)]
+
+
+def test_icarls_binary_loss_is_the_papers(tmp_path):
+    _, record = run(ICaRLModule, tmp_path, loss="binary", epochs=6)
+    assert record.trajectory[-1] > 80
+
+
+# ---------------------------------------------------------------------- the command line
+
+OPTIONS = ["--data.source", "digits", "--data.classes_per_task", "2", "--data.max_tasks", "2", "--data.image_size", "8"]
+OPTIONS += [
+    "--data.num_workers",
+    "0",
+    "--energy.enabled",
+    "false",
+    "--model.backbone",
+    "small",
+    "--data.batch_size",
+    "32",
+]
+
+
+class TestCommandLine:
+    def test_after_a_kill_inside_a_task(self, tmp_path, monkeypatch):
+        line = [
+            "--model",
+            "cifnet_pl.iterative.FOSTERModule",
+            *OPTIONS,
+            "--model.epochs",
+            "2",
+            "--seed_everything",
+            "5",
+        ]
+        line += ["--checkpoint.every_steps", "4"]
+        assert main(["fit", *line, "--logs", str(tmp_path / "whole")]) == 0
+        whole = tmp_path / "whole" / "default" / "version_0"
+        assert yaml.safe_load((whole / "config.yaml").read_text())["model"]["init_args"]["seed"] == 5
+        with monkeypatch.context() as patched:
+            patched.setattr(FOSTERModule, "loss", at_call(50, FOSTERModule.loss, die))
+            with pytest.raises(Killed):
+                main(["fit", *line, "--logs", str(tmp_path)])
+        again = tmp_path / "default" / "version_0"
+        stopped = torch.load(again / "checkpoints" / "last.ckpt", weights_only=True)
+        assert stopped["cifnet"]["under_way"]
+        assert stopped["position"]["step"] % 4 == 0 < stopped["position"]["step"]
+        calls = []
+        real = FOSTERModule.loss
+        monkeypatch.setattr(FOSTERModule, "loss", lambda self, batch: (calls.append(1), real(self, batch))[1])
+        assert main(["fit", *line, "--logs", str(tmp_path), "--ckpt_path", "last"]) == 0
+        assert_same_model(again, whole)
+        ours, theirs = (json.loads((folder / "summary.json").read_text()) for folder in (again, whole))
+        assert ours["A_k"] == theirs["A_k"]
+        with pytest.raises(CheckpointError, match="is of a FOSTERModule, expected a CIFNetModule"):
+            load(again)
+
+    def test_summary(self, tmp_path):
+        line = ["--model", "cifnet_pl.iterative.DERModule", *OPTIONS, "--model.epochs", "1", "--model.preset", "mine"]
+        assert main(["fit", *line, "--logs", str(tmp_path)]) == 0
+        summary = json.loads((tmp_path / "default" / "version_0" / "summary.json").read_text())
+        small = sum(p.numel() for p in learner(FinetuneModule).network.parameters())
+        assert (summary["head"], summary["preset"], summary["epochs"]) == ("DERModule", "mine", 1)
+        assert summary["backbone_params"] == 2 * small
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+def full(*_):
+    raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"epochs": 0}, "epochs is 0, expected at least 1"),
+            ({"epochs": [1, 2, 3]}, "expected one value, or two"),
+            ({"seed": -1}, "seed is -1, expected at least 0"),
+            ({"learning_rate": 0.0}, "learning_rate is 0"),
+            ({"learning_rate": float("inf")}, "learning_rate is inf"),
+            ({"momentum": 1.0}, "momentum is 1, expected at least 0 and below 1"),
+            ({"weight_decay": -1.0}, "weight_decay is -1, expected at least 0"),
+            ({"schedule": "cosin"}, "did you mean cosine"),
+            ({"schedule": "step", "milestones": [60, 120]}, "expected rising shares of the epochs"),
+            ({"batch_statistics": "train"}, "batch_statistics"),
+            ({"crop_padding": -1}, "crop_padding is -1"),
+            ({"brightness": 1.5}, "brightness is 1.5, expected a number between 0 and 1"),
+            ({"kind": ReplayModule, "exemplars": 0}, "exemplars is 0"),
+            ({"kind": ReplayModule, "selection": "herdin"}, "did you mean herding"),
+            ({"kind": ReplayModule, "prediction": "mean"}, "prediction"),
+            ({"kind": ICaRLModule, "loss": "bce"}, "loss"),
+            ({"kind": PODNetModule, "loss": "bce"}, "loss"),
+            ({"kind": PODNetModule, "proxies": 0}, "proxies is 0"),
+            ({"kind": PODNetModule, "tuning": -1.0}, "tuning is -1, expected at least 0"),
+            ({"kind": CREATEModule, "tuning_rate": 0.0}, "tuning_rate is 0, expected a positive number"),
+            ({"kind": FOSTERModule, "boosting_beta": 1.0}, "boosting_beta is 1"),
+            ({"kind": FOSTERModule, "memory_share": 1.5}, "memory_share is 1.5"),
+            (
+                {"kind": FOSTERModule, "memory_share": 0.5, "exemplars_per_class": 20},
+                "leave out --model.memory_share or --model.exemplars_per_class",
+            ),
+            ({"kind": CREATEModule, "latent": 0}, "latent is 0"),
+            ({"kind": TagFexModule, "attention_heads": 5}, "attention_heads is 5"),
+            ({"kind": TagFexModule, "projection": [3]}, "projection is \\[3\\], expected two widths"),
+            ({"kind": MEMOModule, "backbone": "pixels:8"}, "MEMO needs the stages of a residual network"),
+            ({"kind": PODNetModule, "backbone": "pixels:8"}, "PODNet needs the stages"),
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_option(self, options, said):
+        kind = options.get("kind", FinetuneModule)
+        with pytest.raises(UsageError, match=said):
+            learner(kind, **{name: value for name, value in options.items() if name != "kind"})
+
+    @pytest.mark.parametrize("method", METHODS, ids=NAMES)
+    def test_learning_rate_too_high(self, method, tmp_path):
+        with pytest.raises(CifnetError, match=r"in task 1: the learning rate 1e\+30 is too high, set a lower"):
+            run(method, tmp_path, learning_rate=1e30, epochs=3)
+
+    def test_cache(self, tmp_path):
+        with pytest.raises(UsageError, match=r"--data\.cache keeps what a frozen network computes"):
+            run(FinetuneModule, tmp_path, given={"cache": True, "cache_folder": str(tmp_path)})
+
+    def test_fewer_exemplars_than_classes(self, tmp_path):
+        with pytest.raises(
+            UsageError, match=r"3 exemplars cannot cover 4 classes: set --model\.exemplars to at least 4"
+        ):
+            run(ReplayModule, tmp_path, exemplars=3)
+
+    def test_cut_passes(self, tmp_path):
+        with pytest.raises(UsageError, match="cut off whole passes"):
+            trainer(tmp_path, limit_train_batches=3).fit(learner(FinetuneModule), datamodule=data())
+
+    @pytest.mark.parametrize("where", ["loss", "after_choosing", "probabilities_by_way"])
+    def test_gpu_out_of_memory(self, where, tmp_path, monkeypatch):
+        monkeypatch.setattr(PODNetModule, where, full)
+        said = (
+            r"^the GPU's memory is full: start a new experiment with a smaller --data\.batch_size \(now 32\), "
+            r"or with --trainer\.precision 16-mixed$"
+        )
+        with pytest.raises(CifnetError, match=said):
+            run(PODNetModule, tmp_path, epochs=1)
+
+    def test_gpu_out_of_memory_in_an_evaluation(self, tmp_path, monkeypatch):
+        made, _ = run(WAModule, tmp_path, epochs=1, given={"max_tasks": 1})
+        monkeypatch.setattr(WAModule, "probabilities_by_way", full)
+        with pytest.raises(CifnetError, match=r"is full: set a smaller --data\.batch_size \(now 32\)$"):
+            trainer(tmp_path).validate(made, datamodule=data(max_tasks=1), verbose=False)
+
+    @pytest.mark.parametrize("tuning", [0.125, 20.0], ids=["last_step", "further_steps"])
+    def test_rate_of_tuning_too_high(self, tuning, tmp_path):
+        said = r"in task 2: the learning rate 1e\+38 is too high, set a lower --model\.tuning_rate$"
+        with pytest.raises(CifnetError, match=said):
+            run(PODNetModule, tmp_path, epochs=1, exemplars=4, tuning_rate=1e38, tuning=tuning)
+
+    def test_scores_that_are_not_finite_after_the_last_step(self, tmp_path):
+        with pytest.raises(CifnetError, match=r"in task 1: the learning rate 1e\+25 is too high, set a lower"):
+            run(FinetuneModule, tmp_path, epochs=1, learning_rate=1e25, given={"batch_size": 1000})
+
+    @pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
+    def test_precision(self, precision, tmp_path):
+        made = learner(FinetuneModule)
+        made._trainer = SimpleNamespace(precision=precision, datamodule=data())
+        with pytest.raises(UsageError, match="does not leave the statistics alone"):
+            made.setup("fit")
+
+    @pytest.mark.parametrize("method", [FinetuneModule, ReplayModule])
+    def test_class_without_a_readable_image(self, method, tmp_path):
+        make_photos(tmp_path / "photos", CLASSES, 5)
+        for path in (tmp_path / "photos" / "b").iterdir():
+            path.write_bytes(b"no image")
+        photos = {"source": "folder", "root": str(tmp_path / "photos"), "batch_size": 3, "on_corrupt": "skip"}
+        with pytest.raises(DataError, match="no image of class 'b' was learned"):
+            trainer(tmp_path).fit(learner(method), datamodule=digits(**photos, max_tasks=1, image_size=SIDE))
+
+    def test_checkpoint_of_other_settings(self, tmp_path):
+        made, _ = run(DERModule, tmp_path, epochs=1)
+        made.trainer.save_checkpoint(tmp_path / "it.ckpt")
+        others = {
+            "made with epochs = 1, this run has 2": learner(DERModule, epochs=2),
+            "is of a DERModule|made with module = DERModule": learner(WAModule, epochs=1),
+        }
+        for sentence, other in others.items():
+            with pytest.raises(CheckpointError, match=sentence):
+                trainer(tmp_path).fit(other, datamodule=data(), ckpt_path=tmp_path / "it.ckpt")
+
+    def test_damaged_checkpoint(self, tmp_path):
+        made, _ = run(DERModule, tmp_path, epochs=1)
+        made.trainer.save_checkpoint(tmp_path / "it.ckpt")
+        content = torch.load(tmp_path / "it.ckpt", weights_only=True)
+        del content["state_dict"]["classifier.weight"]
+        torch.save(content, tmp_path / "it.ckpt")
+        with pytest.raises(CheckpointError, match="does not fit the network"):
+            trainer(tmp_path).validate(
+                learner(DERModule, epochs=1), datamodule=data(), ckpt_path=tmp_path / "it.ckpt", verbose=False
+            )
+
+
+def test_bf16_learns(tmp_path):
+    made = learner(TagFexModule, epochs=2)
+    trainer(tmp_path, precision="bf16-mixed").fit(made, datamodule=data(max_tasks=2))
+    assert made.evaluation.accuracy > 50
+    assert all(p.dtype == torch.float32 for p in made.parameters())
+
+
+class TestLossScaling:
+    """float16: torch has it for a CPU too, and Lightning where it is given as a plugin."""
+
+    @staticmethod
+    def half() -> MixedPrecision:
+        return MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+
+    def test_it_learns_and_goes_on_with_the_same_bits(self, tmp_path):
+        whole, again = (learner(FinetuneModule, epochs=2) for _ in range(2))
+        save = Act("on_train_batch_end", 0, lambda t: t.save_checkpoint(tmp_path / "mid.ckpt"), batches=12)
+        trainer(tmp_path, save, plugins=[self.half()]).fit(whole, datamodule=data(max_tasks=1))
+        assert whole.evaluation.accuracy > 80
+        assert all(p.dtype == torch.float32 for p in whole.parameters())
+        scaler = torch.load(tmp_path / "mid.ckpt", weights_only=True)["position"]["descent"]["scaler"]
+        assert scaler["scale"] > 1
+        assert scaler["_growth_tracker"] > 0
+        trainer(tmp_path, plugins=[self.half()]).fit(
+            again, datamodule=data(max_tasks=1), ckpt_path=tmp_path / "mid.ckpt"
+        )
+        assert_same_weights(again, whole)
+
+    def test_a_step_whose_gradients_overflow_changes_no_weight(self, tmp_path):
+        seen = []
+
+        def look(run):
+            scaler = run.precision_plugin.scaler
+            seen.append(([p.clone() for p in run.lightning_module.parameters()], scaler.get_scale()))
+            return scaler
+
+        def overflow(run):
+            scaler = look(run)
+            scaler.load_state_dict({**scaler.state_dict(), "scale": 2.0**127})
+
+        acts = [Act("on_train_batch_end", 0, act, batches=count) for count, act in ((2, overflow), (3, look))]
+        made = learner(FinetuneModule, epochs=1)
+        trainer(tmp_path, *acts, plugins=[self.half()]).fit(made, datamodule=data(max_tasks=1))
+        (before, _), (after, scale) = seen
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        assert scale == 2.0**126  # halved, until gradients are finite again
+
+
+def test_parts_without_batch_statistics_learn_too(tmp_path):
+    made = FinetuneModule(backbone="pixels:8", epochs=2, learning_rate=0.01)
+    trainer(tmp_path).fit(made, datamodule=data())
+    assert isinstance(made.network, nn.Flatten)
+    assert made.evaluation.task_accuracy[1] > 80
