@@ -9,7 +9,7 @@ import yaml
 from cifnet_pl.__main__ import main
 from cifnet_pl.iterative import METHODS
 
-FOLDER = Path(__file__).parents[3] / "configs" / "iterative"
+FOLDER = Path(__file__).parents[2] / "configs" / "iterative"
 ALL = sorted(FOLDER.glob("*.yaml"))
 TINY = ["--data.source", "digits", "--data.classes_per_task", "2", "--data.max_tasks", "2", "--model.epochs", "1"]
 

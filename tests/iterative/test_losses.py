@@ -10,7 +10,7 @@ from torch.nn import functional
 from cifnet_pl.iterative import losses
 from cifnet_pl.iterative.networks import CosineClassifier, MergeAttention
 
-FILE = Path(__file__).parents[2] / "data" / "iterative_losses.npz"
+FILE = Path(__file__).parents[1] / "data" / "iterative_losses.npz"
 OLD = 6
 
 
