@@ -36,16 +36,10 @@ _HOME = {
 }
 
 
-_MOVED = {"callbacks": "cifnet_pl.learning.callbacks", "iterative": "cifnet_pl.iterative"}
-"""Packages by the names that configurations of earlier versions have for them."""
-
-
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that users without Lightning do not wait for it."""
     if name == "__version__":
         return version("cifnet_pl")
-    if name in _MOVED:
-        return import_module(_MOVED[name])
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

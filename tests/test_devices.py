@@ -84,7 +84,7 @@ def test_backbones(name, device):
 def test_a_run_and_its_resumption(head, tmp_path):
     """With everything that a run does: buffer, calibration, metrics, activations, cache, tables, predictions."""
     options = ["--model.head", head, *BUFFER, "--model.calibrate", "true", "--data.num_workers", "1"]
-    options += ["--trainer.callbacks+=cifnet_pl.callbacks.ActivationTable", "--data.cache", "true"]
+    options += ["--trainer.callbacks+=cifnet_pl.learning.callbacks.ActivationTable", "--data.cache", "true"]
     one = learned(tmp_path / "one", *options, "--data.max_tasks", "3", "--data.cache_folder", str(tmp_path / "cache"))
     other, own_cache = tmp_path / "other", ["--data.cache_folder", str(tmp_path / "own")]
     with simulated_device():

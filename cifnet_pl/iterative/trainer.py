@@ -781,6 +781,11 @@ class ResumableModule(StepwiseModule):
         """Whether the task that is opened next was under way when the run stopped, and goes on there."""
         return self._resume is not None
 
+    @property
+    def resumable_now(self) -> bool:
+        """Whether a run can go on inside the task from a checkpoint that is written after this batch."""
+        return True
+
     def steps(self, rows: np.ndarray, task: int) -> list[Step]:
         """Return all steps of a task on new images ``rows``.
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
-from torchmetrics import CatMetric, SumMetric
-from torchmetrics.classification import MulticlassCalibrationError
+from torchmetrics import Metric, SumMetric
+from torchmetrics.classification import MulticlassStatScores
 
-from cifnet_pl.model.metrics import FIRST, AnswerCounts, ClassAccuracy, percent
+from cifnet_pl.model.metrics import FIRST, AnswerCounts, percent
 
 
 @dataclass(frozen=True)
@@ -50,57 +50,40 @@ class Evaluation:
         return {name: value for name, value in named.items() if value is not None}
 
 
-class Columns:
-    """Columns of float32 numbers that grow, in few large pieces.
+BINS = 15
+"""Of the expected calibration error."""
 
-    Small tensors of each batch, kept between large ones that are freed, would hold a C library's heap apart: hundreds
-    of megabytes for many classes and batches.
 
-    Args:
-        columns: number of columns.
-        device: where they are.
+class Confidence(Metric):
+    """Calibration error in 15 bins of the largest probability, and mean of ``−log p`` at the true class, from sums.
+
+    The error is that of torchmetrics' ``MulticlassCalibrationError``, which keeps every confidence: for a million
+    images these small tensors hold a C library's heap apart, hundreds of megabytes.
     """
 
-    ROWS = 2**16
+    full_state_update = False
+    bins: Tensor
+    nll: Tensor
 
-    def __init__(self, columns: int, device: torch.device):
-        self._columns, self._device, self._used = columns, device, self.ROWS
-        self._pieces: list[Tensor] = []
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("bins", torch.zeros(BINS + 1, 3, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("nll", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
-    def add(self, *columns: Tensor) -> None:
-        """Append rows: (n,) for each column."""
-        start, count = 0, len(columns[0])
-        while start < count:
-            if self._used == self.ROWS:
-                self._pieces.append(torch.empty(self._columns, self.ROWS, device=self._device))
-                self._used = 0
-            taken = min(count - start, self.ROWS - self._used)
-            for row, column in zip(self._pieces[-1], columns, strict=True):
-                row[self._used : self._used + taken] = column[start : start + taken]
-            start, self._used = start + taken, self._used + taken
+    def update(self, probabilities: Tensor, label: Tensor) -> None:
+        """Count a batch: (n, C) float64 probabilities, and (n,) int64 true columns."""
+        confidence, answer = probabilities.max(dim=1)
+        rows = torch.stack([torch.ones_like(confidence), confidence, (answer == label).to(confidence)], dim=1)
+        edges = torch.linspace(0, 1, BINS + 1, device=confidence.device)  # as in torchmetrics, 1 has a bin of its own
+        self.bins.index_add_(0, torch.bucketize(confidence.float(), edges, right=True) - 1, rows)
+        likelihood = probabilities.gather(1, label[:, None]).clamp_min(torch.finfo(probabilities.dtype).tiny)
+        # As float32 first: such numbers add up in float64 to the same sum in whatever order and batches.
+        self.nll -= likelihood.log().float().double().sum()
 
-    def whole(self) -> Tensor:
-        """Return all rows, (columns, n)."""
-        ends = [self.ROWS] * (len(self._pieces) - 1) + [self._used]
-        parts = [piece[:, :end] for piece, end in zip(self._pieces, ends, strict=False)]
-        return torch.cat([torch.empty(self._columns, 0, device=self._device), *parts], dim=1)
-
-
-class TopCalibration(MulticlassCalibrationError):
-    """Calibration error in 15 bins of the largest probabilities, which are given without all others.
-
-    Args:
-        classes: number of classes.
-    """
-
-    def __init__(self, classes: int):
-        # Class counts below two are fine for the top-1 error it computes, but not for its argument check.
-        super().__init__(max(2, classes), n_bins=15, validate_args=False)
-
-    def update(self, confidence: Tensor, hit: Tensor) -> None:
-        """Count (n,) float32 confidences, and (n,) float32 whether each was right."""
-        self.confidences.append(confidence)
-        self.accuracies.append(hit)
+    def compute(self) -> tuple[float, float]:
+        """Return the calibration error in percent, and the mean negative log-likelihood."""
+        tested, confidence, right = self.bins.sum(dim=0)[0], self.bins[:, 1], self.bins[:, 2]
+        return float(100 * (confidence - right).abs().sum() / tested), float(self.nll / tested)
 
 
 class EvaluationCounts:
@@ -116,37 +99,28 @@ class EvaluationCounts:
     def __init__(self, classes: int, domains: int | None, device: torch.device, ways: Sequence[str] = ()):
         self._start = time.perf_counter()
         self._answers = AnswerCounts(classes).to(device)
-        self._calibration = TopCalibration(classes).to(device)
-        self._domains = None if domains is None else ClassAccuracy(domains).to(device)
-        # All of them, as for the ECE: a running sum would round differently with other batches.
-        self._nll = CatMetric().to(device)
-        self._kept = Columns(3, device)
+        self._confidence = Confidence().to(device)
         self._right = {way: SumMetric().to(device) for way in ways}
+        self._domains: MulticlassStatScores | None = None
+        self._no_domain = domains or 0
+        if domains is not None:  # and one more, which wrong answers are counted for
+            self._domains = MulticlassStatScores(domains + 1, average=None, validate_args=False).to(device)
 
-    def update(self, probabilities: Tensor, label: Tensor, domain: Tensor | None) -> None:
-        """Count a batch: correct predictions, and the confidence that they were made with.
+    def update(self, probabilities: Tensor, label: Tensor, domain: Tensor | None, by_way: Mapping[str, Tensor]) -> None:
+        """Count a batch.
 
         Args:
             probabilities: (n, C) float64, n at least 1.
             label: (n,) int64 true columns.
             domain: (n,) int64 domain of each image, where accuracies are by domain.
+            by_way: way of answering → (n, C) its probabilities.
         """
-        predicted = probabilities.argmax(dim=1)
         self._answers.update(probabilities, label)
+        self._confidence.update(probabilities, label)
         if self._domains is not None and domain is not None:
-            self._domains.update(torch.where(predicted == label, domain, -1), domain)
-        label_probability = probabilities.gather(1, label[:, None]).flatten()
-        nll = -label_probability.clamp_min(torch.finfo(label_probability.dtype).tiny).log()
-        self._kept.add(probabilities.amax(dim=1), predicted == label, nll)
-
-    def update_ways(self, probabilities: Mapping[str, Tensor], label: Tensor) -> None:
-        """Count the correct answers of a batch for each way of answering.
-
-        Args:
-            probabilities: way → (n, C).
-            label: (n,) int64 true columns.
-        """
-        for way, found in probabilities.items():
+            right = probabilities.argmax(dim=1) == label
+            self._domains.update(torch.where(right, domain, self._no_domain), domain)
+        for way, found in by_way.items():
             self._right[way].update((found.argmax(dim=1) == label).sum())
 
     def compute(self, task_sizes: Sequence[int]) -> Evaluation:
@@ -155,36 +129,24 @@ class EvaluationCounts:
         Args:
             task_sizes: number of classes of each task learned.
         """
-        right, among_first = self._answers.compute()
-        confusion = right.reshape(self._answers.classes, -1).cpu().numpy()
-        correct, total = confusion.diagonal().tolist(), confusion.sum(axis=1).tolist()
-        tested = sum(total)
-        confidence, hit, nlls = self._kept.whole()
-        if len(nlls):
-            self._calibration.update(confidence, hit)
-            self._nll.update(nlls)  # one dimension and float32: what torchmetrics has for a process without images
-        ece = 100 * float(self._calibration.compute()) if tested else None
-        nll = float(torch.as_tensor(self._nll.compute()).double().mean()) if tested else None
-        tasks = self._task_accuracies(correct, total, task_sizes)
-        top5 = percent(int(among_first), tested) if len(confusion) > FIRST else None
-        seconds = time.perf_counter() - self._start
-        ways = {way: percent(int(right.compute()), tested) for way, right in self._right.items()}
-        return Evaluation(percent(sum(correct), tested), tasks, ece, nll, seconds, top5, confusion, ways)
-
-    def _task_accuracies(self, correct: list[int], total: list[int], sizes: Sequence[int]) -> list[float | None]:
-        """Return the accuracy on the classes, or the domain, of each task learned."""
+        counts, among_first = self._answers.compute()
+        confusion = counts.reshape(self._answers.classes, -1).cpu().numpy()  # torchmetrics makes a scalar of one count
+        ends = np.cumsum(task_sizes)[:-1]
+        correct, total = (
+            [int(part.sum()) for part in np.split(of, ends)] for of in (confusion.diagonal(), confusion.sum(axis=1))
+        )
         if self._domains is not None:
-            correct, total = _counts(self._domains)
-            return [percent(correct[k], total[k]) for k in range(len(sizes))]
-        ends = np.cumsum(sizes).tolist()
-        parts = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-        return [percent(sum(correct[columns]), sum(total[columns])) for columns in parts]
-
-
-def _counts(accuracy: ClassAccuracy) -> tuple[list[int], list[int]]:
-    """Return the numbers correct and in total.
-
-    Torchmetrics makes a scalar of the single count of a task with one class.
-    """
-    correct, total = (counts.reshape(-1).tolist() for counts in accuracy.compute())
-    return correct, total
+            scores = self._domains.compute()[: len(task_sizes)]  # columns: right, …, images
+            correct, total = scores[:, 0].tolist(), scores[:, -1].tolist()
+        tested = int(confusion.sum())
+        ece, nll = self._confidence.compute() if tested else (None, None)
+        return Evaluation(
+            accuracy=percent(int(confusion.trace()), tested),
+            task_accuracy=[percent(right, images) for right, images in zip(correct, total, strict=True)],
+            ece=ece,
+            nll=nll,
+            seconds=time.perf_counter() - self._start,
+            top5=percent(int(among_first), tested) if len(confusion) > FIRST else None,
+            confusion=confusion,
+            accuracy_by={way: percent(int(right.compute()), tested) for way, right in self._right.items()},
+        )

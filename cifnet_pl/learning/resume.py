@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from lightning.pytorch import Trainer
 from pydantic import Field
 
-from cifnet_pl.model.description import Table, check_format, parse
+from cifnet_pl.model.description import ImagesTable, Table, check_format, parse
 from cifnet_pl.utilities.errors import CheckpointError
 
 
@@ -20,9 +20,11 @@ class StoredRun(Table):
     class_names: list[str]
     task_sizes: list[Annotated[int, Field(ge=0)]]
     settings: dict[str, Any]
+    images: ImagesTable
+    precision: str
 
 
-def read_stored(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+def read_stored(checkpoint: Mapping[str, Any]) -> StoredRun:
     """Read and check what ``TaskModule.on_save_checkpoint`` added to a checkpoint.
 
     Raises:
@@ -36,7 +38,7 @@ def read_stored(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     names, sizes = run.class_names, run.task_sizes
     if len(set(names)) < len(names) or sum(sizes) != len(names) or (run.under_way and not sizes):
         raise CheckpointError("the checkpoint is damaged: its list of classes and tasks does not make sense")
-    return stored
+    return run
 
 
 def rewind_checkpoint(checkpoint: Mapping[str, Any], tasks: int) -> None:
@@ -66,15 +68,15 @@ def rewind_checkpoint(checkpoint: Mapping[str, Any], tasks: int) -> None:
         ) from error
 
 
-def require_same(settings: Mapping[str, Any], stored: Any) -> None:
+def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
     """Compare settings with those in a checkpoint.
 
     Raises:
         CheckpointError: one of ``settings`` differs from ``stored``; names the first.
     """
-    ours, other = flat_settings(settings), flat_settings(stored) if isinstance(stored, Mapping) else {}
-    for key, value in ours.items():
-        stored_value = other.get(key)
+    theirs = flat_settings(stored)
+    for key, value in flat_settings(settings).items():
+        stored_value = theirs.get(key)
         if type(stored_value) is not type(value) or stored_value != value:
             raise CheckpointError(
                 f"the checkpoint was made with {key} = {stored_value}, this run has {value}: "
@@ -82,25 +84,14 @@ def require_same(settings: Mapping[str, Any], stored: Any) -> None:
             )
 
 
-def require_same_images(fingerprints: Mapping[str, Any], stored: Any) -> None:
-    """Compare how photos are prepared, and which were held back, with a checkpoint.
+def image_options(images: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how photos are prepared and which were held back, by the names of the data module's options.
 
     Args:
-        fingerprints: from ``CIFNetDataModule.describe_images``.
-        stored: the same in the checkpoint.
-
-    Raises:
-        CheckpointError: they differ.
+        images: from ``CIFNetDataModule.describe_images``.
     """
-    require_same(_named(fingerprints), _named(stored))
-
-
-def _named(images: Any) -> dict[str, Any]:
-    """Return the preparation of photos by the names of the options."""
-    images = images if isinstance(images, Mapping) else {}
-    split = images.get("held_back")
-    fraction, seed = split if isinstance(split, list) and len(split) == 2 else (None, None)
-    sizes = {key: images.get(key) for key in ("image_size", "crop_ratio")}
+    fraction, seed = images["held_back"] or (None, None)
+    sizes = {"image_size": images["image_size"], "crop_ratio": images["crop_ratio"]}
     return {**sizes, "val_fraction": fraction, "split_seed": seed}
 
 

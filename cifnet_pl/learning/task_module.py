@@ -7,48 +7,46 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.evaluation import Evaluation, EvaluationCounts
-from cifnet_pl.learning.resume import (
-    count_tasks,
-    read_stored,
-    require_same,
-    require_same_images,
-    rewind_checkpoint,
-)
+from cifnet_pl.learning.resume import count_tasks, image_options, read_stored, require_same, rewind_checkpoint
 from cifnet_pl.model.description import FORMAT
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError, DataError, UsageError
+from cifnet_pl.utilities.errors import CheckpointError, DataError, UsageError
 
 
-class TaskHooks(LightningModule):
-    """The part of a task-incremental learner that is specific to a method.
+class TaskModule(LightningModule):
+    """A module for which a task is an epoch: it opens tasks, evaluates after each, and numbers the classes.
+
+    Subclasses learn in ``training_step`` and finish a task in ``finish_task``; they score in ``probabilities``.
 
     Attributes:
-        learned_tasks: class names of each task begun, in order.
         backbone: set by subclasses; says how the data module must prepare images.
         epochs: passes over a task's images that learn from them.
         ways: names of the ways in which the module can answer, where it has several and all are evaluated.
+        learned_tasks: class names of each task begun, in order.
+        evaluation: result of the last evaluation.
+        solve_seconds: time that ``finish_task`` took for the last task.
     """
 
-    learned_tasks: list[list[str]]
     backbone: Backbone
     epochs: int = 1
     ways: tuple[str, ...] = ()
 
-    @property
-    def data(self) -> CIFNetDataModule:
-        """The data module that feeds this module."""
-        return cast(CIFNetDataModule, cast(Any, self.trainer).datamodule)
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.learned_tasks: list[list[str]] = []
+        self.evaluation: Evaluation | None = None
+        self.solve_seconds = 0.0
+        self._evaluated: EvaluationCounts | None = None
+        self._under_way = self._closing = False
 
-    @property
-    def goes_on_inside(self) -> bool:
-        """Whether the task that is opened next was under way when the run stopped, and goes on there."""
-        return False
+    # ------------------------------------------------------------------ what subclasses do in their own way
 
     def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
         """Return the order in which the images of a task are learned, one array per pass.
@@ -69,6 +67,22 @@ class TaskHooks(LightningModule):
             labels: of its classes.
         """
 
+    def finish_task(self) -> None:
+        """Learn what is left to learn once all batches of a task have been seen."""
+
+    def abort_task(self, labels: list[int]) -> None:
+        """Forget what was seen of a task that was under way when the run stopped."""
+
+    @property
+    def goes_on_inside(self) -> bool:
+        """Whether the task that is opened next was under way when the run stopped, and goes on there."""
+        return False
+
+    @property
+    def resumable_now(self) -> bool:
+        """Whether a run can go on inside the task from a checkpoint that is written after this batch."""
+        return False
+
     def check_returning(self) -> None:
         """Check that this module can learn samples of classes that it has learned in an earlier task.
 
@@ -80,12 +94,9 @@ class TaskHooks(LightningModule):
             f"{type(self.data.plan.kind).__name__} classes return: leave that out, or choose LongTailed"
         )
 
-    def finish_task(self) -> None:
-        """Learn what is left to learn once all batches of a task have been seen."""
-
     def probabilities(self, batch: Batch) -> Tensor:
         """Return (n, C) float64 class probabilities of an evaluation batch, column c for label c."""
-        raise CifnetError(f"{type(self).__name__} does not predict")
+        raise NotImplementedError
 
     def probabilities_by_way(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the probabilities that count, and those of each of ``ways``."""
@@ -115,58 +126,12 @@ class TaskHooks(LightningModule):
         """Bytes of one number of the component "buffer"."""
         return 4
 
-    def abort_task(self, labels: list[int]) -> None:
-        """Forget what was seen of a task that was under way when the run stopped."""
-
-    def refuse_several_processes(self, name: str) -> None:
-        """Check that the run has one process.
-
-        Args:
-            name: what learns in one process only.
-
-        Raises:
-            UsageError: there are more.
-        """
-        if self.trainer.world_size > 1:
-            raise UsageError(f"{name} learns in one process, not in {self.trainer.world_size}: --trainer.devices 1")
-
-    def refuse_empty(self, names: list[str]) -> None:
-        """Check that every class has an image.
-
-        Args:
-            names: classes of which no image could be learned.
-
-        Raises:
-            DataError: there is one.
-        """
-        if names:
-            raise DataError(
-                f"no image of class '{names[0]}' was learned: none could be read, or trainer options limit the batches"
-            )
-
-
-class TaskModule(TaskHooks):
-    """A module for which a task is an epoch: it opens tasks, evaluates after each, and numbers the classes.
-
-    Subclasses learn in ``training_step`` and finish a task in ``finish_task``; they score in ``probabilities``.
-
-    Attributes:
-        evaluation: result of the last evaluation.
-        solve_seconds: time that ``finish_task`` took for the last task.
-        between_batches: whether every part of the run has taken in the same batches of a task that is under way.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.learned_tasks = []
-        self.evaluation: Evaluation | None = None
-        self.solve_seconds = 0.0
-        self._evaluated: EvaluationCounts | None = None
-        self._under_way = self._closing = False
-        self.between_batches = False
-
     # ------------------------------------------------------------------ the task protocol
+
+    @property
+    def data(self) -> CIFNetDataModule:
+        """The data module that feeds this module."""
+        return cast(CIFNetDataModule, cast(Any, self.trainer).datamodule)
 
     @property
     def class_names(self) -> list[str]:
@@ -183,8 +148,14 @@ class TaskModule(TaskHooks):
         return []
 
     def on_fit_start(self) -> None:
-        """Count the tasks that are left, and set what every run needs, however its Trainer was made."""
-        self._rewind_task()
+        """Count the tasks that are left, and set what every run needs, however its Trainer was made.
+
+        A task that was under way when the checkpoint was written (a signal, a SLURM requeue) is taken back.
+        """
+        if self._under_way:
+            classes, names = len(self.class_names), self.learned_tasks.pop()
+            self.abort_task(list(range(classes - len(names), classes)))
+            self._under_way = False
         if self.data.plan.kind.samples_return:
             self.check_returning()
         _ = self.data.copies  # found before the first task is counted
@@ -205,6 +176,10 @@ class TaskModule(TaskHooks):
         self._under_way, self._closing = True, False
         self.begin_task(names, list(range(start, len(self.class_names))))
 
+    def close_task(self) -> None:
+        """Mark the task as being finished: no run can go on from a checkpoint that is written now."""
+        self._closing = True
+
     def on_train_epoch_end(self) -> None:
         """Finish the task, count it as one optimizer step, evaluate."""
         start = time.perf_counter()
@@ -212,25 +187,29 @@ class TaskModule(TaskHooks):
         self.finish_task()
         self.solve_seconds = time.perf_counter() - start
         self._under_way = self._closing = False
-        self._count_step()
-        self._evaluate()
-
-    def close_task(self) -> None:
-        """Mark the task as being finished: no run can go on from a checkpoint that is written now."""
-        self._closing = True
-
-    def _count_step(self) -> None:
         # Without an optimizer global_step stays 0, and Lightning's ModelCheckpoint silently saves nothing.
-        progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        trainer = self.trainer
+        progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
         progress.increment_ready()
         progress.increment_completed()
-
-    def _evaluate(self) -> None:
-        """Run Lightning's own validation loop inside the training loop, as it does itself mid-epoch."""
-        trainer: Trainer = self.trainer
+        # Lightning's own validation loop inside the training loop, as it runs it itself mid-epoch.
         trainer.validating = True
         trainer.fit_loop.epoch_loop.val_loop.run()
         trainer.training = True
+
+    def refuse_empty(self, names: list[str]) -> None:
+        """Check that every class has an image.
+
+        Args:
+            names: classes of which no image could be learned.
+
+        Raises:
+            DataError: there is one.
+        """
+        if names:
+            raise DataError(
+                f"no image of class '{names[0]}' was learned: none could be read, or trainer options limit the batches"
+            )
 
     # ------------------------------------------------------------------ evaluation
 
@@ -248,13 +227,15 @@ class TaskModule(TaskHooks):
         Returns:
             Its probabilities (n, C), which callbacks get as ``outputs``; None if it is empty.
         """
-        if len(batch.label):
-            assert self._evaluated is not None
-            probabilities, by_way = self.probabilities_by_way(batch)
-            self._evaluated.update(probabilities, batch.label, self._domain_of(batch.row))
-            self._evaluated.update_ways(by_way, batch.label)
-            return probabilities
-        return None
+        if not len(batch.label):
+            return None
+        assert self._evaluated is not None
+        probabilities, by_way = self.probabilities_by_way(batch)
+        domains, domain = self.data.plan.evaluated, None
+        if domains is not None:  # as positions in the order of learning
+            domain = torch.from_numpy(domains.val[batch.row.cpu().numpy()]).to(self.device)
+        self._evaluated.update(probabilities, batch.label, domain, by_way)
+        return probabilities
 
     def on_validation_epoch_end(self) -> None:
         """Turn the counts of all processes into A_k, per-task accuracies, ECE and NLL."""
@@ -265,13 +246,6 @@ class TaskModule(TaskHooks):
             self.log_dict(result.metrics(), sync_dist=True)  # what Trainer.validate returns
         elif result.accuracy is not None:
             self.log("A_k", result.accuracy, prog_bar=True, logger=False, sync_dist=True)  # the same on all processes
-
-    def _domain_of(self, rows: Tensor) -> Tensor | None:
-        """Return the domain of test samples ``rows``, as a position in the order of learning; None without domains."""
-        domains = self.data.plan.evaluated
-        if domains is None:
-            return None
-        return torch.from_numpy(domains.val[rows.cpu().numpy()]).to(self.device)
 
     def on_validation_end(self) -> None:
         """Give the cache what each process embedded."""
@@ -321,27 +295,20 @@ class TaskModule(TaskHooks):
                 that holds weights only, or was written while a task was being solved, where a run is to go on.
         """
         stored = read_stored(checkpoint)
-        require_same(self.settings(), stored["settings"])
-        names = iter(stored["class_names"])
-        self.learned_tasks = [[next(names) for _ in range(size)] for size in stored["task_sizes"]]
-        self._under_way = stored["under_way"]
+        require_same(self.settings(), stored.settings)
+        names = iter(stored.class_names)
+        self.learned_tasks = [[next(names) for _ in range(size)] for size in stored.task_sizes]
+        self._under_way = stored.under_way
         if self._trainer is not None:
             images = self.data.describe_images(self.backbone.preprocessing)
-            require_same_images(images, stored.get("images"))
+            require_same(image_options(images), image_options(stored.images.model_dump()))
         goes_on = self._trainer is not None and self.trainer.state.fn == "fit"
-        if stored["closing"] or (self._under_way and not goes_on):
-            moment = "while it was being solved" if stored["closing"] else "in its middle: fit can go on from it, else"
+        if stored.closing or (self._under_way and not goes_on):
+            moment = "while it was being solved" if stored.closing else "in its middle: fit can go on from it, else"
             raise CheckpointError(
                 f"the checkpoint does not hold task {len(self.learned_tasks)}, it was written {moment}; "
                 "use another one, such as last.ckpt of the run's folder"
             )
         if goes_on:
-            require_same({"precision": str(self.trainer.precision)}, stored)
+            require_same({"precision": str(self.trainer.precision)}, {"precision": stored.precision})
             rewind_checkpoint(checkpoint, self.tasks_finished)
-
-    def _rewind_task(self) -> None:
-        """Take back a task that was under way when the checkpoint was written (a signal, a SLURM requeue)."""
-        if self._under_way:
-            classes, names = len(self.class_names), self.learned_tasks.pop()
-            self.abort_task(list(range(classes - len(names), classes)))
-            self._under_way = False

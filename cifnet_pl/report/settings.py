@@ -47,7 +47,6 @@ NOT_SETTINGS = (
     "energy.measure_seconds",
     "predictions.every_task",
     "words",
-    "checkpoint.every_steps",
     "checkpoint.every_minutes",
     "trainer.devices",
     "trainer.num_nodes",

@@ -245,7 +245,7 @@ class TestCommandLine:
             "--seed_everything",
             "5",
         ]
-        line += ["--checkpoint.every_steps", "4"]
+        line += ["--checkpoint.every_minutes", "0"]
         assert main(["fit", *line, "--logs", str(tmp_path / "whole")]) == 0
         whole = tmp_path / "whole" / "default" / "version_0"
         assert yaml.safe_load((whole / "config.yaml").read_text())["model"]["init_args"]["seed"] == 5
@@ -256,7 +256,7 @@ class TestCommandLine:
         again = tmp_path / "default" / "version_0"
         stopped = torch.load(again / "checkpoints" / "last.ckpt", weights_only=True)
         assert stopped["cifnet"]["under_way"]
-        assert stopped["position"]["step"] % 4 == 0 < stopped["position"]["step"]
+        assert stopped["position"]["step"] > 0
         calls = []
         real = FOSTERModule.loss
         monkeypatch.setattr(FOSTERModule, "loss", lambda self, batch: (calls.append(1), real(self, batch))[1])

@@ -10,6 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
 
 import cifnet_pl.backbones
+import cifnet_pl.learning.callbacks
 from cifnet_pl import CalibrationBuffer, CIFNetModule
 from cifnet_pl.backbones import Preprocessing
 from cifnet_pl.data.loading import sample_key
@@ -82,7 +83,7 @@ class TestOrder:
     def test_of_our_callbacks_and_a_users(self, tmp_path, monkeypatch):
         seen = []
         for name in ("EnergyMonitor", "TaskMetrics", "RunTable"):
-            owner = getattr(cifnet_pl.callbacks, name)
+            owner = getattr(cifnet_pl.learning.callbacks, name)
             real = owner.on_validation_end
             note = lambda self, t, m, name=name, real=real: (seen.append(name), real(self, t, m))  # noqa: E731
             monkeypatch.setattr(owner, "on_validation_end", note)

@@ -6,18 +6,17 @@ import pytest
 import torch
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from cifnet_pl.learning.evaluation import Columns, EvaluationCounts
+from cifnet_pl.learning.evaluation import EvaluationCounts
 
 
 @pytest.mark.parametrize("batch", [1, 7, 500])
-def test_whatever_the_batches(batch: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Columns, "ROWS", 16)
+def test_whatever_the_batches(batch: int):
     draw = torch.Generator().manual_seed(0)
     probabilities = torch.softmax(2 * torch.randn(500, 7, generator=draw, dtype=torch.float64), dim=1)
     label = torch.randint(0, 7, (500,), generator=draw)
     counts = EvaluationCounts(7, None, torch.device("cpu"))
     for start in range(0, 500, batch):
-        counts.update(probabilities[start : start + batch], label[start : start + batch], None)
+        counts.update(probabilities[start : start + batch], label[start : start + batch], None, {})
     evaluation = counts.compute([3, 4])
     ece = multiclass_calibration_error(probabilities, label, 7, n_bins=15)
     assert evaluation.ece == pytest.approx(100 * float(ece), abs=1e-4)
@@ -35,12 +34,3 @@ def test_whatever_the_batches(batch: int, monkeypatch: pytest.MonkeyPatch):
 def test_nothing_tested():
     evaluation = EvaluationCounts(2, None, torch.device("cpu")).compute([2])
     assert (evaluation.accuracy, evaluation.ece, evaluation.nll) == (None, None, None)
-
-
-def test_columns_are_kept_in_few_pieces():
-    """One large piece for many batches: small pieces hold the heap apart."""
-    columns = Columns(2, torch.device("cpu"))
-    for start in range(0, 3000, 10):
-        columns.add(torch.arange(start, start + 10.0), torch.ones(10))
-    assert len(columns._pieces) == 1
-    assert torch.equal(columns.whole()[0], torch.arange(3000.0))

@@ -51,7 +51,9 @@ LAST = ["--ckpt_path", "last"]
 def quick_picture():
     """Drawing takes longer than these runs."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cifnet_pl.callbacks.trajectory, "draw_trajectory", lambda *_: Figure(figsize=(1, 1), dpi=20))
+        patched.setattr(
+            cifnet_pl.learning.callbacks.pictures, "draw_trajectory", lambda *_: Figure(figsize=(1, 1), dpi=20)
+        )
         yield
 
 

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from torchmetrics.classification import MulticlassAccuracy
 
-from cifnet_pl.model.metrics import ClassAccuracy, average_accuracy, backward_transfer, forgetting, max_drop, percent
+from cifnet_pl.model.metrics import average_accuracy, backward_transfer, forgetting, max_drop, percent
 
 MATRIX = [
     [90.0],
@@ -74,44 +72,3 @@ def test_tasks_without_test_images_are_left_out() -> None:
 def test_percent() -> None:
     assert percent(3, 4) == 75.0
     assert percent(0, 4) == 0.0
-
-
-def test_class_accuracy_counts_by_hand() -> None:
-    metric = ClassAccuracy(4)
-    metric.update(torch.tensor([0, 1, 1, 3]), torch.tensor([0, 1, 2, 3]))
-    metric.update(torch.tensor([0, 0]), torch.tensor([0, 3]))
-    correct, total = metric.compute()
-    assert correct.tolist() == [2, 1, 0, 1]
-    assert total.tolist() == [2, 1, 1, 2]
-    metric.reset()
-    metric.update(torch.tensor([2]), torch.tensor([1]))
-    assert metric.compute()[1].tolist() == [0, 1, 0, 0]
-
-
-def test_class_accuracy_agrees_with_torchmetrics() -> None:
-    generator = torch.Generator().manual_seed(0)
-    ours, micro = ClassAccuracy(10), MulticlassAccuracy(10, average="micro")
-    by_class = MulticlassAccuracy(10, average=None)
-    for n in (1, 0, 64, 200):
-        scores = torch.randn(n, 10, generator=generator)
-        target = torch.randint(0, 10, (n,), generator=generator)
-        predicted = torch.where(torch.rand(n, generator=generator) < 0.6, target, scores.argmax(dim=1))
-        ours.update(predicted, target)
-        if n:
-            micro.update(predicted, target)
-            by_class.update(predicted, target)
-    correct, total = ours.compute()
-    accuracy = percent(int(correct.sum()), int(total.sum()))
-    assert accuracy is not None
-    assert accuracy == pytest.approx(100 * micro.compute().item(), abs=1e-4)
-    assert torch.allclose(correct / total, by_class.compute())
-
-
-def test_class_accuracy_of_two_processes_is_the_sum() -> None:
-    parts = [ClassAccuracy(3), ClassAccuracy(3)]
-    parts[0].update(torch.tensor([0, 1]), torch.tensor([0, 2]))
-    parts[1].update(torch.tensor([2]), torch.tensor([2]))
-    parts[0].merge_state(parts[1])
-    correct, total = parts[0].compute()
-    assert correct.tolist() == [1, 0, 1]
-    assert total.tolist() == [1, 0, 2]

@@ -10,7 +10,7 @@ from cifnet_pl.learning.callbacks.energy import EnergyMonitor
 from cifnet_pl.learning.callbacks.pictures import ClassResults, TrajectoryPlot
 from cifnet_pl.learning.callbacks.predictions import PredictionRecord, PredictionTable
 from cifnet_pl.learning.callbacks.prequential import PrequentialAccuracy
-from cifnet_pl.learning.callbacks.screen import FirstSteps, RunTable, TaskProgressBar, Words
+from cifnet_pl.learning.callbacks.screen import RunTable, TaskProgressBar, Words
 from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
 
 __all__ = [
@@ -39,5 +39,5 @@ def standard_callbacks(bar: bool, words: Words = "research") -> list[Callback]:
         bar: whether there is a progress bar.
         words: what the screen calls its numbers, see :class:`RunTable`.
     """
-    shown = [CopiesReport(), NearCopies(), *[TaskProgressBar()] * bar, FirstSteps(), RunTable(words)]
+    shown = [CopiesReport(), NearCopies(), *[TaskProgressBar()] * bar, RunTable(words)]
     return [PrequentialAccuracy(), ClassResults(), CoverageAndNoveltyMetrics(), TaskMetrics(), TrajectoryPlot(), *shown]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -16,7 +16,6 @@ from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.store import read_checkpoint
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import write_atomic
-from cifnet_pl.utilities.text import first_line
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -24,7 +23,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write a checkpoint atomically."""
-        write_atomic(Path(path), lambda file: _save(checkpoint, file))
+        write_atomic(Path(path), lambda file: torch.save(checkpoint, file))
 
     def load_checkpoint(
         self, path: Any, map_location: Any = lambda storage, loc: storage, weights_only: bool | None = True
@@ -37,34 +36,21 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return read_checkpoint(Path(path), map_location)
 
 
-def _save(checkpoint: dict[str, Any], file: IO[bytes]) -> None:
-    try:
-        torch.save(checkpoint, file)
-    except RuntimeError as error:  # torch hides what the file system said
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, OSError):
-            cause = cause.__context__
-        raise cause or OSError(first_line(error)) from error
-
-
 class TaskCheckpoint(Checkpoint):
-    """Saves ``checkpoints/last.ckpt`` after each task's evaluation and, if wanted, inside tasks.
+    """Saves ``checkpoints/last.ckpt`` after each task's evaluation.
 
-    A run goes on from there inside the task, with the same bits. A closed-form head does so in one process only; of
-    several, it starts the task again.
+    Trained methods are saved inside tasks too, at the end of an epoch, and go on there with the same bits. A task of a
+    closed-form head is done again: it takes seconds.
 
     Args:
         every_task: keep ``task_<k>.ckpt`` of each task as well.
-        every_steps: batches of a task after which it is saved too, or null.
-        every_minutes: minutes after which it is saved too, or null.
+        every_minutes: least time between two checkpoints inside a task, 0 for one after each epoch; null for none.
     """
 
-    def __init__(self, every_task: bool = False, every_steps: int | None = None, every_minutes: float | None = None):
-        if (every_steps is not None and every_steps < 1) or (every_minutes is not None and not every_minutes > 0):
-            raise UsageError(
-                f"every_steps is {every_steps}, every_minutes {every_minutes}: expected at least 1, a positive number"
-            )
-        self.every_task, self.every_steps, self.every_minutes = every_task, every_steps, every_minutes
+    def __init__(self, every_task: bool = False, every_minutes: float | None = None):
+        if every_minutes is not None and not every_minutes >= 0:
+            raise UsageError(f"every_minutes is {every_minutes}, expected at least 0")
+        self.every_task, self.every_minutes = every_task, every_minutes
         self._saved = time.monotonic()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -77,28 +63,22 @@ class TaskCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save inside a task, if it is time."""
-        due = self.every_steps is not None and (batch_idx + 1) % self.every_steps == 0
-        if self.every_minutes is not None:
-            # The first process's clock counts for all, as all save together.
-            passed = time.monotonic() - self._saved > 60 * self.every_minutes
-            due = bool(trainer.strategy.broadcast(passed)) or due
-        folder = run_folder(trainer) if due else None
-        if folder is not None:
-            module = cast(TaskModule, pl_module)
-            module.between_batches = True  # checkpoints come after all other callbacks
-            trainer.save_checkpoint(folder / "checkpoints" / "last.ckpt", weights_only=False)
-            module.between_batches = False
-            self._saved = time.monotonic()
+        """Save inside a task, if it is time; checkpoints come after all other callbacks."""
+        if self.every_minutes is None or not cast(TaskModule, pl_module).resumable_now:
+            return
+        # The first process's clock counts for all, as all save together.
+        if trainer.strategy.broadcast(time.monotonic() - self._saved >= 60 * self.every_minutes):
+            self._save(trainer, "last.ckpt")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save; Lightning calls this after the module's own hook, because this is a Checkpoint."""
-        folder = run_folder(trainer)
-        if folder is None:
-            return
         if self.every_task:
-            name = f"task_{trainer.current_epoch + 1}.ckpt"
+            self._save(trainer, f"task_{trainer.current_epoch + 1}.ckpt")
+        self._save(trainer, "last.ckpt")
+
+    def _save(self, trainer: Trainer, name: str) -> None:
+        folder = run_folder(trainer)
+        if folder is not None:
+            # weights_only=False here means: with the loops and callbacks that a run needs to go on.
             trainer.save_checkpoint(folder / "checkpoints" / name, weights_only=False)
-        # weights_only=False here means: with the loops and callbacks that a run needs to go on.
-        trainer.save_checkpoint(folder / "checkpoints" / "last.ckpt", weights_only=False)
-        self._saved = time.monotonic()
+            self._saved = time.monotonic()

@@ -118,10 +118,6 @@ class EnergyMonitor(Callback):
             self.learning = _over_nodes(trainer, self.learning)
             self.evaluation = _over_nodes(trainer, self.evaluation)
 
-    def so_far(self) -> Energy | None:
-        """Return what learning the task under way has taken on this node; None if it is not measured."""
-        return self._add_lap() if self._open else None
-
     def state_dict(self) -> dict[str, Any]:
         """Return what a task under way has taken, for the checkpoint; nothing between tasks."""
         if not self._open:

@@ -29,7 +29,6 @@ class PrequentialAccuracy(Callback):
         self.rows: list[list[int]] = []
         self._head: Head | None = None
         self._right = self._total = self._known = 0
-        self._before = (0, 0)  # the same two, of a task inside which the run goes on
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the head as it is before the task."""
@@ -38,8 +37,7 @@ class PrequentialAccuracy(Callback):
         if isinstance(head, Head) and module.tasks_finished and module.data.plan.kind.samples_return:
             self._head = copy.deepcopy(head)
             self._known = len(module.class_names)
-        goes_on = getattr(module, "goes_on_inside", False)
-        (self._right, self._total), self._before = self._before if goes_on else (0, 0), (0, 0)
+        self._right = self._total = 0
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -87,10 +85,8 @@ class PrequentialAccuracy(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows, for a checkpoint."""
-        return {"rows": [list(row) for row in self.rows], "under_way": [self._right, self._total]}
+        return {"rows": [list(row) for row in self.rows]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the rows of a run that goes on."""
         self.rows = [list(row) for row in state_dict["rows"]]
-        right, total = state_dict.get("under_way", (0, 0))
-        self._before = (right, total)
