@@ -13,12 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
-import yaml
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 
 from cifnet_pl.data.copies import ContentHashes
 from cifnet_pl.data.streams import Stream
@@ -58,6 +57,13 @@ class TaskRow:
     A_k_nearest_mean: float | None = None
 
 
+OF_THE_LAST_TASK = (
+    *("ece", "nll", "top5", "set_size", "set_coverage", "called_unknown", "unknown_auroc", "unknown_fpr95"),
+    *("energy_source", "state_elements", "buffer_elements"),
+)
+"""Columns whose last value is the run's."""
+
+
 @dataclass
 class RunRecord:
     """Everything measured so far: the rows, their dates (UTC), the accuracy matrix, and energy by component."""
@@ -65,7 +71,7 @@ class RunRecord:
     rows: list[TaskRow] = field(default_factory=list)
     matrix: list[list[float | None]] = field(default_factory=list)
     energy: dict[str, float] = field(default_factory=dict)
-    dates: list[str | None] = field(default_factory=list)
+    dates: list[str] = field(default_factory=list)
 
     @property
     def trajectory(self) -> list[float | None]:
@@ -74,17 +80,13 @@ class RunRecord:
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain numbers, strings, lists and dictionaries, for a checkpoint."""
-        rows = [asdict(row) for row in self.rows]
-        state = {"rows": rows, "matrix": [list(row) for row in self.matrix], "energy": dict(self.energy)}
-        return {**state, "dates": list(self.dates)}
+        return asdict(self)
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> RunRecord:
         """Return the record that :meth:`state_dict` describes."""
-        names = {f.name for f in fields(TaskRow)}
-        rows = [TaskRow(**{k: v for k, v in row.items() if k in names}) for row in state["rows"]]
-        dates = list(state.get("dates", [None] * len(rows)))  # not told by older versions
-        return cls(rows, [list(row) for row in state["matrix"]], dict(state["energy"]), dates)
+        rows = [TaskRow(**row) for row in state["rows"]]
+        return cls(rows, [list(row) for row in state["matrix"]], dict(state["energy"]), list(state["dates"]))
 
     def summary(self, **about: Any) -> dict[str, Any]:
         """Return the content of ``summary.json``.
@@ -93,42 +95,41 @@ class RunRecord:
             about: what the record does not know (head, seed, …).
         """
         last = self.rows[-1]
-        energy = _sum_if_all_known([row.energy_kwh for row in self.rows])
-        known = energy is not None
+        energy = self._sum("energy_kwh")
+        parts = self.energy if energy is not None else {}
         return {
             "A_K": last.A_k,
             "A_bar": average_accuracy(self.trajectory),
             "A_k": self.trajectory,
-            "A_k_classifier": _all_known([row.A_k_classifier for row in self.rows]),
-            "A_k_nearest_mean": _all_known([row.A_k_nearest_mean for row in self.rows]),
+            "A_k_classifier": self._all("A_k_classifier"),
+            "A_k_nearest_mean": self._all("A_k_nearest_mean"),
             "forgetting": forgetting(self.matrix),
             "bwt": backward_transfer(self.matrix),
             "max_drop": max_drop(self.trajectory),
-            "ece": last.ece,
-            "nll": last.nll,
-            "top5": last.top5,
-            "set_size": last.set_size,
-            "set_coverage": last.set_coverage,
-            "called_unknown": last.called_unknown,
-            "unknown_auroc": last.unknown_auroc,
-            "unknown_fpr95": last.unknown_fpr95,
-            "train_seconds": sum(row.train_seconds for row in self.rows),
-            "eval_seconds": sum(row.eval_seconds for row in self.rows),
+            **{name: getattr(last, name) for name in OF_THE_LAST_TASK},
+            "train_seconds": self._sum("train_seconds"),
+            "eval_seconds": self._sum("eval_seconds"),
             "energy_kwh": energy,
-            "energy_source": last.energy_source,
-            "energy_cpu_kwh": self.energy.get("cpu") if known else None,
-            "energy_gpu_kwh": self.energy.get("gpu") if known else None,
-            "energy_ram_kwh": self.energy.get("ram") if known else None,
-            "co2_kg": self.energy.get("co2_kg") if known else None,
-            "eval_energy_kwh": _sum_if_all_known([row.eval_energy_kwh for row in self.rows]),
+            "energy_cpu_kwh": parts.get("cpu"),
+            "energy_gpu_kwh": parts.get("gpu"),
+            "energy_ram_kwh": parts.get("ram"),
+            "co2_kg": parts.get("co2_kg"),
+            "eval_energy_kwh": self._sum("eval_energy_kwh"),
             "A_K_per_kwh": last.A_k / energy if energy and last.A_k is not None else None,
-            "state_elements": last.state_elements,
-            "buffer_elements": last.buffer_elements,
-            "cached_images": _sum_if_all_known([row.cached_images for row in self.rows]),
+            "cached_images": self._sum("cached_images"),
             "n_tasks": len(self.rows),
             "n_classes": last.classes_seen,
             **about,
         }
+
+    def _all(self, column: str) -> list[float] | None:
+        """Return a column; None if a cell of it is empty."""
+        values = [getattr(row, column) for row in self.rows]
+        return None if None in values else values
+
+    def _sum(self, column: str) -> float | None:
+        values = self._all(column)
+        return None if values is None else sum(values)
 
     def write_tables(self, folder: Path) -> None:
         """Write ``tasks.csv`` and ``accuracy_matrix.csv``, each atomically."""
@@ -146,16 +147,6 @@ class RunRecord:
             about: what the record does not know (head, seed, …).
         """
         write_json(folder / "summary.json", self.summary(**about))
-
-
-def _all_known(values: Sequence[float | None]) -> list[float] | None:
-    known = [value for value in values if value is not None]
-    return known if len(known) == len(values) else None
-
-
-def _sum_if_all_known(values: Sequence[float | None]) -> float | None:
-    known = _all_known(values)
-    return None if known is None else sum(known)
 
 
 def to_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -267,49 +258,42 @@ def fingerprint(train: ContentHashes, test: ContentHashes, class_names: Sequence
     return digest.hexdigest()[:16]
 
 
-def write_configuration(module: TaskModule, folder: Path) -> None:
-    """Write ``config.yaml`` into a run's folder unless the command line has written it already."""
-    path = folder / "config.yaml"
-    if not path.exists():
-        write_text(path, yaml.safe_dump(configuration(module), sort_keys=False, allow_unicode=True))
-
-
 def configuration(module: TaskModule) -> dict[str, Any]:
-    """Return the content of ``config.yaml``: seed, model and data.
+    """Return the content of ``config.yaml`` of a run without the command line: seed, model and data.
 
     Args:
         module: attached to a Trainer with its data module.
     """
     seed = os.environ.get("PL_GLOBAL_SEED")
-    data = {name: _class_of(value) if isinstance(value, Stream) else value for name, value in module.data.given.items()}
-    data = {name: str(value) if isinstance(value, Path) else value for name, value in data.items()}
-    return {"seed_everything": int(seed) if seed else None, "model": _model(module), "data": data}
-
-
-def _model(module: TaskModule) -> dict[str, Any]:
-    backbone = module.backbone
-    options: dict[str, Any] = {"backbone": backbone.name, "architecture": backbone.architecture}
+    data = {name: str(value) if isinstance(value, Path) else value for name, value in module.data.given.items()}
+    for name, value in data.items():
+        if isinstance(value, Stream):
+            data[name] = _made_by(value, dict(vars(value)))
+    options: dict[str, Any] = {"backbone": module.backbone.name, "architecture": module.backbone.architecture}
     if not isinstance(module, CIFNetModule):
-        model_settings = {
-            name: value for name, value in module.settings().items() if name not in ("module", "backbone")
-        }
-        return {"class_path": _path(type(module)), "init_args": {**options, **model_settings}}
-    head, buffer = module.head, module.buffer
-    settings = {name: value for name, value in head.settings().items() if name != "in_features"}
-    options["head"] = {"class_path": _path(type(head)), "init_args": settings}
-    if buffer is not None:
-        options["buffer"] = {"class_path": _path(type(buffer)), "init_args": buffer.settings()}
-    return {"class_path": _path(type(module)), "init_args": {**options, "calibrate": module.model.calibrated}}
+        options |= {name: value for name, value in module.settings().items() if name not in ("module", "backbone")}
+    else:
+        settings = {name: value for name, value in module.head.settings().items() if name != "in_features"}
+        options["head"] = _made_by(module.head, settings)
+        if module.buffer is not None:
+            options["buffer"] = _made_by(module.buffer, module.buffer.settings())
+        options["calibrate"] = module.model.calibrated
+    return {"seed_everything": int(seed) if seed else None, "model": _made_by(module, options), "data": data}
 
 
-def _class_of(stream: Stream) -> dict[str, Any]:
-    return {"class_path": _path(type(stream)), "init_args": dict(vars(stream))}
-
-
-def _path(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+def _made_by(part: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how a configuration names an object and its arguments."""
+    return {"class_path": f"{type(part).__module__}.{type(part).__qualname__}", "init_args": dict(arguments)}
 
 
 def run_folder(trainer: Trainer) -> Path | None:
     """Return the run's folder, or None for a Trainer without a logger."""
     return Path(trainer.log_dir) if trainer.loggers and trainer.log_dir else None
+
+
+C = TypeVar("C", bound=Callback)
+
+
+def callback_of(trainer: Trainer, kind: type[C]) -> C | None:
+    """Return the first of a Trainer's callbacks that is of a kind; None if there is none."""
+    return next((callback for callback in cast(Any, trainer).callbacks if isinstance(callback, kind)), None)

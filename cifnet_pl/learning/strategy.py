@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,18 +52,14 @@ def leaving_the_group() -> Iterator[None]:
 
     After an error NCCL's group is kept, as leaving it would wait for processes that may be gone.
     """
+    left = {"gloo"}
     try:
         yield
-    except BaseException:
-        _leave({"gloo"})
-        raise
-    _leave({"gloo", "nccl"})
-
-
-def _leave(backends: Collection[str]) -> None:
-    group = torch.distributed
-    if group.is_available() and group.is_initialized() and group.get_backend() in backends:
-        group.destroy_process_group()
+        left = {"gloo", "nccl"}
+    finally:
+        group = torch.distributed
+        if group.is_available() and group.is_initialized() and group.get_backend() in left:
+            group.destroy_process_group()
 
 
 def check_number(trainer: Trainer) -> None:

@@ -119,8 +119,6 @@ def test_round_trip_through_a_checkpoint(record: RunRecord) -> None:
         state = json.loads(json.dumps(one.state_dict(), allow_nan=False))
         assert RunRecord.from_state_dict(state) == one
     state = record.state_dict()
-    state["rows"][0]["a later column"] = 1
-    assert RunRecord.from_state_dict(state) == record
     state["matrix"][0][0] = 0.0
     assert record.matrix[0][0] == 90.0
 

@@ -6,14 +6,11 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
 
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import run_folder, to_csv
 from cifnet_pl.utilities.files import write_text
-
-FILE = "activations.csv"
 
 
 class ActivationTable(Callback):
@@ -25,18 +22,12 @@ class ActivationTable(Callback):
     ``trainer.callbacks``.
     """
 
-    def __init__(self) -> None:
-        self._scores: list[Tensor] = []
-        self._sums = self._counts = torch.zeros(0)
-        self._hook: Any = None
-
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start to read the scores that the head computes."""
+        """Start with no images."""
         module = cast(CIFNetModule, pl_module)
         tasks = len(module.learned_tasks)
         self._sums = torch.zeros(tasks, tasks, dtype=torch.float64, device=module.device)
         self._counts = torch.zeros(tasks, dtype=torch.float64, device=module.device)
-        self._hook = module.head.register_forward_hook(lambda head, args, scores: self._scores.append(scores))
 
     def on_validation_batch_end(
         self,
@@ -48,18 +39,18 @@ class ActivationTable(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Add the batch's activations to those of the tasks that its images belong to."""
-        scores, self._scores = self._scores, []
-        if scores:
-            sizes = [len(names) for names in cast(CIFNetModule, pl_module).learned_tasks]
-            task_of = torch.repeat_interleave(torch.tensor(sizes, device=batch.label.device))[batch.label]
-            parts = torch.split(torch.sigmoid(torch.cat(scores)), sizes, dim=1)
-            largest = torch.stack([column.amax(dim=1) for column in parts], dim=1)
-            self._sums.index_add_(0, task_of, largest)
-            self._counts += torch.bincount(task_of, minlength=len(sizes))
+        if outputs is None:
+            return
+        module = cast(CIFNetModule, pl_module)
+        sizes = [len(names) for names in module.learned_tasks]
+        task_of = torch.repeat_interleave(torch.tensor(sizes, device=batch.label.device))[batch.label]
+        parts = torch.split(torch.sigmoid(module.head(module.evaluated)), sizes, dim=1)
+        largest = torch.stack([column.amax(dim=1) for column in parts], dim=1)
+        self._sums.index_add_(0, task_of, largest)
+        self._counts += torch.bincount(task_of, minlength=len(sizes))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the table over the images of all processes."""
-        self._hook.remove()
         for total in (self._sums, self._counts):
             trainer.strategy.reduce(total, reduce_op="sum")
         folder = run_folder(trainer)  # asks all processes
@@ -67,4 +58,4 @@ class ActivationTable(Callback):
             counted = zip((self._sums / self._counts[:, None]).tolist(), self._counts.tolist(), strict=True)
             body = [[i + 1, *(row if count else [None] * len(row))] for i, (row, count) in enumerate(counted)]
             header = ["image_task", *(f"neurons_{j + 1}" for j in range(len(body)))]
-            write_text(folder / FILE, to_csv(header, body))
+            write_text(folder / "activations.csv", to_csv(header, body))

@@ -17,7 +17,7 @@ from cifnet_pl.learning.run_record import run_folder, to_csv
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.class_photos import Unreadable, embed_batch, unreadable_of
 from cifnet_pl.model.metrics import percent
-from cifnet_pl.model.open_set import Judge, able
+from cifnet_pl.model.open_set import Judge, able, detection
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import of_all_processes, write_text
 from cifnet_pl.utilities.text import number_of, printable
@@ -27,8 +27,6 @@ COVERAGE = 0.95
 
 UNKNOWN = 0.05
 """Share of photos of known classes that may be called unknown."""
-
-SETS_FILE = "answer_sets.csv"
 
 
 @dataclass(frozen=True)
@@ -47,21 +45,6 @@ class CoverageAndNovelty:
     called_unknown: float | None = None
     unknown_auroc: float | None = None
     unknown_fpr95: float | None = None
-
-    def sentences(self, photos: int) -> list[str]:
-        """Return what the screen says at the end about the foreign ``photos``; nothing where there are none."""
-        if self.unknown_auroc is None or self.unknown_fpr95 is None:
-            return []
-        called = (
-            f"; where 5 % were to be called unknown, {self.called_unknown:.1f} % of the test photos are"
-            if self.called_unknown is not None
-            else ""
-        )
-        return [
-            f"Unknown things, {number_of(photos, 'photo')}: told from the known ones with an AUROC of "
-            f"{self.unknown_auroc:.1f} % (100 is perfect, 50 is chance); {self.unknown_fpr95:.1f} % of them pass for "
-            f"known where 95 % of the known ones do (FPR95){called}."
-        ]
 
 
 class CoverageAndNoveltyMetrics(Callback):
@@ -125,8 +108,20 @@ class CoverageAndNoveltyMetrics(Callback):
         return z
 
     def sentences(self) -> list[str]:
-        """Return what the screen says at the end of a run."""
-        return self.measured.sentences(0 if self._foreign is None else len(self._foreign))
+        """Return what the screen says at the end about the foreign photos; nothing where there are none."""
+        found = self.measured
+        if self._foreign is None or found.unknown_auroc is None:
+            return []
+        called = (
+            f"; where 5 % were to be called unknown, {found.called_unknown:.1f} % of the test photos are"
+            if found.called_unknown is not None
+            else ""
+        )
+        return [
+            f"Unknown things, {number_of(len(self._foreign), 'photo')}: told from the known ones with an AUROC of "
+            f"{found.unknown_auroc:.1f} % (100 is perfect, 50 is chance); {found.unknown_fpr95:.1f} % of them pass for "
+            f"known where 95 % of the known ones do (FPR95){called}."
+        ]
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Choose the thresholds that are to be measured."""
@@ -170,31 +165,24 @@ class CoverageAndNoveltyMetrics(Callback):
         self.measured = CoverageAndNovelty()
         if self._judge is None and self._foreign is None:
             return
-        known = torch.cat(list(of_all_processes(torch.cat([torch.zeros(0), *self._novelty]))))
         by_class = torch.stack(of_all_processes(self._sets)).sum(dim=0)
-        called, (images, covered, classes) = sum(of_all_processes(int(self._called))), by_class.sum(dim=0).tolist()
+        known = torch.cat(of_all_processes(torch.cat([torch.zeros(0), *self._novelty])))
+        called = sum(of_all_processes(int(self._called)))
+        images, covered, answers = by_class.sum(dim=0).tolist()
+        folder = run_folder(trainer)
         if not images:
             return
-        sets = self._judge is not None and self._judge.sets is not None
-        judged = self._judge is not None and self._judge.reference is not None
-        folder = run_folder(trainer)
-        if sets and folder is not None and trainer.is_global_zero:
-            write_text(folder / SETS_FILE, sets_table(pl_module.class_names, by_class))
-        auroc, fpr95 = self._detection(pl_module, known)
-        self.measured = CoverageAndNovelty(
-            set_size=classes / images if sets else None,
-            set_coverage=100 * covered / images if sets else None,
-            called_unknown=100 * called / images if judged else None,
-            unknown_auroc=auroc,
-            unknown_fpr95=fpr95,
-        )
-
-    def _detection(self, module: CIFNetModule, known: Tensor) -> tuple[float | None, float | None]:
-        if self._foreign is None:
-            return None, None
-        from cifnet_pl.model.open_set import detection
-
-        return detection(known, module.head.novelty(self._foreign.to(module.head.labels.device)).cpu())
+        measured: dict[str, float] = {}
+        if self._judge is not None and self._judge.sets is not None:
+            measured |= {"set_size": answers / images, "set_coverage": 100 * covered / images}
+            if folder is not None and trainer.is_global_zero:
+                write_text(folder / "answer_sets.csv", sets_table(pl_module.class_names, by_class))
+        if self._judge is not None and self._judge.reference is not None:
+            measured["called_unknown"] = 100 * called / images
+        if self._foreign is not None:
+            foreign = pl_module.head.novelty(self._foreign.to(pl_module.head.labels.device)).cpu()
+            measured["unknown_auroc"], measured["unknown_fpr95"] = detection(known, foreign)
+        self.measured = CoverageAndNovelty(**measured)
 
 
 def sets_table(names: Sequence[str], counts: Tensor) -> str:

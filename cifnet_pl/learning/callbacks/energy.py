@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, astuple, dataclass
 from typing import Any, Literal, cast
 
 import torch
@@ -31,11 +31,9 @@ class Energy:
         """kWh of all components."""
         return self.cpu + self.gpu + self.ram
 
-    def __add__(self, other: Energy) -> Energy:
-        return Energy(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
-
-    def __sub__(self, other: Energy) -> Energy:
-        return Energy(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
+    def plus(self, other: Energy, sign: int = 1) -> Energy:
+        """Return the sum with another one, or with ``sign`` −1 the difference."""
+        return Energy(*(mine + sign * theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
 
 def check_country(code: str) -> str:
@@ -159,7 +157,7 @@ class EnergyMonitor(Callback):
             self._tracker.start()
             if gpus is None:  # an empty list of GPUs means all of them to CodeCarbon
                 self._tracker._hardware = [h for h in self._tracker._hardware if type(h).__name__ != "GPU"]
-            self.source = _source(self._tracker)
+            self.source = energy_source(self._tracker._hardware)
 
         self._guard(start)
 
@@ -175,12 +173,12 @@ class EnergyMonitor(Callback):
             self._mark = Energy(data.cpu_energy, data.gpu_energy, data.ram_energy, data.emissions)
 
         self._guard(read)
-        return self._mark - before if self._tracker is not None else None
+        return self._mark.plus(before, -1) if self._tracker is not None else None
 
     def _add_lap(self) -> Energy | None:
         """Return the energy of the task under way; None if a part of it was not measured."""
         lap = self._lap()
-        self._spent = None if lap is None or self._spent is None else self._spent + lap
+        self._spent = None if lap is None or self._spent is None else self._spent.plus(lap)
         return self._spent
 
     def _guard(self, action: Any) -> None:
@@ -195,8 +193,8 @@ class EnergyMonitor(Callback):
                 self._guard(tracker.stop)
 
 
-def physical_gpus(device_ids: Sequence[int]) -> list[int]:
-    """Return the driver's numbers of a process's GPUs, which CUDA_VISIBLE_DEVICES may number differently.
+def physical_gpus(device_ids: Sequence[int]) -> list[int | str]:
+    """Return the driver's numbers or names of a process's GPUs, which CUDA_VISIBLE_DEVICES may number differently.
 
     Args:
         device_ids: indices as the process counts its GPUs.
@@ -205,56 +203,42 @@ def physical_gpus(device_ids: Sequence[int]) -> list[int]:
     if not visible:
         return list(device_ids)
     names = [name.strip() for name in visible.split(",")]
-    return [int(names[i]) if names[i].isdigit() else _index_of_uuid(names[i]) for i in device_ids]
-
-
-def _index_of_uuid(prefix: str) -> int:
-    import pynvml
-
-    pynvml.nvmlInit()
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        uuid = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index))
-        if str(uuid).startswith(prefix):
-            return index
-    raise LookupError(f"CUDA_VISIBLE_DEVICES names {prefix}, which the driver does not know")
+    return [int(names[i]) if names[i].isdigit() else names[i] for i in device_ids]
 
 
 TRACKERS = {"NvidiaGPUDevice": "nvml", "AMDGPUDevice": "amdsmi"}
 """CodeCarbon's class of a GPU → the library that reads its energy."""
 
 
-def _source(tracker: Any) -> str:
-    """Return where the numbers come from, e.g. "cpu estimated (cpu_load), gpu nvml, ram estimated"."""
+def energy_source(hardware: Sequence[Any]) -> str:
+    """Return where the numbers come from, e.g. "cpu estimated (cpu_load), gpu nvml, ram estimated".
+
+    Args:
+        hardware: what CodeCarbon's tracker reads.
+    """
     parts = []
-    for hardware in tracker._hardware:
-        kind = type(hardware).__name__
+    for part in hardware:
+        kind = type(part).__name__
         if kind == "GPU":
-            parts += sorted({_gpu_source(device) for device in _counted(hardware)})
+            counted = [device for device in part.devices.devices if device.gpu_index in part._get_gpu_ids()]
+            libraries = {
+                TRACKERS.get(type(device).__name__, type(device).__name__)
+                + ("" if getattr(device, "_has_counter", True) else " (power sampled)")
+                for device in counted
+            }
+            parts += [f"gpu {library}" for library in sorted(libraries)]
         elif kind == "RAM":
             parts.append("ram estimated")
         elif kind == "AppleSiliconChip":
-            parts.append(f"{str(hardware.chip_part).lower()} powermetrics")
+            parts.append(f"{str(part.chip_part).lower()} powermetrics")
         else:
-            mode = str(getattr(hardware, "_mode", "unknown"))
-            measured = mode in ("intel_rapl", "intel_power_gadget")
-            parts.append(f"cpu {mode}" if measured else f"cpu estimated ({mode})")
+            mode = str(getattr(part, "_mode", "unknown"))
+            parts.append(f"cpu {mode}" if mode in ("intel_rapl", "intel_power_gadget") else f"cpu estimated ({mode})")
     return ", ".join(parts)
-
-
-def _counted(hardware: Any) -> list[Any]:
-    """Return the GPUs whose energy is counted."""
-    indices = set(hardware._get_gpu_ids())
-    return [device for device in hardware.devices.devices if device.gpu_index in indices]
-
-
-def _gpu_source(device: Any) -> str:
-    name = TRACKERS.get(type(device).__name__, type(device).__name__)
-    return f"gpu {name}" if getattr(device, "_has_counter", True) else f"gpu {name} (power sampled)"
 
 
 def _over_nodes(trainer: Trainer, energy: Energy | None) -> Energy:
     """Sum over processes; only one process on each node has a reading."""
-    local = energy if energy is not None else Energy()
-    values = torch.tensor([local.cpu, local.gpu, local.ram, local.co2_kg], dtype=torch.float64)
+    values = torch.tensor(astuple(energy or Energy()), dtype=torch.float64)
     total = trainer.strategy.reduce(values.to(trainer.strategy.root_device), reduce_op="sum")
     return Energy(*total.tolist())

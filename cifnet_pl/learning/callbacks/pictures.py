@@ -26,12 +26,12 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch import Tensor
 
 from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
-from cifnet_pl.learning.run_record import RunRecord, run_folder, to_csv
+from cifnet_pl.learning.run_record import RunRecord, callback_of, run_folder, to_csv
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.metrics import percent
 from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.files import write_bytes, write_text
-from cifnet_pl.utilities.fonts import Lettering
+from cifnet_pl.utilities.fonts import Lettering, lettering
 
 RGBA = 4
 """TensorBoard's number for the colours of a PNG file with transparency, which matplotlib writes."""
@@ -53,7 +53,7 @@ def keep_picture(trainer: Trainer, path: Path, picture: bytes, step: int) -> Non
             width, height = Image.open(io.BytesIO(picture)).size
             image = Summary.Image(height=height, width=width, colorspace=RGBA, encoded_image_string=picture)
             summary = Summary(value=[Summary.Value(tag=path.stem, image=image)])
-            logger.experiment._get_file_writer().add_summary(summary, step)
+            logger.experiment.file_writer.add_summary(summary, step)
 
 
 MOST_CLASSES = 150
@@ -90,11 +90,6 @@ def clustered(shares: np.ndarray) -> np.ndarray:
     return np.asarray(leaves_list(tree))
 
 
-def shares_of(matrix: np.ndarray) -> np.ndarray:
-    """Return (C, C) counts as shares of each row; zeros in a row without photos."""
-    return np.asarray(matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1))
-
-
 def draw_confusion(matrix: np.ndarray, names: Sequence[str], letters: Lettering, title: str) -> Figure:
     """Draw counts as percent of each row, with similar classes together.
 
@@ -105,7 +100,7 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], letters: Lettering,
         title: of the figure.
     """
     tested = np.flatnonzero(matrix.sum(axis=1) + matrix.sum(axis=0))
-    shares = shares_of(matrix)
+    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     if len(tested) > MOST_CLASSES:
         wrong = shares.sum(axis=0) + shares.sum(axis=1) - 2 * shares.diagonal()
         tested = tested[np.argsort(-wrong[tested], kind="stable")[:MOST_CLASSES]]
@@ -212,24 +207,29 @@ def draw_trajectory(record: RunRecord, title: str) -> Figure:
     # Axes at places that have room for all numbers: matplotlib's own layout takes longer than the drawing.
     places = ((0.1, 0.57, 0.76, 0.38), (0.1, 0.07, 0.76, 0.41), (0.88, 0.07, 0.025, 0.41))
     upper, lower, beside = map(figure.add_axes, places)
-    seen = [row.classes_seen for row in record.rows]
-    marker = "o" if len(seen) <= 25 else ""
-    upper.plot(seen, [_nan(row.A_k) for row in record.rows], marker + "-", color="black", label="$A_k$")
-    upper.plot(seen, [_nan(row.average) for row in record.rows], "--", color="tab:blue", label=r"$\bar A$ so far")
-    upper.set(xlabel="classes seen", ylabel="accuracy (%)", title=title, ylim=limits([row.A_k for row in record.rows]))
+    seen, marker = [row.classes_seen for row in record.rows], "o" if len(record.rows) <= 25 else ""
+    # As floats, in which what was not measured is NaN.
+    upper.plot(seen, np.array(record.trajectory, dtype=float), marker + "-", color="black", label="$A_k$")
+    average = np.array([row.average for row in record.rows], dtype=float)
+    upper.plot(seen, average, "--", color="tab:blue", label=r"$\bar A$ so far")
+    upper.set(xlabel="classes seen", ylabel="accuracy (%)", title=title, ylim=limits(record.trajectory))
     upper.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     upper.grid(alpha=0.3)
     upper.legend()
     size = len(record.matrix)
-    grid = [[_nan(row[j]) if j < len(row) else float("nan") for j in range(size)] for row in record.matrix]
-    image = lower.imshow(
-        grid, cmap="viridis", vmin=0, vmax=100, aspect="auto", extent=(0.5, size + 0.5, size + 0.5, 0.5)
-    )
+    grid = np.full((size, size), np.nan)
+    for k, row in enumerate(record.matrix):
+        grid[k, : len(row)] = row
+    extent = (0.5, size + 0.5, size + 0.5, 0.5)
+    image = lower.imshow(grid, cmap="viridis", vmin=0, vmax=100, aspect="auto", extent=extent)
     lower.set(xlabel="classes of task", ylabel="after task")
     for axis in (lower.xaxis, lower.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if size <= NUMBERED:
-        _write_numbers(lower, record.matrix)
+        for k, j in np.argwhere(~np.isnan(grid)):
+            # Light cells of the colour map begin at about two thirds of it.
+            colour = "black" if grid[k, j] > 65 else "white"
+            lower.text(j + 1, k + 1, f"{grid[k, j]:.0f}", ha="center", va="center", color=colour, fontsize=LETTERS)
     figure.colorbar(image, cax=beside, label="accuracy (%)")
     return figure
 
@@ -244,34 +244,17 @@ def limits(accuracies: Sequence[float | None]) -> tuple[float, float]:
     return min(50.0, 10.0 * math.floor((lowest - 2) / 10)) if lowest >= 2 else 0.0, 101.0
 
 
-def _write_numbers(axes: Axes, matrix: Sequence[Sequence[float | None]]) -> None:
-    for k, row in enumerate(matrix):
-        for j, value in enumerate(row):
-            if value is not None:
-                # Light cells of the colour map begin at about two thirds of it.
-                colour = "black" if value > 65 else "white"
-                axes.text(j + 1, k + 1, f"{value:.0f}", ha="center", va="center", color=colour, fontsize=LETTERS)
-
-
-def _nan(value: float | None) -> float:
-    return float("nan") if value is None else value
-
-
 class TrajectoryPlot(Callback):
     """Draws the trajectory once, when the run ends."""
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write ``trajectory.png`` and add the figure to TensorBoard."""
         folder = run_folder(trainer)
-        metrics = [c for c in cast(Any, trainer).callbacks if isinstance(c, TaskMetrics)]
-        if not trainer.is_global_zero or folder is None or not metrics or not (folder / "tasks.csv").is_file():
+        metrics = callback_of(trainer, TaskMetrics)
+        if not trainer.is_global_zero or folder is None or metrics is None or not (folder / "tasks.csv").is_file():
             return
-        record = metrics[0].record
-        figure = draw_trajectory(record, f"{folder.parent.name}, {folder.name.replace('_', ' ')}")
-        keep_picture(trainer, folder / "trajectory.png", png(figure), len(record.rows))
-
-
-ACCURACY_FILE, CONFUSION_FILE, PICTURE_FILE = "class_accuracy.csv", "confusion.csv", "confusion.png"
+        figure = draw_trajectory(metrics.record, f"{folder.parent.name}, {folder.name.replace('_', ' ')}")
+        keep_picture(trainer, folder / "trajectory.png", png(figure), len(metrics.record.rows))
 
 
 class ClassResults(Callback):
@@ -286,13 +269,13 @@ class ClassResults(Callback):
     """
 
     def __init__(self) -> None:
-        self.history: dict[int, Tensor] = {}
+        self.history: list[Tensor] = []
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remove the confusion matrix of a finished run that goes on with more tasks."""
         folder = run_folder(trainer)  # asks all processes
         if trainer.is_global_zero and folder is not None:
-            for name in (CONFUSION_FILE, PICTURE_FILE):
+            for name in ("confusion.csv", "confusion.png"):
                 (folder / name).unlink(missing_ok=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -301,62 +284,43 @@ class ClassResults(Callback):
             return
         module, folder = cast(TaskModule, pl_module), run_folder(trainer)
         assert module.evaluation is not None
-        confusion = module.evaluation.confusion
-        counts = np.stack([confusion.diagonal(), confusion.sum(axis=1)])
-        self.history[module.tasks_finished] = torch.from_numpy(counts)
-        if trainer.is_global_zero and folder is not None:
-            write_text(folder / ACCURACY_FILE, self.table(module.learned_tasks))
-            if module.tasks_finished == trainer.max_epochs:
-                names = module.class_names
-                body = [[name, *row] for name, row in zip(names, confusion.tolist(), strict=True)]
-                write_text(folder / CONFUSION_FILE, to_csv(["true_class", *names], body))
+        confusion, names = module.evaluation.confusion, module.class_names
+        self.history.append(torch.from_numpy(np.stack([confusion.diagonal(), confusion.sum(axis=1)])))
+        if not trainer.is_global_zero or folder is None:
+            return
+        task_of = [k for k, task in enumerate(module.learned_tasks, 1) for _ in task]
+        body: list[list[Any]] = []
+        for column, (name, task) in enumerate(zip(names, task_of, strict=True)):
+            counts = [after[:, column].tolist() if column < after.shape[1] else (0, 0) for after in self.history]
+            body.append([name, task, counts[-1][1], *(percent(right, tested) for right, tested in counts)])
+        last = module.tasks_finished
+        recorded = range(last - len(self.history) + 1, last + 1)
+        header = ["class", "task", "test_images", *(f"after_task_{k}" for k in recorded)]
+        write_text(folder / "class_accuracy.csv", to_csv(header, body))
+        if last == trainer.max_epochs:
+            body = [[name, *row] for name, row in zip(names, confusion.tolist(), strict=True)]
+            write_text(folder / "confusion.csv", to_csv(["true_class", *names], body))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the matrix from its file, as the run may have been interrupted after it was written."""
         folder = run_folder(trainer)
-        if not trainer.is_global_zero or folder is None or not (folder / CONFUSION_FILE).is_file():
+        if not trainer.is_global_zero or folder is None or not (folder / "confusion.csv").is_file():
             return
-        from cifnet_pl.utilities.fonts import lettering
-
-        names, matrix = read_confusion(folder / CONFUSION_FILE)
-        if not matrix.sum():
-            return
-        title = f"{folder.parent.name}, {folder.name.replace('_', ' ')}"
-        picture = png(draw_confusion(matrix, names, lettering([title, *names]), title))
-        keep_picture(trainer, folder / PICTURE_FILE, picture, len(self.history))
-
-    def table(self, learned: list[list[str]]) -> str:
-        """Return the content of ``class_accuracy.csv``.
-
-        A task that was learned before this was recorded has empty cells.
-
-        Args:
-            learned: class names of each task.
-        """
-        names = [name for task in learned for name in task]
-        task_of = [k + 1 for k, task in enumerate(learned) for _ in task]
-        last = self.history.get(len(learned))
-        body: list[list[Any]] = []
-        for c, name in enumerate(names):
-            tested = None if last is None else int(last[1, c])
-            body.append([name, task_of[c], tested, *(self._accuracy(k + 1, c) for k in range(len(learned)))])
-        return to_csv(["class", "task", "test_images", *(f"after_task_{k + 1}" for k in range(len(learned)))], body)
-
-    def _accuracy(self, task: int, column: int) -> float | None:
-        counts = self.history.get(task)
-        if counts is None or column >= counts.shape[1]:
-            return None
-        return percent(int(counts[0, column]), int(counts[1, column]))
+        names, matrix = read_confusion(folder / "confusion.csv")
+        if matrix.sum():
+            title = f"{folder.parent.name}, {folder.name.replace('_', ' ')}"
+            picture = png(draw_confusion(matrix, names, lettering([title, *names]), title))
+            keep_picture(trainer, folder / "confusion.png", picture, len(self.history))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts of all tasks, for the checkpoint."""
-        return {"tasks": list(self.history), "counts": list(self.history.values())}
+        return {"counts": list(self.history)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the counts of the checkpoint; CheckpointError if they are damaged."""
         try:
-            self.history = dict(zip(state_dict["tasks"], state_dict["counts"], strict=True))
-        except (KeyError, TypeError, ValueError) as error:
+            self.history = list(state_dict["counts"])
+        except (KeyError, TypeError) as error:
             raise CheckpointError("the checkpoint is damaged: its class accuracies cannot be read") from error
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.utilities import rank_zero_warn
@@ -108,21 +108,17 @@ class PredictionRecord(Callback):
         """Gather the task's answers of all processes and write them."""
         if not self.every_task or trainer.state.fn != "fit":
             return
-        local = [np.concatenate(parts) for parts in zip(*self._batches, strict=True)]
+        batches = [batch for process in of_all_processes(self._batches) for batch in process]
         self._batches = []
-        every = [parts for parts in of_all_processes(local) if parts]
         folder, module = run_folder(trainer), cast(TaskModule, pl_module)
-        if not trainer.is_global_zero or folder is None:
-            return
-        rows, labels, columns, probabilities = (
-            (np.concatenate(parts) for parts in zip(*every, strict=True)) if every else _nothing()
-        )
-        order = np.argsort(rows, kind="stable")
-        names = [module.data.source.val.names[row] for row in rows[order]]
-        table = _table(
-            module.tasks_finished, names, labels[order], columns[order], probabilities[order], module.class_names
-        )
-        write_atomic(_part(folder, module.tasks_finished), lambda file: _write([table], file))
+        if trainer.is_global_zero and folder is not None:
+            nothing = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros((0, 1), dtype=np.int64)
+            parts = zip(*(batches or [(*nothing, np.zeros((0, 1)))]), strict=True)
+            rows, *answers = (np.concatenate(part) for part in parts)
+            order, task = np.argsort(rows, kind="stable"), module.tasks_finished
+            images = [module.data.source.val.names[row] for row in rows[order]]
+            table = _table(task, images, module.class_names, *(part[order] for part in answers))
+            write_atomic(folder / PARTS / f"task_{task}.parquet", lambda file: _write(iter([table]), file))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Join the tables of all tasks."""
@@ -135,68 +131,55 @@ class PredictionRecord(Callback):
         shutil.rmtree(folder / PARTS)
 
 
-def _nothing() -> Iterator[np.ndarray]:
-    empty = torch.zeros(0, dtype=torch.int64)
-    return iter([empty.numpy(), empty.numpy(), empty.reshape(0, 1).numpy(), empty.reshape(0, 1).double().numpy()])
-
-
-def _part(folder: Path, task: int) -> Path:
-    return folder / PARTS / f"task_{task}.parquet"
-
-
 def _table(
-    task: int, names: list[str], labels: np.ndarray, columns: np.ndarray, probabilities: np.ndarray, classes: list[str]
+    task: int, images: list[str], classes: list[str], labels: np.ndarray, columns: np.ndarray, probabilities: np.ndarray
 ) -> Any:
+    """Return the table of one task; bytes of names that are no UTF-8 become escapes, which Parquet can store."""
     import pyarrow as pa
 
-    known = pa.array([_utf8(name) for name in classes])
-    data = {
-        "task": pa.array(np.full(len(names), task), pa.int32()),
-        "image": pa.array([_utf8(name) for name in names], pa.string()),
-        "label": _named(labels, known),
-    }
+    def utf8(names: list[str]) -> Any:
+        return pa.array([n.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for n in names])
+
+    known = utf8(classes)
+
+    def named(columns: np.ndarray) -> Any:
+        return pa.DictionaryArray.from_arrays(pa.array(columns.astype(np.int32)), known)
+
+    tasks = pa.array(np.full(len(images), task), pa.int32())
+    data = {"task": tasks, "image": utf8(images).cast(pa.string()), "label": named(labels)}
     for k in range(FIRST):
-        there = k < columns.shape[1]
-        data[f"top_{k + 1}"] = _named(columns[:, k], known) if there else pa.nulls(len(names), data["label"].type)
-        values = probabilities[:, k].astype(np.float32) if there else None
-        data[f"probability_{k + 1}"] = pa.nulls(len(names), pa.float32()) if values is None else pa.array(values)
+        if k < columns.shape[1]:
+            data[f"top_{k + 1}"] = named(columns[:, k])
+            data[f"probability_{k + 1}"] = pa.array(probabilities[:, k].astype(np.float32))
+        else:
+            data[f"top_{k + 1}"] = pa.nulls(len(images), data["label"].type)
+            data[f"probability_{k + 1}"] = pa.nulls(len(images), pa.float32())
     return pa.table(data)
-
-
-def _named(columns: np.ndarray, classes: Any) -> Any:
-    import pyarrow as pa
-
-    return pa.DictionaryArray.from_arrays(pa.array(columns.astype(np.int32)), classes)
-
-
-def _utf8(name: str) -> str:
-    """Return a name that Parquet can store: bytes that are no UTF-8 become escapes."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _tasks(folder: Path, tasks: int) -> Iterator[Any]:
     """Yield the tables of all tasks: new ones, and those in the file of a finished run that got more tasks."""
     import pyarrow.parquet as pq
 
-    before = pq.ParquetFile(folder / FILE) if (folder / FILE).is_file() else None
-    group_of = {}
-    for group in range(before.num_row_groups) if before is not None else ():
-        assert before is not None
-        for task in set(before.read_row_group(group, columns=["task"])["task"].to_pylist()):
-            group_of[task] = group
+    before = None
+    group_of: dict[int, int] = {}
+    if (folder / FILE).is_file():
+        before = pq.ParquetFile(folder / FILE)  # a row group is a task
+        for group in range(before.num_row_groups):
+            group_of |= dict.fromkeys(before.read_row_group(group, columns=["task"])["task"].to_pylist(), group)
     for task in range(1, tasks + 1):
-        if _part(folder, task).is_file():
-            yield pq.read_table(_part(folder, task))
+        part = folder / PARTS / f"task_{task}.parquet"
+        if part.is_file():
+            yield pq.read_table(part)
         elif before is not None and task in group_of:
             yield before.read_row_group(group_of[task])
 
 
-def _write(tables: Any, file: IO[bytes]) -> None:
+def _write(tables: Iterator[Any], file: IO[bytes]) -> None:
     """Write tables as row groups, one per task."""
     import pyarrow.parquet as pq
 
-    tables = iter(tables)
     first = next(tables)
     with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
-        for table in (first, *tables):
+        for table in chain([first], tables):
             writer.write_table(table, row_group_size=max(1, len(table)))

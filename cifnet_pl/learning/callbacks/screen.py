@@ -13,7 +13,7 @@ from cifnet_pl.learning.callbacks.copies import NearCopies
 from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics
 from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.run_record import RunRecord, TaskRow, run_folder
+from cifnet_pl.learning.run_record import RunRecord, TaskRow, callback_of, run_folder
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.evaluate import FEW
 from cifnet_pl.utilities.text import next_command, number_of, printable
@@ -61,12 +61,7 @@ def small(value: float | None) -> str:
 
 
 def megabytes(row: TaskRow, module: TaskModule) -> float:
-    """Return what is kept after a task in megabytes: statistics and the buffer's content, each in its own precision.
-
-    Args:
-        row: of the task.
-        module: that learned it.
-    """
+    """Return what is kept after a task in megabytes: statistics and the buffer's content, each in its own precision."""
     statistics = row.state_elements - row.buffer_elements
     return (statistics * module.bytes_per_element + row.buffer_elements * module.bytes_per_buffer_element) / 1e6
 
@@ -84,45 +79,26 @@ COLUMNS: dict[Words, tuple[str, ...]] = {
 """Heads of the columns; in plain words energy and memory are in the sentences below, so that 80 columns are enough."""
 
 
-def fitting_table(record: RunRecord, module: TaskModule, words: Words, console: Console) -> Table:
-    """Return the table of a run with as many of its columns as fit, so that no number is cut short.
-
-    Args:
-        record, module, words: as for :func:`record_table`.
-        console: where it is to be printed.
-    """
-    endless = console.options.update(max_width=1000)
-    tables = (record_table(record, module, words, count) for count in range(len(COLUMNS[words]), 2, -1))
-    fitting = (table for table in tables if console.measure(table, options=endless).maximum <= console.width)
-    return next(fitting, record_table(record, module, words, 2))
-
-
-def record_table(record: RunRecord, module: TaskModule, words: Words = "research", count: int | None = None) -> Table:
-    """Return the table of a run, with a row for each task.
+def record_table(record: RunRecord, module: TaskModule, words: Words, console: Console) -> Table:
+    """Return the table of a run, a row for each task, with as many columns as fit: no number is cut short.
 
     Args:
         record: what was measured.
         module: that learned.
         words: how columns are called.
-        count: of columns; None for all.
+        console: where it is to be printed.
     """
-    names = COLUMNS[words][:count]
-    table = Table(caption=None if len(names) == len(COLUMNS[words]) else "all columns: tasks.csv")
-    for name in names:
-        table.add_column(name, justify="right")
-    for row in record.rows:
-        cells = [
-            str(row.task),
-            str(row.classes_seen),
-            number(row.A_k),
-            number(row.average),
-            number(row.forgetting),
-            number(row.ece),
-            number(row.train_seconds),
-            small(row.energy_kwh),
-            number(megabytes(row, module), 2),
-        ]
-        table.add_row(*cells[: len(names)])
+    unlimited = console.options.update(max_width=1000)
+    for count in range(len(COLUMNS[words]), 1, -1):
+        table = Table(caption=None if count == len(COLUMNS[words]) else "all columns: tasks.csv")
+        for name in COLUMNS[words][:count]:
+            table.add_column(name, justify="right")
+        for row in record.rows:
+            measured = [number(value) for value in (row.A_k, row.average, row.forgetting, row.ece, row.train_seconds)]
+            costs = [small(row.energy_kwh), number(megabytes(row, module), 2)]
+            table.add_row(*[str(row.task), str(row.classes_seen), *measured, *costs][:count])
+        if console.measure(table, options=unlimited).maximum <= console.width:
+            break
     return table
 
 
@@ -169,19 +145,6 @@ def summary_lines(record: RunRecord, module: TaskModule, words: Words) -> list[s
     return [*lines, costs]
 
 
-def untested(counts: dict[str, int]) -> list[str]:
-    """Return a sentence about classes with too few test photos for a conclusion; none if there are no such classes.
-
-    Args:
-        counts: class name → number of test photos.
-    """
-    few = [f"{printable(name)} ({count})" for name, count in counts.items() if count < FEW]
-    if not few:
-        return []
-    shown = ", ".join(few[:SHOWN]) + (f" and {len(few) - SHOWN} others" if len(few) > SHOWN else "")
-    return [f"Untested, with fewer than {FEW} test photos: {shown}."]
-
-
 class RunTable(Callback):
     """One line per task where there is no terminal to draw a bar on, and one table at the end.
 
@@ -209,8 +172,19 @@ class RunTable(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Print the result of validate or test, once the progress bar is gone."""
-        if stage in ("validate", "test") and trainer.is_global_zero:
-            self._show_evaluation(cast(TaskModule, pl_module))
+        module = cast(TaskModule, pl_module)
+        if stage not in ("validate", "test") or not trainer.is_global_zero or module.evaluation is None:
+            return
+        table = Table()
+        for name in ("task", "classes", "accuracy %"):
+            table.add_column(name, justify="right")
+        for k, (names, accuracy) in enumerate(zip(module.learned_tasks, module.evaluation.task_accuracy, strict=True)):
+            table.add_row(str(k + 1), str(len(names)), number(accuracy))
+        table.add_section()
+        table.add_row("all", str(len(module.class_names)), number(module.evaluation.accuracy))
+        self.console.print(table)
+        for line in [f"ECE {number(module.evaluation.ece, 1, ' %')}", *self._untested(module)]:
+            self._say(line)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print what is going to be learned, and where its results will be."""
@@ -229,21 +203,12 @@ class RunTable(Callback):
     def _say(self, line: str) -> None:
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def _show_evaluation(self, module: TaskModule) -> None:
-        evaluation = module.evaluation
-        if evaluation is None:
-            return
-        table = Table()
-        for name in ("task", "classes", "accuracy %"):
-            table.add_column(name, justify="right")
-        for k, (names, accuracy) in enumerate(zip(module.learned_tasks, evaluation.task_accuracy, strict=True)):
-            table.add_row(str(k + 1), str(len(names)), number(accuracy))
-        table.add_section()
-        table.add_row("all", str(len(module.class_names)), number(evaluation.accuracy))
-        self.console.print(table)
-        self._say(f"ECE {number(evaluation.ece, 1, ' %')}")
-        for line in untested(module.data.test_counts(module.class_names)):
-            self._say(line)
+    def _untested(self, module: TaskModule) -> list[str]:
+        """Return a sentence about classes with too few test photos for a conclusion; none if there are no such."""
+        counts = module.data.test_counts(module.class_names)
+        few = [f"{printable(name)} ({count})" for name, count in counts.items() if count < FEW]
+        shown = ", ".join(few[:SHOWN]) + (f" and {len(few) - SHOWN} others" if len(few) > SHOWN else "")
+        return [f"Untested, with fewer than {FEW} test photos: {shown}."] if few else []
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Print how to resume an interrupted run."""
@@ -257,22 +222,15 @@ class RunTable(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the table, and where the results are."""
-        folder = run_folder(trainer)  # asks all processes
-        metrics = [c for c in cast(Any, trainer).callbacks if isinstance(c, TaskMetrics)]
-        if not trainer.is_global_zero or not metrics or not metrics[0].record.rows:
+        folder, metrics = run_folder(trainer), callback_of(trainer, TaskMetrics)  # the folder asks all processes
+        if not trainer.is_global_zero or metrics is None or not metrics.record.rows:
             return
-        record = metrics[0].record
         module = cast(TaskModule, pl_module)
-        self.console.print(fitting_table(record, module, self.words, self.console))
-        lines = summary_lines(record, module, self.words)
-        lines += [
-            line
-            for c in cast(Any, trainer).callbacks
-            if isinstance(c, NearCopies | CoverageAndNoveltyMetrics)
-            for line in c.sentences()
-        ]
-        lines += untested(module.data.test_counts(module.class_names))
-        lines.append(f"run folder {folder}")
+        self.console.print(record_table(metrics.record, module, self.words, self.console))
+        lines = summary_lines(metrics.record, module, self.words)
+        for about in (callback_of(trainer, NearCopies), callback_of(trainer, CoverageAndNoveltyMetrics)):
+            lines += about.sentences() if about else []
+        lines += [*self._untested(module), f"run folder {folder}"]
         if folder is not None and isinstance(module, CIFNetModule):
             words = ("export", "--model", str(folder), "--output", "MODEL")
             lines.append(next_command(*words, trust=bool(module.model.outside_parts)))

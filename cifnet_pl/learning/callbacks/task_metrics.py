@@ -10,31 +10,52 @@ from importlib.metadata import version
 from typing import Any, cast
 
 import torch
+import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from cifnet_pl.data.loading import EmbeddingBatch
 from cifnet_pl.data.sets import ImageSet
-from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNovelty, CoverageAndNoveltyMetrics
+from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor
 from cifnet_pl.learning.callbacks.prequential import PrequentialAccuracy
 from cifnet_pl.learning.resume import flat_settings
 from cifnet_pl.learning.run_record import (
     RunRecord,
     TaskRow,
+    callback_of,
+    configuration,
     fingerprint,
     machine,
     package_commit,
     run_folder,
-    write_configuration,
 )
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.description import now
 from cifnet_pl.model.metrics import average_accuracy, forgetting
 from cifnet_pl.utilities.errors import CheckpointError
-from cifnet_pl.utilities.files import of_all_processes
+from cifnet_pl.utilities.files import of_all_processes, write_text
 
-OPEN_SECONDS = "open_seconds"
+TAGS = {
+    "acc/seen": "A_k",
+    "acc/average": "average",
+    "acc/top5": "top5",
+    "acc/classifier": "A_k_classifier",
+    "acc/nearest_mean": "A_k_nearest_mean",
+    "forgetting": "forgetting",
+    "ece": "ece",
+    "nll": "nll",
+    "energy/kwh": "energy_kwh",
+    "memory/state_elements": "state_elements",
+    "sets/size": "set_size",
+    "sets/coverage": "set_coverage",
+    "unknown/called": "called_unknown",
+    "unknown/auroc": "unknown_auroc",
+    "unknown/fpr95": "unknown_fpr95",
+    "seconds/train": "train_seconds",
+    "seconds/evaluation": "eval_seconds",
+}
+"""TensorBoard's tag → column of ``tasks.csv``."""
 
 
 class TaskMetrics(Callback):
@@ -69,7 +90,9 @@ class TaskMetrics(Callback):
         folder = run_folder(trainer)
         if trainer.is_global_zero and folder is not None:
             (folder / "summary.json").unlink(missing_ok=True)
-            write_configuration(cast(TaskModule, pl_module), folder)
+            if not (folder / "config.yaml").exists():  # the command line has written its own
+                config = yaml.safe_dump(configuration(cast(TaskModule, pl_module)), sort_keys=False, allow_unicode=True)
+                write_text(folder / "config.yaml", config)
         earlier = self._before_stop if cast(TaskModule, pl_module).goes_on_inside else 0.0
         self._start, self._cached, self._before_stop = time.perf_counter() - earlier, 0, 0.0
 
@@ -90,56 +113,27 @@ class TaskMetrics(Callback):
         """Add the task's row, write the tables, log."""
         if trainer.state.fn != "fit":
             return
-        module = cast(TaskModule, pl_module)
-        self._add_row(module, _energy(trainer), _coverage_and_novelty(trainer))
+        self._add_row(trainer, cast(TaskModule, pl_module))
         folder = run_folder(trainer)
         if trainer.is_global_zero and folder is not None:
             self.record.write_tables(folder)
+            row = self.record.rows[-1]
+            values = {tag: getattr(row, column) for tag, column in TAGS.items()}
+            values |= {f"acc_of_task/{j}": value for j, value in enumerate(self.record.matrix[-1], 1)}
+            measured = {tag: float(value) for tag, value in values.items() if value is not None}
             for logger in trainer.loggers:
-                logger.log_metrics(_tags(self.record), step=len(self.record.rows))
+                logger.log_metrics(measured, step=len(self.record.rows))
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the summary of a run that learned all its tasks, now or before it was interrupted."""
-        folder = run_folder(trainer)
-        whole = len(self.record.rows) == trainer.max_epochs
-        if trainer.is_global_zero and folder is not None and whole and (folder / "tasks.csv").is_file():
-            transfer = _forward_transfer(trainer)
-            self.record.write_summary(folder, forward_transfer=transfer, **about(cast(TaskModule, pl_module)))
-            self._log_hyperparameters(trainer, cast(TaskModule, pl_module))
-
-    def _log_hyperparameters(self, trainer: Trainer, module: TaskModule) -> None:
-        """Write the settings and the final metrics to TensorBoard's table of runs."""
-        summary = self.record.summary()
-        names = ("A_K", "A_bar", "forgetting", "state_elements")
-        metrics = {f"final/{name}": summary[name] for name in names if summary[name] is not None}
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.log_hyperparams(flat_settings(module.settings()), metrics)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the record, for the checkpoint, and the seconds that a task under way has taken."""
-        seconds = time.perf_counter() - self._start if self._start is not None else 0.0
-        return {**self.record.state_dict(), OPEN_SECONDS: seconds}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the record of the checkpoint; CheckpointError if it is damaged."""
-        try:
-            self.record = RunRecord.from_state_dict(state_dict)
-            self._before_stop = float(state_dict.get(OPEN_SECONDS, 0.0))  # not told by older versions
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError("the checkpoint is damaged: its measurements cannot be read") from error
-
-    def _add_row(self, module: TaskModule, monitor: EnergyMonitor | None, coverage: CoverageAndNovelty) -> None:
-        evaluation, record = module.evaluation, self.record
+    def _add_row(self, trainer: Trainer, module: TaskModule) -> None:
+        evaluation, record, energy = module.evaluation, self.record, callback_of(trainer, EnergyMonitor)
         assert evaluation is not None
         record.matrix.append(list(evaluation.task_accuracy))
         record.dates.append(now())
         elements = module.state_elements()
-        learning = monitor.learning if monitor else None
-        testing = monitor.evaluation if monitor else None
-        if learning is not None:
-            for component in ("cpu", "gpu", "ram", "co2_kg"):
-                record.energy[component] = record.energy.get(component, 0.0) + getattr(learning, component)
+        learning, testing = (energy.learning, energy.evaluation) if energy else (None, None)
+        for component, used in asdict(learning).items() if learning else ():
+            record.energy[component] = record.energy.get(component, 0.0) + used
+        checks = callback_of(trainer, CoverageAndNoveltyMetrics)
         row = TaskRow(
             task=len(record.matrix),
             classes_seen=len(module.class_names),
@@ -151,7 +145,7 @@ class TaskMetrics(Callback):
             solve_seconds=module.solve_seconds,
             eval_seconds=evaluation.seconds,
             energy_kwh=learning.total if learning else None,
-            energy_source=monitor.source if monitor else None,
+            energy_source=energy.source if energy else None,
             state_elements=sum(elements.values()),
             buffer_elements=elements.get("buffer", 0),
             eval_energy_kwh=testing.total if testing else None,
@@ -160,9 +154,41 @@ class TaskMetrics(Callback):
             cached_images=sum(of_all_processes(self._cached)),
             A_k_classifier=evaluation.accuracy_by.get("classifier"),
             A_k_nearest_mean=evaluation.accuracy_by.get("nearest_mean"),
-            **asdict(coverage),
+            **(asdict(checks.measured) if checks else {}),
         )
         record.rows.append(row)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the summary of a run that learned all its tasks, now or before it was interrupted.
+
+        TensorBoard's table of runs gets the settings and the final metrics.
+        """
+        folder, module = run_folder(trainer), cast(TaskModule, pl_module)
+        whole = len(self.record.rows) == trainer.max_epochs
+        if not (trainer.is_global_zero and folder is not None and whole and (folder / "tasks.csv").is_file()):
+            return
+        prequential = callback_of(trainer, PrequentialAccuracy)
+        transfer = prequential.forward_transfer() if prequential else None
+        self.record.write_summary(folder, forward_transfer=transfer, **about(module))
+        summary = self.record.summary()
+        names = ("A_K", "A_bar", "forgetting", "state_elements")
+        metrics = {f"final/{name}": summary[name] for name in names if summary[name] is not None}
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.log_hyperparams(flat_settings(module.settings()), metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the record, for the checkpoint, and the seconds that a task under way has taken."""
+        seconds = time.perf_counter() - self._start if self._start is not None else 0.0
+        return {**self.record.state_dict(), "open_seconds": seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the record of the checkpoint; CheckpointError if it is damaged."""
+        try:
+            self.record = RunRecord.from_state_dict(state_dict)
+            self._before_stop = float(state_dict["open_seconds"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError("the checkpoint is damaged: its measurements cannot be read") from error
 
 
 def about(module: TaskModule) -> dict[str, Any]:
@@ -174,8 +200,7 @@ def about(module: TaskModule) -> dict[str, Any]:
     data, packages = module.data, ("cifnet_pl", "torch", "torchvision", "lightning", "codecarbon")
     seed = os.environ.get("PL_GLOBAL_SEED")
     device = module.trainer.strategy.root_device  # at the end Lightning has moved the module back to the CPU
-    components, monitor = module.state_elements(), _energy(module.trainer)
-    measured = monitor is not None and monitor.source is not None
+    components, monitor = module.state_elements(), callback_of(module.trainer, EnergyMonitor)
     return {
         **module.describe(),
         "epochs": module.epochs,
@@ -194,46 +219,5 @@ def about(module: TaskModule) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         **machine(device),
         "processes": module.trainer.world_size,
-        "energy_counts_other_processes": monitor.tracking_mode == "machine" if monitor and measured else None,
+        "energy_counts_other_processes": monitor.tracking_mode == "machine" if monitor and monitor.source else None,
     }
-
-
-def _energy(trainer: Trainer) -> EnergyMonitor | None:
-    monitors = [c for c in cast(Any, trainer).callbacks if isinstance(c, EnergyMonitor)]
-    return monitors[0] if monitors else None
-
-
-def _coverage_and_novelty(trainer: Trainer) -> CoverageAndNovelty:
-    checks = [c for c in cast(Any, trainer).callbacks if isinstance(c, CoverageAndNoveltyMetrics)]
-    return checks[0].measured if checks else CoverageAndNovelty()
-
-
-def _forward_transfer(trainer: Trainer) -> float | None:
-    callbacks = [c for c in cast(Any, trainer).callbacks if isinstance(c, PrequentialAccuracy)]
-    return callbacks[0].forward_transfer() if callbacks else None
-
-
-def _tags(record: RunRecord) -> dict[str, float]:
-    """Return the numbers of the last task, by TensorBoard's tag."""
-    row = record.rows[-1]
-    values = {
-        "acc/seen": row.A_k,
-        "acc/average": row.average,
-        "acc/top5": row.top5,
-        "acc/classifier": row.A_k_classifier,
-        "acc/nearest_mean": row.A_k_nearest_mean,
-        "forgetting": row.forgetting,
-        "ece": row.ece,
-        "nll": row.nll,
-        "energy/kwh": row.energy_kwh,
-        "memory/state_elements": float(row.state_elements),
-        "sets/size": row.set_size,
-        "sets/coverage": row.set_coverage,
-        "unknown/called": row.called_unknown,
-        "unknown/auroc": row.unknown_auroc,
-        "unknown/fpr95": row.unknown_fpr95,
-        "seconds/train": row.train_seconds,
-        "seconds/evaluation": row.eval_seconds,
-        **{f"acc_of_task/{j + 1}": value for j, value in enumerate(record.matrix[-1])},
-    }
-    return {tag: value for tag, value in values.items() if value is not None}

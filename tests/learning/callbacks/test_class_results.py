@@ -11,10 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from cifnet_pl.learning.callbacks.pictures import ClassResults, read_confusion
+from cifnet_pl.learning.callbacks.pictures import read_confusion
 from cifnet_pl.learning.callbacks.prequential import PrequentialAccuracy
 from cifnet_pl.model.metrics import AnswerCounts, first_classes
-from cifnet_pl.utilities.errors import CheckpointError
 from tests.command_line import fit, learned
 
 KEEP = ["--predictions.every_task", "true"]
@@ -115,11 +114,3 @@ def test_counts_follow_argmax_where_probabilities_are_equal() -> None:
         part.update(probabilities[row : row + 1], target[row : row + 1])
     parts[0].merge_state(parts[1])
     assert torch.equal(parts[0].compute()[0], confusion)
-
-
-def test_a_checkpoint_of_an_earlier_version_leaves_gaps() -> None:
-    results = ClassResults()
-    results.history = {2: torch.tensor([[3, 1], [4, 4]])}
-    assert results.table([["a"], ["b"]]).splitlines()[1:] == ["a,1,4,,75.0", "b,2,4,,25.0"]
-    with pytest.raises(CheckpointError, match="class accuracies"):
-        results.load_state_dict({"tasks": [1]})

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cifnet_pl.iterative import FinetuneModule
-from cifnet_pl.learning.callbacks.energy import Energy, EnergyMonitor, _source, check_country, physical_gpus
+from cifnet_pl.learning.callbacks.energy import Energy, EnergyMonitor, check_country, energy_source, physical_gpus
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import fit
 from tests.killing import Killed, at_call
@@ -213,15 +213,15 @@ def test_countries():
 
 
 def test_energies_add():
-    difference = Energy(3, 2, 1, 1) - Energy(1, 1, 1, 1)
-    assert difference + Energy(1, 1, 1, 1) == Energy(3, 2, 1, 1)
+    difference = Energy(3, 2, 1, 1).plus(Energy(1, 1, 1, 1), -1)
+    assert difference.plus(Energy(1, 1, 1, 1)) == Energy(3, 2, 1, 1)
     assert difference.total == 3
     assert EnergyMonitor(enabled=False).source is None
 
 
 def test_the_source_names_the_library_that_reads_each_gpu_that_is_counted():
     def source(*kinds, gpu_ids=(0, 1)):
-        return _source(SimpleNamespace(_hardware=[GPU(kinds, gpu_ids)]))
+        return energy_source([GPU(kinds, gpu_ids)])
 
     assert source(NvidiaGPUDevice, NvidiaGPUDevice) == "gpu nvml"
     assert source(NvidiaGPUDevice, AMDGPUDevice) == "gpu amdsmi, gpu nvml"

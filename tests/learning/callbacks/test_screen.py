@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.learning.callbacks.screen import fitting_table, number, record_table, small
+from cifnet_pl.learning.callbacks.screen import number, record_table, small
 from tests.command_line import FAST, fit, make_photos
 from tests.killing import start
 
@@ -133,13 +133,14 @@ def test_the_table_in_plain_words_is_whole_in_80_columns():
     module = SimpleNamespace(bytes_per_element=8, bytes_per_buffer_element=4)
     for words, width in [("research", 80), ("plain", 60), ("research", 40)]:
         narrow = Console(file=io.StringIO(), width=width)
-        narrow.print(fitting_table(SimpleNamespace(rows=[row]), module, words, narrow))
+        narrow.print(record_table(SimpleNamespace(rows=[row]), module, words, narrow))
         lines = narrow.file.getvalue().splitlines()
         assert "100.0" in lines[-3]  # as 10… of a table that is squeezed
         assert max(map(len, lines)) <= width
         assert lines[-1].strip() == "all columns: tasks.csv"
     shown = io.StringIO()
-    Console(file=shown, width=80).print(record_table(SimpleNamespace(rows=[row]), module, "plain"))
+    screen = Console(file=shown, width=80)
+    screen.print(record_table(SimpleNamespace(rows=[row]), module, "plain", screen))
     assert "…" not in shown.getvalue()
     assert max(map(len, shown.getvalue().splitlines())) <= 80
     assert {"100", "100.0", "123.4", "confidence"} <= set(shown.getvalue().split())
