@@ -1,21 +1,16 @@
-"""The training-free LightningModule: it connects the task stream, a frozen backbone, a head and a buffer."""
+"""The training-free LightningModule: it feeds a model with the task stream, and stores it in checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import chain
-from typing import Any, Protocol, cast
+from typing import Any
 
-import numpy as np
-import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.backbones.engines import EngineChoice
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.loading import Batch, EmbeddingBatch
 from cifnet_pl.heads import CIFNetHead, Head
 from cifnet_pl.heads import confidence as calibration
@@ -23,79 +18,18 @@ from cifnet_pl.heads.ridge import about_choices
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.description import PhotoHashes
+from cifnet_pl.model.core import PhotoHashes
+from cifnet_pl.model.description import Description, parse
 from cifnet_pl.utilities.errors import CheckpointError, UnsupportedError, UsageError
-from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.plugins import import_name
 from cifnet_pl.utilities.text import first_line
-
-
-class BufferedLearner(Protocol):
-    """A module with a buffer, as :class:`cifnet_pl.learning.cifnet_module.CIFNetModule` is."""
-
-    model: Classifier
-    buffer: CalibrationBuffer | None
-    learned_tasks: list[list[str]]
-
-    @property
-    def data(self) -> CIFNetDataModule:
-        """The data module that feeds it."""
-
-    def close_task(self) -> None:
-        """Mark the task as being finished: no run can go on from a checkpoint that is written now."""
-
-    def reduce_statistics(self) -> None:
-        """Add the sums over all processes."""
-
-
-class BufferUpdate(Callback):
-    """UpdateBuffer and OversampleBuffer of the paper's Algorithm 1, around each task's solve."""
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse a run whose classes the capacity cannot hold before any image is embedded."""
-        module = cast(BufferedLearner, pl_module)
-        cast(CalibrationBuffer, module.buffer).quota(len(module.data.stream(module.learned_tasks).classes()))
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Offer the batch's embeddings to the buffer."""
-        cast(BufferedLearner, pl_module).model.offer(outputs["z"], outputs["label"], outputs["key"])
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show the samples of past classes to the new neurons; then select among the new ones.
-
-        Lightning calls this before the module's own hook, which solves the head.
-        """
-        module = cast(BufferedLearner, pl_module)
-        module.close_task()
-        module.reduce_statistics()
-        module.model.update_buffer(bool(module.learned_tasks[-1]), gather_pending if trainer.world_size > 1 else None)
-
-
-def gather_pending(buffer: CalibrationBuffer) -> None:
-    """Collect the candidates of all processes in every process, so that all select the same.
-
-    Args:
-        buffer: it is changed in place.
-    """
-    pending = of_all_processes([tensors.cpu() for tensors in buffer.pending()])
-    device = buffer.y.device
-    parts = [tensors for tensors in pending if len(tensors[1])]
-    if parts:
-        z, y, key = (torch.cat(group).to(device) for group in zip(*parts, strict=True))
-        buffer.replace_pending(z, y, key)
-
-
-AT_ONCE = 256
-"""Embeddings that are added to the sums at once, at least: a Gram matrix is read and written for each addition."""
 
 
 class CIFNetModule(TaskModule):
     """A frozen backbone and a closed-form head: Lightning's side of :class:`~cifnet_pl.model.classifier.Classifier`.
 
-    ``training_step`` embeds a batch and adds it to the head's sums; at the end of the epoch the sums are added over
-    processes, the buffer is shown to the new neurons, and the head is solved. Nothing has a gradient.
+    ``training_step`` embeds a batch and shows it to the model; at the end of the epoch the sums are added over
+    processes, the buffer is updated, and the head is solved. Nothing has a gradient.
 
     Args:
         backbone: name of the frozen network, see :mod:`cifnet_pl.backbones`.
@@ -113,7 +47,7 @@ class CIFNetModule(TaskModule):
             merged, and forgetting needs exactly the photos that were learned.
 
     Attributes:
-        model: the classifier that learns; it holds the same backbone, head and buffer as this module.
+        model: the classifier that learns. Its parts are modules of this one, so that Lightning moves and stores them.
         evaluated: (n, d) embeddings of the evaluation batch seen last.
     """
 
@@ -136,16 +70,12 @@ class CIFNetModule(TaskModule):
         calibration.check(self.head, buffer, calibrate)
         stores = self.head.uses_buffer or self.head.decides or calibrate
         self.buffer: CalibrationBuffer | None = buffer if stores else None
+        self.photos = PhotoHashes() if hashes else None
         preprocessing = self.backbone.preprocessing
         parts = (self.backbone, self.head, self.buffer)
-        self.photos = PhotoHashes() if hashes else None
         self.model = Classifier(
             *parts, [], preprocessing.image_size, preprocessing.crop_ratio, calibrated=calibrate, photos=self.photos
         )
-        self._embedded: list[tuple[Tensor, Tensor]] = []  # embeddings with their labels; not in the sums yet
-        self._hashed: list[tuple[list[int], list[int]]] = []  # labels and content hashes of this task's photos
-        self._more: list[Head] = []  # what this task brings of known classes; in a list, so that it is no sub-module
-        self._reduced = False
         self._told: set[str] = set()
 
     def settings(self) -> dict[str, Any]:
@@ -153,10 +83,6 @@ class CIFNetModule(TaskModule):
         head = {"class": import_name(type(self.head)), **self.head.settings()}
         buffer = self.buffer.settings() if self.buffer is not None else {"capacity": 0}
         return {**super().settings(), "backbone": self.backbone.sha256, "head": head, "buffer": buffer}
-
-    def configure_callbacks(self) -> list[Any]:
-        """Return the buffer's callback: without it the buffer would stay empty."""
-        return [BufferUpdate()] if self.buffer is not None else []
 
     # ------------------------------------------------------------------ learning
 
@@ -179,6 +105,12 @@ class CIFNetModule(TaskModule):
         """Return the engine that runs the backbone in this run, and prepare it, which takes seconds the first time."""
         return self.backbone.engine(self.trainer.strategy.root_device.type, str(self.trainer.precision))
 
+    def on_fit_start(self) -> None:
+        """Refuse a run whose classes the buffer cannot hold, before any image is embedded."""
+        super().on_fit_start()
+        if self.buffer is not None:
+            self.buffer.quota(len(self.data.stream(self.learned_tasks).classes()))
+
     def check_returning(self) -> None:
         """Raise UnsupportedError unless the head can add samples of a class that it has learned."""
         try:
@@ -190,44 +122,38 @@ class CIFNetModule(TaskModule):
             ) from error
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
-        """Open the task in the model, and a second head for samples of classes that were learned before."""
+        """Open the task in the model: its new classes, and those that return with more samples."""
         self.model.note_engines([self.engine()])
-        self._embedded, self._hashed, self._more, self._reduced = [], [], [], False
-        returning = self.data.returning_classes(self.data.task)
-        if returning:
-            more = self.head.fresh()
-            more.begin_task(self.model.labels(returning), self.data.class_counts(returning))
-            self._more = [more]
-        if names:
-            self.model.begin_task(names, self.data.class_counts(names))
+        names = [*names, *self.data.returning_classes(self.data.task)]
+        self.model.begin_task(names, self.data.class_counts(names))
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Embed the batch, and add it to the sums with those before it; return what the buffer may keep."""
+        """Embed the batch and show it to the model; return its embeddings and labels."""
         z = self.embed(batch)
-        self._embedded.append((z, batch.label))
-        if self.photos is not None:
-            hashes = self.data.train_hashes.of(batch.row.cpu().numpy())
-            self._hashed.append((batch.label.tolist(), hashes.tolist()))
-        if sum(len(labels) for _, labels in self._embedded) >= AT_ONCE:
-            self._observe()
-        return {"z": z, "label": batch.label, "key": batch.key}
+        hashes = self.data.train_hashes.of(batch.row.cpu().numpy()) if self.photos is not None else None
+        self.model.observe(z, batch.label, batch.key, hashes)
+        return {"z": z, "label": batch.label}
 
-    def _observe(self) -> None:
-        batches, self._embedded = self._embedded, []
-        if batches:
-            z, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
-            for more in self._more:
-                known = torch.isin(labels, more.labels)
-                more.observe(z[known], labels[known])
-                z, labels = z[~known], labels[~known]
-            if len(labels):
-                self.head.observe(z, labels)
+    def finish_task(self) -> None:
+        """Add up over all processes, and let the model solve its head.
+
+        Raises:
+            DataError: a class of which no image could be learned.
+        """
+        self.data.begin_task(len(self.learned_tasks))
+        strategy = self.trainer.strategy
+        alone = self.trainer.world_size == 1
+        self.model.add_up(None if alone else lambda tensor: strategy.reduce(tensor, reduce_op="sum"))
+        self.refuse_empty([self.class_names[label] for label, n in self.head.class_counts().items() if not n])
+        self.model.finish_task()
+        for remark, sentence in about_choices(self.head.choices()).items():
+            if remark not in self._told:  # once in a run
+                rank_zero_info(sentence)
+            self._told.add(remark)
 
     def abort_task(self, labels: list[int]) -> None:
         """Remove the task that was under way from the model."""
-        self._more = []
-        if labels:
-            self.model.abort_task()
+        self.model.abort_task()
 
     def embed(self, batch: Batch) -> Tensor:
         """Return (n, d) float32 embeddings of a batch: those that it brings, or of its images, offered to the cache.
@@ -246,43 +172,6 @@ class CIFNetModule(TaskModule):
         learning, source = self.trainer.training, self.data.source
         where = f"batch {self.trainer.fit_loop.batch_idx}, " if learning else "evaluation, "
         return f"{where}image {(source.train if learning else source.val).names[row]}"
-
-    def reduce_statistics(self) -> None:
-        """Add the rest of this task to the sums, and sum these over all processes, once."""
-        self._observe()
-        if not self._reduced and self.trainer.world_size > 1:
-            for head in [*[self.head] * bool(self.learned_tasks[-1]), *self._more]:
-                head.reduce_(lambda tensor: self.trainer.strategy.reduce(tensor, reduce_op="sum"))
-        self._reduced = True
-
-    def finish_task(self) -> None:
-        """Solve the head on the sums of all processes.
-
-        Raises:
-            DataError: a class of which no image could be learned.
-        """
-        self.data.begin_task(len(self.learned_tasks))
-        self.reduce_statistics()
-        if self.photos is not None:
-            pairs = list(chain.from_iterable(of_all_processes(self._hashed)))
-            labels, hashes = ([value for pair in pairs for value in pair[i]] for i in (0, 1))
-            self.model.add_photos(np.array(labels, dtype=np.int64), np.array(hashes, dtype=np.int64))
-            self._hashed = []
-        empty = [self.class_names[label] for label, count in self.head.class_counts().items() if not count]
-        self.refuse_empty(empty)
-        if self.learned_tasks[-1]:
-            self.model.solve()
-        for more in self._more:
-            self.model.merge(more)
-        self._more = []
-        self._tell_ridges()
-
-    def _tell_ridges(self) -> None:
-        """Log once per run that a ridge is at the cap or at an edge of its grid."""
-        for remark, sentence in about_choices(self.head.choices()).items():
-            if remark not in self._told:
-                rank_zero_info(sentence)
-            self._told.add(remark)
 
     # ------------------------------------------------------------------ prediction
 
@@ -317,9 +206,9 @@ class CIFNetModule(TaskModule):
     # ------------------------------------------------------------------ checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the model's description, as a bundle has it; its history is in the record of ``TaskMetrics``."""
+        """Add the model's description, as a bundle has it."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["cifnet"] = {**self.model.describe(), "history": [], **checkpoint["cifnet"]}
+        checkpoint["cifnet"]["model"] = self.model.describe()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check that the checkpoint belongs to this module, and take over what it says of the model.
@@ -327,8 +216,9 @@ class CIFNetModule(TaskModule):
         Engines may change, as their embeddings agree.
         """
         super().on_load_checkpoint(checkpoint)
+        about = parse(Description, checkpoint["cifnet"].get("model"), "the checkpoint")
         self.model.class_names = list(self.class_names)
-        self.model.engines = [str(name) for name in checkpoint["cifnet"].get("engines", ["torch"])]
+        self.model.engines, self.model.history = list(about.engines), list(about.history)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Return everything but the backbone, which never changes: its hash is stored instead."""
@@ -345,12 +235,10 @@ class CIFNetModule(TaskModule):
             result = super().load_state_dict(state_dict, strict=False, assign=assign)
         except (RuntimeError, TypeError, AttributeError) as error:
             raise CheckpointError(f"the checkpoint does not fit the head: {first_line(error)}") from error
-        # Checkpoints of versions that kept no content hashes have none.
-        missing = [key for key in result.missing_keys if not key.startswith(("backbone.", "photos."))]
-        unexpected = [key for key in result.unexpected_keys if not key.startswith("photos.")]
-        if strict and (missing or unexpected):
+        missing = [key for key in result.missing_keys if not key.startswith("backbone.")]
+        if strict and (missing or result.unexpected_keys):
             raise CheckpointError(
-                f"the checkpoint does not fit the head: missing {missing[:3]}, unexpected {unexpected[:3]}"
+                f"the checkpoint does not fit the head: missing {missing[:3]}, unexpected {result.unexpected_keys[:3]}"
             )
         if self.class_names and sorted(self.head.classes) != list(range(len(self.class_names))):
             raise CheckpointError(

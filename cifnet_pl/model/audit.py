@@ -27,8 +27,8 @@ from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.base import RIDGE
 from cifnet_pl.heads.confidence import fit_temperature
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
+from cifnet_pl.model.core import Model
 from cifnet_pl.model.evaluate import BINS, FEW, Evaluation
-from cifnet_pl.model.incremental import IncrementalClassifier
 from cifnet_pl.statistics import comparable, joined, left_out_groups, near_limit
 from cifnet_pl.statistics.near_copies import SAMPLED
 from cifnet_pl.utilities.errors import DataError
@@ -460,7 +460,7 @@ def _fit(points: Sequence[tuple[int, float]]) -> tuple[float, float, float] | No
 
 @contextmanager
 def embeddings_of(
-    model: IncrementalClassifier,
+    model: Model,
     source: Source,
     cache_folder: Path,
     unreadable: list[Unreadable],
@@ -506,7 +506,7 @@ def embeddings_of(
 
 
 def _embedded(
-    model: IncrementalClassifier,
+    model: Model,
     files: FileSet,
     names: list[str],
     folders: Sequence[Path],

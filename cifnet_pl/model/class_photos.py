@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +17,8 @@ from cifnet_pl.data.photos import PhotoBatch, batch_size, place_of, squares
 from cifnet_pl.data.sets import FileSet, expanded, held_back, place
 from cifnet_pl.data.sources.embeddings import EmbeddingSet, labelled
 from cifnet_pl.data.sources.folders import class_folders, file_set, listing, require_classes, require_folder
+from cifnet_pl.model.core import Model
 from cifnet_pl.model.description import class_names
-from cifnet_pl.model.incremental import IncrementalClassifier
 from cifnet_pl.utilities.errors import CheckpointError, DataError
 from cifnet_pl.utilities.text import counted
 
@@ -84,25 +83,21 @@ class ClassPhotos:
         """Return the same photos with their content hashes (n,)."""
         return replace(self, hashes=hashes_of(self.files.content, range(len(self.files))))
 
-    def held_back(self, rows: np.ndarray, share: float, stop: threading.Event) -> np.ndarray:
+    def held_back(self, rows: np.ndarray, share: float) -> np.ndarray:
         """Choose the photos of one class that are scored first; those that look alike are on the same side.
 
         Args:
             rows: (n,) positions of the class's photos.
             share: of them, never all.
-            stop: set by another thread, ends the reading of the photos.
 
         Returns:
             (n,) bool.
-
-        Raises:
-            CancelledError: ``stop`` was set.
         """
         names = [self.files.names[i] for i in rows]
-        return held_back_together(names, [self.files.root / name for name in names], share, 0, stop)
+        return held_back_together(names, [self.files.root / name for name in names], share, 0)
 
     def embedded(
-        self, model: IncrementalClassifier, title: str, unreadable: list[Unreadable], progress: bool = False
+        self, model: Model, title: str, unreadable: list[Unreadable], progress: bool = False
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Embed all photos that can be read, in batches.
 
@@ -126,7 +121,7 @@ class ClassPhotos:
             start += len(batch.files)
 
 
-def embed_batch(model: IncrementalClassifier, batch: PhotoBatch) -> Tensor:
+def embed_batch(model: Model, batch: PhotoBatch) -> Tensor:
     """Embed the photos of a batch that could be read.
 
     Args:
@@ -186,13 +181,12 @@ class ClassEmbeddings(ClassPhotos):
         names = [self.class_names[i] for i in positions]
         return ClassEmbeddings(names, files, None if self.hashes is None else self.hashes[kept])
 
-    def held_back(self, rows: np.ndarray, share: float, stop: threading.Event) -> np.ndarray:
+    def held_back(self, rows: np.ndarray, share: float) -> np.ndarray:
         """Choose the samples of one class that are scored first, by a hash of their names.
 
         Args:
             rows: (n,) positions of the class's samples.
             share: of them.
-            stop: not used, as this takes no time.
 
         Returns:
             (n,) bool.
@@ -200,7 +194,7 @@ class ClassEmbeddings(ClassPhotos):
         return held_back([self.files.names[i] for i in rows], share, 0)
 
     def embedded(
-        self, model: IncrementalClassifier, title: str, unreadable: list[Unreadable], progress: bool = False
+        self, model: Model, title: str, unreadable: list[Unreadable], progress: bool = False
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Yield the embeddings in pieces, as :meth:`ClassPhotos.embedded` does.
 
@@ -223,6 +217,6 @@ class ClassEmbeddings(ClassPhotos):
             yield rows, samples.get(rows).to(model.device)
 
 
-def samples_of(model: IncrementalClassifier) -> type[ClassPhotos]:
+def samples_of(model: Model) -> type[ClassPhotos]:
     """Return what a model learns from: photos in class folders, or a file of embeddings."""
     return ClassPhotos if model.backbone.takes_images else ClassEmbeddings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from cifnet_pl.data.photos import photos_of, squares
 from cifnet_pl.data.sources.embeddings import unlabelled
 from cifnet_pl.model.bundle import write_bundle
 from cifnet_pl.model.class_photos import embed_batch
+from cifnet_pl.model.core import Model
 from cifnet_pl.model.description import class_names
 from cifnet_pl.model.forget import Forgetting, forget
-from cifnet_pl.model.incremental import IncrementalClassifier
 from cifnet_pl.model.learn import Extension, extend
 from cifnet_pl.model.open_set import Judge, Verdict
 from cifnet_pl.photos.photo import Photo
@@ -30,46 +30,24 @@ AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """The most probable classes of one photo.
+class Prediction(Verdict):
+    """The most probable classes of one photo, and the verdict on it as far as it was asked for.
 
     Attributes:
         file: the photo; None if it was given as bytes or as an image.
         classes: names, the most probable first.
         probabilities: of ``classes``.
         unreadable: the reason why it cannot be decoded, or None.
-        verdict: whether it is known, and sets of answers, if they were asked for.
     """
 
-    file: Path | None
+    file: Path | None = None
     classes: tuple[str, ...] = ()
     probabilities: tuple[float, ...] = ()
     unreadable: str | None = None
-    verdict: Verdict = field(default_factory=Verdict)
-
-    @property
-    def known(self) -> bool | None:
-        """Whether it shows something that the model knows; None where that was not asked for."""
-        return self.verdict.known
-
-    @property
-    def novelty(self) -> float | None:
-        """Distance to everything learned, larger for less known photos; None where not asked for."""
-        return self.verdict.novelty
-
-    @property
-    def p_value(self) -> float | None:
-        """Share of photos of known classes that are at least as foreign, 0–1; None where that was not asked for."""
-        return self.verdict.p_value
-
-    @property
-    def answers(self) -> tuple[str, ...] | None:
-        """Classes among which the right one is with the promised chance; None where that was not asked for."""
-        return self.verdict.answers
 
 
-class Classifier(IncrementalClassifier):
-    """An :class:`IncrementalClassifier` that works on photos in files, as :func:`cifnet_pl.load` gives it.
+class Classifier(Model):
+    """A model that works on photos in files, as :func:`cifnet_pl.load` gives it.
 
     Example::
 
@@ -106,22 +84,58 @@ class Classifier(IncrementalClassifier):
             UsageError: something that is no photo; a share outside (0, 1), or no calibration samples to keep it with.
             UnsupportedError: this model's head cannot tell what is asked.
         """
-        top, judged = min(top, len(self.class_names)), self.judging(unknown, coverage, per_class)
-        return self._classify(photos, top, judged)
+        judged = self.judging(unknown, coverage, per_class)
 
-    def _classify(self, photos: Photo | str | Iterable[Photo | str], top: int, judged: Judged) -> Iterator[Prediction]:
-        for batch in squares(photos_of(photos), self.image_size, self.crop_ratio):
-            z = embed_batch(self, batch)
-            probabilities = self.head.probabilities(z)
-            best = probabilities.topk(top, dim=1)
-            rows = iter(zip(best.indices.tolist(), best.values.tolist(), judged(z, probabilities), strict=True))
-            for photo, reason in zip(batch.files, batch.unreadable, strict=True):
-                file = photo if isinstance(photo, Path) else None
-                if reason is not None:
-                    yield Prediction(file, unreadable=reason)
-                    continue
-                columns, shares, verdict = next(rows)
-                yield Prediction(file, tuple(self.class_names[c] for c in columns), tuple(shares), verdict=verdict)
+        def stream() -> Iterator[Prediction]:
+            for batch in squares(photos_of(photos), self.image_size, self.crop_ratio):
+                files = [photo if isinstance(photo, Path) else None for photo in batch.files]
+                readable = [file for file, reason in zip(files, batch.unreadable, strict=True) if reason is None]
+                named = self._named(embed_batch(self, batch), readable, top, judged)
+                for file, reason in zip(files, batch.unreadable, strict=True):
+                    yield next(named) if reason is None else Prediction(file=file, unreadable=reason)
+
+        return stream()
+
+    def classify_embeddings(
+        self,
+        file: Path | str,
+        top: int = 5,
+        *,
+        unknown: float | None = None,
+        coverage: float | None = None,
+        per_class: bool = False,
+    ) -> Iterator[Prediction]:
+        """Name the ``top`` most probable classes of each row of a file of embeddings, in constant memory.
+
+        Args:
+            file: .npz, .safetensors, .parquet or .arrow with ``embeddings`` (n, d) and, if wanted, ``ids`` (n,).
+            top: number of classes per row.
+            unknown, coverage, per_class: as for :meth:`classify`.
+
+        Raises:
+            DataError: the file is missing or damaged, or an embedding holds NaN or infinity.
+            UsageError: another kind of file, or as for :meth:`classify`.
+            CifnetError: the embeddings have another width than those that were learned.
+        """
+        judged = self.judging(unknown, coverage, per_class)
+
+        def stream() -> Iterator[Prediction]:
+            samples = unlabelled(Path(file).expanduser())
+            for start in range(0, len(samples), AT_ONCE):
+                rows = np.arange(start, min(start + AT_ONCE, len(samples)))
+                names = [Path(f"{samples.file}#{samples.names[row]}") for row in rows.tolist()]
+                yield from self._named(samples.get(rows).to(self.device), names, top, judged)
+
+        return stream()
+
+    def _named(self, z: Tensor, files: Sequence[Path | None], top: int, judged: Judged) -> Iterator[Prediction]:
+        """Yield the predictions for embeddings (n, d) of n files."""
+        probabilities = self.head.probabilities(z)
+        best = probabilities.topk(min(top, len(self.class_names)), dim=1)
+        answers = zip(files, best.indices.tolist(), best.values.tolist(), judged(z, probabilities), strict=True)
+        for file, columns, shares, verdict in answers:
+            names = tuple(self.class_names[column] for column in columns)
+            yield Prediction(**vars(verdict), file=file, classes=names, probabilities=tuple(shares))
 
     def judge(self, unknown: float | None = None, coverage: float | None = None, per_class: bool = False) -> Judge:
         """Return what tells unknown photos and makes sets of answers; computed once until the model changes.
@@ -152,44 +166,6 @@ class Classifier(IncrementalClassifier):
         if unknown is None and coverage is None and not per_class:
             return lambda z, probabilities: [Verdict()] * len(z)
         return self.judge(unknown, coverage, per_class).verdicts
-
-    def classify_embeddings(
-        self,
-        file: Path | str,
-        top: int = 5,
-        *,
-        unknown: float | None = None,
-        coverage: float | None = None,
-        per_class: bool = False,
-    ) -> Iterator[Prediction]:
-        """Name the ``top`` most probable classes of each row of a file of embeddings, in constant memory.
-
-        Args:
-            file: .npz, .safetensors, .parquet or .arrow with ``embeddings`` (n, d) and, if wanted, ``ids`` (n,).
-            top: number of classes per row.
-            unknown: as for :meth:`classify`.
-            coverage: as there.
-            per_class: as there.
-
-        Raises:
-            DataError: the file is missing or damaged, or an embedding holds NaN or infinity.
-            UsageError: another kind of file, or as for :meth:`classify`.
-            CifnetError: the embeddings have another width than those that were learned.
-        """
-        judged = self.judging(unknown, coverage, per_class)
-        return self._classify_embeddings(Path(file).expanduser(), min(top, len(self.class_names)), judged)
-
-    def _classify_embeddings(self, file: Path, top: int, judged: Judged) -> Iterator[Prediction]:
-        samples = unlabelled(file)
-        for start in range(0, len(samples), AT_ONCE):
-            rows = np.arange(start, min(start + AT_ONCE, len(samples)))
-            z = samples.get(rows).to(self.device)
-            probabilities = self.head.probabilities(z)
-            best, verdicts = probabilities.topk(top, dim=1), judged(z, probabilities)
-            answers = zip(rows.tolist(), best.indices.tolist(), best.values.tolist(), verdicts, strict=True)
-            for row, columns, shares, verdict in answers:
-                name = Path(f"{samples.file}#{samples.names[row]}")
-                yield Prediction(name, tuple(self.class_names[c] for c in columns), tuple(shares), verdict=verdict)
 
     def extend(
         self,

@@ -6,34 +6,23 @@ A description that comes from a file is checked by pydantic, strictly: nothing i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Annotated, Any, Literal, TypeVar
 
-import numpy as np
-import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError
-from torch import Tensor
 
 from cifnet_pl.backbones import imports
-from cifnet_pl.backbones.engines import FLOAT32
 from cifnet_pl.photos.photo import LARGEST_IMAGE
 from cifnet_pl.utilities.errors import CheckpointError
-from cifnet_pl.utilities.growing_tensors import GrowingModule
 from cifnet_pl.utilities.plugins import names_import
 from cifnet_pl.utilities.text import has_controls, printable
 
-FORMAT = 3
+FORMAT = 1
 """Version of the description and of the files that hold it, bundles and checkpoints."""
 
-READABLE = (1, 2, FORMAT)
-"""Versions that can be read."""
-
 Engine = Literal["torch", "onnxruntime"]
-
-TORCH: Engine = "torch"
-"""What ran the backbone of models that do not tell."""
 
 Text = Annotated[str, Strict()]
 Count = Annotated[int, Strict(), Field(ge=0, lt=2**63)]
@@ -54,9 +43,9 @@ class Event:
         accuracy: A_k after a task; for an extension, on the fifth of the new photos that was held back.
         old_accuracy_before: of the earlier classes, on the photos of ``--check``, before the extension.
         old_accuracy: the same afterwards.
-        date: when, in UTC; None for what older versions wrote.
+        date: when, in UTC.
         class_names: classes that were learned, merged or forgotten; None where that is not told.
-        parents: identities (:attr:`IncrementalClassifier.identity`) of the models that this step started from.
+        parents: identities (:attr:`Model.identity`) of the models that this step started from.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -103,15 +92,27 @@ class ImagesTable(Table):
     held_back: tuple[Annotated[Number, Field(gt=0, lt=1)], Annotated[int, Strict()]] | None = Field(strict=False)
 
 
+class BufferTable(Table):
+    """The settings of the buffer."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    capacity: int
+    per_class: int | None
+    strategy: str
+    seed: int
+    oversample: bool
+
+
 class Description(Table):
     """The description of a model in a bundle's ``config.json`` and in a checkpoint: everything but its tensors."""
 
     backbone: BackboneTable
-    precision: str = FLOAT32  # not told by older models
-    engines: Annotated[list[Engine], AfterValidator(_distinct)] = Field(default_factory=lambda: [TORCH])
+    precision: str
+    engines: Annotated[list[Engine], AfterValidator(_distinct)]
     images: ImagesTable
     head: dict[str, Setting]
-    buffer: dict[str, Setting] | None
+    buffer: BufferTable | None
     class_names: list[Any]
     task_sizes: list[Annotated[int, Strict(), Field(gt=0)]]
     history: list[Event] = Field(strict=False)
@@ -157,20 +158,18 @@ def _sentence(content: Any, error: ValidationError) -> str:
     return f"{'.'.join(path)} is {shown(first['input'])}, expected {' or '.join(dict.fromkeys(expected))}"
 
 
-def check_format(number: Any, where: str, kinds: Sequence[int] = READABLE) -> None:
-    """Check that a file has a format that this version reads.
+def check_format(number: Any, where: str) -> None:
+    """Check that the format that a file names is that of this version.
 
     Args:
-        number: the format that the file names.
+        number: what the file says.
         where: what an error calls the file.
-        kinds: formats that are read.
 
     Raises:
-        CheckpointError: it has another one.
+        CheckpointError: it is another one.
     """
-    if type(number) is not int or number not in kinds:
-        known = " and ".join(map(str, kinds))
-        raise CheckpointError(f"{where} has format {shown(number)}, this version reads {known}: update cifnet_pl")
+    if type(number) is not int or number != FORMAT:
+        raise CheckpointError(f"{where} has format {shown(number)}, this version reads {FORMAT}: update cifnet_pl")
 
 
 def class_names(names: Sequence[Any], where: str) -> list[str]:
@@ -218,109 +217,3 @@ def now() -> str:
 def shown(value: Any) -> str:
     """Return a value from a file as a message may show it: quoted, short, on one line."""
     return f"'{printable(str(value)[:60])}'"
-
-
-class PhotoHashes(GrowingModule):
-    """Hashes of the photos of each class; a photo that was learned twice has its hash twice.
-
-    Buffers:
-        labels: (C,) int64 label of each class that has hashes, ascending.
-        counts: (C,) int64 number of its photos.
-        content: (n,) int64 hashes, class after class, ascending within a class.
-    """
-
-    labels: Tensor
-    counts: Tensor
-    content: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("labels", "counts", "content"):
-            self.register_buffer(name, torch.zeros(0, dtype=torch.int64))
-
-    def by_label(self) -> dict[int, np.ndarray]:
-        """Return the hashes of each class: label → (n_c,) int64, ascending."""
-        parts = np.split(self.content.cpu().numpy(), np.cumsum(self.counts.cpu().numpy())[:-1])
-        return dict(zip(self.labels.tolist(), parts, strict=False))
-
-    def of(self, label: int) -> np.ndarray:
-        """Return the hashes of one class, ascending; none if it has no hashes."""
-        return self.by_label().get(label, np.zeros(0, dtype=np.int64))
-
-    @property
-    def copies(self) -> int:
-        """Number of photos that are copies of another one, of any class."""
-        return len(self.content) - len(torch.unique(self.content))
-
-    def add(self, labels: np.ndarray, hashes: np.ndarray) -> None:
-        """Add photos: (n,) labels and (n,) hashes."""
-        groups = self.by_label()
-        for label in np.unique(labels).tolist():
-            groups[label] = np.concatenate([groups.get(label, hashes[:0]), hashes[labels == label]])
-        self._set(groups)
-
-    def subtract(self, other: PhotoHashes) -> None:
-        """Remove the photos of ``other``, each as often as it occurs there."""
-        groups = self.by_label()
-        for label, hashes in other.by_label().items():
-            if label in groups:
-                groups[label] = multiset_difference(groups[label], hashes)
-        self._set(groups)
-
-    def remove(self, labels: Sequence[int]) -> None:
-        """Drop the hashes of classes."""
-        self._set({label: hashes for label, hashes in self.by_label().items() if label not in set(labels)})
-
-    def relabel(self, labels: Mapping[int, int]) -> None:
-        """Rename classes, old label → new one."""
-        self._set({labels[label]: hashes for label, hashes in self.by_label().items()})
-
-    def complete(self, counts: Mapping[int, int]) -> bool:
-        """Return whether the hash of every photo is known.
-
-        Args:
-            counts: label → number of photos learned.
-        """
-        groups = self.by_label()
-        return all(len(groups.get(label, ())) == count for label, count in counts.items())
-
-    def check(self, classes: Sequence[int], where: str) -> None:
-        """Check loaded hashes.
-
-        Args:
-            classes: labels that the head knows.
-            where: what an error calls the file.
-
-        Raises:
-            CheckpointError: the hashes do not fit these classes.
-        """
-        sizes = self.counts.tolist()
-        whole = self.labels.ndim == self.counts.ndim == self.content.ndim == 1 and len(self.labels) == len(sizes)
-        known = set(self.labels.tolist()) <= set(classes) and len(set(self.labels.tolist())) == len(sizes)
-        if not (whole and known and all(size > 0 for size in sizes) and sum(sizes) == len(self.content)):
-            raise CheckpointError(f"{where} is damaged: its content hashes do not go together with its classes")
-
-    def _set(self, groups: Mapping[int, np.ndarray]) -> None:
-        kept = {label: np.sort(groups[label]) for label in sorted(groups) if len(groups[label])}
-        device = self.content.device
-        self.labels = torch.tensor(list(kept), dtype=torch.int64, device=device)
-        self.counts = torch.tensor([len(hashes) for hashes in kept.values()], dtype=torch.int64, device=device)
-        joined = np.concatenate([np.zeros(0, dtype=np.int64), *kept.values()])
-        self.content = torch.from_numpy(joined).to(device)
-
-
-def multiset_difference(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Remove each of ``theirs`` (m,) once from ``ours`` (n,), if it occurs there.
-
-    Returns:
-        What is left, ascending.
-
-    Example:
-        >>> multiset_difference(np.array([1, 1, 2, 3]), np.array([1, 3, 4])).tolist()
-        [1, 2]
-    """
-    values, counts = np.unique(ours, return_counts=True)
-    other, less = np.unique(theirs, return_counts=True)
-    taken = dict(zip(other.tolist(), less.tolist(), strict=True))
-    left = [max(0, count - taken.get(value, 0)) for value, count in zip(values.tolist(), counts.tolist(), strict=True)]
-    return np.repeat(values, left)

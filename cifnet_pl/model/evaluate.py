@@ -10,7 +10,7 @@ from scipy.stats import binomtest
 from torchmetrics.classification import MulticlassCalibrationError
 
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
-from cifnet_pl.model.incremental import IncrementalClassifier
+from cifnet_pl.model.core import Model
 from cifnet_pl.model.known_photos import KnownPhotos, NearCopyScore
 from cifnet_pl.utilities.errors import DataError
 
@@ -149,9 +149,7 @@ class Evaluation:
         return [(self.class_names[i], self.class_names[j], int(matrix[i, j]), int(totals[i])) for i, j in pairs]
 
 
-def evaluate(
-    model: IncrementalClassifier, photos: ClassPhotos, unreadable: list[Unreadable], progress: bool = False
-) -> Evaluation:
+def evaluate(model: Model, photos: ClassPhotos, unreadable: list[Unreadable], progress: bool = False) -> Evaluation:
     """Name labelled photos and compare with their labels.
 
     Args:

@@ -20,8 +20,8 @@ from cifnet_pl.data.sets import expanded, held_back, place
 from cifnet_pl.data.sources.folders import image_files, listing, require_folder
 from cifnet_pl.heads import Head
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable, embed_batch, unreadable_of
+from cifnet_pl.model.core import M, Model
 from cifnet_pl.model.description import Event, now
-from cifnet_pl.model.incremental import IncrementalClassifier, M
 from cifnet_pl.photos.files import read_bytes
 from cifnet_pl.utilities.errors import DataError, UnsupportedError, UsageError
 from cifnet_pl.utilities.text import number_of, printable
@@ -108,7 +108,7 @@ def forget(
     return Forgetting(model, photos, *kinds, unreadable, rounding, others, recalled)
 
 
-def _recall(model: IncrementalClassifier, name: str) -> bool:
+def _recall(model: Model, name: str) -> bool:
     """Take what the head remembers of a class out of its statistics; return whether there was anything."""
     share = model.head.share_of(model.labels([name])[0])
     if share is not None:
@@ -116,7 +116,7 @@ def _recall(model: IncrementalClassifier, name: str) -> bool:
     return share is not None
 
 
-def _rounding(model: IncrementalClassifier) -> str | None:
+def _rounding(model: Model) -> str | None:
     """Return why what is subtracted does not equal what was added to 1e-8; None where it does.
 
     Another engine rounds differently, and so does torch with another batch or number of threads: measured with
@@ -129,9 +129,7 @@ def _rounding(model: IncrementalClassifier) -> str | None:
     return f"learned with engine {' and '.join(model.engines)}, taken out with {now}, which rounds otherwise"
 
 
-def subtract(
-    model: IncrementalClassifier, name: str, folders: Sequence[Path], only: bool, unreadable: list[Unreadable]
-) -> set[Path]:
+def subtract(model: Model, name: str, folders: Sequence[Path], only: bool, unreadable: list[Unreadable]) -> set[Path]:
     """Take the photos of a class out of the statistics.
 
     If the model knows the content hashes of the class's photos, they are picked out of ``folders``, which may hold
@@ -189,7 +187,7 @@ def subtract(
     return ignored
 
 
-def _learner_of(model: IncrementalClassifier, label: int, count: int) -> Head:
+def _learner_of(model: Model, label: int, count: int) -> Head:
     """Return an empty head for the ``count`` photos of one class."""
     head = model.head.fresh()
     head.begin_task([label], [count])
@@ -211,7 +209,7 @@ def _known_files(name: str, folders: Sequence[Path], known: np.ndarray) -> tuple
     return [first[value] for value in known.tolist()], others
 
 
-def _learned_files(model: IncrementalClassifier, name: str, folder: Path) -> list[Path]:
+def _learned_files(model: Model, name: str, folder: Path) -> list[Path]:
     """Find the learned photos below ``folder``: all, or those that the run's own split did not hold back."""
     require_folder(folder, "--images", "a folder or Zip archive with the photos of the class")
     with listing():
@@ -233,7 +231,7 @@ def _distinct(files: list[Path]) -> list[Path]:
     return [files[i] for i in np.sort(np.unique(hashes, return_index=True)[1])]
 
 
-def check_same(model: IncrementalClassifier, learner: Head, name: str, folders: Sequence[Path]) -> None:
+def check_same(model: Model, learner: Head, name: str, folders: Sequence[Path]) -> None:
     """Compare the class's share of the sums, if the head keeps it, with that of the photos given.
 
     Args:
@@ -292,7 +290,7 @@ class Distance:
         return self.largest <= ROUNDING * self.scale
 
 
-def distance_to_retrained(model: IncrementalClassifier, images: Path | str) -> Distance:
+def distance_to_retrained(model: Model, images: Path | str) -> Distance:
     """Learn a model's classes again from their photos, in the same tasks, and compare the scores of these photos.
 
     Args:
@@ -327,7 +325,7 @@ def distance_to_retrained(model: IncrementalClassifier, images: Path | str) -> D
     return Distance(len(z), float((ours - again).abs().max()), float(again.abs().max()))
 
 
-def _compared_files(model: IncrementalClassifier, root: Path) -> dict[str, list[Path]]:
+def _compared_files(model: Model, root: Path) -> dict[str, list[Path]]:
     """Return the photos of each class: those it learned, where it knows their contents, else all in its folder."""
     photos = ClassPhotos.find(root, "--compare")
     missing = [name for name in model.class_names if name not in photos.class_names]
@@ -345,6 +343,6 @@ def _compared_files(model: IncrementalClassifier, root: Path) -> dict[str, list[
     return {name: [first[value] for value in values if value in first] for name, values in learned.items()}
 
 
-def _embedded(model: IncrementalClassifier, files: list[Path]) -> Tensor:
+def _embedded(model: Model, files: list[Path]) -> Tensor:
     parts = [embed_batch(model, batch) for batch in squares(files, model.image_size, model.crop_ratio)]
     return torch.cat(parts) if parts else torch.zeros(0, model.head.in_features)

@@ -14,7 +14,7 @@ from cifnet_pl.data.copies import NOTHING, Duplicates, about_copies, about_label
 from cifnet_pl.data.sets import FileSet
 from cifnet_pl.data.sources.folders import about_nesting
 from cifnet_pl.model.class_photos import ClassPhotos
-from cifnet_pl.model.incremental import IncrementalClassifier
+from cifnet_pl.model.core import Model
 from cifnet_pl.model.metrics import percent
 from cifnet_pl.statistics import comparable, near_groups, near_limit, resembles
 from cifnet_pl.utilities.errors import DataError
@@ -35,7 +35,7 @@ class Repeats(NamedTuple):
     mislabelled: list[str]
 
 
-def find_repeats(model: IncrementalClassifier, photos: ClassPhotos) -> Repeats:
+def find_repeats(model: Model, photos: ClassPhotos) -> Repeats:
     """Compare photos with each other and with those that a model has learned.
 
     Args:
@@ -65,7 +65,7 @@ def find_repeats(model: IncrementalClassifier, photos: ClassPhotos) -> Repeats:
 
 
 def without_copies(
-    model: IncrementalClassifier, photos: ClassPhotos, duplicates: Duplicates
+    model: Model, photos: ClassPhotos, duplicates: Duplicates
 ) -> tuple[ClassPhotos, list[Path], list[str]]:
     """Leave out photos that the model has learned in the same class, and all but the first of those that occur twice.
 
@@ -263,7 +263,7 @@ class KnownPhotos:
         repeats: photos that were learned, that occur twice, or that are in two classes, by their contents.
     """
 
-    def __init__(self, model: IncrementalClassifier, photos: ClassPhotos):
+    def __init__(self, model: Model, photos: ClassPhotos):
         self._labels = np.array(model.labels(photos.class_names), dtype=np.int64)[photos.files.labels]
         self.repeats = find_repeats(model, photos.hashed())
         self._stored = LearnedPhotos()

@@ -9,8 +9,8 @@ from typing import Any, Generic
 
 import numpy as np
 
+from cifnet_pl.model.core import M, Model
 from cifnet_pl.model.description import Event, now
-from cifnet_pl.model.incremental import IncrementalClassifier, M
 from cifnet_pl.utilities.errors import UnsupportedError, UsageError
 from cifnet_pl.utilities.text import number_of
 
@@ -114,7 +114,7 @@ def _joined(model: M, added: M, name: str, base: M | None, distinct: bool) -> tu
     return model, [f"note: {number_of(count, 'photo')} that {name} has in common with the models before it {once}"]
 
 
-def take_out(model: IncrementalClassifier, base: IncrementalClassifier) -> None:
+def take_out(model: Model, base: Model) -> None:
     """Subtract what ``base`` learned from the sums of ``model``, which was extended from it; solve afterwards.
 
     Args:
@@ -137,7 +137,7 @@ def take_out(model: IncrementalClassifier, base: IncrementalClassifier) -> None:
         model.count_copies(before)
 
 
-def _photos(model: IncrementalClassifier) -> Counter[tuple[str, int]]:
+def _photos(model: Model) -> Counter[tuple[str, int]]:
     """Return how often each photo was learned, by class name and content hash."""
     if model.photos is None:
         return Counter()
@@ -146,16 +146,16 @@ def _photos(model: IncrementalClassifier) -> Counter[tuple[str, int]]:
     return Counter((name[label], value) for label, hashes in groups for value in hashes.tolist())
 
 
-def _lineage(model: IncrementalClassifier) -> set[str]:
+def _lineage(model: Model) -> set[str]:
     """Return the identities of a model and of all that it goes back to, as far as its history tells."""
     return {model.identity} | {parent for event in model.history for parent in event.parents}
 
 
-def _content(model: IncrementalClassifier) -> str:
+def _content(model: Model) -> str:
     return model.identity
 
 
-def absorb(model: IncrementalClassifier, other: IncrementalClassifier) -> None:
+def absorb(model: Model, other: Model) -> None:
     """Add what ``other`` learned to ``model``, which must be solved again afterwards.
 
     Args:
@@ -200,7 +200,7 @@ def absorb(model: IncrementalClassifier, other: IncrementalClassifier) -> None:
     model.history.append(_event(len(model.class_names), photos, other.history))
 
 
-def check_same_embeddings(model: IncrementalClassifier, other: IncrementalClassifier) -> None:
+def check_same_embeddings(model: Model, other: Model) -> None:
     """Check that both models make the same embedding of a photo.
 
     Args:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc, binary_roc
 
 from cifnet_pl.heads.confidence import AnswerSets, check_share, novelty_reference
-from cifnet_pl.model.incremental import IncrementalClassifier
+from cifnet_pl.model.core import Model
 from cifnet_pl.utilities.errors import UsageError
 
 
@@ -46,7 +46,7 @@ class Judge:
 
     def __init__(
         self,
-        model: IncrementalClassifier,
+        model: Model,
         unknown: float | None = None,
         coverage: float | None = None,
         per_class: bool = False,
@@ -122,7 +122,7 @@ class Judge:
 
 
 def able(
-    model: IncrementalClassifier, unknown: float | None = None, coverage: float | None = None
+    model: Model, unknown: float | None = None, coverage: float | None = None
 ) -> tuple[float | None, float | None]:
     """Return those of two shares for which this model can make a promise; None in place of the others.
 
@@ -136,7 +136,7 @@ def able(
     return unknown if model.head.tells_novelty else None, coverage if model.head.leaves_one_out else None
 
 
-def stored_samples(model: IncrementalClassifier) -> tuple[Tensor, Tensor]:
+def stored_samples(model: Model) -> tuple[Tensor, Tensor]:
     """Return the calibration samples of a model.
 
     Args:

@@ -6,25 +6,23 @@ import inspect
 import math
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.backbones.engines import PRECISIONS
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import HEADS, Head
-from cifnet_pl.heads.base import Samples, as_stored_now, fits
+from cifnet_pl.heads.base import Samples, fits
 from cifnet_pl.model.bundle import is_bundle, open_bundle
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.core import PhotoHashes
 from cifnet_pl.model.description import (
     BackboneTable,
     Description,
-    PhotoHashes,
     Table,
     check_format,
     class_names,
@@ -40,23 +38,148 @@ from cifnet_pl.utilities.text import first_line, printable
 
 Shapes = Mapping[str, tuple[int, ...]]
 
+FREE_BYTES = 2**29
+"""Memory that a head may always take; above that, in proportion to its stored tensors."""
 
-def check_shapes(
-    head: Head, buffer: CalibrationBuffer | None, tasks: Sequence[int], shapes: Shapes, where: str
-) -> None:
-    """Compare the shapes in a file with those that a head and a buffer expect.
+
+def assemble(
+    description: Any,
+    shapes: Shapes,
+    read: Callable[[], Mapping[str, Tensor]],
+    where: str,
+    download: bool = False,
+    engine: str = "auto",
+    trust: bool = False,
+    solved: bool = True,
+    backbone: Backbone | None = None,
+) -> Classifier:
+    """Build a model from what a file says; nothing is executed, and sizes are checked before memory is taken.
 
     Args:
-        head: an empty head with the settings of the file.
-        buffer: an empty buffer, or None.
-        tasks: number of classes of each task.
-        shapes: name of each stored tensor → its shape.
-        where: what an error calls the file.
+        description: as :meth:`Classifier.describe` gives it.
+        shapes: shape of every tensor in the file.
+        read: () → those tensors, called once the sizes are known to be right.
+        where: the file, for messages.
+        download: whether weights of the backbone that are not on this machine may be fetched.
+        engine: what is to run the backbone from now on.
+        trust: whether what the file names may be imported from outside the package, which executes it.
+        solved: whether the file is of a model that can predict, not of sums alone.
+        backbone: as for :func:`~cifnet_pl.model.store.read_bundle`.
 
     Raises:
-        CheckpointError: a tensor too many or too few, or of another shape.
+        CheckpointError: anything about the file that is not as it should be.
+        CifnetError: the backbone cannot be built on this machine.
     """
-    shapes = as_stored_now(shapes)
+    about = parse(Description, description, where)
+    names, tasks = class_names(about.class_names, where), about.task_sizes
+    if sum(tasks) != len(names):
+        raise CheckpointError(f"{where} is damaged: its task_sizes are of {sum(tasks)} classes, not {len(names)}")
+    if about.precision not in PRECISIONS:
+        expected = ", ".join(PRECISIONS)
+        raise CheckpointError(f"{where} was learned in precision {shown(about.precision)}, expected {expected}")
+    wanted = outside_parts(about.head.get("class"), about.backbone.name, about.backbone.architecture)
+    if wanted and not trust:
+        listed = " and ".join(printable(name)[:200] for name in wanted)
+        raise CheckpointError(
+            f"{where} needs code from outside cifnet_pl, loading it would import {listed}: "
+            "add --trust (Python: trust=True) if you know that code and trust it"
+        )
+    if backbone is None or backbone.describe() != about.backbone.model_dump():
+        backbone = _backbone(about.backbone, where, download, engine)
+    head = _head(about.head, backbone.features, shapes, where)
+    buffer = None
+    if about.buffer is not None:
+        try:
+            buffer = CalibrationBuffer(**about.buffer.model_dump())
+        except UsageError as error:
+            raise CheckpointError(f"{where}: the settings of buffer are refused: {error}") from error
+    photos = PhotoHashes()  # stays empty where a run kept none
+    others: dict[str, nn.Module] = {"buffer": buffer} if buffer is not None else {}
+    if any(name.startswith("photos.") for name in shapes):
+        others["photos"] = photos
+    keys = [f"{name}.{key}" for name, part in others.items() for key in part.state_dict()]
+    _check_shapes(head, keys, tasks, shapes, where)
+    tensors = read()
+    for name, part in {"head": head, **others}.items():
+        _load(part, f"{name}.", tensors, where)
+    _check_head(head, tasks, where, solved)
+    _check_samples(buffer, photos, head, where)
+    return Classifier(
+        backbone,
+        head,
+        buffer,
+        names,
+        about.images.image_size,
+        about.images.crop_ratio,
+        about.images.held_back,
+        about.history,
+        about.precision,
+        engines=list(about.engines),
+        photos=photos,
+    )
+
+
+# ---------------------------------------------------------------------- parts
+
+
+def _backbone(about: BackboneTable, where: str, download: bool, engine: str) -> Backbone:
+    backbone = build_backbone(about.name, about.architecture, download, engine)
+    if backbone.sha256 != about.sha256:
+        raise CheckpointError(
+            f"{where} was made with other weights of {printable(about.name)} (sha256 {printable(about.sha256[:12])}…) "
+            f"than those on this machine ({backbone.sha256[:12]}…): install the same version of the weights"
+        )
+    return backbone
+
+
+def _head(about: Mapping[str, Any], features: int, shapes: Shapes, where: str) -> Head:
+    """Return an empty head; its constructor checks the settings, once numbers of wrong kinds and sizes are excluded."""
+    settings = dict(about)
+    kind = _kind_of_head(settings.pop("class", None), where)
+    defaults = {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
+    kinds = {name: type(default) for name, default in defaults.items() if isinstance(default, bool | int)}
+    for name, expected in {**kinds, "in_features": int, "width": int}.items():
+        if name in settings and type(settings[name]) is not expected:
+            raise _wrong(where, name, settings[name], expected.__name__)
+    if settings.get("in_features") != features:
+        raise _wrong(where, "in_features", settings.get("in_features"), f"the backbone's width {features}")
+    width = max(features, settings.get("width", 0))
+    stored = 8 * sum(math.prod(shape) for shape in shapes.values())
+    if 8 * width**2 > max(FREE_BYTES, 4 * stored):
+        raise CheckpointError(f"{where} declares a head of width {width}, but stores only {stored} bytes")
+    try:
+        head = kind.from_settings(settings)
+    except Exception as error:  # settings from outside can make any constructor fail in its own way
+        raise CheckpointError(f"{where}: the settings of head are refused: {first_line(error)}") from error
+    if head.settings() != settings:
+        raise CheckpointError(f"{where}: the settings of {kind.__name__} are not complete: it is of another version")
+    return head
+
+
+def _wrong(where: str, name: str, value: Any, expected: str) -> CheckpointError:
+    return CheckpointError(f"{where} is damaged or not a model: head.{name} is {shown(value)}, expected {expected}")
+
+
+def _kind_of_head(name: Any, where: str) -> type[Head]:
+    """Return the class of a head of this package, or of one from outside that the user trusts."""
+    if isinstance(name, str) and name in HEADS:
+        return HEADS[name]
+    if not isinstance(name, str) or not names_import(name):
+        raise CheckpointError(f"{where}: head.class: {unknown_name('head', printable(str(name)), HEADS)}")
+    try:
+        kind = import_part(name)
+    except UsageError as error:
+        raise CheckpointError(f"{where}: {error}") from error
+    if not isinstance(kind, type) or not issubclass(kind, Head):
+        raise CheckpointError(f"{where}: {name} is no head, expected a subclass of cifnet_pl.heads.Head")
+    return kind
+
+
+# ---------------------------------------------------------------------- tensors
+
+
+def _check_shapes(head: Head, others: Sequence[str], tasks: Sequence[int], shapes: Shapes, where: str) -> None:
+    """Raise CheckpointError unless the tensors of a file are those of an empty ``head``, and the ``others`` by name."""
     expected = {f"head.{name}": sizes for name, sizes in head.expected_shapes(tasks).items()}
     for name, sizes in expected.items():
         if not fits(shapes.get(name, (-1,)), sizes):
@@ -64,31 +187,13 @@ def check_shapes(
                 f"{where} is damaged or of another version: tensor {name} has shape {shapes.get(name)}, which "
                 f"{sum(tasks)} classes in {len(tasks)} tasks and an embedding of width {head.in_features} do not have"
             )
-    if buffer is not None:
-        expected |= {f"buffer.{name}": () for name in buffer.state_dict()}
-    if any(name.startswith("photos.") for name in shapes):
-        expected |= {f"photos.{name}": () for name in PhotoHashes().state_dict()}
-    # Empty tensors hold nothing: older versions stored some that their head had no use for.
-    empty = {name for name, shape in shapes.items() if name.startswith("head.") and not math.prod(shape)}
-    foreign = sorted(set(shapes) - set(expected) - empty)
+    foreign = sorted(set(shapes) - set(expected) - set(others))
     if foreign:
         raise CheckpointError(f"{where} holds a tensor '{printable(foreign[0][:60])}' that its head does not have")
 
 
-def load_part(
-    module: Head | CalibrationBuffer | PhotoHashes, prefix: str, tensors: Mapping[str, Tensor], where: str
-) -> None:
-    """Load the tensors whose names begin with ``prefix``.
-
-    Args:
-        module: it is changed in place.
-        prefix: of the names of its tensors, with the dot.
-        tensors: of the whole file.
-        where: what an error calls the file.
-
-    Raises:
-        CheckpointError: one is not a dense, finite tensor whose memory is all there, or of another dtype.
-    """
+def _load(module: nn.Module, prefix: str, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Load the tensors whose names begin with ``prefix``: dense, finite, and of the module's types."""
     state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
     for key, value in state.items():
         if not _is_plain(value):
@@ -116,237 +221,47 @@ def _is_plain(tensor: Tensor) -> bool:
     )
 
 
-def check_head(head: Head, tasks: Sequence[int], where: str, solved: bool = True) -> None:
-    """Check the numbers of a loaded head: whether it is solved, and scores its classes.
-
-    Args:
-        head: the loaded head.
-        tasks: number of classes of each task.
-        where: what an error calls the file.
-        solved: whether it must be solved.
-
-    Raises:
-        CheckpointError: they do not fit together.
-    """
+def _check_head(head: Head, tasks: Sequence[int], where: str, solved: bool) -> None:
+    """Raise CheckpointError unless the numbers of a loaded head go together, and it scores its classes."""
     if solved != bool(head.solved) or bool(head.under_way):
         raise CheckpointError(f"{where} was stored in the middle of a task: go on with that run, then store it")
-    classes, numbers = sum(tasks), head.task_of.tolist()
-    in_order = numbers == [k for k, size in enumerate(tasks) for _ in range(size)]
-    if len(set(head.classes)) < classes or not in_order:
-        raise CheckpointError(f"{where} is damaged: the labels or tasks of its classes are not in order")
+    damaged = f"{where} is damaged: "
+    in_order = head.task_of.tolist() == [k for k, size in enumerate(tasks) for _ in range(size)]
+    if len(set(head.classes)) < sum(tasks) or not in_order:
+        raise CheckpointError(f"{damaged}the labels or tasks of its classes are not in order")
     if not float(head.temperature) > 0:
-        raise CheckpointError(f"{where} is damaged: its temperature is {float(head.temperature):g}")
+        raise CheckpointError(f"{damaged}its temperature is {float(head.temperature):g}")
     for module in head.modules():
         if isinstance(module, Samples):
             same = len(module.z) == len(module.y) == len(module.weight)
             if not same or not set(module.y.tolist()) <= set(head.classes):
-                raise CheckpointError(f"{where} is damaged: its samples are not all of classes that it knows")
-    if not solved:
-        if min(head.class_counts().values()) < 0:
-            raise CheckpointError(f"{where} is damaged: it has a class with fewer than no samples")
-        return
+                raise CheckpointError(f"{damaged}its samples are not all of classes that it knows")
     try:
-        counts = head.class_counts()
-        scores = head(torch.zeros(1, head.in_features))
+        least = min(head.class_counts().values())
+        scores = head(torch.zeros(1, head.in_features)) if solved else None
     except Exception as error:  # numbers that do not go together fail wherever they meet first
-        raise CheckpointError(f"{where} is damaged: its tensors do not go together ({first_line(error)})") from error
-    if min(counts.values()) < 1:
-        raise CheckpointError(f"{where} is damaged: it has a class without photos")
-    if scores.shape != (1, classes) or not torch.isfinite(scores).all():
-        raise CheckpointError(f"{where} is damaged: its head does not give {classes} finite scores")
+        raise CheckpointError(f"{damaged}its tensors do not go together ({first_line(error)})") from error
+    if least < solved:  # sums of a part of the photos may have none of a class
+        raise CheckpointError(f"{damaged}it has a class without photos")
+    if scores is not None and (scores.shape != (1, sum(tasks)) or not torch.isfinite(scores).all()):
+        raise CheckpointError(f"{damaged}its head does not give {sum(tasks)} finite scores")
 
 
-def check_buffer(buffer: CalibrationBuffer, head: Head, where: str) -> None:
-    """Check the tensors of a loaded buffer, among themselves and against the head.
-
-    Args:
-        buffer: the loaded buffer.
-        head: the loaded head.
-        where: what an error calls the file.
-
-    Raises:
-        CheckpointError: they do not fit together.
-    """
-    z, y = buffer.items()
-    whole = len(z) == len(y) == len(buffer.key) and z.is_floating_point()
-    if not whole or (len(z) and z.shape[1] != head.in_features):
-        raise CheckpointError(f"{where} is damaged: the parts of its buffer do not go together")
-    if not set(y.tolist()) <= set(head.classes):
-        raise CheckpointError(f"{where} is damaged: its buffer holds classes that the head does not know")
-
-
-T = TypeVar("T")
-
-FREE_BYTES = 2**29
-"""Memory that a head may always take; above that, in proportion to its stored tensors."""
-
-SIZES = ("in_features", "width")
-"""Settings of heads that memory depends on."""
-
-
-def assemble(
-    description: Any,
-    shapes: Shapes,
-    read: Callable[[], Mapping[str, Tensor]],
-    where: str,
-    download: bool = False,
-    engine: str = "auto",
-    trust: bool = False,
-    solved: bool = True,
-    backbone: Backbone | None = None,
-) -> Classifier:
-    """Build a model from what a file says.
-
-    Args:
-        description: as :meth:`Classifier.describe` gives it.
-        shapes: shape of every tensor in the file.
-        read: () → those tensors, called once the sizes are known to be right.
-        where: the file, for messages.
-        download: whether weights of the backbone that are not on this machine may be fetched.
-        engine: what is to run the backbone from now on.
-        trust: whether what the file names may be imported from outside the package, which executes it.
-        solved: whether the file is of a model that can predict, not of sums alone.
-        backbone: as for :func:`~cifnet_pl.model.store.read_bundle`.
-
-    Raises:
-        CheckpointError: anything about the file that is not as it should be.
-        CifnetError: the backbone cannot be built on this machine.
-    """
-    about = parse(Description, description, where)
-    names = class_names(about.class_names, where)
-    if sum(about.task_sizes) != len(names):
-        raise CheckpointError(
-            f"{where} is damaged: its task_sizes are of {sum(about.task_sizes)} classes, not {len(names)}"
-        )
-    if about.precision not in PRECISIONS:
-        raise CheckpointError(
-            f"{where} was learned in precision {shown(about.precision)}, expected {', '.join(PRECISIONS)}"
-        )
-    _refuse_imports(about, where, trust)
-    if backbone is None or backbone.describe() != about.backbone.model_dump():
-        backbone = _backbone(about.backbone, where, download, engine)
-    head = _head(about.head, backbone.features, shapes, where)
-    buffer = _buffer(about.buffer, where)
-    check_shapes(head, buffer, about.task_sizes, shapes, where)
-    tensors = read()
-    load_part(head, "head.", tensors, where)
-    check_head(head, about.task_sizes, where, solved)
+def _check_samples(buffer: CalibrationBuffer | None, photos: PhotoHashes, head: Head, where: str) -> None:
+    """Raise CheckpointError unless a loaded buffer and content hashes go together with the head."""
     if buffer is not None:
-        load_part(buffer, "buffer.", tensors, where)
-        check_buffer(buffer, head, where)
-    photos = PhotoHashes()  # empty for files of versions that kept no hashes
-    if any(name.startswith("photos.") for name in tensors):
-        load_part(photos, "photos.", tensors, where)
-        photos.check(head.classes, where)
-    images = about.images
-    return Classifier(
-        backbone,
-        head,
-        buffer,
-        names,
-        images.image_size,
-        images.crop_ratio,
-        images.held_back,
-        about.history,
-        about.precision,
-        engines=list(about.engines),
-        photos=photos,
-    )
+        z, y = buffer.items()
+        whole = len(z) == len(y) == len(buffer.key) and z.is_floating_point()
+        if not whole or (len(z) and z.shape[1] != head.in_features) or not set(y.tolist()) <= set(head.classes):
+            raise CheckpointError(f"{where} is damaged: its buffer does not go together, or with its classes")
+    labels, sizes = photos.labels.tolist(), photos.counts.tolist()
+    whole = photos.labels.ndim == photos.counts.ndim == photos.content.ndim == 1 and len(labels) == len(sizes)
+    known = set(labels) <= set(head.classes) and len(set(labels)) == len(labels)
+    if not (whole and known and all(size > 0 for size in sizes) and sum(sizes) == len(photos.content)):
+        raise CheckpointError(f"{where} is damaged: its content hashes do not go together with its classes")
 
 
-# ---------------------------------------------------------------------- parts
-
-
-def _refuse_imports(about: Description, where: str, trust: bool) -> None:
-    """Raise CheckpointError if the model needs code from outside the package, unless the user trusts it."""
-    wanted = outside_parts(about.head.get("class"), about.backbone.name, about.backbone.architecture)
-    if wanted and not trust:
-        listed = " and ".join(printable(name)[:200] for name in wanted)
-        raise CheckpointError(
-            f"{where} needs code from outside cifnet_pl, loading it would import {listed}: "
-            "add --trust (Python: trust=True) if you know that code and trust it"
-        )
-
-
-def _backbone(about: BackboneTable, where: str, download: bool, engine: str) -> Backbone:
-    backbone = build_backbone(about.name, about.architecture, download, engine)
-    if backbone.sha256 != about.sha256:
-        raise CheckpointError(
-            f"{where} was made with other weights of {printable(about.name)} (sha256 {printable(about.sha256[:12])}…) "
-            f"than those on this machine ({backbone.sha256[:12]}…): install the same version of the weights"
-        )
-    return backbone
-
-
-def _head(about: Mapping[str, Any], features: int, shapes: Shapes, where: str) -> Head:
-    settings = dict(about)
-    name = settings.pop("class", None)
-    kind = _kind_of_head(name, where)
-    if settings.get("in_features") != features:
-        raise _wrong(where, "head.in_features", settings.get("in_features"), f"the backbone's width {features}")
-    defaults = inspect.signature(kind).parameters
-    for key, value in settings.items():
-        kinds = (int,) if key in SIZES else _kinds(defaults[key].default if key in defaults else None)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise _wrong(where, f"head.{key}", value, " or ".join(kind.__name__ for kind in kinds))
-    width = max(features, settings.get("width") or 0)
-    stored = 8 * sum(math.prod(shape) for shape in shapes.values())
-    if 8 * width**2 > max(FREE_BYTES, 4 * stored):
-        raise CheckpointError(f"{where} declares a head of width {width}, but stores only {stored} bytes")
-    head = _made(kind.from_settings, settings, "head", where)
-    if head.settings() != settings:
-        raise CheckpointError(f"{where}: the settings of {name} are not complete: it is of another version")
-    return head
-
-
-def _kind_of_head(name: Any, where: str) -> type[Head]:
-    """Return the class of a head of this package, or of one from outside that the user trusts."""
-    if isinstance(name, str) and name in HEADS:
-        return HEADS[name]
-    if not isinstance(name, str) or not names_import(name):
-        raise CheckpointError(f"{where}: {unknown_name('head', printable(str(name)), HEADS)}")
-    try:
-        kind = import_part(name)
-    except UsageError as error:
-        raise CheckpointError(f"{where}: {error}") from error
-    if not isinstance(kind, type) or not issubclass(kind, Head):
-        raise CheckpointError(f"{where}: {name} is no head, expected a subclass of cifnet_pl.heads.Head")
-    return kind
-
-
-def _kinds(default: Any) -> tuple[type, ...]:
-    """Return the types that a setting with this default may have; some numbers can also be words such as "gcv"."""
-    if isinstance(default, bool | int):
-        return (type(default),)
-    return (int, float, str) if isinstance(default, float | str) else (int, float, str, bool, type(None))
-
-
-def _buffer(about: Mapping[str, Any] | None, where: str) -> CalibrationBuffer | None:
-    if about is None:
-        return None
-    if set(about) != set(CalibrationBuffer(1).settings()):
-        raise CheckpointError(f"{where}: the settings of the buffer are not those of this version")
-    kinds: dict[str, tuple[type, ...]] = {"per_class": (int, type(None)), "strategy": (str,), "oversample": (bool,)}
-    for key, value in about.items():
-        if type(value) not in kinds.get(key, (int,)):
-            raise _wrong(where, f"buffer.{key}", value, kinds.get(key, (int,))[0].__name__)
-    return _made(lambda known: CalibrationBuffer(**known), about, "buffer", where)
-
-
-def _wrong(where: str, entry: str, value: Any, expected: str) -> CheckpointError:
-    return CheckpointError(
-        f"{where} is damaged or not a model: {printable(entry)} is {shown(value)}, expected {expected}"
-    )
-
-
-def _made(make: Callable[[Mapping[str, Any]], T], settings: Mapping[str, Any], name: str, where: str) -> T:
-    try:
-        return make(settings)
-    except Exception as error:  # settings from outside can make any constructor fail in its own way
-        raise CheckpointError(f"{where}: the settings of {name} are refused: {first_line(error)}") from error
-
-
-MODULE = "CIFNetModule"
+# ---------------------------------------------------------------------- places
 
 
 def load(
@@ -464,72 +379,29 @@ def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
     return content
 
 
-class SettingsTable(Table):
-    """The settings of a run: the class of its module, and in files of format 1 head and buffer as well."""
-
-    module: str
-    head: dict[str, Any] = Field(default_factory=dict)
-    buffer: dict[str, Any] = Field(default_factory=dict)
-
-
 class RunTable(Table):
     """The state of a run, as far as a model needs it."""
 
     under_way: bool
-    settings: SettingsTable
-
-
-class RecordTable(Table):
-    """Measurements of the tasks of a run."""
-
-    rows: list[dict[str, Any]]
-    dates: list[str | None] = Field(default_factory=list)
+    settings: dict[str, Any]
+    model: Any = None
 
 
 def _from_checkpoint(path: Path, download: bool, engine: str, trust: bool) -> Classifier:
     content, where = read_checkpoint(path), str(path)
-    description = content["cifnet"]
-    if isinstance(description, dict):
-        check_format(description.get("format"), where)
-    run = parse(RunTable, description, where)
-    if run.settings.module != MODULE:
-        raise CheckpointError(f"{path} is of a {printable(run.settings.module)}, expected a {MODULE}")
+    state = content["cifnet"]
+    if isinstance(state, dict):
+        check_format(state.get("format"), where)
+    run = parse(RunTable, state, where)
+    if run.model is None:
+        raise CheckpointError(f"{path} is of a {shown(run.settings.get('module'))}, expected a CIFNetModule")
     if run.under_way:
         raise CheckpointError(f"{path} was saved in the middle of a task: finish the run with --ckpt_path last first")
-    if description["format"] == 1:
-        empty = run.settings.buffer == {"capacity": 0}
-        description = {**description, "head": run.settings.head, "buffer": None if empty else run.settings.buffer}
-    history = _history(content.get("callbacks"), description, where)
-    if isinstance(sizes := description.get("task_sizes"), list):
-        # Tasks that only brought more samples of known classes are none to the head.
-        description = {**description, "task_sizes": [size for size in sizes if size != 0]}
-    tensors = _tensors(content["state_dict"], where)
-    shapes = {key: tuple(value.shape) for key, value in tensors.items()}
-    return assemble({**description, "history": history}, shapes, lambda: tensors, where, download, engine, trust)
-
-
-def _tensors(state: Any, where: str) -> dict[str, Tensor]:
-    if not isinstance(state, dict):
+    tensors = content["state_dict"]
+    if not isinstance(tensors, dict):
         raise CheckpointError(f"{where} is damaged or not a model: its state_dict is not a table")
-    wrong = [key for key, value in state.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
+    wrong = [key for key, value in tensors.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
     if wrong:
         raise CheckpointError(f"{where} is damaged: '{printable(str(wrong[0]))}' is not a tensor")
-    return dict(state)
-
-
-def _history(callbacks: Any, description: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """Return the tasks of a run's record as events with dates and class names."""
-    record = callbacks.get("TaskMetrics") if isinstance(callbacks, Mapping) else None
-    table = parse(RecordTable, record, where) if record is not None else RecordTable(rows=[])
-    rows, names = table.rows, iter(description.get("class_names", []))
-    dates = table.dates if len(table.dates) == len(rows) else [None] * len(rows)
-    tasks = [list(islice(names, size)) for size in description.get("task_sizes", [])]
-    told: list[dict[str, Any]] = [{"date": date} for date in dates]
-    if len(tasks) == len(rows):
-        told = [{**event, "class_names": task} for event, task in zip(told, tasks, strict=True)]
-    columns = {"classes": "classes_seen", "accuracy": "A_k", "seconds": "train_seconds"}
-    columns |= {name: name for name in ("energy_kwh", "energy_source")}
-    return [
-        {"what": "task", **{ours: row.get(theirs) for ours, theirs in columns.items()}, **event}
-        for row, event in zip(rows, told, strict=True)
-    ]
+    shapes = {key: tuple(value.shape) for key, value in tensors.items()}
+    return assemble(run.model, shapes, lambda: tensors, where, download, engine, trust)

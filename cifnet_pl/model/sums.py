@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -269,10 +268,6 @@ def _gaps(parts: Sequence[Part]) -> list[Part]:
     return missing
 
 
-AT_ONCE = 256
-"""Embeddings that are added to the sums at once, at least."""
-
-
 @dataclass(frozen=True)
 class Shard:
     """Number ``index`` (from 1) of ``count`` parts of nearly the same size."""
@@ -361,27 +356,22 @@ class ShardLearner:
             DataError: an image that cannot be read.
             NonFiniteError: an embedding that holds NaN or Inf.
         """
-        rows_of_shard, names = self.part(shard), self.source.class_names
-        head = self.make_head(self.backbone.features)
-        model = Classifier(self.backbone, head, None, [], self.image_size, self.crop_ratio)
+        part, source = self.part(shard), self.source
+        model = Classifier(
+            self.backbone, self.make_head(self.backbone.features), None, [], self.image_size, self.crop_ratio
+        )
         if self.backbone.takes_images:
             model.note_engines([model.engine])
-        model.begin_task(names)
-        assert model.photos is not None
-        waiting: list[tuple[Tensor, Tensor]] = []
-        rows = np.arange(rows_of_shard.start, rows_of_shard.stop)
-        for z, embedded_rows in chain(self._embedded(model, rows), [(torch.zeros(0, head.in_features), rows[:0])]):
-            labels = self.source.train.labels[embedded_rows]
-            if len(embedded_rows):
-                model.photos.add(labels, hashes_of(self.source.train.content, embedded_rows.tolist()))
-                waiting.append((z, torch.from_numpy(labels)))
-            if sum(len(y) for _, y in waiting) >= AT_ONCE or (waiting and not len(embedded_rows)):
-                zs, ys = zip(*waiting, strict=True)
-                head.observe(torch.cat(zs), torch.cat(ys).to(model.device))
-                waiting = []
-        model.head = head.fresh()
-        model.head.merge_(head)  # nothing of the task that was under way is left
-        return PartialSums(model, [rows_of_shard], shard.name)
+        model.begin_task(source.class_names)
+        for z, rows in self._embedded(model, np.arange(part.start, part.stop)):
+            labels = torch.from_numpy(source.train.labels[rows]).to(model.device)
+            hashes = hashes_of(source.train.content, rows.tolist())
+            model.observe(z, labels, torch.from_numpy(hashes), hashes)
+        model.add_up()
+        sums = model.head.fresh()
+        sums.merge_(model.head)  # nothing of the task that is under way is left
+        model.head = sums
+        return PartialSums(model, [part], shard.name)
 
     def _embedded(self, model: Classifier, rows: np.ndarray) -> Iterator[tuple[Tensor, np.ndarray]]:
         """Yield embeddings (n, d) and the positions (n,) of their samples."""

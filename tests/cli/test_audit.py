@@ -11,7 +11,7 @@ import pytest
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.audit import more_photos
 from cifnet_pl.model.audit import LearningCurve
-from cifnet_pl.model.incremental import IncrementalClassifier
+from cifnet_pl.model.core import Model
 from cifnet_pl.statistics import near_copies
 from tests.cli.test_evaluate import bundle
 from tests.command_line import learned, make_photos
@@ -120,7 +120,7 @@ def test_the_network_is_not_touched_again(made: Path, monkeypatch: pytest.Monkey
     def embed(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(IncrementalClassifier, "embed", embed)
+    monkeypatch.setattr(Model, "embed", embed)
     assert run(made, "--overwrite") == 0
     assert (made / "out" / "photos.csv").read_bytes() == first
 

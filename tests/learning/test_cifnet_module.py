@@ -16,7 +16,7 @@ from cifnet_pl.backbones import Preprocessing
 from cifnet_pl.data.loading import sample_key
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.learning.callbacks import TaskCheckpoint, TaskMetrics
-from cifnet_pl.learning.cifnet_module import AT_ONCE
+from cifnet_pl.model.core import AT_ONCE
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.command_line import fit
 from tests.lightning_runs import digits, module, trainer

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cifnet_pl.model.description import READABLE, Description, check_format, class_names, parse, shown
+from cifnet_pl.model.description import FORMAT, Description, check_format, class_names, parse, shown
 from cifnet_pl.utilities.errors import CheckpointError
 from tests.models import learned
 
@@ -45,10 +45,10 @@ def test_names_that_are_not_safe_are_refused(names: list[Any]):
 
 
 def test_formats_of_other_versions_are_refused():
-    for number in READABLE:
-        check_format(number, "the file")
-    with pytest.raises(CheckpointError, match="update cifnet_pl"):
-        check_format(READABLE[-1] + 1, "the file")
+    check_format(FORMAT, "the file")
+    for number in (FORMAT + 1, str(FORMAT), True, None):
+        with pytest.raises(CheckpointError, match="the file has format"):
+            check_format(number, "the file")
 
 
 def test_values_are_shown_short_and_on_one_line():

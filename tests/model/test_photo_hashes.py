@@ -13,7 +13,7 @@ from cifnet_pl.cli.info import lines
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads import ridge as ridge_notes
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.description import PhotoHashes, multiset_difference
+from cifnet_pl.model.core import PhotoHashes, multiset_difference
 from cifnet_pl.model.merge import merge
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.cli.test_extend import assert_same_scores, fit

@@ -57,7 +57,7 @@ def changed(*keys: Any, to: Any) -> Callable[[dict[str, Any]], None]:
 
 
 DESCRIPTIONS = [
-    (changed("format", to=4), "format .4., this version reads 1 and 2 and 3"),
+    (changed("format", to=2), "format"),
     (changed("format", to=True), "format"),
     (changed("head", to=None), "head is 'None', expected a valid dictionary"),
     (changed("head", "class", to="os.system"), "would import os.system: add --trust"),
@@ -168,7 +168,7 @@ TENSORS = [
     (poke("head.under_way", 1), "middle of a task"),
     (poke("head.cohorts.0.sums.counts", 0), "without photos"),
     (poke("head.cohorts.0.sums.counts", -(2**62)), "without photos"),
-    (poke("buffer.y", 99), "does not know"),
+    (poke("buffer.y", 99), "buffer"),
     (poke("buffer.z", float("nan")), "finite"),
     (put("head.labels", None), "head.labels"),
     (put("head.labels", torch.zeros(6)), "torch.float32"),
@@ -416,14 +416,15 @@ def widen_quietly(content: dict[str, Any]) -> None:
 
 CHECKPOINTS = [
     (lambda c: c.pop("cifnet"), "cifnet"),
-    (lambda c: c["cifnet"].pop("images"), "images"),
+    (lambda c: c["cifnet"].update(format=2), "format"),
+    (lambda c: c["cifnet"]["model"].pop("images"), "images"),
     (lambda c: c["cifnet"].update(under_way=True), "middle of a task"),
-    (lambda c: c["cifnet"]["settings"].update(module="FineTune"), "FineTune"),
-    (lambda c: c["cifnet"]["head"].update({"class": "posix.system"}), "would import posix.system: add --trust"),
-    (lambda c: c["cifnet"].update(class_names=["..", "b", "c", "d"]), "path"),
+    (lambda c: (c["cifnet"].pop("model"), c["cifnet"]["settings"].update(module="FineTune")), "FineTune"),
+    (lambda c: c["cifnet"]["model"]["head"].update({"class": "posix.system"}), "posix.system"),
+    (lambda c: c["cifnet"]["model"].update(class_names=["..", "b", "c", "d"]), "path"),
     (lambda c: c["state_dict"].update(x=1), "not a tensor"),
     (lambda c: c.update(state_dict=[]), "state_dict"),
-    (lambda c: c["callbacks"].update(TaskMetrics={"rows": 3}), "rows"),
+    (lambda c: c["cifnet"]["model"].update(history=3), "history"),
     (widen, "shape"),
     (widen_quietly, "whole tensor"),
 ]

@@ -19,6 +19,7 @@ from cifnet_pl.data.sets import ImageSet
 from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor
 from cifnet_pl.learning.callbacks.prequential import PrequentialAccuracy
+from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.resume import flat_settings
 from cifnet_pl.learning.run_record import (
     RunRecord,
@@ -31,7 +32,7 @@ from cifnet_pl.learning.run_record import (
     run_folder,
 )
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.model.description import now
+from cifnet_pl.model.description import Event, now
 from cifnet_pl.model.metrics import average_accuracy, forgetting
 from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.files import of_all_processes, write_text
@@ -157,6 +158,18 @@ class TaskMetrics(Callback):
             **(asdict(checks.measured) if checks else {}),
         )
         record.rows.append(row)
+        if isinstance(module, CIFNetModule):  # the life of the model, as a bundle tells it
+            event = Event(
+                "task",
+                row.classes_seen,
+                accuracy=row.A_k,
+                seconds=row.train_seconds,
+                energy_kwh=row.energy_kwh,
+                energy_source=row.energy_source,
+                date=record.dates[-1],
+                class_names=list(module.learned_tasks[-1]),
+            )
+            module.model.history.append(event)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the summary of a run that learned all its tasks, now or before it was interrupted.

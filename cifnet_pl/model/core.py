@@ -1,0 +1,556 @@
+"""A model: a frozen backbone, a head, a buffer and class names. It embeds, learns task by task, describes itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cifnet_pl.backbones import Backbone
+from cifnet_pl.backbones.engines import FLOAT32, autocast
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.heads import Head
+from cifnet_pl.heads.confidence import calibrate
+from cifnet_pl.model.description import Event, class_names, outside_parts
+from cifnet_pl.utilities.errors import (
+    CheckpointError,
+    NonFiniteError,
+    UnsupportedError,
+    UsageError,
+    check_embeddings,
+    unknown_name,
+)
+from cifnet_pl.utilities.files import of_all_processes
+from cifnet_pl.utilities.growing_tensors import GrowingModule, fingerprint
+from cifnet_pl.utilities.plugins import import_name
+from cifnet_pl.utilities.text import about_spellings, printable
+
+AT_ONCE = 256
+"""Embeddings that are added to the sums at once, at least: a Gram matrix is read and written for each addition."""
+
+
+class PhotoHashes(GrowingModule):
+    """Content hashes of the photos of each class; a photo that was learned twice has its hash twice.
+
+    Buffers:
+        labels: (C,) int64 label of each class that has hashes, ascending.
+        counts: (C,) int64 number of its photos.
+        content: (n,) int64 hashes, class after class, ascending within a class.
+    """
+
+    labels: Tensor
+    counts: Tensor
+    content: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("labels", "counts", "content"):
+            self.register_buffer(name, torch.zeros(0, dtype=torch.int64))
+
+    def by_label(self) -> dict[int, np.ndarray]:
+        """Return the hashes of each class: label → (n_c,) int64, ascending."""
+        parts = np.split(self.content.cpu().numpy(), np.cumsum(self.counts.cpu().numpy())[:-1])
+        return dict(zip(self.labels.tolist(), parts, strict=False))
+
+    def of(self, label: int) -> np.ndarray:
+        """Return the hashes of one class, ascending; none if it has no hashes."""
+        return self.by_label().get(label, np.zeros(0, dtype=np.int64))
+
+    @property
+    def copies(self) -> int:
+        """Number of photos that are copies of another one, of any class."""
+        return len(self.content) - len(torch.unique(self.content))
+
+    def add(self, labels: np.ndarray, hashes: np.ndarray) -> None:
+        """Add photos: (n,) labels and (n,) hashes."""
+        groups = self.by_label()
+        for label in np.unique(labels).tolist():
+            groups[label] = np.concatenate([groups.get(label, hashes[:0]), hashes[labels == label]])
+        self._set(groups)
+
+    def subtract(self, other: PhotoHashes) -> None:
+        """Remove the photos of ``other``, each as often as it occurs there."""
+        groups = self.by_label()
+        for label, hashes in other.by_label().items():
+            if label in groups:
+                groups[label] = multiset_difference(groups[label], hashes)
+        self._set(groups)
+
+    def remove(self, labels: Sequence[int]) -> None:
+        """Drop the hashes of classes."""
+        self._set({label: hashes for label, hashes in self.by_label().items() if label not in set(labels)})
+
+    def relabel(self, labels: Mapping[int, int]) -> None:
+        """Rename classes, old label → new one."""
+        self._set({labels[label]: hashes for label, hashes in self.by_label().items()})
+
+    def complete(self, counts: Mapping[int, int]) -> bool:
+        """Return whether the hash of every photo is known.
+
+        Args:
+            counts: label → number of photos learned.
+        """
+        groups = self.by_label()
+        return all(len(groups.get(label, ())) == count for label, count in counts.items())
+
+    def _set(self, groups: Mapping[int, np.ndarray]) -> None:
+        kept = {label: np.sort(groups[label]) for label in sorted(groups) if len(groups[label])}
+        device = self.content.device
+        self.labels = torch.tensor(list(kept), dtype=torch.int64, device=device)
+        self.counts = torch.tensor([len(hashes) for hashes in kept.values()], dtype=torch.int64, device=device)
+        joined = np.concatenate([np.zeros(0, dtype=np.int64), *kept.values()])
+        self.content = torch.from_numpy(joined).to(device)
+
+
+def multiset_difference(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """Remove each of ``theirs`` (m,) once from ``ours`` (n,), if it occurs there.
+
+    Returns:
+        What is left, ascending.
+
+    Example:
+        >>> multiset_difference(np.array([1, 1, 2, 3]), np.array([1, 3, 4])).tolist()
+        [1, 2]
+    """
+    values, counts = np.unique(ours, return_counts=True)
+    other, less = np.unique(theirs, return_counts=True)
+    taken = dict(zip(other.tolist(), less.tolist(), strict=True))
+    left = [max(0, count - taken.get(value, 0)) for value, count in zip(values.tolist(), counts.tolist(), strict=True)]
+    return np.repeat(values, left)
+
+
+@dataclass
+class TaskUnderWay:
+    """What a model has observed of a task, and not yet added to its sums.
+
+    Attributes:
+        introduces: whether the task has classes that are new.
+        more: a head that learns more samples of known classes; None if there are none.
+        waiting: embeddings and labels of batches that are added together.
+        hashes: labels and content hashes of the photos observed.
+    """
+
+    introduces: bool
+    more: Head | None
+    waiting: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    hashes: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+
+    def known(self, y: Tensor) -> Tensor:
+        """Return which samples with labels ``y`` (n,) are of classes that were learned before: (n,) bool."""
+        return torch.zeros_like(y, dtype=torch.bool) if self.more is None else torch.isin(y, self.more.labels)
+
+
+M = TypeVar("M", bound="Model")
+
+
+@dataclass
+class Model:
+    """A model that embeds, predicts, and learns task by task; between tasks, its head is solved.
+
+    A task is ``begin_task``, ``observe`` for every batch, then ``finish_task``. That is how a run, ``extend``, the
+    sums of shards and the service learn alike.
+
+    Attributes:
+        backbone: the frozen network.
+        head: the closed-form classifier.
+        buffer: the calibration buffer, or None where the head has no use for one.
+        class_names: name of each column of the head's scores.
+        image_size: side in pixels of the squares that the backbone gets.
+        crop_ratio: share of a photo's short side that is cropped.
+        held_back: share and seed by which the run held photos back for testing; None if it did not split by itself.
+        history: the model's life, oldest first.
+        precision: what the backbone computes in (:mod:`cifnet_pl.backbones.engines`), as in the run; another one is
+            good enough to predict, but not to forget.
+        engines: what ran the backbone when the model learned (:mod:`cifnet_pl.backbones.engines`), each once: "torch",
+            "onnxruntime".
+        calibrated: whether to fit the temperature from the first task on; a model whose temperature was fitted once is
+            calibrated again after every change in any case.
+        photos: content hashes of the photos learned, so that each is counted once; None to keep none.
+    """
+
+    backbone: Backbone
+    head: Head
+    buffer: CalibrationBuffer | None
+    class_names: list[str]
+    image_size: int
+    crop_ratio: float = 1.0
+    held_back: tuple[float, int] | None = None
+    history: list[Event] = field(default_factory=list)
+    precision: str = FLOAT32
+    calibrated: bool = False
+    engines: list[str] = field(default_factory=list)
+    photos: PhotoHashes | None = field(default_factory=PhotoHashes)
+    _task: TaskUnderWay | None = field(default=None, init=False, repr=False, compare=False)
+
+    # ------------------------------------------------------------------ what is known
+
+    @property
+    def tasks(self) -> list[list[str]]:
+        """Class names of each task, in the order learned."""
+        name = dict(zip(self.head.classes, self.class_names, strict=True))
+        return [[name[label] for label in task] for task in self.head.tasks]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Distinct photos learned of each class."""
+        return dict(zip(self.class_names, self.head.class_counts().values(), strict=True))
+
+    @property
+    def knows_photos(self) -> bool:
+        """Whether the content hash of every learned photo is known."""
+        return self.photos is not None and self.photos.complete(self.head.class_counts())
+
+    @property
+    def identity(self) -> str:
+        """Hash of class names and all tensors, 16 hex digits: what later models name as their parent."""
+        tensors = {name: tensor for name, tensor in self.tensors().items() if not name.startswith("photos.")}
+        return fingerprint(repr(self.class_names), tensors)[:16]
+
+    @property
+    def outside_parts(self) -> list[str]:
+        """Imports from outside the package that whoever reads this model from a file must trust."""
+        return outside_parts(import_name(type(self.head)), self.backbone.name, self.backbone.architecture)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the head's tensors."""
+        return self.head.labels.device
+
+    @property
+    def engine(self) -> str:
+        """Name of what runs the backbone now: "torch" or "onnxruntime"."""
+        return self.backbone.engine(self.device.type, self.precision)
+
+    @property
+    def stored_samples(self) -> tuple[Tensor, Tensor] | None:
+        """The buffer's embeddings (n, d) and labels (n,); None if there are none."""
+        return self.buffer.items() if self.buffer is not None and len(self.buffer.y) else None
+
+    def labels(self, names: Iterable[str]) -> list[int]:
+        """Return the head's label of each class name.
+
+        Raises:
+            UsageError: a name that is not known.
+        """
+        label = dict(zip(self.class_names, self.head.classes, strict=True))
+        names = list(names)
+        missing = [name for name in names if name not in label]
+        if missing:
+            raise unknown_name("class", printable(missing[0]), [printable(name) for name in self.class_names])
+        return [label[name] for name in names]
+
+    def warnings_of(self, names: Iterable[str]) -> list[str]:
+        """Return what to tell who teaches the classes ``names``: those written in two ways, or removed before."""
+        names = list(names)
+        spellings = about_spellings(names, self.class_names)
+        warnings = [spellings] if spellings else []
+        new = [printable(name) for name in names if name not in set(self.class_names)]
+        if new and self.remembers_removed:
+            listed = ", ".join(new[:5]) + (", …" if len(new) > 5 else "")
+            warnings.append(
+                f"note: a class was removed from this model without its photos; if it is among {listed}, "
+                "those photos count against it"
+            )
+        return warnings
+
+    @property
+    def removals(self) -> list[Event]:
+        """Steps in which classes were removed without their photos."""
+        return [event for event in self.history if event.what == "forget" and event.photos is None]
+
+    @property
+    def remembers_removed(self) -> bool:
+        """Whether photos of a class that was removed may still count against what is learned."""
+        return bool(self.removals) and self.head.counterexamples
+
+    def state_elements(self) -> dict[str, int]:
+        """Count the numbers kept, by component: the head's own, and the buffer's."""
+        return {**self.head.state_elements(), "buffer": self.buffer.state_elements() if self.buffer else 0}
+
+    # ------------------------------------------------------------------ copies and storage
+
+    def to(self: M, device: torch.device | str) -> M:
+        """Move everything to a device, in place."""
+        for module in (self.backbone, self.head, self.buffer, self.photos):
+            if module is not None:
+                module.to(device)
+        return self
+
+    def clone(self: M) -> M:
+        """Return a copy that learns on its own; the frozen backbone is shared."""
+        return replace(
+            self,
+            head=copy.deepcopy(self.head),
+            buffer=copy.deepcopy(self.buffer),
+            photos=copy.deepcopy(self.photos),
+            class_names=list(self.class_names),
+            history=list(self.history),
+            engines=list(self.engines),
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Return everything but the tensors, as plain numbers, strings, lists and dictionaries."""
+        return {
+            "backbone": self.backbone.describe(),
+            "precision": self.precision,
+            "engines": list(self.engines),
+            "images": {
+                "image_size": self.image_size,
+                "crop_ratio": self.crop_ratio,
+                "held_back": list(self.held_back) if self.held_back else None,
+            },
+            "head": {"class": import_name(type(self.head)), **self.head.settings()},
+            "buffer": self.buffer.settings() if self.buffer is not None else None,
+            "class_names": list(self.class_names),
+            "task_sizes": [len(task) for task in self.head.tasks],
+            "history": [asdict(event) for event in self.history],
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors on the CPU, named ``head.…``, ``buffer.…`` and ``photos.…``."""
+        parts = {"head": self.head, "buffer": self.buffer, "photos": self.photos}
+        return {
+            f"{name}.{key}": value.detach().cpu().contiguous()
+            for name, module in parts.items()
+            if module is not None
+            for key, value in module.state_dict().items()
+        }
+
+    # ------------------------------------------------------------------ prediction
+
+    def embed(self, images: Tensor, name: Callable[[int], str] | None = None) -> Tensor:
+        """Embed images with the frozen backbone.
+
+        Args:
+            images: (n, 3, s, s) uint8 with s = ``image_size``, on any device.
+            name: position in ``images`` → what an error calls that image.
+
+        Returns:
+            (n, d) float32 embeddings.
+
+        Raises:
+            NonFiniteError: an embedding holds NaN or Inf.
+        """
+        with autocast(self.device.type, self.precision):
+            z: Tensor = self.backbone(images.to(self.device))
+        try:
+            check_embeddings(z, self.head.in_features)
+        except NonFiniteError as error:
+            if name is None:
+                raise
+            raise NonFiniteError(f"{name(error.rows[0])}: {error}", error.rows) from error
+        return z
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        """Return the calibrated probabilities of images.
+
+        Args:
+            images: (n, 3, s, s) uint8.
+
+        Returns:
+            (n, C) float64, columns as ``class_names``.
+        """
+        return self.head.probabilities(self.embed(images))
+
+    # ------------------------------------------------------------------ learning
+
+    def check_task(self, names: Sequence[str]) -> None:
+        """Check that this model can learn classes ``names``, new ones and more samples of known ones.
+
+        Raises:
+            UnsupportedError: a class that is known, and a head that cannot take in more samples of it.
+            UsageError: a buffer that is too small for so many classes.
+        """
+        known = [name for name in names if name in set(self.class_names)]
+        if known:
+            try:
+                self.head.require("pools")
+            except UnsupportedError as error:
+                name = printable(known[0])
+                raise UnsupportedError(
+                    f"cannot add photos to class '{name}', which is learned already: {error}"
+                ) from error
+        if self.buffer is not None:
+            self.buffer.quota(max(1, len(self.class_names) + len(names) - len(known)))
+
+    def begin_task(self, names: Sequence[str], counts: Sequence[int] | None = None) -> None:
+        """Open a task of new classes, and of more samples of known ones.
+
+        Args:
+            names: of its classes.
+            counts: their numbers of samples, if known.
+
+        Raises:
+            UsageError, UnsupportedError: no name, or as for :meth:`check_task`.
+        """
+        self.check_task(names)
+        label = dict(zip(self.class_names, self.head.classes, strict=True))
+        old = [i for i, name in enumerate(names) if name in label]
+        new = [i for i, name in enumerate(names) if name not in label]
+
+        def counts_of(positions: list[int]) -> list[int] | None:
+            return None if counts is None else [counts[i] for i in positions]
+
+        more = None
+        if old:
+            more = self.head.fresh()
+            more.begin_task([label[names[i]] for i in old], counts_of(old))
+        if self.buffer is not None:
+            self.buffer.discard_pending()
+        if new or not old:
+            start = max(label.values(), default=-1) + 1
+            self.head.note_names({start + k: names[i] for k, i in enumerate(new)})
+            self.head.begin_task(range(start, start + len(new)), counts_of(new))
+            self.class_names += [names[i] for i in new]
+        self._task = TaskUnderWay(bool(new), more)
+
+    def observe(self, z: Tensor, y: Tensor, key: Tensor, hashes: np.ndarray | None = None) -> None:
+        """Add samples of the task begun last: to the head's sums, and as candidates to the buffer.
+
+        Args:
+            z: (n, d) float embeddings.
+            y: (n,) int64 labels, as ``labels`` gives them.
+            key: (n,) int64 identity of each photo, see :func:`cifnet_pl.data.loading.sample_key`.
+            hashes: (n,) int64 content hashes, kept if the model keeps them.
+        """
+        task = self._under_way()
+        if self.buffer is not None:
+            known = task.known(y)
+            self.buffer.add(z[~known], y[~known], key[~known])
+            if known.any():
+                self.buffer.add_more(z[known], y[known], key[known])
+        if hashes is not None and self.photos is not None:
+            task.hashes.append((y.cpu().numpy(), hashes))
+        task.waiting.append((z, y))
+        if sum(len(labels) for _, labels in task.waiting) >= AT_ONCE:
+            self._add_waiting(task)
+
+    def _under_way(self) -> TaskUnderWay:
+        if self._task is None:
+            raise UsageError("no task has begun: call begin_task() first")
+        return self._task
+
+    def _add_waiting(self, task: TaskUnderWay) -> None:
+        if not task.waiting:
+            return
+        z, y = (torch.cat(parts) for parts in zip(*task.waiting, strict=True))
+        task.waiting.clear()
+        known = task.known(y)
+        if task.more is not None:
+            task.more.observe(z[known], y[known])
+        if not known.all():
+            self.head.observe(z[~known], y[~known])
+
+    def add_up(self, reduce: Callable[[Tensor], object] | None = None) -> None:
+        """Bring into the sums all that was observed, in every process.
+
+        Args:
+            reduce: replaces a tensor by its sum over all processes; None where one process learns alone.
+        """
+        task = self._under_way()
+        self._add_waiting(task)
+        hashes, task.hashes = task.hashes, []
+        if reduce is not None:
+            if task.introduces:
+                self.head.reduce_(reduce)
+            if task.more is not None:
+                task.more.reduce_(reduce)
+            hashes = [pair for pairs in of_all_processes(hashes) for pair in pairs]
+            if self.buffer is not None:
+                candidates = of_all_processes([part.cpu() for part in self.buffer.pending()])
+                parts = [part for part in candidates if len(part[1])]
+                if parts:
+                    z, y, key = (torch.cat(group).to(self.device) for group in zip(*parts, strict=True))
+                    self.buffer.replace_pending(z, y, key)
+        if self.photos is not None and hashes:
+            before = self.photos.copies
+            self.photos.add(*(np.concatenate(column) for column in zip(*hashes, strict=True)))
+            self.count_copies(before)
+
+    def finish_task(self) -> None:
+        """End the task: update the buffer, then solve the head (the paper's Algorithm 1)."""
+        self.add_up()
+        task, self._task = self._under_way(), None
+        if self.buffer is not None:
+            if task.introduces:
+                self.buffer.show_to(self.head)
+            self.buffer.commit()
+        if task.more is not None:
+            if task.introduces:
+                self.head.solve()
+            self.head.merge_(task.more)
+        self.solve()
+
+    def abort_task(self) -> None:
+        """Forget the task that is under way, and all that was observed since it began."""
+        self.head.abort_task()
+        del self.class_names[len(self.head.classes) :]
+        if self.buffer is not None:
+            self.buffer.discard_pending()
+        self._task = None
+
+    def note_engines(self, names: Iterable[str]) -> None:
+        """Note the engines ("torch", "onnxruntime") that embed what is learned from now on."""
+        self.engines += [name for name in dict.fromkeys(names) if name not in self.engines]
+
+    def count_copies(self, before: int) -> None:
+        """Tell the head how many copies were learned since there were ``before``; call it before the solve."""
+        if self.photos is not None:
+            self.head.note_copies(self.photos.copies - before)
+
+    def solve(self) -> None:
+        """Solve the head, and fit its temperature again."""
+        self.head.solve()
+        self.head.refresh()
+        self.calibrate()
+
+    def calibrate(self) -> None:
+        """Let the head decide how to score, and fit the temperature if that is wanted or was done before."""
+        stored = self.stored_samples
+        if stored is None:
+            return
+        self.head.decide(*stored)
+        wanted = self.calibrated or float(self.head.temperature) != 1
+        if wanted and self.head.leaves_one_out:
+            calibrate(self.head, *stored)
+
+    # ------------------------------------------------------------------ changes of classes
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename class ``old`` to ``new``; labels, statistics and the buffer stay as they are.
+
+        Raises:
+            UsageError: ``old`` is not known, ``new`` is the name of another class, or it could not be stored.
+        """
+        label = self.labels([old])[0]
+        if new != old and new in self.class_names:
+            raise UsageError(f"cannot rename class '{printable(old)}': there is a class '{printable(new)}' already")
+        try:
+            class_names([new], "the request")
+        except CheckpointError as error:
+            raise UsageError(str(error)) from error
+        self.class_names[self.head.classes.index(label)] = new
+
+    def remove_classes(self, names: Sequence[str]) -> None:
+        """Take classes out of the label space and the buffer; what their samples left in the sums stays.
+
+        Raises:
+            UsageError: a class that is not known, or all of them.
+        """
+        labels, known = self.labels(names), self.head.classes
+        self.head.remove_classes(labels)
+        pairs = zip(self.class_names, known, strict=True)
+        self.class_names = [name for name, label in pairs if label not in set(labels)]
+        if self.buffer is not None:
+            self.buffer.remove_classes(labels)
+        if self.photos is not None:
+            self.photos.remove(labels)
+        if self.head.solved:
+            self.calibrate()
+        else:
+            self.solve()
