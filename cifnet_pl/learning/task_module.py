@@ -176,14 +176,10 @@ class TaskModule(LightningModule):
         self._under_way, self._closing = True, False
         self.begin_task(names, list(range(start, len(self.class_names))))
 
-    def close_task(self) -> None:
-        """Mark the task as being finished: no run can go on from a checkpoint that is written now."""
-        self._closing = True
-
     def on_train_epoch_end(self) -> None:
         """Finish the task, count it as one optimizer step, evaluate."""
         start = time.perf_counter()
-        self.close_task()
+        self._closing = True  # no run can go on from a checkpoint that is written now
         self.finish_task()
         self.solve_seconds = time.perf_counter() - start
         self._under_way = self._closing = False
