@@ -40,7 +40,6 @@ from cifnet_pl.data.streams import Stream
 from cifnet_pl.photos.photo import LARGEST_IMAGE
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import of_all_processes
-from cifnet_pl.utilities.memory import give_back_freed_memory
 
 
 class TaskData(LightningDataModule):
@@ -311,7 +310,6 @@ class CIFNetDataModule(DuplicateDetection):
         orders = self.learner.passes(self.task_rows(task), task)
         batches = [batch for order in orders for batch in self._shards(order)]
         if isinstance(images, EmbeddingSet):
-            give_back_freed_memory()  # what sorted the labels, and what the last test batches took
             return StoredLoader(images, names, [(batch, images) for batch in batches], None)
         plan = self._stores.plan_training(batches)
         loader = StoredLoader(images, names, plan, self._train_images)
@@ -330,7 +328,6 @@ class CIFNetDataModule(DuplicateDetection):
         left = np.concatenate([none, *(rows[rank::world] for rows in self.plan.test_rows(learned, len(tasks)))])
         # At least one batch, empty if need be: Lightning skips a loop without any, and its hooks with it.
         if isinstance(images, EmbeddingSet):
-            give_back_freed_memory()  # the training batches, whose blocks are larger
             size = min(EMBEDDED_BATCH, max(1, SCORES // max(1, len(learned))))
             parts = [(batch, images) for batch in pieces(left, size) or [left]]
             return StoredLoader(images, names, parts, None)
