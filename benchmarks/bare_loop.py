@@ -23,10 +23,11 @@ from benchmarks.engines import fit
 from benchmarks.fit_overhead import CPU, Setup, write_photos
 from benchmarks.measure import Row, ratio, seconds, spread
 from cifnet_pl.backbones.onnx_runtime import Runtime
-from cifnet_pl.data.loading import ImageLoader, SquareDataset, cores, shard_batches
+from cifnet_pl.data.loading import ImageLoader, shard_batches
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.learning.cifnet_module import CIFNetModule
+from cifnet_pl.photos.reading import cores
 
 ROUNDS = {128: 4, 224: 2}
 """Side of the photos → number of runs on 6000 photos: one solve for each 2000."""
@@ -53,7 +54,7 @@ class BareLoop(Callback):
     def __init__(self, root: str, output: str):
         source = build_source("folder", SourceOptions(Path(root)))
         self.rows = np.arange(len(source.train))
-        self.dataset = SquareDataset(source.train, source.class_names, 1, 1.0)
+        self.images: Any = source.train
         self.output, self.decoded = Path(output), list[np.ndarray]()
         self.seconds: dict[str, float] = defaultdict(float)
         self.turns = 0
@@ -62,16 +63,16 @@ class BareLoop(Callback):
         """Start workers, and a session whose memory is there already."""
         assert isinstance(module, CIFNetModule)
         data: Any = module.data
-        self.dataset.size, self.batch = data.image_size, data.batch_size
+        self.side, self.batch = data.image_size, data.batch_size
         workers = cores() if data.num_workers is None else data.num_workers
-        self.loader = ImageLoader(self.dataset, workers, self.batch)
+        self.loader = ImageLoader(self.images, self.side, 1.0, workers, self.batch)
         self.loader.start()
         runtime: Any = module.backbone._runtime("cpu", "32-true")
         threads = torch.get_num_threads()
         own = Runtime(runtime._graph)
         self.sessions = {OWN: own._session(threads), SPLIT: own._session(1)}
         self.pool = ThreadPoolExecutor(threads)
-        empty = np.zeros((self.batch, self.dataset.size, self.dataset.size, 3), dtype=np.uint8)
+        empty = np.zeros((self.batch, self.side, self.side, 3), dtype=np.uint8)
         for way in WAYS:
             self.loop([empty], way)
 

@@ -14,11 +14,11 @@ from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.backbones.engines import FLOAT32, autocast
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.cli.terminal import keep_freed_memory
-from cifnet_pl.data.cache import EmbeddingCache, pipeline_key
-from cifnet_pl.data.loading import ImageLoader, SquareDataset
+from cifnet_pl.data.loading import ImageLoader
 from cifnet_pl.data.sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import ACILHead, Head
+from cifnet_pl.photos.cache import EmbeddingCache, pipeline_key
 
 BACKBONE, BATCH = "embedded:efficientnet_lite0", 64
 
@@ -57,7 +57,9 @@ def read_photos(root: Path, image_size: int, cache: Path, network: str = BACKBON
     keep_freed_memory()  # as the command line does: the network is several times slower without
     engine = "auto" if precision == FLOAT32 else "torch"
     source, backbone = build_source("folder", SourceOptions(root)), build_backbone(network, engine=engine)
-    folder = cache.expanduser() / pipeline_key(backbone, image_size, 1.0, precision, backbone.engine("cpu", precision))
+    folder = cache.expanduser() / pipeline_key(
+        backbone.sha256, image_size, 1.0, precision, backbone.engine("cpu", precision)
+    )
     parts: list[Tensor] = []
     for name, images in (("train", source.train), ("val", source.val)):
         store = EmbeddingCache(images, source.class_names, folder / name)
@@ -70,9 +72,9 @@ def read_photos(root: Path, image_size: int, cache: Path, network: str = BACKBON
 def _fill(store: EmbeddingCache, images: ImageSet, backbone: Backbone, image_size: int) -> None:
     rows = np.arange(len(images))
     rows = rows[~store.known(rows)]
-    loader = ImageLoader(SquareDataset(images, store.class_names, image_size, 1.0), 1, BATCH)
+    loader = ImageLoader(images, image_size, 1.0, 1, BATCH)
     for batch in loader.set_batches(np.array_split(rows, range(BATCH, len(rows), BATCH))):
-        store.collect(batch.row, backbone(batch.image))
+        store.collect(batch.row, batch.key, backbone(batch.image))
     loader.close()
 
 

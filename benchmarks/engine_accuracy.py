@@ -25,7 +25,7 @@ from cifnet_pl.backbones.engines import FLOAT32, autocast
 from cifnet_pl.backbones.onnx_runtime import exported
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.cli.terminal import keep_freed_memory
-from cifnet_pl.data.loading import ImageLoader, SquareDataset
+from cifnet_pl.data.loading import ImageLoader
 from cifnet_pl.data.sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import CIFNetHead, Head, RidgeHead
@@ -49,7 +49,7 @@ ROWS: dict[str, tuple[Make, dict[str, Any] | None]] = {
 
 def batches(images: ImageSet, names: list[str], side: int, rows: np.ndarray) -> Iterator[Tensor]:
     """Images (n, 3, side, side) uint8."""
-    loader = ImageLoader(SquareDataset(images, names, side, 1.0), 1, BATCH)
+    loader = ImageLoader(images, side, 1.0, 1, BATCH)
     for batch in loader.set_batches(np.array_split(rows, range(BATCH, len(rows), BATCH))):
         yield batch.image
     loader.close()

@@ -19,8 +19,8 @@ from benchmarks.fit_overhead import CPU, Setup, write_photos
 from benchmarks.measure import Row, ratio, seconds, spread
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.cli.terminal import keep_freed_memory
-from cifnet_pl.data.photos import squares
 from cifnet_pl.heads import RidgeHead
+from cifnet_pl.photos.reading import squares
 
 BACKBONE = "embedded:efficientnet_lite0"
 ENGINES = ("auto", "torch")

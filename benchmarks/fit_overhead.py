@@ -22,7 +22,7 @@ from PIL import Image
 
 from benchmarks.measure import Row, ratio, seconds, spread
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.loading import ImageBatch, ImageLoader, SquareDataset, shard_batches
+from cifnet_pl.data.loading import ImageBatch, ImageLoader, shard_batches
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.learning.cifnet_module import CIFNetModule
@@ -96,7 +96,7 @@ class Rivals(Callback):
     def __init__(self, root: str):
         source = build_source("folder", SourceOptions(Path(root)))
         self.rows_of = source.train.rows_of
-        self.dataset = SquareDataset(source.train, source.class_names, self.setup_.side, 1.0)
+        self.images: Any = source.train
 
     def batches(self, task: int) -> Iterator[ImageBatch]:
         """The decoded images of the task before ``task``, or of the last one; the workers begin at once."""
@@ -123,7 +123,9 @@ class Rivals(Callback):
         """Start the workers, as the run has done; then bring the memory that a batch needs into the process."""
         assert isinstance(module, CIFNetModule)
         self.trainer, self.backbone, self.device = trainer, module.backbone, module.device
-        self.loader = ImageLoader(self.dataset, self.setup_.workers, self.setup_.batch, self.device.type)
+        self.loader = ImageLoader(
+            self.images, self.setup_.side, 1.0, self.setup_.workers, self.setup_.batch, self.device.type
+        )
         self.loader.start()
         self.embed(self.batches(0))
 

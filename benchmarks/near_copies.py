@@ -20,10 +20,11 @@ from PIL import Image, ImageEnhance
 
 from benchmarks.embeddings import BACKBONE, read_photos, study_parser
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.data.groups import SIMILAR, patterns, similar_groups, thumbnail
 from cifnet_pl.data.sets import FileSet, SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.photos.photo import square
+from cifnet_pl.photos.copies import SIMILAR, patterns, similar_groups
+from cifnet_pl.photos.photo import square, thumbnail
+from cifnet_pl.photos.reading import looks_at
 from cifnet_pl.statistics import comparable, near_groups, near_limit
 
 PAIRS = {
@@ -70,7 +71,7 @@ def distinct_photos(root: Path, image_size: int, cache: Path) -> tuple[float, in
     by_class: dict[int, list[Path]] = defaultdict(list)
     for label, file in zip(y.tolist(), files, strict=True):
         by_class[label].append(file)
-    counts = [np.bincount(similar_groups(group)) for group in by_class.values()]
+    counts = [np.bincount(similar_groups(looks_at(group))) for group in by_class.values()]
     looks = sum(int(count[count > 1].sum()) for count in counts)
     return limit, int(sizes[sizes > 1].sum()), looks, files
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, get_args
@@ -220,7 +219,7 @@ class CalibrationBuffer(GrowingModule):
         Args:
             z: (n, d) float embeddings.
             y: (n,) int64 labels.
-            key: (n,) int64 identity of each sample, e.g. its index in a fixed set; repeats are kept once.
+            key: (n,) int64 identity of each sample, such as the hash of its content; repeats are kept once.
         """
         if not len(z) == len(y) == len(key):
             raise UsageError(f"buffer got {len(z)} embeddings, {len(y)} labels and {len(key)} keys")
@@ -240,27 +239,6 @@ class CalibrationBuffer(GrowingModule):
         kept = [self._select(label, z, y, key, quota) for label in old + new]
         if kept:
             self.z, self.y, self.key = (torch.cat(parts) for parts in zip(*kept, strict=True))
-
-    @torch.no_grad()
-    def add_more(self, z: Tensor, y: Tensor, key: Tensor) -> None:
-        """Offer samples as :meth:`add` does, of another site or an older model, of classes that may be stored already.
-
-        Two photos of a class can share a name, and so a key. Where their embeddings differ by more than rounding,
-        the one that is offered gets another key.
-
-        Args:
-            z: (n, d) float embeddings.
-            y: (n,) int64 labels.
-            key: (n,) int64 identity of each sample.
-        """
-        key = key.clone()
-        rows = {pair: i for i, pair in enumerate(zip(self.y.tolist(), self.key.tolist(), strict=True))}
-        for row, pair in enumerate(zip(y.tolist(), key.tolist(), strict=True)):
-            stored = self.z[rows[pair]].to(z) if pair in rows else None
-            if stored is not None and float((z[row] - stored).norm()) > SAME * float(stored.norm()):
-                content = f"{pair[1]}".encode() + z[row].float().cpu().contiguous().numpy().tobytes()
-                key[row] = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1
-        self.add(z, y, key)
 
     def items(self) -> tuple[Tensor, Tensor]:
         """Return the stored embeddings (n, d) and labels (n,), of past tasks only."""

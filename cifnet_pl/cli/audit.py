@@ -10,7 +10,7 @@ import yaml
 
 from cifnet_pl.cli.evaluate import classes_csv, confusion_csv, refuse_files
 from cifnet_pl.cli.extend import warn
-from cifnet_pl.data.sets import SourceOptions, expanded
+from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources.folders import folder as class_folders
 from cifnet_pl.learning.callbacks.pictures import draw_confusion, png
 from cifnet_pl.learning.run_record import to_csv
@@ -20,7 +20,8 @@ from cifnet_pl.model.class_photos import Unreadable
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.evaluate import interval
 from cifnet_pl.model.store import load
-from cifnet_pl.photos.photo import UnreadableImage, open_image
+from cifnet_pl.photos.files import expanded
+from cifnet_pl.photos.photo import Photo, UnreadableImage
 from cifnet_pl.report.audit_page import Section, Side, audit_page, draw_learning_curve, show, with_figure
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import exclusive, write_bytes, write_text
@@ -220,7 +221,7 @@ def small_photos(files: list[Path], size: int) -> dict[int, int]:
     sizes = {}
     for row, file in enumerate(files):
         try:
-            with open_image(file) as image:
+            with Photo(file).open() as image:
                 side = min(image.size)
         except UnreadableImage:
             continue

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from cifnet_pl.backbones.engines import EngineChoice, check_precision
-from cifnet_pl.data.photos import find_photos
 from cifnet_pl.model.classifier import Classifier, Prediction
 from cifnet_pl.model.store import load
+from cifnet_pl.photos.files import find_photos
 from cifnet_pl.photos.photo import read_square
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import exclusive, write_atomic

@@ -14,8 +14,6 @@ from rich.console import Console
 from rich.table import Table
 
 from cifnet_pl.cli.extend import warn
-from cifnet_pl.data.copies import about_labels
-from cifnet_pl.data.sets import expanded
 from cifnet_pl.data.sources.folders import has_parts
 from cifnet_pl.learning.callbacks.pictures import draw_calibration, draw_confusion, png
 from cifnet_pl.learning.run_record import to_csv
@@ -24,6 +22,8 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.evaluate import FEW, Comparison, Evaluation, compare, interval
 from cifnet_pl.model.evaluate import evaluate as evaluated
 from cifnet_pl.model.store import load
+from cifnet_pl.photos.copies import about_labels
+from cifnet_pl.photos.files import expanded
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import exclusive, write_bytes
 from cifnet_pl.utilities.fonts import lettering

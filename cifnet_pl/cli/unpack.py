@@ -6,9 +6,10 @@ from pathlib import Path
 
 from PIL import Image
 
-from cifnet_pl.data.sets import ImageSet, SourceOptions, expanded
+from cifnet_pl.data.sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.model.description import class_names
+from cifnet_pl.photos.files import expanded
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.files import new_folder
 from cifnet_pl.utilities.text import counted, number_of
@@ -62,5 +63,5 @@ def _write(images: ImageSet, names: list[str], wanted: set[str], folder: Path, s
     for row in counted(rows, f"writing {folder.name}", len(rows)):
         home = folder / names[images.labels[row]]
         home.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(images.square(row, size, 1.0)).save(home / f"{images.names[row]:0>6}.png")
+        Image.fromarray(images.photo(row).square(size)).save(home / f"{images.names[row]:0>6}.png")
     return len(rows)

@@ -16,201 +16,35 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from cifnet_pl.backbones import Preprocessing
-from cifnet_pl.data.cache import EmbeddingStores, pipeline_key
-from cifnet_pl.data.copies import NONE, ContentHashes, Copies, Duplicates, find_copies
-from cifnet_pl.data.groups import NEAR, SINGLE
+from cifnet_pl.data.copies import NONE, Copies, find_copies
 from cifnet_pl.data.loading import (
     EMBEDDED_BATCH,
     SCORES,
     Batch,
     ImageBatch,
     ImageLoader,
-    SquareDataset,
+    Store,
     StoredLoader,
-    cores,
     name_unreadable,
     pieces,
     shard_batches,
 )
 from cifnet_pl.data.plan import Plan, TaskLearner, TaskStream, without_test_images
-from cifnet_pl.data.sets import ImageSet, SampleSet, Source, SourceOptions
+from cifnet_pl.data.sets import ImageSet, SampleSet, SourceOptions
 from cifnet_pl.data.sources import OWN_PHOTOS, build_source
 from cifnet_pl.data.sources.embeddings import EmbeddingSet
 from cifnet_pl.data.streams import Stream
+from cifnet_pl.photos.cache import EmbeddingCache, EvaluationMemory, pipeline_key
+from cifnet_pl.photos.copies import NEAR, SINGLE, Duplicates
 from cifnet_pl.photos.photo import LARGEST_IMAGE
+from cifnet_pl.photos.reading import cores
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import of_all_processes
+from cifnet_pl.utilities.memory import give_back_freed_memory
 
 
-class TaskData(LightningDataModule):
-    """The tasks of a data module; tasks are counted from 0.
-
-    Attributes:
-        source: training and test samples.
-        plan: the tasks of the run.
-    """
-
-    source: Source
-    plan: Plan
-    _begun: tuple[int, StoredLoader | None] = (-1, None)  # a task whose photos are being decoded ahead
-
-    def stream(self, learned: Sequence[Sequence[str]]) -> TaskStream:
-        """Return the new classes of all tasks of this run.
-
-        Args:
-            learned: class names of the tasks that were learned before; they come first and unchanged.
-        """
-        return self.plan.tasks(learned)
-
-    @property
-    def learner(self) -> TaskLearner:
-        """The LightningModule that is being fed."""
-        if self.trainer is None:
-            raise UsageError("the data module is not attached to a Trainer: pass it as datamodule=")
-        return cast(TaskLearner, self.trainer.lightning_module)
-
-    @property
-    def task(self) -> int:
-        """Number of the task that the current epoch learns, from 0."""
-        assert self.trainer is not None
-        return int(self.trainer.current_epoch)
-
-    def task_classes(self, task: int) -> list[str]:
-        """Return the names of the classes that ``task`` introduces; none after the last."""
-        tasks = self.stream(self.learner.learned_tasks[:task]).tasks
-        return list(tasks[task]) if task < len(tasks) else []  # Lightning asks once more after the last
-
-    def task_rows(self, task: int) -> np.ndarray:
-        """Return the positions of the training samples of ``task``; none after the last."""
-        rows = self.plan.rows(task, self.learner.learned_tasks[:task])
-        return np.sort(rows) if self.source.train.sequential else rows
-
-    def training_batches(self, task: int) -> StoredLoader:
-        """Return this process's share of a task."""
-        raise NotImplementedError
-
-    def begin_task(self, task: int) -> None:
-        """Let the workers decode the first photos of the next task, number ``task``, while one is being solved."""
-        if isinstance(self.source.train, ImageSet):
-            self._begun = (task, self.training_batches(task))
-
-    def train_dataloader(self) -> StoredLoader:
-        """Return this process's share of the current task."""
-        (task, loader), self._begun = self._begun, (-1, None)
-        return loader if loader is not None and task == self.task else self.training_batches(self.task)
-
-    @property
-    def rows_per_batch(self) -> int:
-        """Samples of a training batch, over all processes."""
-        raise NotImplementedError
-
-    def order_mark(self, task: int) -> str:
-        """Return a hash of the training samples of ``task`` in their order, and of the size of their batches."""
-        digest, samples = hashlib.sha256(str(self.rows_per_batch).encode()), self.source.train
-        for row in self.task_rows(task):
-            name = f"{self.source.class_names[samples.labels[row]]}\0{samples.names[row]}\0"
-            digest.update(name.encode("utf-8", "surrogateescape"))
-        return digest.hexdigest()
-
-    def returning_classes(self, task: int) -> list[str]:
-        """Return the names of classes that ``task`` brings samples of, but an earlier task introduced."""
-        if not self.plan.kind.samples_return:
-            return []
-        present = np.unique(self.source.train.labels[self.task_rows(task)])
-        new = set(self.task_classes(task))
-        return [name for name in (self.source.class_names[label] for label in present) if name not in new]
-
-    def class_counts(self, names: Iterable[str]) -> list[int]:
-        """Return the number of training samples of each class in the current task, unreadable ones included."""
-        counts = np.bincount(
-            self.source.train.labels[self.task_rows(self.task)], minlength=len(self.source.class_names)
-        )
-        return [int(counts[self.plan.position[name]]) for name in names]
-
-    def test_counts(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the number of held-out samples of each class, unreadable ones included."""
-        counts = np.bincount(self.source.val.labels, minlength=len(self.source.class_names))
-        return {name: int(counts[self.plan.position[name]]) for name in names if name in self.plan.position}
-
-
-class DuplicateDetection(TaskData):
-    """A data module that can find copies among its samples.
-
-    Attributes:
-        duplicates: what becomes of copies; None where samples are not compared.
-    """
-
-    duplicates: Duplicates | None
-
-    @cached_property
-    def _stores(self) -> EmbeddingStores:
-        raise NotImplementedError
-
-    def _global_labels(self) -> Tensor:
-        raise NotImplementedError
-
-    @cached_property
-    def copies(self) -> Copies:
-        """Photos that occur more than once; read this in all processes before the first task.
-
-        If copies are left out, they leave the plan, and the embedding cache gives each the embedding of the photo
-        that is learned.
-        """
-        if self.duplicates is None:
-            return NONE
-        tasks = self.plan.all_rows(self.learner.learned_tasks)
-        copies = find_copies(self.source, tasks, self.train_hashes, self.test_hashes)
-        if self.duplicates == "leave_out":
-            self.plan.left_out = copies.left_out(len(self.source.train))
-            if isinstance(self.source.train, ImageSet) and self._stores.train is not None:
-                self._stores.train.copies = copies.of_first()
-        return copies
-
-    @cached_property
-    def train_hashes(self) -> ContentHashes:
-        """Content hashes of the training samples."""
-        return self._hashes_of(self.source.train)
-
-    @cached_property
-    def test_hashes(self) -> ContentHashes:
-        """Content hashes of the test samples."""
-        return self._hashes_of(self.source.val)
-
-    def _hashes_of(self, samples: SampleSet) -> ContentHashes:
-        if not isinstance(samples, ImageSet):
-            return ContentHashes(samples)
-        cache = self._stores.train if samples is self.source.train else self._stores.val
-        return ContentHashes(samples, None if cache is None else cache.hashes)
-
-    def known_test_embeddings(self, rows: np.ndarray) -> tuple[np.ndarray, Tensor]:
-        """Return the test embeddings that are in memory.
-
-        Args:
-            rows: (n,) positions of test samples.
-
-        Returns:
-            The positions (m,) of those that are in memory, and their embeddings (m, d).
-        """
-        images = self.source.val
-        if isinstance(images, EmbeddingSet):
-            return rows, images.get(rows)
-        known_rows, parts = [rows[:0]], []
-        for store in (store for store in (self._stores.memory, self._stores.val) if store is not None):
-            known = store.known(rows)
-            if known.any():
-                known_rows.append(rows[known])
-                parts.append(store.get(rows[known]))
-            rows = rows[~known]
-        return np.concatenate(known_rows), torch.cat(parts) if parts else torch.zeros(0, 1)
-
-    def learner_labels(self, rows: np.ndarray) -> np.ndarray:
-        """Return the learner's labels (n,) of test samples ``rows``."""
-        labels: np.ndarray = self._global_labels().numpy()[self.source.val.labels[rows]]
-        return labels
-
-
-class CIFNetDataModule(DuplicateDetection):
-    """Feeds task k in epoch k; evaluates on the test images of all classes seen so far.
+class CIFNetDataModule(LightningDataModule):
+    """Feeds task k in epoch k; evaluates on the test images of all classes seen so far. Tasks are counted from 0.
 
     Args:
         source: name of a data source, see docs/sources.md: ``digits``, ``folder``, ``domains``, ``embeddings``,
@@ -243,6 +77,11 @@ class CIFNetDataModule(DuplicateDetection):
         options: of one source alone: ``stride`` and ``test_sessions`` of core50, ``class_list`` of imagenet100.
         unknown: folder or archive with photos of other things, with which it is measured after each task how well the
             model tells what it does not know; null for none.
+
+    Attributes:
+        source: training and test samples (:class:`cifnet_pl.data.sets.Source`).
+        plan: the tasks of the run.
+        duplicates: what becomes of copies; None where samples are not compared.
     """
 
     def __init__(
@@ -296,72 +135,213 @@ class CIFNetDataModule(DuplicateDetection):
         self.num_workers, self.on_corrupt, self.memory_mb = num_workers, on_corrupt, memory_mb
         self.unknown = unknown
         self.cache_folder = Path(cache_folder).expanduser() if cache else None
-        self.duplicates = duplicates or ("leave_out" if source in OWN_PHOTOS else None)
+        self.duplicates: Duplicates | None = duplicates or ("leave_out" if source in OWN_PHOTOS else None)
         self.skipped: list[str] = []
+        self._begun: tuple[int, StoredLoader | None] = (-1, None)  # a task whose photos are being decoded ahead
         self._labels = torch.zeros(0, dtype=torch.int64)
         self.plan = Plan(self.source, stream, class_order, classes_per_task, initial_classes, max_tasks)
         self.n_tasks = len(self.stream(()))
+
+    # ------------------------------------------------------------------ tasks
+
+    def stream(self, learned: Sequence[Sequence[str]]) -> TaskStream:
+        """Return the new classes of all tasks of this run.
+
+        Args:
+            learned: class names of the tasks that were learned before; they come first and unchanged.
+        """
+        return self.plan.tasks(learned)
+
+    @property
+    def learner(self) -> TaskLearner:
+        """The LightningModule that is being fed."""
+        if self.trainer is None:
+            raise UsageError("the data module is not attached to a Trainer: pass it as datamodule=")
+        return cast(TaskLearner, self.trainer.lightning_module)
+
+    @property
+    def task(self) -> int:
+        """Number of the task that the current epoch learns, from 0."""
+        assert self.trainer is not None
+        return int(self.trainer.current_epoch)
+
+    def task_classes(self, task: int) -> list[str]:
+        """Return the names of the classes that ``task`` introduces; none after the last."""
+        tasks = self.stream(self.learner.learned_tasks[:task]).tasks
+        return list(tasks[task]) if task < len(tasks) else []  # Lightning asks once more after the last
+
+    def task_rows(self, task: int) -> np.ndarray:
+        """Return the positions of the training samples of ``task``; none after the last."""
+        rows = self.plan.rows(task, self.learner.learned_tasks[:task])
+        return np.sort(rows) if self.source.train.sequential else rows
+
+    def order_mark(self, task: int) -> str:
+        """Return a hash of the training samples of ``task`` in their order, and of the size of their batches."""
+        digest, samples = hashlib.sha256(str(self.rows_per_batch).encode()), self.source.train
+        for row in self.task_rows(task):
+            name = f"{self.source.class_names[samples.labels[row]]}\0{samples.names[row]}\0"
+            digest.update(name.encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
+
+    def returning_classes(self, task: int) -> list[str]:
+        """Return the names of classes that ``task`` brings samples of, but an earlier task introduced."""
+        if not self.plan.kind.samples_return:
+            return []
+        present = np.unique(self.source.train.labels[self.task_rows(task)])
+        new = set(self.task_classes(task))
+        return [name for name in (self.source.class_names[label] for label in present) if name not in new]
+
+    def class_counts(self, names: Iterable[str]) -> list[int]:
+        """Return the number of training samples of each class in the current task, unreadable ones included."""
+        labels = self.source.train.labels[self.task_rows(self.task)]
+        counts = np.bincount(labels, minlength=len(self.source.class_names))
+        return [int(counts[self.plan.position[name]]) for name in names]
+
+    def test_counts(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the number of held-out samples of each class, unreadable ones included."""
+        counts = np.bincount(self.source.val.labels, minlength=len(self.source.class_names))
+        return {name: int(counts[self.plan.position[name]]) for name in names if name in self.plan.position}
+
+    @cached_property
+    def copies(self) -> Copies:
+        """Photos that occur more than once; read this in all processes before the first task.
+
+        If copies are left out, they leave the plan, and the embedding cache gives each the embedding of the photo
+        that is learned.
+        """
+        if self.duplicates is None:
+            return NONE
+        for cache in (self._train_cache, self._val_cache):
+            if cache is not None:  # it knows the hashes of what it stores
+                cache.known(np.arange(len(cache.images.labels)))
+        copies = find_copies(self.source, self.plan.all_rows(self.learner.learned_tasks))
+        if self.duplicates == "leave_out":
+            self.plan.left_out = copies.left_out(len(self.source.train))
+            if self._train_cache is not None:
+                self._train_cache.copies = copies.of_first()
+        return copies
+
+    # ------------------------------------------------------------------ stores of embeddings
+
+    @cached_property
+    def _memory(self) -> EvaluationMemory:
+        return EvaluationMemory(len(self.source.val), self.memory_mb)
+
+    @cached_property
+    def _train_cache(self) -> EmbeddingCache | None:
+        return self._cache(self.source.train, "train")
+
+    @cached_property
+    def _val_cache(self) -> EmbeddingCache | None:
+        return self._cache(self.source.val, "val")
+
+    def _cache(self, images: SampleSet, part: str) -> EmbeddingCache | None:
+        if self.cache_folder is None or not isinstance(images, ImageSet):
+            return None
+        assert self.trainer is not None
+        backbone, precision = self.learner.backbone, str(self.trainer.precision)
+        engine = backbone.engine(self.trainer.strategy.root_device.type, precision)
+        key = pipeline_key(backbone.sha256, *self.image_shape(backbone.preprocessing), precision, engine)
+        return EmbeddingCache(images, self.source.class_names, self.cache_folder / key / part)
+
+    def _test_stores(self) -> list[EvaluationMemory | EmbeddingCache]:
+        return [self._memory, *([] if self._val_cache is None else [self._val_cache])]
+
+    def known_test_embeddings(self, rows: np.ndarray) -> tuple[np.ndarray, Tensor]:
+        """Return the test embeddings that are in memory.
+
+        Args:
+            rows: (n,) positions of test samples.
+
+        Returns:
+            The positions (m,) of those that are in memory, and their embeddings (m, d).
+        """
+        images = self.source.val
+        if isinstance(images, EmbeddingSet):
+            return rows, images.get(rows)
+        known_rows, parts = [rows[:0]], []
+        for store in self._test_stores():
+            known = store.known(rows)
+            if known.any():
+                known_rows.append(rows[known])
+                parts.append(store.get(rows[known]))
+            rows = rows[~known]
+        return np.concatenate(known_rows), torch.cat(parts) if parts else torch.zeros(0, 1)
+
+    def learner_labels(self, rows: np.ndarray) -> np.ndarray:
+        """Return the learner's labels (n,) of test samples ``rows``."""
+        labels: np.ndarray = self._global_labels().numpy()[self.source.val.labels[rows]]
+        return labels
+
+    def remember(self, batch: ImageBatch, z: Tensor) -> None:
+        """Keep the embeddings z (n, d) of a batch of the set that is being fed, as far as the options allow."""
+        assert self.trainer is not None
+        cache = self._train_cache if self.trainer.training else self._val_cache
+        if cache is not None:
+            cache.collect(batch.row, batch.key, z)
+        if not self.trainer.training:
+            self._memory.add(batch.row, z)
+
+    def share_collected(self) -> None:
+        """Write the classes of which every process has embedded a part; call on all processes."""
+        rank, world = self._rank_and_world()
+        for cache in (self._train_cache, self._val_cache):
+            if cache is not None and world > 1:
+                parts = of_all_processes(cache.collected())
+                for part in chain.from_iterable(parts) if rank == 0 else []:
+                    cache.collect(*part)
 
     # ------------------------------------------------------------------ loaders
 
     def training_batches(self, task: int) -> StoredLoader:
         """Return this process's exact share of a task; stored embeddings come in the same batches."""
-        images, names = self.source.train, self.source.class_names
+        samples, cache, (rank, world) = self.source.train, self._train_cache, self._rank_and_world()
         orders = self.learner.passes(self.task_rows(task), task)
-        batches = [batch for order in orders for batch in self._shards(order)]
-        if isinstance(images, EmbeddingSet):
-            return StoredLoader(images, names, [(batch, images) for batch in batches], None)
-        plan = self._stores.plan_training(batches)
-        loader = StoredLoader(images, names, plan, self._train_images)
+        size = self.rows_per_batch // world
+        batches = [batch for order in orders for batch in shard_batches(order, size, rank, world)]
+        if isinstance(samples, EmbeddingSet):
+            give_back_freed_memory()  # what sorted the labels, and what the last test batches took
+            return StoredLoader(samples, [(batch, samples) for batch in batches], None, learned=True)
+        plan = [(batch, cache if cache is not None and cache.known(batch).all() else None) for batch in batches]
+        loader = StoredLoader(samples, plan, self._train_images, learned=True)
         if any(store is None for _, store in plan):
             self._val_images.start()
             loader.begin()
         return loader
 
+    def begin_task(self, task: int) -> None:
+        """Let the workers decode the first photos of the next task, number ``task``, while one is being solved."""
+        if isinstance(self.source.train, ImageSet):
+            self._begun = (task, self.training_batches(task))
+
+    def train_dataloader(self) -> StoredLoader:
+        """Return this process's share of the current task."""
+        (task, loader), self._begun = self._begun, (-1, None)
+        return loader if loader is not None and task == self.task else self.training_batches(self.task)
+
     def val_dataloader(self) -> StoredLoader:
         """Return the test samples of all classes learned; those embedded before come from memory or the cache."""
         tasks, (rank, world) = self.learner.learned_tasks, self._rank_and_world()
-        images, names = self.source.val, self.source.class_names
-        learned = [name for task in tasks for name in task]
+        samples, learned = self.source.val, list(chain.from_iterable(tasks))
         # Dealt out class by class, so that an image stays with one process over all tasks.
         none = np.zeros(0, dtype=np.int64)
         left = np.concatenate([none, *(rows[rank::world] for rows in self.plan.test_rows(learned, len(tasks)))])
+        plan: list[tuple[np.ndarray, Store | None]] = []
         # At least one batch, empty if need be: Lightning skips a loop without any, and its hooks with it.
-        if isinstance(images, EmbeddingSet):
+        if isinstance(samples, EmbeddingSet):
+            give_back_freed_memory()  # the training batches, whose blocks are larger
             size = min(EMBEDDED_BATCH, max(1, SCORES // max(1, len(learned))))
-            parts = [(batch, images) for batch in pieces(left, size) or [left]]
-            return StoredLoader(images, names, parts, None)
-        plan = self._stores.plan_evaluation(left, self.batch_size)
-        return StoredLoader(images, names, plan or [(left, None)], self._val_images)
+            plan = [(batch, samples) for batch in pieces(left, size) or [left]]
+            return StoredLoader(samples, plan, None, learned=False)
+        for store in self._test_stores():
+            known = store.known(left)
+            plan += [(batch, store) for batch in pieces(left[known], EMBEDDED_BATCH)]
+            left = left[~known]
+        plan += [(batch, None) for batch in pieces(left, self.batch_size)]
+        return StoredLoader(samples, plan or [(left, None)], self._val_images, learned=False)
 
     # A class-incremental run has one held-out set.
     test_dataloader = predict_dataloader = val_dataloader
-
-    def remember(self, rows: Tensor, z: Tensor) -> None:
-        """Keep embeddings of images of the set that is being fed, as far as the options allow.
-
-        Args:
-            rows: (n,) int64 positions of the images.
-            z: (n, d) float32 embeddings.
-        """
-        assert self.trainer is not None
-        self._stores.remember(rows, z, bool(self.trainer.training))
-
-    def share_collected(self) -> None:
-        """Write the classes of which every process has embedded a part; call on all processes."""
-        if isinstance(self.source.train, ImageSet):
-            self._stores.share(*self._rank_and_world())
-
-    @cached_property
-    def _stores(self) -> EmbeddingStores:
-        assert self.trainer is not None
-        backbone, folder = self.learner.backbone, self.cache_folder
-        if folder is not None:
-            precision = str(self.trainer.precision)
-            engine = backbone.engine(self.trainer.strategy.root_device.type, precision)
-            shape = self.image_shape(backbone.preprocessing)
-            folder = folder / pipeline_key(backbone, *shape, precision, engine)
-        return EmbeddingStores(self.source, self.memory_mb, folder)
 
     @cached_property
     def _train_images(self) -> ImageLoader:
@@ -372,12 +352,11 @@ class CIFNetDataModule(DuplicateDetection):
         return self._image_loader(self.source.val)
 
     def _image_loader(self, images: SampleSet) -> ImageLoader:
-        size, crop_ratio = self.image_shape(self.learner.backbone.preprocessing)
+        shape = self.image_shape(self.learner.backbone.preprocessing)
         assert isinstance(images, ImageSet)
-        dataset = SquareDataset(images, self.source.class_names, size, crop_ratio)
         assert self.trainer is not None
         workers = cores(self.trainer.num_devices) if self.num_workers is None else self.num_workers
-        return ImageLoader(dataset, workers, self.batch_size, self.trainer.strategy.root_device.type)
+        return ImageLoader(images, *shape, workers, self.batch_size, self.trainer.strategy.root_device.type)
 
     def image_shape(self, preprocessing: Preprocessing) -> tuple[int, float]:
         """Return how photos become squares.
@@ -404,10 +383,6 @@ class CIFNetDataModule(DuplicateDetection):
     def _rank_and_world(self) -> tuple[int, int]:
         assert self.trainer is not None
         return self.trainer.global_rank, self.trainer.world_size
-
-    def _shards(self, rows: np.ndarray) -> list[np.ndarray]:
-        rank, world = self._rank_and_world()
-        return shard_batches(rows, self.rows_per_batch // world, rank, world)
 
     @property
     def rows_per_batch(self) -> int:
@@ -456,7 +431,7 @@ class CIFNetDataModule(DuplicateDetection):
         self.skipped = []
         self._labels, self._begun = torch.zeros(0, dtype=torch.int64), (-1, None)
         self.plan.left_out = None
-        for name in ("_train_images", "_val_images", "_stores", "copies", "train_hashes"):
+        for name in ("_train_images", "_val_images", "_memory", "_train_cache", "_val_cache", "copies"):
             held = self.__dict__.pop(name, None)
             if isinstance(held, ImageLoader):
                 held.close()

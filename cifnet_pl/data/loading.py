@@ -1,46 +1,31 @@
-"""Make batches on the device from positions in an image set: exact sharding, decoding, embeddings kept in memory."""
+"""Make batches on the device from positions in an image set: exact sharding, decoding in worker processes."""
 
 from __future__ import annotations
 
 import atexit
-import hashlib
 import math
 import os
 import signal
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain, islice, starmap
+from multiprocessing.connection import Connection
+from traceback import format_exc
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch import Tensor, multiprocessing
 
 from cifnet_pl.data.sets import ImageSet, SampleSet
 from cifnet_pl.photos.photo import UnreadableImage
+from cifnet_pl.photos.reading import cores
 from cifnet_pl.utilities.errors import CifnetError
 
 AHEAD = 2
 """Batches that each worker decodes ahead of the reader, or at a time where the two alternate."""
-
-MOST = 16
-"""Cores that decoding takes unless told otherwise."""
-
-
-def cores(processes: int = 1) -> int:
-    """Return the number of cores for decoding.
-
-    Args:
-        processes: number of processes on this machine that decode; each gets an equal share.
-
-    Returns:
-        At least 1, at most ``MOST``.
-    """
-    # Not every system can say which cores a process may use.
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(usable // processes, MOST))
 
 
 class Decoded(NamedTuple):
@@ -54,12 +39,39 @@ Decode = Callable[[Sequence[int], np.ndarray], Decoded]
 """Positions of a batch's images, and memory (len or more, s, s, 3) uint8 that their squares are written to."""
 
 
+def decode_batch(images: ImageSet, size: int, crop_ratio: float, rows: Sequence[int], squares: np.ndarray) -> Decoded:
+    """Decode a batch of images.
+
+    Args:
+        images: the set.
+        size: side of the squares in pixels.
+        crop_ratio: share of the short side that is kept.
+        rows: positions of the images.
+        squares: (len(rows) or more, s, s, 3) uint8, into which they are written.
+
+    Returns:
+        Label, content hash and row of each image that could be read, and why others could not.
+    """
+    numbers: list[tuple[int, int, int]] = []
+    unreadable: list[str] = []
+    for row in rows:
+        try:
+            photo = images.photo(row)
+            squares[len(numbers)] = photo.square(size, crop_ratio)
+            numbers.append((int(images.labels[row]), photo.hash, row))
+        except UnreadableImage as error:
+            unreadable.append(f"{images.place(row)}: {error}")
+    return Decoded(np.array(numbers, dtype=np.int64).reshape(-1, 3), tuple(unreadable))
+
+
+# ---------------------------------------------------------------------- worker processes
+
+
 class WorkerPool:
     """Processes that decode batches ahead, for all tasks of a run; they start when they are made.
 
-    torch's DataLoader hands the batches out. Left to move the pixels too it would set up, map and fault in shared
-    memory anew for every batch, which takes a third of the time that small JPEGs are decoded in; here each worker
-    has a few slots that it fills in turn.
+    Pixels come through memory that is set up once: each worker has a few slots that it fills in turn. torch's own
+    loader maps memory anew for every batch, which takes a third of the time that small JPEGs are decoded in.
 
     Args:
         decode: what a worker does with a batch; can be pickled, so that spawned workers can receive it.
@@ -70,24 +82,23 @@ class WorkerPool:
     """
 
     def __init__(self, decode: Decode, workers: int, shape: tuple[int, int, int, int], alternate: bool = False):
-        self._alternate, self._at_a_time = alternate, AHEAD * workers
+        self._alternate, self._ahead = alternate, AHEAD * workers
         # A worker is asked for its next batch when its oldest one is about to be yielded, so that this one and
         # AHEAD others are in memory.
         self._slots = _shared(workers, AHEAD + 1, *shape)
-        self._batches: list[list[int]] = []  # the loader's own sampler: replaced within, while the workers live on
-        self._loader: DataLoader[Any] = DataLoader(
-            _Filler(decode, self._slots),
-            batch_size=None,
-            sampler=self._batches,
-            num_workers=workers,
-            collate_fn=_as_it_is,
-            prefetch_factor=AHEAD,
-            persistent_workers=True,
-            worker_init_fn=_outlive_the_signal,
-        )
-        self._stop = weakref.finalize(self, _stop, iter(self._loader), os.getpid())  # for who forgets to close it
+        self._asked = self._taken = 0  # batches, over all tasks; the worker of each is the next one in turn
+        self._pipes: list[Connection] = []
+        processes = []
+        for number in range(workers):
+            ours, theirs = multiprocessing.Pipe()
+            process = multiprocessing.Process(target=_work, args=(theirs, decode, self._slots[number]), daemon=True)
+            process.start()
+            theirs.close()  # so that a worker that is gone is noticed
+            self._pipes.append(ours)
+            processes.append(process)
+        self._stop = weakref.finalize(self, _stop, processes, os.getpid())  # for who forgets to close it
         self._stop.atexit = False
-        atexit.register(self._stop)  # before torch, at exit, waits five seconds for each worker
+        atexit.register(self._stop)  # before Python's own, at exit, waits for them
 
     def decode(self, batches: list[list[int]]) -> Iterator[tuple[Tensor, Decoded]]:
         """Yield the batches in order, decoded by the workers, which begin at once.
@@ -100,17 +111,42 @@ class WorkerPool:
         Yields:
             The pixels, (n or more, s, s, 3) uint8, which are overwritten when the next batch is taken; and the rest.
         """
-        size = self._at_a_time if self._alternate else max(1, len(batches))
-        parts = [batches[start : start + size] for start in range(0, len(batches), size)]
-        first = [self._begin(batch) for batch in parts[:1]]
-        later = (self._begin(batch) for batch in parts[1:])  # each when the one before has been read
-        begun: Iterable[Iterable[_Filled]] = chain(first, later)
-        filled = chain.from_iterable(map(list, begun) if self._alternate else begun)
-        return ((self._slots[worker, turn], decoded) for worker, turn, decoded in filled)
+        while self._taken < self._asked:
+            self._take()
+        self._ask(batches[: self._ahead])
+        return self._results(batches)
 
-    def _begin(self, batches: list[list[int]]) -> Iterator[_Filled]:
-        self._batches[:] = batches
-        return iter(self._loader)
+    def _results(self, batches: list[list[int]]) -> Iterator[tuple[Tensor, Decoded]]:
+        if not self._alternate:
+            for number in range(len(batches)):
+                result = self._take()
+                self._ask(batches[number + self._ahead : number + self._ahead + 1])
+                yield result
+            return
+        for start in range(0, len(batches), self._ahead):
+            part = batches[start : start + self._ahead]
+            if start:
+                self._ask(part)
+            yield from [self._take() for _ in part]
+
+    def _ask(self, batches: list[list[int]]) -> None:
+        for rows in batches:
+            self._pipes[self._asked % len(self._pipes)].send(rows)
+            self._asked += 1
+
+    def _take(self) -> tuple[Tensor, Decoded]:
+        turn, worker = divmod(self._taken, len(self._pipes))
+        try:
+            result = self._pipes[worker].recv()
+        except (EOFError, ConnectionError) as error:
+            raise CifnetError(
+                "a process that decodes photos was killed, perhaps for want of memory: use fewer --data.num_workers, "
+                "or a smaller --data.batch_size"
+            ) from error
+        self._taken += 1
+        if isinstance(result, Exception):
+            raise result
+        return self._slots[worker, turn % (AHEAD + 1)], cast(Decoded, result)
 
     def close(self) -> None:
         """Stop the processes.
@@ -118,62 +154,56 @@ class WorkerPool:
         Left to the garbage collector they would outlive the run, as Lightning keeps its loaders.
         """
         atexit.unregister(self._stop)
-        self._loader._iterator = None
         self._stop()
 
 
-def _stop(workers: Any, process: int) -> None:
-    """Stop the workers of torch's iterator, which its own finaliser cannot do once their queues are collected.
+def _work(pipe: Connection, decode: Decode, slots: Tensor) -> None:
+    """In a worker: decode each batch that is asked for into the next slot, until the reader is gone."""
+    # A signal may be sent to the whole group of processes: the reader closes the workers when it stops.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    turn = 0
+    try:
+        while True:
+            rows = pipe.recv()
+            try:
+                pipe.send(decode(rows, slots[turn].numpy()))
+            except Exception as error:
+                error.add_note(format_exc())
+                pipe.send(error)
+            turn = (turn + 1) % len(slots)
+    except (EOFError, ConnectionError):
+        return
+
+
+def _stop(workers: list[Any], process: int) -> None:
+    """Stop the workers.
 
     Args:
-        workers: the iterator.
+        workers: their processes.
         process: the number of the process that started them; nothing is done in a copy of it.
     """
     if os.getpid() == process:
-        workers._shutdown_workers()
-
-
-_Filled = tuple[int, int, Decoded]
-"""Worker, its slot, and what is in there."""
-
-
-class _Filler(Dataset[_Filled]):
-    """In a worker: decode each batch into the worker's next slot, and return the number of that slot."""
-
-    def __init__(self, decode: Decode, slots: Tensor):
-        self._decode, self._slots = decode, slots
-        self._turn = -1
-
-    def __getitem__(self, rows: Sequence[int]) -> _Filled:
-        info = get_worker_info()
-        assert info is not None
-        self._turn = (self._turn + 1) % self._slots.shape[1]
-        return info.id, self._turn, self._decode(rows, self._slots[info.id, self._turn].numpy())
+        for worker in workers:
+            worker.kill()
+        for worker in workers:
+            worker.join()
 
 
 def _shared(*shape: int) -> Tensor:
-    """Return uint8 zeros in memory that processes share; CifnetError if there is not enough of it."""
-    size = math.prod(shape)
+    """Return uint8 numbers in memory that processes share; CifnetError if there is not enough of it."""
     try:
-        storage = cast(Any, torch.UntypedStorage)._new_shared(size)  # as torch's own collation does
+        shared: Tensor = cast(Any, torch.empty(shape, dtype=torch.uint8)).share_memory_()
     except RuntimeError as error:
         raise CifnetError(
-            f"cannot share {size / 1e6:,.0f} MB of decoded photos between processes: use fewer --data.num_workers, "
-            "a smaller --data.batch_size, or more shared memory (docker run --shm-size 1g)"
+            f"cannot share {math.prod(shape) / 1e6:,.0f} MB of decoded photos between processes: use fewer "
+            "--data.num_workers, a smaller --data.batch_size, or more shared memory (docker run --shm-size 1g)"
         ) from error
-    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
+    return shared
 
 
-def _outlive_the_signal(worker: int) -> None:
-    """Ignore an interrupt that is sent to the whole group of processes: the reader closes the workers when it stops.
-
-    A worker that died first would look like a fault. Workers end by themselves when their parent is gone.
-    """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
+# ---------------------------------------------------------------------- batches
 
 
 class ImageBatch(NamedTuple):
@@ -181,7 +211,7 @@ class ImageBatch(NamedTuple):
 
     image: Tensor  # (n, 3, s, s) uint8, channels last in memory
     label: Tensor  # (n,) int64
-    key: Tensor  # (n,) int64, hash of class name and image name
+    key: Tensor  # (n,) int64, content hash
     row: Tensor  # (n,) int64, position in the image set
     unreadable: tuple[str, ...]
 
@@ -191,7 +221,7 @@ class EmbeddingBatch(NamedTuple):
 
     embedding: Tensor  # (n, d) float32
     label: Tensor  # (n,) int64
-    key: Tensor  # (n,) int64
+    key: Tensor  # (n,) int64, content hash; of samples that are not learned 0
     row: Tensor  # (n,) int64
 
 
@@ -202,17 +232,6 @@ EMBEDDED_BATCH = 4096
 
 SCORES = 2**19
 """Scores of an evaluation batch of such samples, at most: with many classes they take more memory than embeddings."""
-
-
-def sample_key(class_name: str, name: str) -> int:
-    """Return a 63-bit hash of a sample's class and name: its identity in the calibration buffer, on any machine.
-
-    Args:
-        class_name: name of the sample's class.
-        name: of the sample within its class.
-    """
-    digest = hashlib.blake2b(f"{class_name}\0{name}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
 
 
 def shard_batches(rows: np.ndarray, batch_size: int, rank: int, world: int) -> list[np.ndarray]:
@@ -233,44 +252,12 @@ def shard_batches(rows: np.ndarray, batch_size: int, rank: int, world: int) -> l
         >>> [[b.tolist() for b in shard_batches(np.arange(5), 2, rank, 2)] for rank in (0, 1)]
         [[[0, 1], [4]], [[2, 3], []]]
     """
-    step = batch_size * world
-    chunks = [rows[i : i + step] for i in range(0, len(rows), step)]
-    return [np.array_split(chunk, world)[rank] for chunk in chunks]
+    return [np.array_split(chunk, world)[rank] for chunk in pieces(rows, batch_size * world)]
 
 
 def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
     """Cut rows (n,) into pieces of ``size``; the last one may be smaller, and without rows there is none."""
     return [rows[i : i + size] for i in range(0, len(rows), size)]
-
-
-class SquareDataset:
-    """Decodes images of a set to uint8 squares, a batch at a time."""
-
-    def __init__(self, images: ImageSet, class_names: Sequence[str], size: int, crop_ratio: float):
-        self.images, self.class_names = images, class_names
-        self.size, self.crop_ratio = size, crop_ratio
-
-    def decode(self, rows: Sequence[int], squares: np.ndarray) -> Decoded:
-        """Decode a batch of images.
-
-        Args:
-            rows: positions of the images.
-            squares: (len(rows) or more, s, s, 3) uint8, into which they are written.
-
-        Returns:
-            Label, key and row of each image that could be read, and why others could not.
-        """
-        numbers: list[tuple[int, int, int]] = []
-        unreadable: list[str] = []
-        for row in rows:
-            try:
-                squares[len(numbers)] = self.images.square(row, self.size, self.crop_ratio)
-            except UnreadableImage as error:
-                unreadable.append(f"{self.images.place(row)}: {error}")
-            else:
-                label, name = int(self.images.labels[row]), self.images.names[row]
-                numbers.append((label, sample_key(self.class_names[label], name), row))
-        return Decoded(np.array(numbers, dtype=np.int64).reshape(-1, 3), tuple(unreadable))
 
 
 class ImageLoader:
@@ -280,15 +267,19 @@ class ImageLoader:
     an eager one would decode its first images for nothing.
 
     Args:
-        dataset: decodes the images.
+        images: the set.
+        size: side of the squares in pixels.
+        crop_ratio: share of the short side that is kept.
         workers: number of processes; 0 to decode in this one.
         batch_size: images in the largest batch.
         device: type of the device that embeds the images.
     """
 
-    def __init__(self, dataset: SquareDataset, workers: int, batch_size: int, device: str = "cpu"):
-        self._dataset, self._workers, self._batch_size = dataset, workers, batch_size
-        self._device = device
+    def __init__(
+        self, images: ImageSet, size: int, crop_ratio: float, workers: int, batch_size: int, device: str = "cpu"
+    ):
+        self._decode = partial(decode_batch, images, size, crop_ratio)
+        self._size, self._workers, self._batch_size, self._device = size, workers, batch_size, device
         self._batches: list[list[int]] = []
         self._pool: WorkerPool | None = None
 
@@ -317,10 +308,10 @@ class ImageLoader:
 
     def _decode_here(self, rows: list[int]) -> ImageBatch:
         squares = torch.empty(self._shape(len(rows)), dtype=torch.uint8)
-        return self._batch(squares, self._dataset.decode(rows, squares.numpy()))
+        return self._batch(squares, self._decode(rows, squares.numpy()))
 
     def _shape(self, images: int) -> tuple[int, int, int, int]:
-        return (images, self._dataset.size, self._dataset.size, 3)
+        return (images, self._size, self._size, 3)
 
     def _batch(self, squares: Tensor, decoded: Decoded) -> ImageBatch:
         image = torch.empty(self._shape(len(decoded.numbers)), dtype=torch.uint8, pin_memory=self._device == "cuda")
@@ -337,50 +328,13 @@ class ImageLoader:
         """
         if self._workers and self._pool is None:
             alternate = self._device == "cpu" and torch.get_num_threads() > 1
-            self._pool = WorkerPool(self._dataset.decode, self._workers, self._shape(self._batch_size), alternate)
+            self._pool = WorkerPool(self._decode, self._workers, self._shape(self._batch_size), alternate)
 
     def close(self) -> None:
         """Stop the worker processes; others start if the loader is used again."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None
-
-
-class EvaluationMemory:
-    """Embeddings of evaluation images, each computed once per run, up to a stated number of bytes.
-
-    Args:
-        images: number of images in the set.
-        limit_mb: memory bound in megabytes (10⁶ bytes); images past it are embedded anew at every task.
-    """
-
-    def __init__(self, images: int, limit_mb: float):
-        self._slot = np.full(images, -1, dtype=np.int64)
-        self._limit = int(limit_mb * 1e6)
-        self._store: Tensor | None = None
-        self._used = 0
-
-    def known(self, rows: np.ndarray) -> np.ndarray:
-        """Return (n,) bool: which rows are in memory."""
-        return np.asarray(self._slot[rows] >= 0)
-
-    def add(self, rows: Tensor, z: Tensor) -> None:
-        """Keep embeddings (n, d) of images ``rows`` (n,) as far as the bound allows."""
-        if self._store is None:
-            capacity = min(len(self._slot), self._limit // (4 * z.shape[1]))
-            with torch.inference_mode(False):
-                self._store = torch.empty(capacity, z.shape[1])
-        positions = rows.cpu().numpy()
-        fresh = np.flatnonzero(self._slot[positions] < 0)[: len(self._store) - self._used]
-        slots = np.arange(self._used, self._used + len(fresh))
-        self._store[slots] = z[torch.from_numpy(fresh).to(z.device)].float().cpu()
-        self._slot[positions[fresh]] = slots
-        self._used += len(fresh)
-
-    def get(self, rows: np.ndarray) -> Tensor:
-        """Return (n, d) float32 embeddings of rows that are known."""
-        assert self._store is not None
-        return self._store[self._slot[rows]]
 
 
 class Store(Protocol):
@@ -394,20 +348,20 @@ class StoredLoader:
     """Batches in a given order, each from a store of embeddings or from decoded images.
 
     Args:
-        images: the set that the rows are of.
-        class_names: name of each label of the set.
+        samples: the set that the rows are of.
         plan: rows of each batch, and the store that has them, or None to decode them.
         loader: decodes the batches that no store has; None if there are no such batches.
+        learned: whether the samples are learned, so that their identity is needed.
     """
 
     def __init__(
         self,
-        images: SampleSet,
-        class_names: Sequence[str],
+        samples: SampleSet,
         plan: Sequence[tuple[np.ndarray, Store | None]],
         loader: ImageLoader | None,
+        learned: bool,
     ):
-        self._images, self._class_names, self._plan, self._loader = images, class_names, plan, loader
+        self._samples, self._plan, self._loader, self._learned = samples, plan, loader, learned
         self._begun: Iterator[ImageBatch] | None = None
 
     def __len__(self) -> int:
@@ -426,12 +380,12 @@ class StoredLoader:
             yield next(decoded) if store is None else self._stored(rows, store)
 
     def _stored(self, rows: np.ndarray, store: Store) -> EmbeddingBatch:
-        labels = self._images.labels[rows]
-        keys = [sample_key(self._class_names[c], self._images.names[i]) for c, i in zip(labels, rows, strict=True)]
-        return EmbeddingBatch(
-            store.get(rows), torch.from_numpy(labels), torch.tensor(keys, dtype=torch.int64), torch.from_numpy(rows)
-        )
+        keys = self._samples.hashes(rows) if self._learned else np.zeros(len(rows), dtype=np.int64)
+        labels = torch.from_numpy(self._samples.labels[rows])
+        return EmbeddingBatch(store.get(rows), labels, torch.from_numpy(keys), torch.from_numpy(rows))
 
+
+# ---------------------------------------------------------------------- unreadable images
 
 NAMED = 50
 """Unreadable images that one error names."""
@@ -464,14 +418,10 @@ def unreadable_images(images: ImageSet, size: int, crop_ratio: float) -> Iterato
         size, crop_ratio: how the images are decoded.
     """
 
-    def failure(row: int) -> str | None:
-        try:
-            images.square(row, size, crop_ratio)
-        except UnreadableImage as error:
-            return f"{images.place(row)}: {error}"
-        return None
+    def failures(row: int) -> tuple[str, ...]:
+        return decode_batch(images, size, crop_ratio, [row], np.empty((1, size, size, 3), dtype=np.uint8)).unreadable
 
     with ThreadPoolExecutor(cores(), "check") as pool:
         for start in range(0, len(images), CHECKED_AT_ONCE):
             rows = range(start, min(start + CHECKED_AT_ONCE, len(images)))
-            yield from (image for image in pool.map(failure, rows) if image is not None)
+            yield from chain.from_iterable(pool.map(failures, rows))

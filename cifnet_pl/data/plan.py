@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from cifnet_pl.backbones import Backbone
-from cifnet_pl.data.sets import Grouping, Source, held_back
+from cifnet_pl.data.sets import Grouping, Source, held_back_rows, in_two
 from cifnet_pl.data.streams import Classes, Disjoint, Stream
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable
@@ -357,25 +357,17 @@ def without_test_images(source: Source, fraction: float, seed: int) -> Source:
     """
     if not 0 < fraction < 1:
         raise UsageError(f"--data.tune is {fraction:g}, expected a share between 0 and 1 of the training images")
-    train, domain = source.train, source.domains.train if source.domains is not None else None
-    chosen = np.zeros(len(train), dtype=bool)
+    train = source.train
     for label, rows in train.rows_of.items():
         if len(rows) < 2:
             name = source.class_names[label]
             raise UsageError(f"--data.tune needs two training images of each class, but '{name}' has one")
-        domains = np.zeros(len(rows), dtype=np.int64) if domain is None else domain[rows]
-        for domain_rows in (rows[domains == group] for group in np.unique(domains)):
-            # A seed of its own: the same one would take the samples that a source holds back from what it left.
-            chosen[domain_rows] = held_back([train.names[i] for i in domain_rows], fraction, seed + 1)
-    kept, taken = np.flatnonzero(~chosen), np.flatnonzero(chosen)
-    return Source(
-        source.class_names,
-        train.subset(kept),
-        train.subset(taken),
-        _split(source.domains, kept, taken),
-        _split(source.tasks, kept, taken),
+    domains = np.zeros(len(train), dtype=np.int64) if source.domains is None else source.domains.train
+    # A seed of its own: the same one would take the samples that a source holds back from what it left.
+    chosen = held_back_rows(train, domains, fraction, seed + 1)
+    parts = in_two(source.class_names, train, chosen)
+    parts.domains, parts.tasks = (
+        None if groups is None else Grouping(groups.names, groups.train[~chosen], groups.train[chosen])
+        for groups in (source.domains, source.tasks)
     )
-
-
-def _split(groups: Grouping | None, kept: np.ndarray, taken: np.ndarray) -> Grouping | None:
-    return None if groups is None else Grouping(groups.names, groups.train[kept], groups.train[taken])
+    return parts

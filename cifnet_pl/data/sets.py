@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +12,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from cifnet_pl.photos.files import file_size, identity, read_bytes
-from cifnet_pl.photos.photo import decoding, read_square, square
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.photos.copies import held_back
+from cifnet_pl.photos.files import file_size, identity
+from cifnet_pl.photos.photo import NOTHING, AnyPhoto, Photo, UnreadableImage, decoding
 from cifnet_pl.utilities.text import printable
 
 
@@ -25,7 +23,7 @@ class SampleSet(ABC):
 
     Attributes:
         labels: (n,) int64, position of each sample's class in the source's ``class_names``.
-        names: identity of each sample: its path relative to the root, its id, or its index.
+        names: what each sample is called: its path relative to the root, its id, or its index.
     """
 
     labels: np.ndarray
@@ -36,21 +34,21 @@ class SampleSet(ABC):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def place(self, index: int) -> str:
-        """Return where sample ``index`` is, for messages, on one line."""
-        return printable(self.names[index])
-
     @abstractmethod
     def subset(self, rows: np.ndarray) -> SampleSet:
         """Return the samples at positions ``rows``, with the names that they have here."""
 
     @abstractmethod
-    def content(self, index: int) -> bytes:
-        """Return everything that sample ``index`` is made from: the file's bytes, the pixels, or the numbers."""
+    def content_hash(self, index: int) -> int:
+        """Read sample ``index``, and return the hash of its content; that of nothing where it cannot be read."""
 
-    def stat(self, index: int) -> tuple[int, ...] | str:
-        """Return a mark that is cheap to compute and changes with the content; by default the content's SHA-256."""
-        return hashlib.sha256(self.content(index)).hexdigest()
+    def place(self, index: int) -> str:
+        """Return where sample ``index`` is, for messages, on one line."""
+        return printable(self.names[index])
+
+    def mark(self, index: int) -> tuple[int, ...] | int | str:
+        """Return what is cheap to compute and changes with the content; by default the content's hash."""
+        return int(self.hashes(np.array([index]))[0])
 
     def size(self, index: int) -> int:
         """Return the number of bytes of the content, or -1 where that is not known without reading it."""
@@ -63,29 +61,54 @@ class SampleSet(ABC):
         classes, starts = np.unique(self.labels[order], return_index=True)
         return dict(zip(classes.tolist(), np.split(order, starts)[1:], strict=True))
 
+    # ------------------------------------------------------------------ identity
+
+    @cached_property
+    def _hashes(self) -> np.ndarray:
+        """(n,) int64 content hashes; -1 where they are not known yet."""
+        return np.full(len(self), -1, dtype=np.int64)
+
+    def hashes(self, rows: np.ndarray) -> np.ndarray:
+        """Return the content hashes (n,) int64 of samples ``rows`` (n,), each computed when it is first asked for."""
+        for row in rows[self._hashes[rows] < 0].tolist():
+            self._hashes[row] = self.content_hash(row)
+        known: np.ndarray = self._hashes[rows]
+        return known
+
+    def note_hashes(self, rows: np.ndarray, hashes: np.ndarray) -> None:
+        """Take over content hashes (n,) that are known of samples ``rows`` (n,)."""
+        self._hashes[rows] = hashes
+
 
 class ImageSet(SampleSet):
     """A fixed sequence of labelled images."""
 
     @abstractmethod
-    def square(self, index: int, size: int, crop_ratio: float) -> np.ndarray:
-        """Decode one image to a square, see :func:`cifnet_pl.photos.photo.square`.
-
-        Args:
-            index: position of the image.
-            size: side of the square in pixels.
-            crop_ratio: share of the short side that is kept.
-
-        Returns:
-            (size, size, 3) uint8.
+    def given(self, index: int) -> AnyPhoto:
+        """Return image ``index``: its file, the bytes of one, or a decoded image.
 
         Raises:
-            UnreadableImage: the image cannot be decoded.
+            UnreadableImage: it cannot be read.
         """
 
     @abstractmethod
     def subset(self, rows: np.ndarray) -> ImageSet:
         """Return the images at positions ``rows``, with the names that they have here."""
+
+    def photo(self, index: int) -> Photo:
+        """Read image ``index``, once for all that is wanted of it.
+
+        Raises:
+            UnreadableImage: it cannot be read.
+        """
+        return Photo(self.given(index))
+
+    def content_hash(self, index: int) -> int:
+        """Read image ``index``, and return its hash; that of nothing where it cannot be read."""
+        try:
+            return self.photo(index).hash
+        except UnreadableImage:  # it is reported when it is to be decoded
+            return NOTHING
 
 
 @dataclass(frozen=True)
@@ -130,29 +153,27 @@ class FileSet(ImageSet):
         self.root, self.names = root, list(names)
         self.labels = np.asarray(labels, dtype=np.int64)
 
-    def square(self, index: int, size: int, crop_ratio: float) -> np.ndarray:
-        """Decode the file, as :meth:`ImageSet.square`."""
-        return read_square(self.root / self.names[index], size, crop_ratio)
+    def given(self, index: int) -> Path:
+        """Return the file."""
+        return self.root / self.names[index]
 
     def place(self, index: int) -> str:
         """Return the file's path."""
-        return printable(str(self.root / self.names[index]))
+        return printable(str(self.given(index)))
 
     def subset(self, rows: np.ndarray) -> FileSet:
-        """Return the files at positions ``rows``."""
-        return FileSet(self.root, [self.names[i] for i in rows], self.labels[rows].tolist())
+        """Return the files at positions ``rows``, with what is known of their hashes."""
+        files = FileSet(self.root, [self.names[i] for i in rows], self.labels[rows].tolist())
+        files.note_hashes(np.arange(len(rows)), self._hashes[rows])
+        return files
 
-    def content(self, index: int) -> bytes:
-        """Return the file's bytes."""
-        return read_bytes(self.root / self.names[index])
-
-    def stat(self, index: int) -> tuple[int, ...]:
+    def mark(self, index: int) -> tuple[int, ...]:
         """Return the size, inode and times of modification and of change: the last cannot be set back by a program."""
-        return identity(self.root / self.names[index])
+        return identity(self.given(index))
 
     def size(self, index: int) -> int:
         """Return the file's size."""
-        return file_size(self.root / self.names[index])
+        return file_size(self.given(index))
 
 
 class ArraySet(ImageSet):
@@ -170,11 +191,10 @@ class ArraySet(ImageSet):
         self.rows = np.arange(len(self.labels)) if rows is None else np.asarray(rows, dtype=np.int64)
         self.names = [str(i) for i in self.rows]
 
-    def square(self, index: int, size: int, crop_ratio: float) -> np.ndarray:
-        """Resize and crop the image, as :meth:`ImageSet.square`."""
+    def given(self, index: int) -> Image.Image:
+        """Return the image; UnreadableImage where the object cannot give it."""
         with decoding():
-            image = self.read(int(self.rows[index]))
-        return square(image, size, crop_ratio)
+            return self.read(int(self.rows[index]))
 
     def place(self, index: int) -> str:
         """Return the image's position in the data set."""
@@ -183,11 +203,6 @@ class ArraySet(ImageSet):
     def subset(self, rows: np.ndarray) -> ArraySet:
         """Return the images at positions ``rows``."""
         return ArraySet(self.read, self.labels[rows].tolist(), self.rows[rows].tolist())
-
-    def content(self, index: int) -> bytes:
-        """Return the image's size, mode and pixels."""
-        image = self.read(int(self.rows[index]))
-        return repr((image.size, image.mode, image.getpalette())).encode() + image.tobytes()
 
 
 @dataclass(frozen=True)
@@ -200,7 +215,7 @@ class SourceOptions:
         split_seed: seed of that split.
         download: whether data may be fetched.
         own: options of one source alone.
-        group: how photos that are held back together are found (:mod:`cifnet_pl.data.groups`).
+        group: how photos that are held back together are found (:mod:`cifnet_pl.photos.copies`).
     """
 
     root: Path | None = None
@@ -211,40 +226,9 @@ class SourceOptions:
     group: str | None = None
 
 
-def held_back(names: Sequence[str], fraction: float, seed: int) -> np.ndarray:
-    """Choose the images of one class that are for validation, by a seeded hash of each name.
-
-    Images that are added later hardly change the choice among earlier ones, and the order of the files does not matter.
-
-    Args:
-        names: of the images.
-        fraction: share to hold back.
-        seed: of the choice.
-
-    Returns:
-        (n,) bool; at least one of two is chosen, never all.
-
-    Raises:
-        UsageError: the share is not between 0 and 1.
-
-    Example:
-        >>> int(held_back(["a", "b", "c", "d"], 0.25, seed=0).sum())
-        1
-    """
-    if not 0 < fraction < 1:
-        raise UsageError(f"val_fraction is {fraction:g}, expected a number between 0 and 1")
-    count = min(max(round(len(names) * fraction), 1), len(names) - 1)
-    chosen = np.zeros(len(names), dtype=bool)
-    chosen[hash_order(names, seed)[:count]] = True
-    return chosen
-
-
-def hash_order(names: Sequence[str], seed: int) -> list[int]:
-    """Return the positions of ``names`` in the order of a seeded hash of each."""
-    ranks = [
-        hashlib.blake2b(f"{seed}\0{name}".encode("utf-8", "surrogateescape"), digest_size=8).digest() for name in names
-    ]
-    return sorted(range(len(names)), key=ranks.__getitem__)
+def in_two(class_names: list[str], whole: SampleSet, val: np.ndarray) -> Source:
+    """Return a source of the samples that are not marked in ``val`` (n,), and of those that are."""
+    return Source(class_names, whole.subset(np.flatnonzero(~val)), whole.subset(np.flatnonzero(val)))
 
 
 def split_by_seed(
@@ -262,21 +246,27 @@ def split_by_seed(
         domains: names of the domains, and (n,) the position of each sample's domain in them.
     """
     names, group = domains if domains is not None else ([], np.zeros(len(whole), dtype=np.int64))
-    val = np.zeros(len(whole), dtype=bool)
-    for rows in whole.rows_of.values():
-        for group_rows in (rows[group[rows] == g] for g in np.unique(group[rows])):
-            val[group_rows] = held_back([whole.names[i] for i in group_rows], options.val_fraction, options.split_seed)
-    source = Source(class_names, whole.subset(np.flatnonzero(~val)), whole.subset(np.flatnonzero(val)))
+    val = held_back_rows(whole, group, options.val_fraction, options.split_seed)
+    source = in_two(class_names, whole, val)
     if domains is not None:
         source.domains = Grouping(names, group[~val], group[val])
     return source
 
 
-def place(path: Path) -> str:
-    """Return a path for a message, on one line."""
-    return printable(str(path))
+def held_back_rows(samples: SampleSet, groups: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """Choose a share of the samples of each class in each group by a seeded hash of their names.
 
+    Args:
+        samples: all samples.
+        groups: (n,) number of each sample's group.
+        fraction: share to choose.
+        seed: of the choice.
 
-def expanded(path: Path) -> Path:
-    """Replace a leading ``~`` by the home folder; names that only begin with ``~`` stay."""
-    return Path(os.path.expanduser(path))
+    Returns:
+        (n,) bool.
+    """
+    chosen = np.zeros(len(samples), dtype=bool)
+    for rows in samples.rows_of.values():
+        for part in (rows[groups[rows] == group] for group in np.unique(groups[rows])):
+            chosen[part] = held_back([samples.names[i] for i in part], fraction, seed)
+    return chosen

@@ -244,7 +244,7 @@ class ReplayModule(FinetuneModule):
         size, crop_ratio = self.data.image_shape(self.backbone.preprocessing)
         images = self.data.source.train
         assert isinstance(images, ImageSet)
-        squares = np.stack([images.square(row, size, crop_ratio) for row in rows.tolist()])
+        squares = np.stack([images.photo(row).square(size, crop_ratio) for row in rows.tolist()])
         return torch.from_numpy(squares).permute(0, 3, 1, 2)
 
     # ------------------------------------------------------------------ prediction

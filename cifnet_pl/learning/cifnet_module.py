@@ -130,8 +130,7 @@ class CIFNetModule(TaskModule):
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Embed the batch and show it to the model; return its embeddings and labels."""
         z = self.embed(batch)
-        hashes = self.data.train_hashes.of(batch.row.cpu().numpy()) if self.photos is not None else None
-        self.model.observe(z, batch.label, batch.key, hashes)
+        self.model.observe(z, batch.label, batch.key)
         return {"z": z, "label": batch.label}
 
     def finish_task(self) -> None:
@@ -164,7 +163,7 @@ class CIFNetModule(TaskModule):
         if isinstance(batch, EmbeddingBatch):
             return batch.embedding
         z = self.model.embed(batch.image, lambda row: self._name_of(int(batch.row[row])))
-        self.data.remember(batch.row, z)
+        self.data.remember(batch, z)
         return z
 
     def _name_of(self, row: int) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, Trainer
 
-from cifnet_pl.data.copies import ContentHashes
+from cifnet_pl.data.sets import Source
 from cifnet_pl.data.streams import Stream
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.task_module import TaskModule
@@ -234,27 +234,26 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def fingerprint(train: ContentHashes, test: ContentHashes, class_names: Sequence[str]) -> str:
+def fingerprint(source: Source) -> str:
     """Hash a data set as it is split.
 
     The hash covers the class, the name and, for files, the size of every sample, and the contents of 256 samples of
     each set, evenly spread: to read all would take as long as to learn them.
 
     Args:
-        train, test: the two sets; contents whose hashes are known are not read again.
-        class_names: name of each label.
+        source: the two sets; contents whose hashes are known are not read again.
 
     Returns:
         16 hexadecimal digits.
     """
     digest = hashlib.sha256()
-    for hashes in (train, test):
+    for samples in (source.train, source.val):
         digest.update(b"\0\0")
-        count, names, labels = len(hashes.samples), hashes.samples.names, hashes.samples.labels
-        for row, size in enumerate(hashes.sizes(np.arange(count)).tolist()):
-            digest.update(f"{class_names[labels[row]]}\0{names[row]}\0{size}\0".encode("utf-8", "surrogateescape"))
-        sampled = np.linspace(0, count - 1, min(count, SAMPLED)).round().astype(np.int64)
-        digest.update(hashes.of(sampled).tobytes())
+        for row, name in enumerate(samples.names):
+            text = f"{source.class_names[samples.labels[row]]}\0{name}\0{samples.size(row)}\0"
+            digest.update(text.encode("utf-8", "surrogateescape"))
+        sampled = np.linspace(0, len(samples) - 1, min(len(samples), SAMPLED)).round().astype(np.int64)
+        digest.update(samples.hashes(sampled).tobytes())
     return digest.hexdigest()[:16]
 
 

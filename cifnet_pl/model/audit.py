@@ -21,7 +21,6 @@ from scipy.optimize import curve_fit
 from torch import Tensor
 from torchmetrics.functional.classification import binary_calibration_error
 
-from cifnet_pl.data.cache import EmbeddingCache, pipeline_key
 from cifnet_pl.data.sets import FileSet, Source
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.base import RIDGE
@@ -29,6 +28,7 @@ from cifnet_pl.heads.confidence import fit_temperature
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
 from cifnet_pl.model.core import Model
 from cifnet_pl.model.evaluate import BINS, FEW, Evaluation
+from cifnet_pl.photos.cache import EmbeddingCache, pipeline_key
 from cifnet_pl.statistics import comparable, joined, left_out_groups, near_limit
 from cifnet_pl.statistics.near_copies import SAMPLED
 from cifnet_pl.utilities.errors import DataError
@@ -491,7 +491,7 @@ def embeddings_of(
         for name, files in parts:
             engines = dict.fromkeys([model.engine, "torch"])
             keys = [
-                pipeline_key(model.backbone, model.image_size, model.crop_ratio, model.precision, engine)
+                pipeline_key(model.backbone.sha256, model.image_size, model.crop_ratio, model.precision, engine)
                 for engine in engines
             ]
             for rows, embedded in _embedded(model, files, source.class_names, [cache_folder / k / name for k in keys],
@@ -531,5 +531,5 @@ def _embedded(
     cache.known(origin)  # notes what the files are before they are decoded
     for batch, z in photos.embedded(model, "embedding", unreadable, progress):
         rows = origin[batch]
-        cache.collect(torch.from_numpy(rows), z)
+        cache.collect(torch.from_numpy(rows), torch.from_numpy(photos.files.hashes(batch)), z)
         yield rows, z.cpu().numpy()

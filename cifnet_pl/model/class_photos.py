@@ -10,15 +10,16 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from torch import Tensor
 
-from cifnet_pl.data.copies import hashes_of
-from cifnet_pl.data.groups import held_back_together
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
-from cifnet_pl.data.photos import PhotoBatch, batch_size, place_of, squares
-from cifnet_pl.data.sets import FileSet, expanded, held_back, place
+from cifnet_pl.data.sets import FileSet
 from cifnet_pl.data.sources.embeddings import EmbeddingSet, labelled
-from cifnet_pl.data.sources.folders import class_folders, file_set, listing, require_classes, require_folder
+from cifnet_pl.data.sources.folders import file_set, require_classes
 from cifnet_pl.model.core import Model
 from cifnet_pl.model.description import class_names
+from cifnet_pl.photos.copies import held_back, held_back_together
+from cifnet_pl.photos.files import expanded, listing, place, require_folder, sub_folders
+from cifnet_pl.photos.photo import Photo
+from cifnet_pl.photos.reading import PhotoBatch, batch_size, looks_at, place_of, squares
 from cifnet_pl.utilities.errors import CheckpointError, DataError
 from cifnet_pl.utilities.text import counted
 
@@ -58,7 +59,7 @@ class ClassPhotos:
         root = expanded(Path(folder))
         require_folder(root, option, "a folder or Zip archive with one sub-folder of photos per class")
         with listing():
-            names = [path.name for path in class_folders(root)]
+            names = [path.name for path in sub_folders(root)]
             require_classes(names, root)
             try:
                 class_names(names, place(root))
@@ -76,12 +77,12 @@ class ClassPhotos:
         positions = np.unique(labels)
         selected = self.files.subset(np.flatnonzero(kept))
         names = [self.class_names[i] for i in positions]
-        files = FileSet(selected.root, selected.names, np.searchsorted(positions, labels).tolist())
-        return ClassPhotos(names, files, None if self.hashes is None else self.hashes[kept])
+        selected.labels = np.searchsorted(positions, labels)
+        return ClassPhotos(names, selected, None if self.hashes is None else self.hashes[kept])
 
     def hashed(self) -> ClassPhotos:
         """Return the same photos with their content hashes (n,)."""
-        return replace(self, hashes=hashes_of(self.files.content, range(len(self.files))))
+        return replace(self, hashes=self.files.hashes(np.arange(len(self.files))))
 
     def held_back(self, rows: np.ndarray, share: float) -> np.ndarray:
         """Choose the photos of one class that are scored first; those that look alike are on the same side.
@@ -94,7 +95,7 @@ class ClassPhotos:
             (n,) bool.
         """
         names = [self.files.names[i] for i in rows]
-        return held_back_together(names, [self.files.root / name for name in names], share, 0)
+        return held_back_together(names, looks_at([self.files.root / name for name in names]), share, 0)
 
     def embedded(
         self, model: Model, title: str, unreadable: list[Unreadable], progress: bool = False
@@ -112,13 +113,19 @@ class ClassPhotos:
         """
         start = 0
         files = [self.files.root / name for name in self.files.names]
-        batches = squares(files, model.image_size, model.crop_ratio)
+        batches = squares(files, model.image_size, model.crop_ratio, also=_hash)
         size = batch_size(model.image_size)
         for batch in counted(batches, title, -(-len(files) // size)) if progress else batches:
             readable = np.array([reason is None for reason in batch.unreadable])
             unreadable += unreadable_of(batch)
-            yield start + np.flatnonzero(readable), embed_batch(model, batch)
+            rows = start + np.flatnonzero(readable)
+            self.files.note_hashes(rows, np.array(batch.seen, dtype=np.int64))
+            yield rows, embed_batch(model, batch)
             start += len(batch.files)
+
+
+def _hash(photo: Photo) -> int:
+    return photo.hash
 
 
 def embed_batch(model: Model, batch: PhotoBatch) -> Tensor:

@@ -11,8 +11,6 @@ import numpy as np
 from torch import Tensor
 
 from cifnet_pl.backbones.engines import check_precision
-from cifnet_pl.data.copies import Duplicates
-from cifnet_pl.data.photos import photos_of, squares
 from cifnet_pl.data.sources.embeddings import unlabelled
 from cifnet_pl.model.bundle import write_bundle
 from cifnet_pl.model.class_photos import embed_batch
@@ -21,7 +19,9 @@ from cifnet_pl.model.description import class_names
 from cifnet_pl.model.forget import Forgetting, forget
 from cifnet_pl.model.learn import Extension, extend
 from cifnet_pl.model.open_set import Judge, Verdict
-from cifnet_pl.photos.photo import Photo
+from cifnet_pl.photos.copies import Duplicates
+from cifnet_pl.photos.photo import AnyPhoto
+from cifnet_pl.photos.reading import photos_of, squares
 
 Judged = Callable[[Tensor, Tensor], list[Verdict]]
 
@@ -62,7 +62,7 @@ class Classifier(Model):
 
     def classify(
         self,
-        photos: Photo | str | Iterable[Photo | str],
+        photos: AnyPhoto | str | Iterable[AnyPhoto | str],
         top: int = 5,
         *,
         unknown: float | None = None,

@@ -409,23 +409,19 @@ class Model:
             self.class_names += [names[i] for i in new]
         self._task = TaskUnderWay(bool(new), more)
 
-    def observe(self, z: Tensor, y: Tensor, key: Tensor, hashes: np.ndarray | None = None) -> None:
+    def observe(self, z: Tensor, y: Tensor, key: Tensor) -> None:
         """Add samples of the task begun last: to the head's sums, and as candidates to the buffer.
 
         Args:
             z: (n, d) float embeddings.
             y: (n,) int64 labels, as ``labels`` gives them.
-            key: (n,) int64 identity of each photo, see :func:`cifnet_pl.data.loading.sample_key`.
-            hashes: (n,) int64 content hashes, kept if the model keeps them.
+            key: (n,) int64 content hash of each photo, kept if the model keeps them.
         """
         task = self._under_way()
         if self.buffer is not None:
-            known = task.known(y)
-            self.buffer.add(z[~known], y[~known], key[~known])
-            if known.any():
-                self.buffer.add_more(z[known], y[known], key[known])
-        if hashes is not None and self.photos is not None:
-            task.hashes.append((y.cpu().numpy(), hashes))
+            self.buffer.add(z, y, key)
+        if self.photos is not None:
+            task.hashes.append((y.cpu().numpy(), key.cpu().numpy()))
         task.waiting.append((z, y))
         if sum(len(labels) for _, labels in task.waiting) >= AT_ONCE:
             self._add_waiting(task)

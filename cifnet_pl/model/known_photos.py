@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.data.copies import NOTHING, Duplicates, about_copies, about_labels
 from cifnet_pl.data.sets import FileSet
 from cifnet_pl.data.sources.folders import about_nesting
 from cifnet_pl.model.class_photos import ClassPhotos
 from cifnet_pl.model.core import Model
 from cifnet_pl.model.metrics import percent
+from cifnet_pl.photos.copies import Duplicates, about_copies, about_labels
+from cifnet_pl.photos.copies import find_repeats as compared
 from cifnet_pl.statistics import comparable, near_groups, near_limit, resembles
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import number_of, printable
@@ -43,24 +44,17 @@ def find_repeats(model: Model, photos: ClassPhotos) -> Repeats:
         photos: with their content hashes; those that cannot be read are never copies.
     """
     assert photos.hashes is not None
-    known: dict[int, set[str]] = {}
-    if model.photos is not None:
-        name_of = dict(zip(model.head.classes, model.class_names, strict=True))
-        for label, hashes in model.photos.by_label().items():
-            for value in hashes.tolist():
-                known.setdefault(value, set()).add(name_of[label])
-    before = {value: frozenset(classes) for value, classes in known.items()}
+    names = list(dict.fromkeys([*photos.class_names, *model.class_names]))
+    name_of = dict(zip(model.head.classes, model.class_names, strict=True))
+    known: dict[int, set[int]] = {}
+    for label, hashes in model.photos.by_label().items() if model.photos is not None else ():
+        for value in hashes.tolist():
+            known.setdefault(value, set()).add(names.index(name_of[label]))
+    repeats = compared(enumerate(photos.hashes.tolist()), photos.files.labels, known)
     learned, twice = np.zeros((2, len(photos.hashes)), dtype=bool)
-    mislabelled = []
-    for row, value in enumerate(photos.hashes.tolist()):
-        if value == NOTHING:
-            continue
-        name, classes = photos.class_names[photos.files.labels[row]], known.setdefault(value, set())
-        learned[row] = name in before.get(value, ())
-        twice[row] = name in classes and not learned[row]
-        if classes - {name}:
-            mislabelled.append(f"{_shown(photos, row)} (also in {printable(min(classes - {name}))})")
-        classes.add(name)
+    learned[repeats.learned], twice[list(repeats.twice)] = True, True
+    others = repeats.other_class.items()
+    mislabelled = [f"{_shown(photos, row)} (also in {printable(names[other])})" for row, other in others]
     return Repeats(learned, twice, mislabelled)
 
 

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.data.copies import Duplicates
-from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces, sample_key
+from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.heads.ridge import about_lesson, at_cap
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable, samples_of
 from cifnet_pl.model.core import M, Model
 from cifnet_pl.model.description import Event, now
 from cifnet_pl.model.known_photos import LearnedPhotos, NearCopyScore, without_copies
 from cifnet_pl.model.metrics import percent
+from cifnet_pl.photos.copies import Duplicates
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable
 
@@ -232,9 +232,7 @@ def _teach(model: Model, photos: ClassPhotos, z: np.ndarray, kept: np.ndarray) -
     learned = LearnedPhotos(model.stored_samples)
     for rows in pieces(np.flatnonzero(kept), EMBEDDED_BATCH):
         part, y = torch.from_numpy(z[rows]).to(model.device), labels[positions[rows]].to(model.device)
-        key = [sample_key(names[positions[row]], photos.files.names[row]) for row in rows]
-        hashes = photos.hashes[rows] if photos.hashes is not None else None
-        model.observe(part, y, torch.tensor(key, dtype=torch.int64, device=model.device), hashes)
+        model.observe(part, y, torch.from_numpy(photos.files.hashes(rows)).to(model.device))
         learned.add(part, y)
     model.finish_task()
     return learned

@@ -54,10 +54,10 @@ def merge(models: Sequence[M], names: Sequence[str] | None = None, base: M | Non
     if len(models) < 2:
         raise UsageError(f"merge got {len(models)} model, expected at least two")
     names = list(names) if names is not None else [f"model {i + 1}" for i in range(len(models))]
-    seen = {models[0].identity: names[0]}
+    seen = {_content(models[0]): names[0]}
     merged, warnings, lineage = models[0].clone(), list[str](), _lineage(models[0])
     for name, other in zip(names[1:], models[1:], strict=True):
-        first = seen.setdefault(other.identity, name)
+        first = seen.setdefault(_content(other), name)
         shared, lineage = lineage & _lineage(other), lineage | _lineage(other)
         for knowing, learned in ((merged, other), (other, merged)):
             warnings += [w for w in knowing.warnings_of(learned.class_names) if w not in warnings]
@@ -151,6 +151,10 @@ def _lineage(model: Model) -> set[str]:
     return {model.identity} | {parent for event in model.history for parent in event.parents}
 
 
+def _content(model: Model) -> str:
+    return model.identity
+
+
 def absorb(model: Model, other: Model) -> None:
     """Add what ``other`` learned to ``model``, which must be solved again afterwards.
 
@@ -181,7 +185,7 @@ def absorb(model: Model, other: Model) -> None:
     model.class_names += new
     if model.buffer is not None and other.buffer is not None:
         other.buffer.relabel(renamed)
-        model.buffer.add_more(other.buffer.z, other.buffer.y, other.buffer.key)
+        model.buffer.add(other.buffer.z, other.buffer.y, other.buffer.key)
         model.buffer.commit()
     if model.photos is not None and other.photos is not None:
         before = model.photos.copies + other.photos.copies

@@ -11,10 +11,10 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -24,8 +24,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone
-from cifnet_pl.data.copies import hashes_of
-from cifnet_pl.data.loading import EMBEDDED_BATCH, ImageLoader, SquareDataset, pieces
+from cifnet_pl.data.loading import EMBEDDED_BATCH, ImageLoader, pieces
 from cifnet_pl.data.sets import ImageSet, SampleSet, Source
 from cifnet_pl.data.sources.embeddings import EmbeddingSet
 from cifnet_pl.heads import Head
@@ -66,7 +65,6 @@ class SumsTable(Table):
 
     parts: list[Part]
     sha256: str
-    model: Any
 
 
 @dataclass
@@ -77,16 +75,17 @@ class PartialSums:
         model: its head is not solved; ``photos`` are the content hashes of the samples.
         parts: positions in the sums, by set, ascending, without overlap.
         name: what errors call it.
+        missing: positions of the same sets that are not in the sums.
     """
 
     model: Classifier
     parts: list[Part]
     name: str = "sums"
+    missing: list[Part] = field(init=False)
 
-    @property
-    def missing(self) -> list[Part]:
-        """Positions of the same sets that are not in the sums."""
-        return _gaps(self.parts)
+    def __post_init__(self) -> None:
+        self.parts = _joined(self.parts)
+        self.missing = _gaps(self.parts)
 
     def add(self, other: PartialSums) -> None:
         """Add other sums.
@@ -107,8 +106,7 @@ class PartialSums:
                     )
         known = {part.listing for part in self.parts}
         if any(part.listing not in known for part in other.parts):
-            seen = [sums.model.photos.content.cpu().numpy() for sums in (self, other) if sums.model.photos is not None]
-            common = np.intersect1d(seen[0], seen[1])
+            common = np.intersect1d(_hashes(self.model), _hashes(other.model))
             if len(common):
                 raise UsageError(
                     f"{other.name} and {self.name} have {len(common)} samples with the same content in common, which "
@@ -120,6 +118,7 @@ class PartialSums:
         except UsageError as error:
             raise UsageError(f"cannot add {other.name} to {self.name}: {error}") from error
         self.parts = _joined([*self.parts, *other.parts])
+        self.missing = _gaps(self.parts)
 
     def solved(self) -> Classifier:
         """Return the model of all samples; the sums must not be used afterwards.
@@ -156,8 +155,8 @@ def listing_of(samples: SampleSet, class_names: Sequence[str]) -> str:
     digest.update(np.ascontiguousarray(samples.labels).tobytes())
     for name in samples.names:
         digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
-    probes = np.linspace(0, len(samples) - 1, min(PROBES, len(samples))).astype(int)
-    digest.update(hashes_of(samples.content, probes.tolist()).tobytes())
+    probes = np.linspace(0, len(samples) - 1, min(PROBES, len(samples))).astype(np.int64)
+    digest.update(samples.hashes(probes).tobytes())
     return digest.hexdigest()
 
 
@@ -189,17 +188,23 @@ def read_sums(path: Path, trust: bool = False, engine: str = "auto", device: str
     Raises:
         CheckpointError: there is no such file, or it is damaged, hostile, or of another version.
     """
-    with _opened(path) as (table, stored):
-        shapes = {key: tuple(stored.get_slice(key).get_shape()) for key in stored.keys()}  # noqa: SIM118
+    parts = parts_of(path)
+    try:
+        with safe_open(path, framework="pt") as stored:
+            header = json.loads((stored.metadata() or {})[KEY])
+            shapes = {key: tuple(stored.get_slice(key).get_shape()) for key in stored.keys()}  # noqa: SIM118
+            table = parse(SumsTable, header, str(path))
 
-        def read() -> dict[str, torch.Tensor]:
-            tensors = {key: stored.get_tensor(key) for key in shapes}
-            if _digest(tensors) != table.sha256:
-                raise CheckpointError(f"{path} is damaged: its checksum is wrong; make it again")
-            return tensors
+            def read() -> dict[str, torch.Tensor]:
+                tensors = {key: stored.get_tensor(key) for key in shapes}
+                if _digest(tensors) != table.sha256:
+                    raise CheckpointError(f"{path} is damaged: its checksum is wrong; make it again")
+                return tensors
 
-        model = assemble(table.model, shapes, read, str(path), engine=engine, trust=trust, solved=False)
-    return PartialSums(model.to(device), table.parts, path.name)
+            model = assemble(header.get("model"), shapes, read, str(path), engine=engine, trust=trust, solved=False)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
+    return PartialSums(model.to(device), parts, path.name)
 
 
 def parts_of(path: Path) -> list[Part]:
@@ -208,23 +213,17 @@ def parts_of(path: Path) -> list[Part]:
     Raises:
         CheckpointError: as :func:`read_sums`.
     """
-    with _opened(path) as (table, _):
-        return table.parts
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[SumsTable, Any]]:
-    """Open a file of sums: its header, checked, and its tensors."""
     if not path.is_file():
         raise CheckpointError(f"no file of sums at {path}: make it with cifnet sums")
     try:
         with safe_open(path, framework="pt") as stored:
-            table = parse(SumsTable, json.loads((stored.metadata() or {}).get(KEY, "null")), str(path))
-            if not table.parts or any(part.start >= part.stop or part.stop > part.total for part in table.parts):
-                raise CheckpointError(f"{path} is damaged: its parts are not parts of a set")
-            yield table, stored
+            header = json.loads((stored.metadata() or {}).get(KEY, "null"))
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
+    parts = parse(SumsTable, header, str(path)).parts
+    if not parts or any(part.start >= part.stop or part.stop > part.total for part in parts):
+        raise CheckpointError(f"{path} is damaged: its parts are not parts of a set")
+    return parts
 
 
 def is_sums(path: Path) -> bool:
@@ -238,6 +237,11 @@ def _digest(tensors: dict[str, torch.Tensor]) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()
+
+
+def _hashes(model: Classifier) -> np.ndarray:
+    assert model.photos is not None
+    return model.photos.content.cpu().numpy()
 
 
 def _joined(parts: Sequence[Part]) -> list[Part]:
@@ -360,8 +364,7 @@ class ShardLearner:
         model.begin_task(source.class_names)
         for z, rows in self._embedded(model, np.arange(part.start, part.stop)):
             labels = torch.from_numpy(source.train.labels[rows]).to(model.device)
-            hashes = hashes_of(source.train.content, rows.tolist())
-            model.observe(z, labels, torch.from_numpy(hashes), hashes)
+            model.observe(z, labels, torch.from_numpy(source.train.hashes(rows)).to(model.device))
         model.add_up()
         sums = model.head.fresh()
         sums.merge_(model.head)  # nothing of the task that is under way is left
@@ -376,8 +379,8 @@ class ShardLearner:
                 yield samples.get(piece).to(model.device), piece
             return
         assert isinstance(samples, ImageSet)
-        decoder = SquareDataset(samples, self.source.class_names, self.image_size, self.crop_ratio)
-        loader = ImageLoader(decoder, self.workers, self.batch_size, model.device.type)
+        shape = (self.image_size, self.crop_ratio)
+        loader = ImageLoader(samples, *shape, self.workers, self.batch_size, model.device.type)
         try:
             for batch in loader.set_batches(pieces(rows, self.batch_size)):
                 if batch.unreadable and not self.skip_unreadable:
@@ -385,8 +388,12 @@ class ShardLearner:
                         f"cannot read {batch.unreadable[0]}; repair or remove it, or add --data.on_corrupt skip"
                     )
                 embedded = batch.row.numpy()
+                samples.note_hashes(embedded, batch.key.numpy())
                 if len(embedded):
-                    names = [samples.place(row) for row in embedded.tolist()]
-                    yield model.embed(batch.image, names.__getitem__), embedded
+                    yield model.embed(batch.image, partial(_place, samples, embedded)), embedded
         finally:
             loader.close()
+
+
+def _place(samples: ImageSet, rows: np.ndarray, row: int) -> str:
+    return samples.place(int(rows[row]))

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import stat
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -29,12 +32,32 @@ left out in silence. HEIC needs the package ``pillow-heif``, the extra ``heic``.
 """
 
 LARGEST_PHOTO = 2**28
-"""Bytes that one photo may have when it is unpacked (256 MB): an archive may promise any number."""
+"""Bytes that one photo may have, unpacked (256 MB): an archive may promise any number."""
 
 FAILURES = (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError, ValueError, EOFError)
 """What :mod:`zipfile` raises for damaged archives, unknown methods of compression, and passwords."""
 
 T = TypeVar("T")
+
+
+def place(path: Path) -> str:
+    """Return a path for a message, on one line."""
+    return printable(str(path))
+
+
+def expanded(path: Path | str) -> Path:
+    """Replace a leading ``~`` by the home folder; names that only begin with ``~`` stay."""
+    return Path(os.path.expanduser(path))
+
+
+@contextmanager
+def listing() -> Iterator[None]:
+    """Raise DataError, with the folder's name, where the file system refuses to list one."""
+    try:
+        yield
+    except OSError as error:
+        where = printable(str(error.filename))
+        raise DataError(f"cannot read {where}: {error.strerror}; give this account access to it") from error
 
 
 def is_image(path: Path) -> bool:
@@ -60,51 +83,54 @@ class Archive:
         self.path = path
         self._lock = threading.Lock()
         self._zip = _explained(path, lambda: zipfile.ZipFile(path))
-        entries = {name: entry for entry in self._zip.infolist() if (name := _safe_name(path, entry)) and _seen(name)}
+        named = [(_safe_name(path, entry), entry) for entry in self._zip.infolist()]
+        entries = {name: entry for name, entry in named if name is not None and not is_hidden(name)}
         top = _only_folder(entries)
         self.files = {name.removeprefix(top): entry for name, entry in entries.items() if name.startswith(top)}
         self.folders = {""} | {str(parent) for name in self.files for parent in PurePosixPath(name).parents} - {"."}
 
     def read(self, name: str) -> bytes:
-        """Return the content of file ``name``.
+        """Return the content of file ``name``, of at most one byte more than ``LARGEST_PHOTO``.
 
         Raises:
-            DataError: it is damaged, encrypted, or larger than ``LARGEST_PHOTO`` when it is unpacked.
+            DataError: it is damaged or encrypted.
         """
         if name not in self.files:
-            raise DataError(f"no {printable(name)} in archive {printable(str(self.path))}")
+            raise DataError(f"no {printable(name)} in archive {place(self.path)}")
         with self._lock, _explained(self.path, lambda: self._zip.open(self.files[name])) as file:
-            content: bytes = _explained(self.path, lambda: file.read(LARGEST_PHOTO + 1))
-        if len(content) > LARGEST_PHOTO:
-            raise DataError(f"larger than {LARGEST_PHOTO // 2**20} MB when it is unpacked")
-        return content
+            return _explained(self.path, lambda: file.read(LARGEST_PHOTO + 1))
 
 
 def _explained(path: Path, action: Callable[[], T]) -> T:
     try:
         return action()
     except FAILURES as error:
-        raise DataError(f"cannot read archive {printable(str(path))}: {error}; make it again") from error
+        raise DataError(f"cannot read archive {place(path)}: {error}; make it again") from error
+
+
+def about_unsafe(entry: zipfile.ZipInfo) -> str | None:
+    """Say why an entry of a Zip archive is hostile: its name leads out of the archive, or it is a link; else None."""
+    name = entry.filename.replace("\\", "/")
+    parts = PurePosixPath(name).parts
+    if ".." in parts or name.startswith("/") or (parts and ":" in parts[0]):
+        return f"names a file outside of itself: {printable(name[:100])}"
+    if stat.S_ISLNK(entry.external_attr >> 16):
+        return f"holds a link, {printable(name[:100])}: pack the photo itself"
+    return None
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a part of a path is hidden, or added by macOS."""
+    return any(component.startswith((".", "__MACOSX")) for component in PurePosixPath(name).parts)
 
 
 def _safe_name(path: Path, entry: zipfile.ZipInfo) -> str | None:
-    """Return the name of a file in the archive, or None for a folder.
-
-    Raises:
-        DataError: a name that leads out of the archive, or a link.
-    """
-    name, mode = entry.filename.replace("\\", "/"), entry.external_attr >> 16
-    parts = PurePosixPath(name).parts
-    if ".." in parts or name.startswith("/") or (parts and parts[0].endswith(":")):
-        raise DataError(f"archive {printable(str(path))} names a file outside of itself: {printable(name)}")
-    if stat.S_ISLNK(mode):
-        raise DataError(f"archive {printable(str(path))} holds a link, {printable(name)}: pack the photo itself")
-    return None if entry.is_dir() or name.endswith("/") or not parts else str(PurePosixPath(*parts))
-
-
-def _seen(name: str) -> bool:
-    """Return whether no part of the path is hidden or added by macOS."""
-    return not any(component.startswith((".", "__MACOSX")) for component in PurePosixPath(name).parts)
+    """Return the name of a file in the archive, None for a folder; DataError where :func:`about_unsafe` says why."""
+    unsafe = about_unsafe(entry)
+    if unsafe is not None:
+        raise DataError(f"archive {place(path)} {unsafe}")
+    name = entry.filename.replace("\\", "/")
+    return None if name.endswith("/") or not PurePosixPath(name).parts else str(PurePosixPath(name))
 
 
 def _only_folder(names: dict[str, zipfile.ZipInfo]) -> str:
@@ -154,9 +180,21 @@ def is_folder(path: Path) -> bool:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a file, which may be in an archive."""
+    """Return the content of a file, which may be in an archive.
+
+    Raises:
+        OSError: it cannot be read.
+        DataError: likewise, within an archive; or it is larger than ``LARGEST_PHOTO``.
+    """
     inside = within(path)
-    return path.read_bytes() if inside is None else open_archive(inside[0]).read(inside[1])
+    if inside is None:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_PHOTO + 1)
+    else:
+        content = open_archive(inside[0]).read(inside[1])
+    if len(content) > LARGEST_PHOTO:
+        raise DataError(f"larger than {LARGEST_PHOTO // 2**20} MB")
+    return content
 
 
 def identity(path: Path) -> tuple[int, ...]:
@@ -202,6 +240,8 @@ def _required(path: Path) -> tuple[Archive, str]:
     return open_archive(inside[0]), inside[1]
 
 
+# ---------------------------------------------------------------------- finding photos
+
 SORTED_AT_ONCE = 10_000
 """Entries of one folder that are sorted by name before the next ones are read, so that memory stays bounded."""
 
@@ -244,3 +284,109 @@ def _walk(folder: Path, visited: set[str], depth: int | None) -> Iterator[Path]:
 def links_upwards(folder: Path) -> bool:
     """Return whether ``folder`` is a link to a folder that contains the link."""
     return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
+
+
+def image_files(folder: Path) -> list[Path]:
+    """Return all images below ``folder``, which may be a Zip archive or in one, sorted; links as :func:`walk_images`.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    if within(folder) is not None:
+        return [path for path in archived_files(folder) if is_image(path)]
+    return [] if links_upwards(folder) else sorted(walk_images(folder))
+
+
+def sub_folders(root: Path) -> list[Path]:
+    """Return the sub-folders of a folder (links included) or of a Zip archive, sorted by name; not the hidden ones.
+
+    Args:
+        root: the folder or archive.
+
+    Raises:
+        DataError: a link leads nowhere, so that a class may be missing.
+    """
+    if within(root) is not None:
+        return archived_folders(root)
+    entries = sorted(entry for entry in root.iterdir() if not is_hidden(entry.name))
+    broken = [entry for entry in entries if entry.is_symlink() and not os.path.exists(entry)]
+    if broken:
+        raise DataError(f"the link {place(broken[0])} leads nowhere: repair or remove it")
+    return [entry for entry in entries if entry.is_dir()]
+
+
+def require_folder(folder: Path, option: str, what: str) -> None:
+    """Raise DataError where ``folder``, which ``option`` named, is neither a folder nor a Zip archive.
+
+    Args:
+        folder: which should be there.
+        option: of the command line, such as ``--images``.
+        what: what it should be set to, such as "a folder with photos".
+    """
+    if not is_folder(folder):
+        kind = "Zip archive" if folder.suffix.lower() == ".zip" else "folder"
+        raise DataError(f"no {kind} {place(folder)}: set {option} to {what}")
+
+
+def find_photos(source: Path | str) -> Iterator[Path]:
+    """Yield the photos of a file, a folder with its sub-folders, a Zip archive, or a glob (``**`` for any depth).
+
+    Hidden files are skipped, and in folders files that are not named as images; no folder is entered twice.
+
+    Args:
+        source: path or pattern.
+
+    Raises:
+        DataError: there is no such file or folder, it holds no photo, or a folder cannot be read.
+    """
+    path, shown = expanded(source), printable(str(source))
+    inside = within(path)
+    photos: Iterator[Path]
+    if inside is not None and is_folder(path):
+        photos, nothing = iter(image_files(path)), f"archive {shown} holds no photo"
+    elif path.is_dir():
+        photos, nothing = walk_images(path), f"folder {shown} holds no photo"
+    elif path.exists() or (inside is not None and path in archived_files(inside[0])):
+        return iter([path])
+    elif glob.has_magic(str(path)):
+        photos, nothing = _matching(path), f"no photo matches {shown}"
+    else:
+        kind = "Zip archive" if path.suffix.lower() == ".zip" else "file or folder"
+        raise DataError(f"no {kind} {shown}: give a photo, a folder, a Zip archive, or a pattern in quotes")
+    photos = _listed(photos)
+    first = next(photos, None)
+    if first is None:
+        raise DataError(f"{nothing}: give a photo, a folder or Zip archive of photos, or a pattern in quotes")
+    return chain([first], photos)
+
+
+def _listed(photos: Iterator[Path]) -> Iterator[Path]:
+    with listing():
+        yield from photos
+
+
+def _matching(pattern: Path) -> Iterator[Path]:
+    """Yield the photos whose paths match a pattern, as in a shell, but without following links in circles."""
+    plain = next(i for i, component in enumerate(pattern.parts) if glob.has_magic(component))
+    base, parts = Path(*pattern.parts[:plain]), pattern.parts[plain:]
+    if base.is_dir():
+        depth = None if "**" in parts else len(parts)
+        yield from (path for path in walk_images(base, depth) if matches(path.relative_to(base).parts, parts))
+
+
+def matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Return whether the parts of a path match those of a glob.
+
+    Args:
+        names: parts of the path.
+        pattern: parts of the glob; ``**`` stands for any number of parts.
+
+    Example:
+        >>> matches(["a", "b", "c.jpg"], ["**", "*.jpg"])
+        True
+    """
+    if not pattern:
+        return not names
+    if pattern[0] == "**":
+        return any(matches(names[i:], pattern[1:]) for i in range(len(names) + 1))
+    return bool(names) and fnmatchcase(names[0], pattern[0]) and matches(names[1:], pattern[1:])

@@ -1,26 +1,50 @@
-"""Decode one image file into one uint8 square, whatever mode, size or orientation it has."""
+"""A photo: its bytes are read once, and give its hash, its time, a thumbnail and its pixels."""
 
 from __future__ import annotations
 
+import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from cifnet_pl.photos.files import read_bytes, within
+from cifnet_pl.photos.files import read_bytes
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import first_line
 
 HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 """Bytes 8 to 12 of files that are HEIC, whatever their name is (ISO/IEC 23008-12, annex B.4)."""
 
-Photo = Path | bytes | Image.Image
+AnyPhoto = Path | bytes | Image.Image
 """A photo in a file (which may be in a Zip archive), as the content of a file, or decoded."""
+
+LARGEST_IMAGE = 2048
+"""Largest ``image_size``, in pixels."""
+
+SIDE = 8
+"""Pixels of a thumbnail's side."""
+
+ORIENTATION_TAG = 0x0112
+DATE_TAKEN, DATE_CHANGED, EXIF_PART = 0x9003, 0x0132, 0x8769
+"""EXIF tags DateTimeOriginal and DateTime, and the part that holds the first (CIPA DC-008)."""
+
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""EXIF orientation (CIPA DC-008, table 6) → what turns the stored image upright."""
 
 
 class UnreadableImage(DataError):
@@ -40,17 +64,151 @@ def decoding() -> Iterator[None]:
         raise UnreadableImage(getattr(error, "strerror", None) or first_line(error)) from error
 
 
-ORIENTATION_TAG = 0x0112
-UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""EXIF orientation (CIPA DC-008, table 6) → what turns the stored image upright."""
+def content_hash(content: bytes) -> int:
+    """Hash bytes to a number of 63 bits (BLAKE2b): two of a million different photos agree once in 2·10⁷.
+
+    This is the one identity of a photo: it tells copies, which embedding is stored, what a buffer draws, and what was
+    learned.
+
+    Example:
+        >>> content_hash(b"") == NOTHING
+        True
+    """
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1
+
+
+NOTHING = content_hash(b"")
+"""The hash of what cannot be read."""
+
+
+class Look(NamedTuple):
+    """The small things that are known of a photo once it was read.
+
+    Attributes:
+        hash: of its content.
+        thumbnail: (SIDE, SIDE, 3) uint8, brightness and colours; None if it cannot be decoded.
+        taken: when it was taken, if it says so.
+    """
+
+    hash: int
+    thumbnail: np.ndarray | None
+    taken: datetime | None
+
+
+class Photo:
+    """A photo whose bytes have been read.
+
+    Args:
+        given: its file, its content, or a decoded image.
+
+    Raises:
+        UnreadableImage: the file cannot be read.
+    """
+
+    def __init__(self, given: AnyPhoto):
+        with decoding():
+            self.given = read_bytes(given) if isinstance(given, Path) else given
+
+    @cached_property
+    def hash(self) -> int:
+        """Hash of the file's bytes, or of a decoded image's size, mode and pixels."""
+        image = self.given
+        if isinstance(image, bytes):
+            return content_hash(image)
+        return content_hash(repr((image.size, image.mode, image.getpalette())).encode() + image.tobytes())
+
+    def open(self, formats: Sequence[str] | None = None) -> Image.Image:
+        """Open it; the pixels are not decoded yet.
+
+        Args:
+            formats: Pillow's names of those that may be decoded; None for all.
+
+        Raises:
+            UnreadableImage: it is no image, of another format, or HEIC, and the package for that is missing.
+        """
+        content = self.given
+        if isinstance(content, Image.Image):
+            return content
+        with decoding():
+            try:
+                return _opened(content, formats)
+            except UnidentifiedImageError:
+                if content[4:8] != b"ftyp" or content[8:12] not in HEIC_BRANDS:
+                    raise
+                _register_heic()
+                return _opened(content, formats)
+
+    def square(self, size: int, crop_ratio: float = 1.0) -> np.ndarray:
+        """Decode it as :func:`square`; UnreadableImage where that fails."""
+        if isinstance(self.given, Image.Image):
+            return square(self.given, size, crop_ratio)
+        with self.open() as image:
+            return opened_square(image, size, crop_ratio)
+
+    @property
+    def taken(self) -> datetime | None:
+        """When it was taken; None where it does not say, or cannot be read."""
+        try:
+            with self.open() as image:
+                return taken(image)
+        except UnreadableImage:
+            return None
+
+    def look(self) -> Look:
+        """Return its hash, thumbnail and time, decoded at a low resolution."""
+        try:
+            with decoding(), self.open() as image:
+                when = taken(image)
+                image.draft("RGB", (4 * SIDE, 4 * SIDE))
+                return Look(self.hash, thumbnail(image.convert("RGB")), when)
+        except UnreadableImage:  # it is reported as unreadable when it is to be learned
+            return Look(self.hash, None, None)
+
+
+def read_square(photo: AnyPhoto, size: int, crop_ratio: float = 1.0) -> np.ndarray:
+    """Read and decode a photo as :func:`square`; UnreadableImage where that fails."""
+    return Photo(photo).square(size, crop_ratio)
+
+
+def _opened(content: bytes, formats: Sequence[str] | None) -> Image.Image:
+    if formats is not None:
+        Image.init()
+        formats = [name for name in formats if name in Image.OPEN]
+    return Image.open(io.BytesIO(content), formats=formats)
+
+
+def _register_heic() -> None:
+    """Register the HEIC format with Pillow in this process; UnreadableImage if the package for it is missing."""
+    if find_spec("pillow_heif") is None:
+        raise UnreadableImage("a HEIC photo needs the package pillow-heif: pip install 'cifnet_pl[heic]'")
+    from pillow_heif import register_heif_opener
+
+    register_heif_opener()
+
+
+def thumbnail(image: Image.Image) -> np.ndarray:
+    """Compute a small version of a photo.
+
+    Args:
+        image: RGB.
+
+    Returns:
+        (SIDE, SIDE, 3) uint8: brightness and colours.
+    """
+    return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX).convert("YCbCr"))
+
+
+def taken(image: Image.Image) -> datetime | None:
+    """Return when an open photo was taken; None where it does not say."""
+    try:
+        exif = image.getexif()
+        text = exif.get_ifd(EXIF_PART).get(DATE_TAKEN) or exif.get(DATE_CHANGED)
+        return None if text is None else datetime.strptime(str(text).strip("\0 "), "%Y:%m:%d %H:%M:%S")
+    except (ValueError, TypeError, OSError, SyntaxError):  # the last from Pillow on damaged EXIF data
+        return None
+
+
+# ---------------------------------------------------------------------- pixels
 
 
 def upright_turn(image: Image.Image) -> Image.Transpose | None:
@@ -123,73 +281,12 @@ def square(
     return np.asarray(small if turn is None else small.transpose(turn))
 
 
-def open_image(photo: Path | bytes) -> Image.Image:
-    """Open a file, or the content of one; its pixels are not decoded yet.
-
-    Raises:
-        UnreadableImage: it cannot be opened, is no image, or is HEIC, and the package for that is missing.
-    """
-    with decoding():
-        if isinstance(photo, Path) and within(photo) is not None:
-            photo = read_bytes(photo)
-        try:
-            return _open(photo)
-        except UnidentifiedImageError:
-            if not _is_heic(photo):
-                raise
-            _register_heic()
-            return _open(photo)
-
-
-def _open(photo: Path | bytes) -> Image.Image:
-    return Image.open(photo if isinstance(photo, Path) else io.BytesIO(photo))
-
-
-def _is_heic(photo: Path | bytes) -> bool:
-    if isinstance(photo, Path):
-        with photo.open("rb") as file:
-            start = file.read(12)
-    else:
-        start = photo[:12]
-    return start[4:8] == b"ftyp" and start[8:12] in HEIC_BRANDS
-
-
-def _register_heic() -> None:
-    """Register the HEIC format with Pillow in this process; UnreadableImage if the package for it is missing."""
-    if find_spec("pillow_heif") is None:
-        raise UnreadableImage("a HEIC photo needs the package pillow-heif: pip install 'cifnet_pl[heic]'")
-    from pillow_heif import register_heif_opener
-
-    register_heif_opener()
-
-
-def read_square(photo: Photo, size: int, crop_ratio: float = 1.0) -> np.ndarray:
-    """Decode a photo as :func:`square`.
-
-    Args:
-        photo: path, content of a file, or decoded image.
-        size, crop_ratio: as for :func:`square`.
-
-    Returns:
-        (``size``, ``size``, 3) uint8.
-
-    Raises:
-        UnreadableImage: it cannot be opened or decoded.
-    """
-    if isinstance(photo, Image.Image):
-        return square(photo, size, crop_ratio)
-    image = open_image(photo)
-    with image:
-        return opened_square(image, size, crop_ratio)
-
-
 def opened_square(image: Image.Image, size: int, crop_ratio: float = 1.0) -> np.ndarray:
     """Decode an image as :func:`square`, at a lower resolution if that is enough.
 
     Args:
         image: opened, but not loaded.
-        size: side of the result in pixels.
-        crop_ratio: share of the short side that is kept.
+        size, crop_ratio: as for :func:`square`.
 
     Returns:
         (size, size, 3) uint8.
@@ -203,32 +300,3 @@ def opened_square(image: Image.Image, size: int, crop_ratio: float = 1.0) -> np.
         drafted = image.draft(image.mode, (wanted, wanted))
     # Sides that the fraction does not divide are decoded to the next whole pixel: the picture ends before it.
     return square(image, size, crop_ratio, drafted[1][2:] if drafted else None)
-
-
-LARGEST_IMAGE = 2048
-"""Largest ``image_size``, in pixels."""
-
-
-DATE_TAKEN, DATE_CHANGED, EXIF_PART = 0x9003, 0x0132, 0x8769
-"""EXIF tags DateTimeOriginal and DateTime, and the part that holds the first (CIPA DC-008)."""
-
-
-def taken(image: Image.Image) -> datetime | None:
-    """Return when an open photo was taken; None where it does not say."""
-    try:
-        exif = image.getexif()
-        text = exif.get_ifd(EXIF_PART).get(DATE_TAKEN) or exif.get(DATE_CHANGED)
-        if text is None:
-            return None
-        return datetime.strptime(str(text).strip("\0 "), "%Y:%m:%d %H:%M:%S")
-    except (ValueError, TypeError, OSError, SyntaxError):  # the last from Pillow on damaged EXIF data
-        return None
-
-
-def taken_at(file: Path) -> datetime | None:
-    """Return when a photo was taken; None where it does not say, or cannot be read."""
-    try:
-        with open_image(file) as image:
-            return taken(image)
-    except (UnreadableImage, OSError):
-        return None

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from cifnet_pl.data.loading import cores
-from cifnet_pl.data.photos import batch_size
 from cifnet_pl.model.classifier import Classifier, Judged
 from cifnet_pl.model.open_set import Verdict, able
+from cifnet_pl.photos.reading import batch_size, cores
 from cifnet_pl.serving.refusals import RequestError
 
 AT_ONCE = 64

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import shutil
-import stat
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -19,7 +16,8 @@ from PIL import Image
 
 from cifnet_pl.data.sets import FileSet
 from cifnet_pl.model.description import class_names
-from cifnet_pl.photos.photo import UnreadableImage, decoding, opened_square
+from cifnet_pl.photos.files import FAILURES, about_unsafe, is_hidden
+from cifnet_pl.photos.photo import Photo, UnreadableImage, opened_square
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.text import printable
@@ -106,11 +104,10 @@ def _of_zip(name: str, file: IO[bytes], limits: Limits) -> Iterator[Upload]:
             entries = archive.infolist()
             _check_entries(entries, where, limits)
             for entry in entries:
-                hidden = any(component.startswith((".", "__MACOSX")) for component in entry.filename.split("/"))
-                if not entry.is_dir() and not hidden:
+                if not entry.is_dir() and not is_hidden(entry.filename):
                     with archive.open(entry) as content:
                         yield Upload(entry.filename, _whole(entry.filename, content, limits))
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
+    except FAILURES as error:
         raise RequestError(422, f"{where} is damaged or not a zip file that can be read") from error
     except Exception as error:  # the decompressors each have an error of their own
         if isinstance(error, RequestError):
@@ -151,20 +148,11 @@ def _check_entries(entries: list[zipfile.ZipInfo], where: str, limits: Limits) -
     if unpacked > limits.zip_ratio * max(packed, 1):
         raise RequestError(413, f"{where} unpacks to more than {limits.zip_ratio:g} times its size")
     for entry in entries:
-        path = entry.filename.replace("\\", "/")
-        if path.startswith("/") or ":" in path.split("/")[0] or ".." in path.split("/"):
-            raise RequestError(422, f"{where} has a path that leads out of it, '{printable(entry.filename[:100])}'")
-        if stat.S_ISLNK(entry.external_attr >> 16):
-            raise RequestError(422, f"{where} has a link, '{printable(entry.filename[:100])}': send the photo itself")
+        unsafe = about_unsafe(entry)
+        if unsafe is not None:
+            raise RequestError(422, f"{where} {unsafe}")
         if entry.flag_bits & 1:
             raise RequestError(422, f"{where} is encrypted")
-
-
-@cache
-def _decodable() -> list[str]:
-    """Return the formats that this machine's Pillow opens; MPO files are opened as JPEG."""
-    Image.init()
-    return [name for name in FORMATS if name in Image.OPEN and name != "MPO"]
 
 
 def opened(content: bytes, limits: Limits) -> Image.Image:
@@ -173,8 +161,7 @@ def opened(content: bytes, limits: Limits) -> Image.Image:
     Raises:
         UnreadableImage: no image of a known format, or one with too many pixels.
     """
-    with decoding():
-        image = Image.open(io.BytesIO(content), formats=_decodable())
+    image = Photo(content).open([name for name in FORMATS if name != "MPO"])  # those are opened as JPEG
     if image.width * image.height > limits.pixels:
         image.close()
         raise UnreadableImage(f"{image.width} × {image.height} pixels are more than {limits.pixels:,}")

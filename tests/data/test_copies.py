@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import cifnet_pl
-from cifnet_pl.data.cache import EmbeddingCache
-from cifnet_pl.data.copies import ContentHashes, find_copies
-from cifnet_pl.data.sets import FileSet, SourceOptions
+from cifnet_pl.data.copies import find_copies
+from cifnet_pl.data.sets import FileSet, Source, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import RidgeHead
+from cifnet_pl.photos.cache import EmbeddingCache
+from cifnet_pl.photos.photo import Photo
 from tests.command_line import BUFFER, assert_same_model, checkpoint, learned, make_photos
 
 FOLDER = ["--data.source", "folder", "--data.classes_per_task", "2"]
@@ -81,7 +84,7 @@ def test_a_tested_photo_in_two_classes_is_a_doubtful_label(photos: Path, tmp_pat
     shutil.copy(photos / "val" / "ant" / "10.png", photos / "val" / "dog" / "wrong.png")
     source = build_source("folder", SourceOptions(photos))
     tasks = [np.arange(len(source.train))]
-    found = find_copies(source, tasks, ContentHashes(source.train), ContentHashes(source.val))
+    found = find_copies(source, tasks)
     assert (found.twice, found.across, found.tested) == ([], [], [])
     said = "note: dog/wrong.png (also in ant) in two classes: one label is probably wrong"
     assert found.sentences(source, "leave_out") == [said]
@@ -125,21 +128,21 @@ def test_a_class_with_copies_is_cached(repeated: Path, tmp_path: Path, monkeypat
     cache = ["--data.cache", "true", "--data.cache_folder", str(tmp_path / "cache"), *BUFFER]
     first = run(tmp_path / "a", repeated, *cache)
     read: list[str] = []
-    content = FileSet.content
-    monkeypatch.setattr(FileSet, "content", lambda self, i: read.append(self.names[i]) or content(self, i))
+    given = FileSet.given
+    monkeypatch.setattr(FileSet, "photo", lambda self, i: read.append(self.names[i]) or Photo(given(self, i)))
     assert_same_model(first, run(tmp_path / "b", repeated, *cache))
     assert read == []
 
 
 def test_photos_of_unlike_sizes_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = FileSet(tmp_path, ["a", "b", "c", "d"], [0, 0, 0, 1])
-    for name, text in zip(files.names, ["xx", "yyy", "zz", "w"], strict=True):
+    read: list[str] = []
+    content_hash = FileSet.content_hash
+    monkeypatch.setattr(FileSet, "content_hash", lambda self, i: read.append(self.names[i]) or content_hash(self, i))
+    for name, text in zip("abcdef", ["xx", "yyy", "zz", "w", "v", "uuuu"], strict=True):
         (tmp_path / name).write_text(text)
-    hashes, rows = ContentHashes(files), np.arange(4)
-    found = [row for row, _ in hashes.where_alike(rows, np.array([9]))]
-    assert found == [0, 2]
-    assert hashes._known.tolist() == [True, False, True, False]
-    assert [row for row, _ in ContentHashes(files).where_alike(rows, np.array([1]))] == [0, 2, 3]
+    files, tested = FileSet(tmp_path, ["a", "b", "c", "d"], [0, 0, 0, 1]), FileSet(tmp_path, ["e", "f"], [1, 1])
+    assert not find_copies(Source(["x", "y"], files, tested), [np.arange(4)])
+    assert read == ["a", "c", "d", "e"]
 
 
 def test_empty_files_are_no_copies(tmp_path: Path) -> None:
@@ -148,8 +151,7 @@ def test_empty_files_are_no_copies(tmp_path: Path) -> None:
     for i in (0, 1):
         (root / "ant" / f"{i}.png").write_bytes(b"")
     source = build_source("folder", SourceOptions(root))
-    hashes = ContentHashes(source.train), ContentHashes(source.val)
-    assert not find_copies(source, [np.arange(len(source.train))], *hashes)
+    assert not find_copies(source, [np.arange(len(source.train))])
 
 
 def test_samples_that_return_are_learned_once(tmp_path: Path) -> None:
@@ -160,33 +162,28 @@ def test_samples_that_return_are_learned_once(tmp_path: Path) -> None:
     names = list(source.train.names)
     copy, first = names.index("ant/0 copy.png"), names.index("ant/5.png")
     for tasks in ([[first], [copy]], [[copy], [first]]):
-        hashes = ContentHashes(source.train), ContentHashes(source.val)
-        found = find_copies(source, [np.array(task) for task in tasks], *hashes)
+        found = find_copies(source, [np.array(task) for task in tasks])
         assert found.twice == [(tasks[1][0], tasks[0][0])]
 
 
-def test_a_damaged_list_of_hashes_is_not_used(tmp_path: Path) -> None:
-    """The cache stores hashes beside the embeddings, with a checksum of their own."""
-    from safetensors.torch import load_file, save_file
-
+def test_damaged_hashes_are_not_used(tmp_path: Path) -> None:
+    """The cache stores them beside the embeddings, with a checksum over both."""
     root = make_photos(tmp_path / "photos", ["ant"], 3)
     images = build_source("folder", SourceOptions(root)).train
+    rows = np.arange(len(images))
 
     def fresh() -> EmbeddingCache:
         return EmbeddingCache(images, ["ant"], tmp_path / "cache")
 
-    cache = fresh()
-    cache.known(np.arange(len(images)))
-    cache.collect(torch.arange(len(images)), torch.randn(len(images), 2))
-    stored = fresh().hashes(0)
-    assert stored is not None
-    assert stored.tolist() == ContentHashes(images).of(np.arange(len(images))).tolist()
+    cache, expected = fresh(), images.hashes(rows).tolist()
+    cache.known(rows)
+    cache.collect(torch.from_numpy(rows), torch.tensor(expected), torch.randn(len(rows), 2))
+    images.note_hashes(rows, np.full(len(rows), -1))
+    assert fresh().known(rows).all()
+    assert images.hashes(rows).tolist() == expected
     path = next((tmp_path / "cache").glob("*.safetensors"))
-    from safetensors import safe_open
-
     with safe_open(path, framework="pt") as file:
         about = file.metadata()
     tensors = load_file(path)
-    tensors["hashes"] = tensors["hashes"] + 1
-    save_file(tensors, path, metadata=about)
-    assert fresh().hashes(0) is None
+    save_file({**tensors, "hashes": tensors["hashes"] + 1}, path, metadata=about)
+    assert not fresh().known(rows).any()

@@ -47,7 +47,7 @@ def test_standard_sessions_are_for_testing(root: Path) -> None:
     assert source.val.names[:3] == ["s3/o1/C_03_01_009.png", "s3/o1/C_03_01_019.png", "s3/o2/C_03_02_009.png"]
     for split in (source.train, source.val):
         for index in range(0, len(split), 7):
-            red, green, _ = split.square(index, 4, 1.0)[0, 0]
+            red, green, _ = split.photo(index).square(4)[0, 0]
             assert split.names[index].startswith(f"s{red}/o{green}/")
             assert split.labels[index] == green - 1
 

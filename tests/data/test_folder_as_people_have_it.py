@@ -15,8 +15,8 @@ from PIL import Image
 
 from cifnet_pl.data.sets import FileSet
 from cifnet_pl.data.sources.folders import about_nesting
-from tests.data.test_images import bomb
 from tests.data.tree import COLOURS, class_tree, fill, photo, run, summary
+from tests.photos.test_images import bomb
 
 GREEN, RED = COLOURS["green"], COLOURS["red"]
 

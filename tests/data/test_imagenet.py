@@ -113,7 +113,7 @@ def test_tiny_imagenet_as_shipped(tmp_path: Path, inner: bool) -> None:
     assert np.bincount(source.val.labels).tolist() == [2, 2, 2]
     for split in (source.train, source.val):
         for i in range(len(split)):
-            assert split.square(i, 2, 1.0)[0, 0, 0] == 10 * split.labels[i]
+            assert split.photo(i).square(2)[0, 0, 0] == 10 * split.labels[i]
 
 
 def test_a_damaged_tiny_imagenet_is_named(tmp_path: Path) -> None:

@@ -13,20 +13,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from cifnet_pl.data import loading
 from cifnet_pl.data.loading import (
     EmbeddingBatch,
-    EvaluationMemory,
     ImageBatch,
     ImageLoader,
-    SquareDataset,
     StoredLoader,
-    sample_key,
+    decode_batch,
     shard_batches,
 )
 from cifnet_pl.data.sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import build_source
+from cifnet_pl.photos.cache import EvaluationMemory
 from cifnet_pl.photos.photo import UnreadableImage
 from tests.data.tree import class_tree
 
@@ -40,17 +40,14 @@ class ProcessNumbers(ImageSet):
         self.broken = broken
         self.decoded = 0
 
-    def square(self, index: int, size: int, crop_ratio: float) -> np.ndarray:
+    def given(self, index: int) -> Image.Image:
         self.decoded += 1
         if index in self.broken:
             raise UnreadableImage("of no known format")
         digits = np.array([os.getpid()], dtype=np.int64).view(np.uint8)
-        return np.resize(digits, (size, size, 3))
+        return Image.fromarray(np.resize(digits, (2, 2, 3)))
 
     def subset(self, rows: np.ndarray) -> ImageSet:
-        raise NotImplementedError
-
-    def content(self, index: int) -> bytes:
         raise NotImplementedError
 
 
@@ -59,8 +56,8 @@ def processes(batches: list[ImageBatch]) -> set[int]:
     return {int(row.numpy().copy().view(np.int64)[0]) for row in pixels}
 
 
-def dataset(images: ImageSet) -> SquareDataset:
-    return SquareDataset(images, ["even", "odd"], 2, 1.0)
+def loader_of(images: ImageSet, workers: int, batch_size: int, device: str = "cpu") -> ImageLoader:
+    return ImageLoader(images, 2, 1.0, workers, batch_size, device)
 
 
 # ---------------------------------------------------------------------- shards
@@ -82,35 +79,12 @@ def test_one_process_gets_everything_in_order() -> None:
     assert [batch.tolist() for batch in batches] == [[5, 3], [9, 1], [7]]
 
 
-# ---------------------------------------------------------------------- identity
-
-
-def test_sample_key_never_changes() -> None:
-    """Buffers in stored checkpoints select by it."""
-    assert sample_key("cat", "cat/0.jpg") == 1370101378992385986
-    assert sample_key("Kätzchen 🐈", "Kätzchen 🐈/ü.jpg") == 3822189051363998317
-    assert sample_key("\udcff", "\udcff/a.jpg") == 5246951441920872749
-
-
-NAMES = st.text(st.characters(exclude_characters="\0"), max_size=8)  # no file system has the zero byte in a name
-
-
-@given(NAMES, NAMES, NAMES)
-def test_sample_keys_tell_class_and_name_apart(a: str, b: str, c: str) -> None:
-    assert 0 <= sample_key(a, b) < 2**63
-    if b != c:
-        assert sample_key(a, b) != sample_key(a, c)
-        assert sample_key(b, a) != sample_key(c, a)
-    if b:
-        assert sample_key(a + b, c) != sample_key(a, b + c)
-
-
 # ---------------------------------------------------------------------- decoding
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_unreadable_images_are_left_out_and_named(workers: int) -> None:
-    loader = ImageLoader(dataset(ProcessNumbers(6, broken=(1, 4, 5))), workers, 20)
+    loader = loader_of(ProcessNumbers(6, broken=(1, 4, 5)), workers, 20)
     first, second = loader.set_batches([np.array([0, 1, 2]), np.array([4, 5])])
     assert (first.row.tolist(), first.label.tolist()) == ([0, 2], [0, 0])
     assert first.unreadable == ("1\\n.png: of no known format",)
@@ -123,15 +97,15 @@ def test_unreadable_images_are_left_out_and_named(workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_fault_of_ours_is_not_taken_for_a_bad_image(workers: int) -> None:
     class Faulty(ProcessNumbers):
-        def square(self, index: int, size: int, crop_ratio: float) -> np.ndarray:
+        def given(self, index: int) -> Image.Image:
             raise KeyError("a bug")
 
     with pytest.raises(KeyError):
-        list(ImageLoader(dataset(Faulty(1)), workers, 1).set_batches([np.array([0])]))
+        list(loader_of(Faulty(1), workers, 1).set_batches([np.array([0])]))
 
 
 def test_same_workers_over_all_tasks() -> None:
-    loader = ImageLoader(dataset(ProcessNumbers(40)), 2, 20)
+    loader = loader_of(ProcessNumbers(40), 2, 20)
     seen = [processes(list(loader.set_batches(np.split(np.arange(40), parts)))) for parts in (4, 2, 8)]
     assert seen[0] == seen[1] == seen[2]
     assert len(seen[0]) == 2
@@ -140,7 +114,7 @@ def test_same_workers_over_all_tasks() -> None:
 
 def test_workers_start_with_the_first_batch() -> None:
     images = ProcessNumbers(4)
-    loader = ImageLoader(dataset(images), 0, 20).set_batches([np.array([0, 1]), np.array([2])])
+    loader = loader_of(images, 0, 20).set_batches([np.array([0, 1]), np.array([2])])
     iterators = [iter(loader), iter(loader)]  # Lightning makes two for every task after the first
     assert images.decoded == 0
     assert next(iterators[1]).row.tolist() == [0, 1]
@@ -149,7 +123,7 @@ def test_workers_start_with_the_first_batch() -> None:
 
 def test_workers_can_start_before_there_are_batches() -> None:
     before = {child.pid for child in multiprocessing.active_children()}
-    loader = ImageLoader(dataset(ProcessNumbers(12)), 2, 20)
+    loader = loader_of(ProcessNumbers(12), 2, 20)
     loader.start()
     workers = {child.pid for child in multiprocessing.active_children()} - before
     assert len(workers) == 2
@@ -158,7 +132,7 @@ def test_workers_can_start_before_there_are_batches() -> None:
     assert [batch.row.tolist() for batch in batches] == np.arange(12).reshape(6, 2).tolist()
     assert processes(batches) == workers
     loader.close()
-    here = ImageLoader(dataset(ProcessNumbers(2)), 0, 20)
+    here = loader_of(ProcessNumbers(2), 0, 20)
     here.start()
     assert {child.pid for child in multiprocessing.active_children()} <= before
     assert len(list(here.set_batches([np.arange(2)]))) == 1
@@ -171,19 +145,19 @@ def test_workers_rest_while_several_threads_of_a_network_run(
     made: list[tuple[Any, ...]] = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(loading, "WorkerPool", lambda *options: made.append(options))
-    ImageLoader(dataset(ProcessNumbers(2)), 2, 20, device).start()
+    loader_of(ProcessNumbers(2), 2, 20, device).start()
     assert [options[1:] for options in made] == [(2, (20, 2, 2, 3), alternate)]
 
 
 def test_a_loader_can_be_left_midway_and_used_again() -> None:
-    loader = ImageLoader(dataset(ProcessNumbers(12)), 2, 20)
+    loader = loader_of(ProcessNumbers(12), 2, 20)
     for _ in loader.set_batches(np.split(np.arange(12), 6)):
         break
     assert [b.row.tolist() for b in loader.set_batches([np.array([7]), np.array([3, 2])])] == [[7], [3, 2]]
 
 
 def test_closed_loader_leaves_no_process_and_can_start_again() -> None:
-    loader = ImageLoader(dataset(ProcessNumbers(12)), 2, 20).set_batches(np.split(np.arange(12), 6))
+    loader = loader_of(ProcessNumbers(12), 2, 20).set_batches(np.split(np.arange(12), 6))
     midway = iter(loader)
     next(midway)
     first = {child.pid for child in multiprocessing.active_children()}
@@ -197,11 +171,11 @@ def test_closed_loader_leaves_no_process_and_can_start_again() -> None:
     assert second.isdisjoint(first)
     loader.close()
     loader.close()
-    ImageLoader(dataset(ProcessNumbers(2)), 0, 20).close()
+    loader_of(ProcessNumbers(2), 0, 20).close()
 
 
 def test_nothing_to_decode() -> None:
-    loader = ImageLoader(dataset(ProcessNumbers(2)), 2, 20)
+    loader = loader_of(ProcessNumbers(2), 2, 20)
     assert list(loader) == []
     assert len(loader.set_batches([np.zeros(0, dtype=np.int64)])) == 1
     assert [len(batch.row) for batch in loader] == [0]
@@ -213,7 +187,7 @@ def test_broken_file_is_named_with_its_path(tmp_path: Path) -> None:
     source = build_source("folder", SourceOptions(tmp_path))
     images = source.train if "red/0.png" in source.train.names else source.val
     row = list(images.names).index("red/0.png")
-    decoded = SquareDataset(images, source.class_names, 4, 1.0).decode([row], np.zeros((1, 4, 4, 3), dtype=np.uint8))
+    decoded = decode_batch(images, 4, 1.0, [row], np.zeros((1, 4, 4, 3), dtype=np.uint8))
     (named,) = decoded.unreadable
     assert named.startswith(f"{tmp_path}/red/0.png: no image of a known format")
 
@@ -253,12 +227,13 @@ def test_memory_does_not_follow_what_it_was_given() -> None:
 
 def test_stored_and_decoded_batches_in_the_order_of_the_plan() -> None:
     images = ProcessNumbers(8)
+    images.note_hashes(np.arange(8), np.arange(10, 18))
     memory = EvaluationMemory(8, 1.0)
     memory.add(torch.arange(4), torch.arange(4.0)[:, None].expand(4, 3))
-    decoder = ImageLoader(dataset(images), 0, 20)
+    decoder = loader_of(images, 0, 20)
     plan = [(np.array([6, 4]), None), (np.array([1, 0]), memory), (np.array([7]), None), (np.array([3]), memory)]
-    loader = StoredLoader(images, ["even", "odd"], plan, decoder)
-    other = StoredLoader(images, ["even", "odd"], [(np.array([5]), None)], decoder)
+    loader = StoredLoader(images, plan, decoder, learned=True)
+    other = StoredLoader(images, [(np.array([5]), None)], decoder, learned=False)
     assert (len(loader), len(other)) == (4, 1)
     for _ in range(2):  # a loader can be run through again, whatever was made since
         batches = list(loader)
@@ -268,7 +243,7 @@ def test_stored_and_decoded_batches_in_the_order_of_the_plan() -> None:
         stored = batches[1]
         assert isinstance(stored, EmbeddingBatch)
         assert stored.embedding.tolist() == [[1.0] * 3, [0.0] * 3]
-        assert stored.key.tolist() == [sample_key("odd", "1\n.png"), sample_key("even", "0\n.png")]
+        assert stored.key.tolist() == [11, 10]
         assert images.decoded == 3
         images.decoded = 0
     assert [b.row.tolist() for b in other] == [[5]]

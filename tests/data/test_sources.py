@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchvision import datasets
 
-from cifnet_pl.data.loading import ImageLoader, SquareDataset, sample_key
-from cifnet_pl.data.sets import ArraySet, Source, SourceOptions, held_back
+from cifnet_pl.data.loading import ImageLoader, decode_batch
+from cifnet_pl.data.sets import ArraySet, Source, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.benchmarks import set_names
+from cifnet_pl.photos.copies import held_back
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.data.layouts import CASES, Case
 from tests.data.tree import COLOURS, class_tree, fill
@@ -63,7 +64,7 @@ class TestEverySource:
             assert len(set(images.names)) == len(images)
 
     def test_no_image_is_in_both_sets(self, source: Source) -> None:
-        contents = [{images.content(i) for i in range(len(images))} for images in (source.train, source.val)]
+        contents = [set(images.hashes(np.arange(len(images))).tolist()) for images in (source.train, source.val)]
         assert len(contents[0]) == len(source.train)  # so that the next line means something
         assert contents[0].isdisjoint(contents[1])
 
@@ -73,15 +74,15 @@ class TestEverySource:
         for one, two in ((source.train, again.train), (source.val, again.val)):
             assert list(one.names) == list(two.names)
             assert one.labels.tolist() == two.labels.tolist()
-            assert [one.stat(i) for i in range(5) if i < len(one)] == [two.stat(i) for i in range(5) if i < len(two)]
-            assert one.content(0) == two.content(0)
+            assert [one.mark(i) for i in range(5) if i < len(one)] == [two.mark(i) for i in range(5) if i < len(two)]
+            assert one.content_hash(0) == two.content_hash(0)
 
     def test_subset_keeps_names_and_contents(self, source: Source) -> None:
         rows = np.array([len(source.train) - 1, 0])
         split = source.train.subset(rows)
         assert list(split.names) == [source.train.names[i] for i in rows]
         assert split.labels.tolist() == source.train.labels[rows].tolist()
-        assert split.content(1) == source.train.content(0)
+        assert split.hashes(np.arange(2))[1] == source.train.content_hash(0)
         assert split.place(0) == source.train.place(int(rows[0]))
 
     def test_domains_and_tasks_are_of_every_sample(self, source: Source) -> None:
@@ -101,36 +102,36 @@ class TestEverySourceOfImages:
     def test_squares(self, source: Source) -> None:
         for images in (source.train, source.val):
             for size, crop in ((5, 1.0), (16, 0.875)):
-                image = images.square(len(images) - 1, size, crop)
+                image = images.photo(len(images) - 1).square(size, crop)
                 assert (image.shape, image.dtype) == ((size, size, 3), np.uint8)
 
     def test_squares_of_another_build_are_the_same(self, case: Case, source: Source, tmp_path: Path) -> None:
         again = case.build(tmp_path)
-        assert (again.train.square(0, 6, 1.0) == source.train.square(0, 6, 1.0)).all()
+        assert (again.train.photo(0).square(6) == source.train.photo(0).square(6)).all()
         split = source.train.subset(np.array([len(source.train) - 1, 0]))
-        assert (split.square(1, 6, 1.0) == source.train.square(0, 6, 1.0)).all()
+        assert (split.photo(1).square(6) == source.train.photo(0).square(6)).all()
 
     def test_a_spawned_worker_can_receive_it(self, source: Source) -> None:
-        dataset = SquareDataset(source.val, source.class_names, 6, 1.0)
         squares = np.zeros((2, 1, 6, 6, 3), dtype=np.uint8)
-        one, two = dataset.decode([0], squares[0]), pickle.loads(pickle.dumps(dataset.decode))([0], squares[1])
+        received = pickle.loads(pickle.dumps(source.val))
+        one, two = (decode_batch(s, 6, 1.0, [0], squares[i]) for i, s in enumerate((source.val, received)))
         assert squares[0].any()
         assert (squares[0] == squares[1]).all()
         assert (one.numbers == two.numbers).all()
 
     def test_workers_change_nothing(self, source: Source) -> None:
-        dataset = SquareDataset(source.train, source.class_names, 6, 0.875)
         rows = np.random.default_rng(0).permutation(len(source.train))[:40]
         batches = [rows[:3], rows[3:3], rows[3:]]
-        here, there = (list(ImageLoader(dataset, workers, 40).set_batches(batches)) for workers in (0, 2))
+        here, there = (
+            list(ImageLoader(source.train, 6, 0.875, workers, 40).set_batches(batches)) for workers in (0, 2)
+        )
         assert [len(batch.label) for batch in here] == [len(batch) for batch in batches]
         for one, two in zip(here, there, strict=True):
             for a, b in zip(one[:4], two[:4], strict=True):
                 assert torch.equal(a, b)
             assert one.unreadable == two.unreadable == ()
         assert torch.cat([batch.row for batch in here]).tolist() == rows.tolist()
-        keys = [sample_key(source.class_names[source.train.labels[i]], source.train.names[i]) for i in rows]
-        assert torch.cat([batch.key for batch in here]).tolist() == keys
+        assert torch.cat([batch.key for batch in here]).tolist() == source.train.hashes(rows).tolist()
 
 
 # ---------------------------------------------------------------------- splits
@@ -168,9 +169,7 @@ def test_fraction_must_be_inside(fraction: float) -> None:
 
 def keys(source: Source) -> dict[str, int]:
     """Name → key of each training image."""
-    labels = source.train.labels
-    names = source.train.names
-    return {name: sample_key(source.class_names[labels[i]], name) for i, name in enumerate(names)}
+    return dict(zip(source.train.names, source.train.hashes(np.arange(len(source.train))).tolist(), strict=True))
 
 
 def test_identity_survives_another_class_and_another_place(tmp_path: Path) -> None:
@@ -340,8 +339,7 @@ def test_sets_without_one_label_an_image(
 def test_an_item_that_is_no_image_is_reported_as_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "SVHN", _Fake)
     source = build_source("SVHN", SourceOptions(tmp_path))
-    dataset = SquareDataset(source.train, source.class_names, 4, 1.0)
-    batch = dataset.decode([0, 1], np.zeros((2, 4, 4, 3), dtype=np.uint8))
+    batch = decode_batch(source.train, 4, 1.0, [0, 1], np.zeros((2, 4, 4, 3), dtype=np.uint8))
     assert len(batch.numbers) == 0
     assert batch.unreadable[0] == "number 0: _Fake gives a str, not an image"
 

@@ -89,7 +89,7 @@ def test_a_task_is_read_in_the_order_of_the_shards(photos: Path):
 
 
 def _contents(source: Source, rows: list[int]) -> list[bytes]:
-    return [source.train.content(row) for row in rows]
+    return [source.train.given(row) for row in rows]
 
 
 def test_processes_do_not_share_a_place_in_a_file(photos: Path):
@@ -111,7 +111,7 @@ def test_patterns_and_addresses(photos: Path):
     for path in (photos / "shards").iterdir():
         memory.pipe(f"/bucket/{path.name}", path.read_bytes())
     remote = build("memory://bucket/*.tar")
-    assert [remote.train.content(i) for i in range(5)] == [whole.train.content(i) for i in range(5)]
+    assert [remote.train.given(i) for i in range(5)] == [whole.train.given(i) for i in range(5)]
     assert find_shards(SourceOptions(Path("memory://bucket/train-{0..1}.tar"))) == [
         "memory://bucket/train-0.tar",
         "memory://bucket/train-1.tar",
@@ -151,14 +151,14 @@ def test_a_shard_that_is_cut_off(tmp_path: Path):
 def test_a_shard_that_changes_while_it_is_read(tmp_path: Path):
     path = write(tmp_path / "a.tar", good())
     source = build(tmp_path)
-    assert source.train.content(0)
+    assert source.train.given(0)
     write(tmp_path / "new" / "b.tar", good(8))
     os.replace(tmp_path / "new" / "b.tar", path)
     with pytest.raises(DataError, match=r"a\.tar changed while it was read"):
-        source.train.content(0)
+        source.train.given(0)
     path.unlink()
     with pytest.raises(DataError, match=r"cannot read shard .*a\.tar"):
-        source.train.content(1)
+        source.train.given(1)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_members_of_a_sample_may_lie_apart(tmp_path: Path):
     write(tmp_path / "apart" / "a.tar", members[::2] + members[1::2])
     one, other = build(tmp_path / "together").train, build(tmp_path / "apart").train
     assert list(one.names) == list(other.names)
-    assert [one.content(i) for i in range(len(one))] == [other.content(i) for i in range(len(other))]
+    assert [one.given(i) for i in range(len(one))] == [other.given(i) for i in range(len(other))]
 
 
 def test_a_class_without_training_images(tmp_path: Path):

@@ -17,7 +17,8 @@ import psutil
 import pytest
 import torch
 
-from cifnet_pl.data.loading import AHEAD, Decoded, WorkerPool, cores
+from cifnet_pl.data.loading import AHEAD, Decoded, WorkerPool
+from cifnet_pl.photos.reading import cores
 from cifnet_pl.utilities.errors import CifnetError
 
 
@@ -128,10 +129,10 @@ def test_where_a_system_does_not_say_which_cores_may_be_used(
 
 
 def test_shared_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(size: int) -> None:  # as torch does; it would leave a file of that size behind
+    def refuse(tensor: torch.Tensor) -> None:  # as torch does; it would leave a file of that size behind
         raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
 
-    monkeypatch.setattr(torch.UntypedStorage, "_new_shared", refuse)
+    monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
     with pytest.raises(CifnetError, match=r"cannot share 38 MB of decoded photos .*--shm-size"):
         WorkerPool(show_row, 2, (2**6, 181, 181, 3))
 

@@ -80,7 +80,7 @@ class TestExemplars:
         images = data().source.train
         for image, label in zip(made.exemplars.image, made.exemplars.label, strict=True):
             class_rows = images.rows_of[images_class(made, int(label))]
-            assert any(np.array_equal(images.square(row, SIDE, 1.0), image.permute(1, 2, 0)) for row in class_rows)
+            assert any(np.array_equal(images.photo(row).square(SIDE), image.permute(1, 2, 0)) for row in class_rows)
 
     def test_of_each_class(self, tmp_path):
         made, _ = run(ReplayModule, tmp_path, epochs=1, exemplars_per_class=7)
@@ -90,7 +90,7 @@ class TestExemplars:
         made, _ = run(ReplayModule, tmp_path, given={"max_tasks": 1}, epochs=1)
         images = data().source.train
         rows = images.rows_of[images_class(made, 1)]
-        pixels = torch.stack([torch.from_numpy(images.square(row, SIDE, 1.0)) for row in rows]).permute(0, 3, 1, 2)
+        pixels = torch.stack([torch.from_numpy(images.photo(row).square(SIDE)) for row in rows]).permute(0, 3, 1, 2)
         z = functional.normalize(made.embed(pixels), dim=1)
         best = select_herding(z, torch.arange(len(rows)), 0, 30)
         class_images = made.exemplars.image[made.exemplars.label == 1]

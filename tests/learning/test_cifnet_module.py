@@ -13,7 +13,6 @@ import cifnet_pl.backbones
 import cifnet_pl.learning.callbacks
 from cifnet_pl import CalibrationBuffer, CIFNetModule
 from cifnet_pl.backbones import Preprocessing
-from cifnet_pl.data.loading import sample_key
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.learning.callbacks import TaskCheckpoint, TaskMetrics
 from cifnet_pl.model.core import AT_ONCE
@@ -245,11 +244,10 @@ class TestWithoutTheCommandLine:
             waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
             for start in range(0, len(rows), 50):
                 batch = rows[start : start + 50]
-                pixels = torch.stack([torch.from_numpy(images.square(row, 8, 1.0)) for row in batch])
+                pixels = torch.stack([torch.from_numpy(images.photo(row).square(8)) for row in batch])
                 z = learner.backbone(pixels.permute(0, 3, 1, 2))
                 y = torch.tensor([labels[int(images.labels[row])] for row in batch])
-                key = [sample_key(data.source.class_names[images.labels[row]], images.names[row]) for row in batch]
-                buffer.add(z, y, torch.tensor(key))
+                buffer.add(z, y, torch.tensor([images.content_hash(row) for row in batch]))
                 waiting.append((z, y))  # sums over the same samples at once have the same bits
                 if sum(len(labels) for _, labels in waiting) >= AT_ONCE or start + 50 >= len(rows):
                     head.observe(*(torch.cat(parts) for parts in zip(*waiting, strict=True)))

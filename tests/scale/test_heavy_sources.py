@@ -16,7 +16,6 @@ import torch
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.data.copies import content_hash
 from cifnet_pl.data.sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.utilities.errors import DataError
@@ -192,8 +191,8 @@ def test_every_format_gives_the_same_embeddings(formats: dict[str, list[str]]):
         built = build_source(options[1], SourceOptions(Path(options[3]), own=own))
         for images in (built.train, built.val):
             assert isinstance(images, ImageSet)
-            squares = np.stack([images.square(i, 16, 1.0) for i in range(len(images))])
-            hashes = [content_hash(images.content(i)) for i in range(len(images))]
+            squares = np.stack([images.photo(i).square(16) for i in range(len(images))])
+            hashes = [images.content_hash(i) for i in range(len(images))]
             order = np.argsort(hashes)
             with torch.inference_mode():
                 z = network(torch.from_numpy(squares[order]).permute(0, 3, 1, 2))

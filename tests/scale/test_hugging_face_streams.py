@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cifnet_pl.data.loading import ImageLoader, SquareDataset, shard_batches
+from cifnet_pl.data.loading import ImageLoader, shard_batches
 from cifnet_pl.data.sets import Source, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources import hugging_face as hugging_face_streams
@@ -45,11 +45,11 @@ def test_a_stream_reads_one_row_group_at_a_time_and_no_other_column(pieces: Path
     opened: list[int] = []
     real = hugging_face_streams._cells
     monkeypatch.setattr(hugging_face_streams, "_cells", lambda *given: (opened.append(given[1]), real(*given))[1])
-    contents = [source.train.content(i) for i in range(len(source.train))]
+    contents = [source.train.given(i) for i in range(len(source.train))]
     assert len(opened) == 7  # each once
     assert rows.files[0].column_names == ["image"]
     listed = build_source("hf", SourceOptions(pieces))
-    assert contents == [listed.train.content(i) for i in range(len(listed.train))]
+    assert contents == [listed.train.given(i) for i in range(len(listed.train))]
     assert list(source.train.names) == list(listed.train.names)  # so that either continues the other's runs
 
 
@@ -59,21 +59,21 @@ from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
 from pathlib import Path
 source = build_source("hf", SourceOptions(Path({str(pieces)!r}), own={{"streaming": True}}))
-assert source.train.content(0)
+assert source.train.given(0)
 """
     subprocess.run([sys.executable, "-c", code], check=True, env=environment(HF_HOME=str(tmp_path / "home")))
     assert not list((tmp_path / "home").rglob("*.arrow"))
 
 
 def contents_of(source: Source, part: list[int]) -> list[bytes]:
-    return [source.train.content(row) for row in part]
+    return [source.train.given(row) for row in part]
 
 
 def test_a_fork_in_the_middle_of_a_row_group(pieces: Path):
     source = stream(pieces)
     everything = list(range(len(source.train)))
     expected = contents_of(source, everything)
-    assert source.train.content(1) == expected[1]  # leaves this process inside a row group
+    assert source.train.given(1) == expected[1]  # leaves this process inside a row group
     with get_context("fork").Pool(2) as pool:
         shares = [everything[start::3] for start in range(3)]
         for share, result in zip(shares, pool.starmap(contents_of, [(source, s) for s in shares]), strict=True):
@@ -87,7 +87,7 @@ def test_a_stream_is_divided_exactly(world: int, workers: int, pieces: Path):
     found: list[int] = []
     for rank in range(world):
         batches = shard_batches(np.arange(len(source.train)), 2, rank, world)
-        loader = ImageLoader(SquareDataset(source.train, source.class_names, 6, 1.0), workers, 2)
+        loader = ImageLoader(source.train, 6, 1.0, workers, 2)
         try:
             for batch in loader.set_batches(batches):
                 found += batch.row.tolist()
@@ -98,12 +98,12 @@ def test_a_stream_is_divided_exactly(world: int, workers: int, pieces: Path):
 
 def test_a_stream_that_changes_while_it_is_read(pieces: Path):
     source = stream(pieces)
-    assert source.train.content(0)
-    mark = source.train.stat(0)
+    assert source.train.given(0)
+    mark = source.train.mark(0)
     (pieces / "train-2.parquet").write_bytes((pieces / "train-1.parquet").read_bytes())
     with pytest.raises(DataError, match=r"data changed while it was read: start the run again"):
-        source.train.content(5)
-    assert stream(pieces).train.stat(0) != mark
+        source.train.given(5)
+    assert stream(pieces).train.mark(0) != mark
 
 
 def test_a_stream_of_which_a_file_is_cut_off(pieces: Path):

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 from PIL import Image
 
-from cifnet_pl.data.sets import ArraySet, FileSet, Grouping, Source, SourceOptions, expanded, place, split_by_seed
-from cifnet_pl.data.sources.folders import class_folders, existing, file_set, listing, require_classes
+from cifnet_pl.data.sets import ArraySet, FileSet, Grouping, Source, SourceOptions, split_by_seed
+from cifnet_pl.data.sources.folders import existing, file_set, require_classes
+from cifnet_pl.photos.files import expanded, listing, place, sub_folders
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import first_line
 
@@ -176,7 +177,7 @@ def imagenet100(options: SourceOptions) -> Source:
         root = existing(options, IMAGENET)
         if not ((root / "train").is_dir() and (root / "val").is_dir()):
             raise DataError(f"{place(root)} has no train and val: set --data.root to {IMAGENET}")
-        present = [path.name for path in class_folders(root / "train")]
+        present = [path.name for path in sub_folders(root / "train")]
         names = _chosen(options.own.get("class_list"), present, root)
         missing = [n for n in names for split in ("train", "val") if not (root / split / n).is_dir()]
         if missing:
@@ -238,7 +239,7 @@ def tinyimagenet(options: SourceOptions) -> Source:
         if not ((root / "train").is_dir() and annotations.is_file()):
             lacking = "train" if annotations.is_file() else "val/val_annotations.txt"
             raise DataError(f"{place(root)} has no {lacking}: set --data.root to {TINY}")
-        names = [path.name for path in class_folders(root / "train")]
+        names = [path.name for path in sub_folders(root / "train")]
         return Source(names, file_set(root / "train", names), _validation(annotations, names))
 
 
@@ -348,7 +349,7 @@ def domains(options: SourceOptions) -> Source:
     """
     with listing():
         root = existing(options, WHAT_DOMAINS)
-        domain_classes = {home.name: [path.name for path in class_folders(home)] for home in class_folders(root)}
+        domain_classes = {home.name: [path.name for path in sub_folders(home)] for home in sub_folders(root)}
         require_classes(list(domain_classes), root)
         for name, classes in domain_classes.items():
             require_classes(classes, root / name)

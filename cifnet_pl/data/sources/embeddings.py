@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.data.sets import SampleSet, Source, SourceOptions, expanded, place, split_by_seed
+from cifnet_pl.data.sets import SampleSet, Source, SourceOptions, split_by_seed
+from cifnet_pl.photos.files import expanded, place
+from cifnet_pl.photos.photo import content_hash
 from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError, unknown_name
 from cifnet_pl.utilities.text import first_line, has_controls, printable
 
@@ -363,9 +365,9 @@ class EmbeddingSet(SampleSet):
         """Return the samples at positions ``rows``."""
         return EmbeddingSet(self.embeddings, self.labels[rows], self.rows[rows], self.ids, self.file)
 
-    def content(self, index: int) -> bytes:
-        """Return the bytes of the embedding."""
-        return np.ascontiguousarray(self.embeddings[self.rows[index]]).tobytes()
+    def content_hash(self, index: int) -> int:
+        """Return the hash of the embedding's bytes."""
+        return content_hash(np.ascontiguousarray(self.embeddings[self.rows[index]]).tobytes())
 
 
 def embeddings(options: SourceOptions) -> Source:

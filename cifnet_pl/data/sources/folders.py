@@ -2,58 +2,37 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from cifnet_pl.data.groups import NEAR, SINGLE, split_by_group, split_near
-from cifnet_pl.data.sets import FileSet, Source, SourceOptions, expanded, place, split_by_seed
+import numpy as np
+
+from cifnet_pl.data.sets import FileSet, Source, SourceOptions, in_two, split_by_seed
+from cifnet_pl.photos.copies import (
+    NEAR,
+    SINGLE,
+    check_share,
+    grouping,
+    held_back_groups,
+    held_back_together,
+    listed,
+)
 from cifnet_pl.photos.files import (
     EXTENSIONS,
-    archived_files,
-    archived_folders,
+    expanded,
+    image_files,
     is_folder,
-    is_image,
-    links_upwards,
-    walk_images,
-    within,
+    listing,
+    place,
+    require_folder,
+    sub_folders,
 )
+from cifnet_pl.photos.photo import Look
+from cifnet_pl.photos.reading import looks_at
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.text import has_controls, printable
-
-
-def image_files(folder: Path) -> list[Path]:
-    """Return all images below the class folder ``folder``, which may be a Zip archive or in one, sorted.
-
-    See :func:`cifnet_pl.photos.files.walk_images` for links.
-
-    Raises:
-        OSError: a folder cannot be read.
-    """
-    if within(folder) is not None:
-        return [path for path in archived_files(folder) if is_image(path)]
-    return [] if links_upwards(folder) else sorted(walk_images(folder))
-
-
-def class_folders(root: Path) -> list[Path]:
-    """Return the sub-folders of a folder (links included) or of a Zip archive, sorted by name; not the hidden ones.
-
-    Args:
-        root: the folder or archive.
-
-    Raises:
-        DataError: a link leads nowhere, so that a class may be missing.
-    """
-    if within(root) is not None:
-        return archived_folders(root)
-    entries = sorted(entry for entry in root.iterdir() if not entry.name.startswith((".", "__MACOSX")))
-    broken = [entry for entry in entries if entry.is_symlink() and not os.path.exists(entry)]
-    if broken:
-        raise DataError(f"the link {place(broken[0])} leads nowhere: repair or remove it")
-    return [entry for entry in entries if entry.is_dir()]
-
+from cifnet_pl.utilities.text import has_controls, number_of, printable
 
 PART_NAMES = frozenset({"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval"})
 """Folder names that mean a part of a data set, not a class."""
@@ -63,13 +42,13 @@ def folder(options: SourceOptions) -> Source:
     """Read class folders: ``root/train/<class>/…`` with ``root/val/<class>/…``, or ``root/<class>/…`` split by seed."""
     with listing():
         root = existing(options, "a folder or Zip archive with one sub-folder of images per class")
-        if has_parts(root) and options.group is not None:
-            raise UsageError(
-                f"{place(root)} has train and val already, nothing is to be held back: leave --data.group out"
-            )
         if has_parts(root):
+            if options.group is not None:
+                raise UsageError(
+                    f"{place(root)} has train and val already, nothing is to be held back: leave --data.group out"
+                )
             return _train_and_val(root)
-        names = [path.name for path in class_folders(root)]
+        names = [path.name for path in sub_folders(root)]
         require_classes(names, root)
         if {name.lower() for name in names} <= PART_NAMES and "train" in names:
             raise DataError(
@@ -79,10 +58,66 @@ def folder(options: SourceOptions) -> Source:
         whole = file_set(root, names)
         if options.group == SINGLE:
             source = split_by_seed(names, whole, options)
+        elif options.group in (None, NEAR):
+            source = _split_near(names, whole, options)
         else:
-            source = (split_near if options.group in (None, NEAR) else split_by_group)(names, whole, options)
+            source = _split_by_group(names, whole, options, options.group)
         nested = about_nesting(whole, names)
         return replace(source, notes=(*source.notes, nested)) if nested else source
+
+
+def _look(whole: FileSet, rows: np.ndarray) -> list[Look]:
+    """Look at photos, and keep their content hashes, so that nothing is read again for those."""
+    looks = looks_at([whole.given(row) for row in rows])
+    whole.note_hashes(rows, np.array([look.hash for look in looks], dtype=np.int64))
+    return looks
+
+
+def _split_near(class_names: list[str], whole: FileSet, options: SourceOptions) -> Source:
+    """Hold back a share of each class's photos; if possible, photos that look alike are all on the same side."""
+    val = np.zeros(len(whole), dtype=bool)
+    for rows in whole.rows_of.values():
+        names = [whole.names[row] for row in rows]
+        val[rows] = held_back_together(names, _look(whole, rows), options.val_fraction, options.split_seed)
+    return in_two(class_names, whole, val)
+
+
+def _split_by_group(class_names: list[str], whole: FileSet, options: SourceOptions, kind: str) -> Source:
+    """Hold back about a share of each class's photos, in whole groups.
+
+    A class of a single group has none to hold back: it is learned, and untested.
+
+    Raises:
+        UsageError: an unknown kind of group, or a share that is none.
+    """
+    check_share(options.val_fraction)
+    group_of = grouping(kind)
+    val, alone, whole_classes = np.zeros(len(whole), dtype=bool), 0, list[str]()
+    for label, rows in whole.rows_of.items():
+        names = [whole.names[row] for row in rows]
+        groups = group_of(names, _look(whole, rows) if kind in ("day", "burst") else [])
+        sizes = Counter(groups)
+        alone += sum(group == name and sizes[group] == 1 for group, name in zip(groups, names, strict=True))
+        val[rows] = held_back_groups(groups, class_names[label], options.val_fraction, options.split_seed)
+        if len(rows) > 1 and len(sizes) == 1:
+            whole_classes.append(printable(class_names[label]))
+    notes = []
+    if alone and (kind != "burst" or alone == len(whole)):  # a photo alone may be a burst of its own
+        notes.append(_about_alone(kind, alone, len(whole)))
+    if whole_classes:
+        classes = "class" if len(whole_classes) == 1 else "each of the classes"
+        notes.append(
+            f"note: all photos of {classes} {listed(whole_classes)} belong together by --data.group {kind}, so that "
+            "none is held back"
+        )
+    return replace(in_two(class_names, whole, val), notes=tuple(notes))
+
+
+def _about_alone(kind: str, alone: int, total: int) -> str:
+    """Say how many photos belong to no group, so that a random split is not taken for one by groups."""
+    without = {"day": "without a date", "folder": "in no sub-folder", "burst": "without another one of the same burst"}
+    photos = f"all {total} photos" if alone == total else f"{number_of(alone, 'photo')} of {total}"
+    return f"note: {photos} {without.get(kind, f'without a match of {kind}')}: held back one by one"
 
 
 def about_nesting(files: FileSet, class_names: Sequence[str]) -> str | None:
@@ -107,25 +142,15 @@ def has_parts(root: Path) -> bool:
 
 
 def _train_and_val(root: Path) -> Source:
-    names = [path.name for path in class_folders(root / "train")]
+    names = [path.name for path in sub_folders(root / "train")]
     require_classes(names, root / "train")
-    stray = [path.name for path in class_folders(root / "val") if path.name not in set(names)]
+    stray = [path.name for path in sub_folders(root / "val") if path.name not in set(names)]
     if stray:
         raise DataError(
             f"class '{printable(stray[0])}' is in {place(root / 'val')} but not in {place(root / 'train')}: "
             "add its training images, or take it out"
         )
     return Source(names, file_set(root / "train", names), file_set(root / "val", names, may_be_empty=True))
-
-
-@contextmanager
-def listing() -> Iterator[None]:
-    """Raise DataError, with the folder's name, where the file system refuses to list one."""
-    try:
-        yield
-    except OSError as error:
-        where = printable(str(error.filename))
-        raise DataError(f"cannot read {where}: {error.strerror}; give this account access to it") from error
 
 
 def file_set(root: Path, class_names: list[str], may_be_empty: bool = False) -> FileSet:
@@ -191,16 +216,3 @@ def existing(options: SourceOptions, noun: str) -> Path:
     root = expanded(options.root)
     require_folder(root, "--data.root", noun)
     return root
-
-
-def require_folder(folder: Path, option: str, what: str) -> None:
-    """Raise DataError where ``folder``, which ``option`` named, is neither a folder nor a Zip archive.
-
-    Args:
-        folder: which should be there.
-        option: of the command line, such as ``--images``.
-        what: what it should be set to, such as "a folder with photos".
-    """
-    if not is_folder(folder):
-        kind = "Zip archive" if folder.suffix.lower() == ".zip" else "folder"
-        raise DataError(f"no {kind} {place(folder)}: set {option} to {what}")

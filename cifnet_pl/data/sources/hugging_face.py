@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cifnet_pl.data.sets import Source, SourceOptions, expanded
+from cifnet_pl.data.sets import Source, SourceOptions
 from cifnet_pl.data.sources.tar_shards import TEST, TRAIN, EncodedSet, classes_of, in_parts
-from cifnet_pl.photos.files import identity
+from cifnet_pl.photos.files import expanded, identity
 from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError
 from cifnet_pl.utilities.text import one_line, printable
 

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from cifnet_pl.data.sets import Source, SourceOptions, expanded
+from cifnet_pl.data.sets import Source, SourceOptions
 from cifnet_pl.data.sources.tar_shards import TEST, TRAIN, EncodedSet, classes_of, in_parts
+from cifnet_pl.photos.files import expanded
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import one_line, printable
 

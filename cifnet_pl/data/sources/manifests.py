@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cifnet_pl.data.sets import FileSet, Grouping, Source, SourceOptions, expanded, place, split_by_seed
+from cifnet_pl.data.sets import FileSet, Grouping, Source, SourceOptions, in_two, split_by_seed
 from cifnet_pl.data.sources.embeddings import read_table
+from cifnet_pl.photos.files import expanded, place
 from cifnet_pl.utilities.errors import DataError, UsageError, unknown_name
 from cifnet_pl.utilities.text import first_line, has_controls, printable
 
@@ -50,7 +51,7 @@ def manifest(options: SourceOptions) -> Source:
         source = split_by_seed(class_names, whole, options)
     else:
         held = np.array([_held_out(word, options) for word in cells["split"]], dtype=bool)
-        source = Source(class_names, whole.subset(np.flatnonzero(~held)), whole.subset(np.flatnonzero(held)))
+        source = in_two(class_names, whole, held)
     row = {name: i for i, name in enumerate(whole.names)}
     rows = [np.array([row[name] for name in images.names], dtype=np.int64) for images in (source.train, source.val)]
     for key, (names, group) in groups.items():

@@ -19,8 +19,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from cifnet_pl.data.sets import ImageSet, Source, SourceOptions, expanded, split_by_seed
-from cifnet_pl.photos.photo import read_square
+from cifnet_pl.data.sets import ImageSet, Source, SourceOptions, in_two, split_by_seed
+from cifnet_pl.photos.files import expanded
 from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError
 from cifnet_pl.utilities.text import first_line, has_controls, printable
 
@@ -55,18 +55,14 @@ class EncodedSet(ImageSet):
         self.labels = np.asarray(labels, dtype=np.int64)
         self.rows = np.arange(len(self.labels)) if rows is None else rows
 
-    def square(self, index: int, size: int, crop_ratio: float) -> np.ndarray:
-        """Decode the image, as :meth:`ImageSet.square`."""
-        return read_square(self.content(index), size, crop_ratio)
-
-    def content(self, index: int) -> bytes:
+    def given(self, index: int) -> bytes:
         """Return the bytes of the image's file."""
         return self.read(int(self.rows[index]))
 
-    def stat(self, index: int) -> tuple[int, ...] | str:
-        """Return what the reader's ``mark`` says of the image, or else its content's SHA-256."""
+    def mark(self, index: int) -> tuple[int, ...] | int | str:
+        """Return what the reader's ``mark`` says of the image, or else its content's hash."""
         mark = self.read.mark(int(self.rows[index])) if hasattr(self.read, "mark") else None
-        return super().stat(index) if mark is None else mark
+        return super().mark(index) if mark is None else mark
 
     def place(self, index: int) -> str:
         """Return where the image is, for messages."""
@@ -127,7 +123,7 @@ def in_parts(
         raise DataError(f"{where}: there is no image in it")
     if test is None:
         return split_by_seed(class_names, whole, options)
-    source = Source(class_names, whole.subset(np.flatnonzero(~test)), whole.subset(np.flatnonzero(test)))
+    source = in_two(class_names, whole, test)
     missing = [name for label, name in enumerate(class_names) if label not in source.train.rows_of]
     if missing:
         raise DataError(f"{where}: class '{printable(missing[0])}' has no training image: add some, or take it out")

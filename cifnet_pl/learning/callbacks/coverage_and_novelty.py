@@ -11,13 +11,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from cifnet_pl.data.loading import NAMED
-from cifnet_pl.data.photos import find_photos, squares
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import run_folder, to_csv
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.class_photos import Unreadable, embed_batch, unreadable_of
 from cifnet_pl.model.metrics import percent
 from cifnet_pl.model.open_set import Judge, able, detection
+from cifnet_pl.photos.files import find_photos
+from cifnet_pl.photos.reading import squares
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import of_all_processes, write_text
 from cifnet_pl.utilities.text import number_of, printable

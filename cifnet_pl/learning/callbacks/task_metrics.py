@@ -226,7 +226,7 @@ def about(module: TaskModule) -> dict[str, Any]:
         "seed": int(seed) if seed else None,
         "class_order": module.class_names,
         "tasks": [list(names) for names in module.learned_tasks],
-        "data_fingerprint": fingerprint(data.train_hashes, data.test_hashes, data.source.class_names),
+        "data_fingerprint": fingerprint(data.source),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
         "git_commit": package_commit(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),

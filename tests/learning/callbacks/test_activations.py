@@ -28,7 +28,7 @@ def test_the_table_is_what_the_stored_head_gives(tmp_path: Path) -> None:
     head = CIFNetHead(192)
     head.load_state_dict({k.removeprefix("head."): v for k, v in state["state_dict"].items() if k.startswith("head.")})
     images, backbone = build_source("digits", SourceOptions()).val, build_backbone("pixels:8")
-    pixels = np.stack([images.square(i, 8, 1.0) for i in range(len(images))])
+    pixels = np.stack([images.photo(i).square(8) for i in range(len(images))])
     activations = torch.sigmoid(head(backbone(torch.from_numpy(pixels).permute(0, 3, 1, 2)))).numpy()
     # Classes are learned in the order of the source here: two a task, label c in task c // 2.
     expected = [

@@ -3,14 +3,15 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone
-from cifnet_pl.data.cache import EmbeddingCache
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
+from cifnet_pl.photos.cache import EmbeddingCache
 from tests.command_line import BUFFER, assert_same_model, checkpoint, learned, make_photos, measurements
 
 FOLDER = ["--data.source", "folder", "--data.classes_per_task", "2", *BUFFER]
@@ -118,17 +119,21 @@ def test_a_killed_build_goes_on(tmp_path: Path, photos: Path, embedded: list[int
     assert all(torch.equal(state[k], v) for k, v in checkpoint(whole)["state_dict"].items())
 
 
+def collect(cache: EmbeddingCache, rows: np.ndarray) -> None:
+    cache.collect(torch.from_numpy(rows), torch.from_numpy(cache.images.hashes(rows)), torch.zeros(len(rows), 4))
+
+
 def test_photos_that_change_while_they_are_read_are_not_cached(tmp_path: Path, photos: Path) -> None:
     """A photo is replaced after it was embedded, before the last one of its class is."""
     source = build_source("folder", SourceOptions(photos))
     images, rows = source.train, source.train.rows_of[0]
     cache = EmbeddingCache(images, source.class_names, tmp_path / "cache")
     assert not cache.known(rows).any()
-    cache.collect(torch.from_numpy(rows[:-1]), torch.zeros(len(rows) - 1, 4))
+    collect(cache, rows[:-1])
     (photos / images.names[rows[0]]).write_bytes((photos / images.names[rows[1]]).read_bytes())
-    cache.collect(torch.from_numpy(rows[-1:]), torch.zeros(1, 4))
+    collect(cache, rows[-1:])
     assert not EmbeddingCache(images, source.class_names, tmp_path / "cache").known(rows).any()
     # As they are now, they are cached.
     assert not cache.known(rows).any()
-    cache.collect(torch.from_numpy(rows), torch.zeros(len(rows), 4))
+    collect(cache, rows)
     assert EmbeddingCache(images, source.class_names, tmp_path / "cache").known(rows).all()

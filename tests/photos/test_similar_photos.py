@@ -3,7 +3,6 @@
 import io
 import math
 import threading
-from concurrent.futures import CancelledError
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -11,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cifnet_pl.data import groups as similar_photos
-from cifnet_pl.data.groups import held_back_together, read_thumbnail, similar_groups
-from cifnet_pl.data.sets import SourceOptions, held_back
+from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
-from tests.data.test_groups import photo
+from cifnet_pl.photos import reading
+from cifnet_pl.photos.copies import held_back, held_back_together, similar_groups
+from tests.photos.test_groups import photo
 
 
 def scene(seed: int) -> Image.Image:
@@ -36,9 +35,13 @@ def shelf(root: Path, moments: int, shots: int) -> list[Path]:
     return files
 
 
+def groups_of(files: list[Path]) -> np.ndarray:
+    return similar_groups(reading.looks_at(files))
+
+
 def test_shots_of_one_scene_are_a_group(tmp_path: Path):
     files = shelf(tmp_path, 6, 3)
-    groups = similar_groups(files)
+    groups = groups_of(files)
     moment = np.arange(18) // 3
     assert ((groups[:, None] == groups) == (moment[:, None] == moment)).all()
 
@@ -48,7 +51,7 @@ def test_a_burst_is_a_group_by_its_times(tmp_path: Path):
     start = datetime(2025, 5, 3, 10)
     for i, seconds in enumerate((0, 1, 3, 60, 61, 200)):
         photo(tmp_path / f"{i}.jpg", start + timedelta(seconds=seconds))
-    groups = similar_groups(sorted(tmp_path.iterdir()))
+    groups = groups_of(sorted(tmp_path.iterdir()))
     assert np.bincount(groups).tolist() == [3, 2, 1]
 
 
@@ -56,8 +59,8 @@ def test_what_is_even_stands_alone_and_what_cannot_be_read_in_no_group(tmp_path:
     (tmp_path / "a.jpg").write_bytes(b"")
     for name in "bc":
         Image.new("RGB", (40, 30), "white").save(tmp_path / f"{name}.png")
-    assert read_thumbnail(tmp_path / "a.jpg") is None
-    assert similar_groups(sorted(tmp_path.iterdir())).tolist() == [-1, 0, 1]
+    assert reading.look_at(tmp_path / "a.jpg").thumbnail is None
+    assert groups_of(sorted(tmp_path.iterdir())).tolist() == [-1, 0, 1]
 
 
 @pytest.mark.parametrize("light", [0.0, math.inf])
@@ -65,25 +68,20 @@ def test_threads_change_no_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """Photos are read by several threads if the first ones take long, and otherwise by one."""
     threads = set()
 
+    look_at = reading.look_at
+
     def read(file: Path):
         threads.add(threading.get_ident())
-        return read_thumbnail(file)
+        return look_at(file)
 
-    monkeypatch.setattr(similar_photos, "LIGHT", light)
-    monkeypatch.setattr(similar_photos, "read_thumbnail", read)
+    monkeypatch.setattr(reading, "LIGHT", light)
+    monkeypatch.setattr(reading, "look_at", read)
     files = shelf(tmp_path, 25, 3)
     (tmp_path / "5-1.jpg").write_bytes(b"")
-    groups = similar_groups(files)
+    groups = groups_of(files)
     assert groups[16] == -1
     assert np.delete(groups, 16).tolist() == np.delete(np.arange(75) // 3, 16).tolist()
     assert (threads == {threading.get_ident()}) == (light == math.inf)
-
-
-def test_reading_can_be_stopped(tmp_path: Path):
-    stop = threading.Event()
-    stop.set()
-    with pytest.raises(CancelledError):
-        held_back_together(["a"], [tmp_path / "a.jpg"], 0.2, 0, stop)
 
 
 def test_a_folder_is_divided_in_whole_groups(tmp_path: Path):
@@ -110,4 +108,4 @@ def test_photos_that_cannot_be_divided_in_groups_are_divided_one_by_one(tmp_path
             (tmp_path / f"{moment}-{shot}.jpg").write_bytes(again.getvalue())
     files = sorted(tmp_path.iterdir())
     names = [file.name for file in files]
-    assert held_back_together(names, files, 0.2, 3).tolist() == held_back(names, 0.2, 3).tolist()
+    assert held_back_together(names, reading.looks_at(files), 0.2, 3).tolist() == held_back(names, 0.2, 3).tolist()

@@ -11,7 +11,8 @@ import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.photos.photo import DATE_CHANGED, DATE_TAKEN, EXIF_PART, taken_at
+from cifnet_pl.photos.photo import DATE_CHANGED, DATE_TAKEN, EXIF_PART
+from cifnet_pl.photos.reading import look_at
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import learned, make_photos
 
@@ -76,7 +77,7 @@ def test_photos_without_a_date_stand_alone(tmp_path: Path):
         photo(tmp_path / "ant" / f"{i}.jpg")
         photo(tmp_path / "bee" / f"{i}.jpg")
     (tmp_path / "ant" / "broken.jpg").write_bytes(b"no photo")
-    assert taken_at(tmp_path / "ant" / "broken.jpg") is None
+    assert look_at(tmp_path / "ant" / "broken.jpg").taken is None
     train, val = split(tmp_path, "day")
     assert (len(train), len(val)) == (19, 6)
 

@@ -35,11 +35,11 @@ def test_decoded_whatever_its_name(tmp_path: Path, name: str):
 
 
 def test_without_the_package_the_sentence_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def unknown(photo: object) -> Image.Image:
+    def unknown(*given: object) -> Image.Image:
         raise Image.UnidentifiedImageError  # as long as nothing has taught Pillow the format
 
     monkeypatch.setattr(images, "find_spec", lambda name: None)
-    monkeypatch.setattr(images, "_open", unknown)
+    monkeypatch.setattr(images, "_opened", unknown)
     (tmp_path / "a.heic").write_bytes(heic())
     with pytest.raises(UnreadableImage, match=r"pip install 'cifnet_pl\[heic\]'"):
         read_square(tmp_path / "a.heic", 8)

@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from cifnet_pl.data.photos import batch_size, find_photos, matches, squares
 from cifnet_pl.photos import files as walk
+from cifnet_pl.photos.files import find_photos, matches
 from cifnet_pl.photos.photo import UnreadableImage, read_square
+from cifnet_pl.photos.reading import batch_size, squares
 from cifnet_pl.utilities.errors import DataError
 
 NAMES = ["a.jpg", "b/c.png", "b/d.txt", "b/e/f.JPEG", "b/e/g.gif", ".hidden/h.png", "b/.i.png", "j"]

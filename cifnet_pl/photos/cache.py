@@ -1,0 +1,220 @@
+"""Keep embeddings, in memory during a run and on disk between runs, so that no image passes the backbone again.
+
+On disk: one safetensors file per class and set, below a folder named by everything that an embedding depends on apart
+from the image: backbone weights and preprocessing, image size, crop, precision and decoder. A file is a hit only if the
+images are those that it was made from: the same names with, for every file, the same size, inode and change times —
+or, where those differ (a copied folder), the same content hashes. So a stale hit is impossible.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import PIL
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from cifnet_pl.utilities.files import write_atomic
+
+log = logging.getLogger(__name__)
+
+
+def pipeline_key(weights: str, image_size: int, crop_ratio: float, precision: str, engine: str) -> str:
+    """Hash everything but the image that an embedding depends on.
+
+    Args:
+        weights: hash of the backbone's weights and preprocessing.
+        image_size: side in pixels.
+        crop_ratio: share of the short side that is cropped.
+        precision: one of Lightning's names.
+        engine: "torch" or "onnxruntime".
+
+    Returns:
+        32 hexadecimal digits.
+    """
+    parts = (weights, image_size, crop_ratio, precision, PIL.__version__, engine)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+class Images(Protocol):
+    """What is asked of a set of images, such as :class:`cifnet_pl.data.sets.SampleSet`."""
+
+    labels: np.ndarray
+    names: Sequence[str]
+
+    @property
+    def rows_of(self) -> dict[int, np.ndarray]:
+        """Label → positions of its images."""
+
+    def mark(self, index: int) -> tuple[int, ...] | int | str:
+        """Return what changes with the image, without reading it where that is possible."""
+
+    def hashes(self, rows: np.ndarray) -> np.ndarray:
+        """Return content hashes."""
+
+    def note_hashes(self, rows: np.ndarray, hashes: np.ndarray) -> None:
+        """Take over content hashes that are known."""
+
+
+class EmbeddingCache:
+    """The embeddings of one image set on disk, class by class.
+
+    Args:
+        images: the set; it learns the content hashes that are stored beside the embeddings.
+        class_names: name of each label of the set.
+        folder: where the files of this set and pipeline are.
+
+    Attributes:
+        copies: image → its exact copies, which are not embedded: they get its embedding.
+    """
+
+    def __init__(self, images: Images, class_names: list[str], folder: Path):
+        self.images, self.class_names, self.folder = images, class_names, folder
+        self.copies: dict[int, list[int]] = {}
+        self._found: dict[int, Tensor | None] = {}
+        self._place = np.full(len(images.labels), -1, dtype=np.int64)
+        for rows in images.rows_of.values():
+            self._place[rows] = np.arange(len(rows))
+        self._collected: dict[int, dict[int, tuple[int, Tensor]]] = {}
+        self._before: dict[int, str] = {}  # marks of the files before any of a class was decoded
+
+    def known(self, rows: np.ndarray) -> np.ndarray:
+        """Return which of the images ``rows`` (n,) have a stored embedding: (n,) bool."""
+        labels = self.images.labels[rows]
+        hit = {int(c): self._load(int(c)) is not None for c in np.unique(labels)}
+        for label in (label for label, there in hit.items() if not there and label not in self._before):
+            self._before[label] = self._marks(label)
+        return np.array([hit[int(c)] for c in labels], dtype=bool)
+
+    def get(self, rows: np.ndarray) -> Tensor:
+        """Return (n, d) float32 embeddings of images ``rows`` (n,) that are known; files are memory-mapped."""
+        labels, parts, order = self.images.labels[rows], [], []
+        for c in dict.fromkeys(labels.tolist()):
+            stored, mine = self._load(c), np.flatnonzero(labels == c)
+            assert stored is not None
+            parts.append(stored[torch.from_numpy(self._place[rows[mine]])])
+            order.append(mine)
+        return torch.cat(parts)[torch.from_numpy(np.argsort(np.concatenate(order)))]
+
+    def _load(self, label: int) -> Tensor | None:
+        if label not in self._found:
+            self._found[label] = self._read(label)
+        return self._found[label]
+
+    def _read(self, label: int) -> Tensor | None:
+        path, rows = self._path(label), self.images.rows_of[label]
+        if not path.is_file():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                about = file.metadata() or {}
+                z: Tensor = file.get_tensor("z")
+                hashes: Tensor = file.get_tensor("hashes")
+        except (SafetensorError, OSError) as error:
+            log.warning("rebuilding damaged cache file %s (%s)", path, error)
+            return None
+        if z.ndim != 2 or not len(z) == len(hashes) == len(rows) or about.get("sha256") != _digest(z, hashes):
+            log.warning("rebuilding damaged cache file %s (its checksum is wrong)", path)
+            return None
+        if about.get("marks") == self._marks(label):
+            self.images.note_hashes(rows, hashes.numpy())
+        elif not np.array_equal(hashes.numpy(), self.images.hashes(rows)):
+            return None
+        return z
+
+    def collect(self, rows: Tensor, hashes: Tensor, z: Tensor) -> None:
+        """Take in embeddings; a class is written as soon as it is complete.
+
+        Args:
+            rows: (n,) positions of the images.
+            hashes: (n,) their content hashes.
+            z: (n, d) their embeddings.
+        """
+        for row, value, embedding in zip(rows.tolist(), hashes.tolist(), z.float().cpu(), strict=True):
+            of_class = self._collected.setdefault(int(self.images.labels[row]), {})
+            of_class.update(dict.fromkeys([row, *self.copies.get(row, ())], (value, embedding)))
+        for label in {int(c) for c in self.images.labels[rows.cpu().numpy()]}:
+            if len(self._collected[label]) == len(self.images.rows_of[label]):
+                self._write(label)
+
+    def collected(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Take out what :meth:`collect` took in of classes that this process has embedded only a part of."""
+        parts = []
+        for part in self._collected.values():
+            if part:
+                hashes, z = zip(*part.values(), strict=True)
+                parts.append((torch.tensor(list(part)), torch.tensor(hashes), torch.stack(z)))
+        self._collected = {}
+        return parts
+
+    def _write(self, label: int) -> None:
+        collected, marks = self._collected.pop(label), self._marks(label)
+        if self._before.pop(label, marks) != marks:
+            log.warning("not caching class '%s': its images changed while they were read", self.class_names[label])
+            return
+        hashes, z = zip(*(collected[row] for row in self.images.rows_of[label].tolist()), strict=True)
+        tensors = {"z": torch.stack(z), "hashes": torch.tensor(hashes, dtype=torch.int64)}
+        about = {"marks": marks, "sha256": _digest(tensors["z"], tensors["hashes"])}
+        write_atomic(self._path(label), lambda file: file.write(save(tensors, metadata=about)))
+        self._found.pop(label, None)
+
+    def _path(self, label: int) -> Path:
+        digest = hashlib.sha256(self.class_names[label].encode("utf-8", "surrogateescape"))
+        for row in self.images.rows_of[label]:
+            digest.update(b"\0" + self.images.names[row].encode("utf-8", "surrogateescape"))
+        return self.folder / f"{digest.hexdigest()[:32]}.safetensors"
+
+    def _marks(self, label: int) -> str:
+        """Hash the files' sizes, inodes and change times; the contents where there are no files."""
+        marks = [self.images.mark(row) for row in self.images.rows_of[label].tolist()]
+        return hashlib.sha256(repr(marks).encode()).hexdigest()
+
+
+def _digest(z: Tensor, hashes: Tensor) -> str:
+    digest = hashlib.sha256(z.contiguous().numpy().data)
+    digest.update(hashes.contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+class EvaluationMemory:
+    """Embeddings of evaluation images, each computed once per run, up to a stated number of bytes.
+
+    Args:
+        images: number of images in the set.
+        limit_mb: memory bound in megabytes (10⁶ bytes); images past it are embedded anew at every task.
+    """
+
+    def __init__(self, images: int, limit_mb: float):
+        self._slot = np.full(images, -1, dtype=np.int64)
+        self._limit = int(limit_mb * 1e6)
+        self._store: Tensor | None = None
+        self._used = 0
+
+    def known(self, rows: np.ndarray) -> np.ndarray:
+        """Return (n,) bool: which rows are in memory."""
+        return np.asarray(self._slot[rows] >= 0)
+
+    def add(self, rows: Tensor, z: Tensor) -> None:
+        """Keep embeddings (n, d) of images ``rows`` (n,) as far as the bound allows."""
+        if self._store is None:
+            capacity = min(len(self._slot), self._limit // (4 * z.shape[1]))
+            with torch.inference_mode(False):
+                self._store = torch.empty(capacity, z.shape[1])
+        positions = rows.cpu().numpy()
+        fresh = np.flatnonzero(self._slot[positions] < 0)[: len(self._store) - self._used]
+        slots = np.arange(self._used, self._used + len(fresh))
+        self._store[slots] = z[torch.from_numpy(fresh).to(z.device)].float().cpu()
+        self._slot[positions[fresh]] = slots
+        self._used += len(fresh)
+
+    def get(self, rows: np.ndarray) -> Tensor:
+        """Return (n, d) float32 embeddings of rows that are known."""
+        assert self._store is not None
+        return self._store[self._slot[rows]]
