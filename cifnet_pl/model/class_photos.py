@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -18,8 +18,8 @@ from cifnet_pl.model.core import Model
 from cifnet_pl.model.description import class_names
 from cifnet_pl.photos.copies import held_back, held_back_together
 from cifnet_pl.photos.files import expanded, listing, place, require_folder, sub_folders
-from cifnet_pl.photos.photo import Photo
-from cifnet_pl.photos.reading import PhotoBatch, batch_size, looks_at, place_of, squares
+from cifnet_pl.photos.photo import Look, Photo
+from cifnet_pl.photos.reading import SKIPPED, PhotoBatch, batch_size, look_at, place_of, squares
 from cifnet_pl.utilities.errors import CheckpointError, DataError
 from cifnet_pl.utilities.text import counted
 
@@ -38,12 +38,12 @@ class ClassPhotos:
     Attributes:
         class_names: name of each class.
         files: the photos; labels are positions in ``class_names``.
-        hashes: (n,) int64 content hashes, or None if they are not known yet.
+        looks: (n,) what is small of each photo once it was embedded with it; None where that is not known yet.
     """
 
     class_names: list[str]
     files: FileSet
-    hashes: np.ndarray | None = None
+    looks: list[Look | None] = field(default_factory=list)
 
     @classmethod
     def find(cls, folder: Path | str, option: str) -> ClassPhotos:
@@ -78,11 +78,8 @@ class ClassPhotos:
         selected = self.files.subset(np.flatnonzero(kept))
         names = [self.class_names[i] for i in positions]
         selected.labels = np.searchsorted(positions, labels)
-        return ClassPhotos(names, selected, None if self.hashes is None else self.hashes[kept])
-
-    def hashed(self) -> ClassPhotos:
-        """Return the same photos with their content hashes (n,)."""
-        return replace(self, hashes=self.files.hashes(np.arange(len(self.files))))
+        looks = [look for look, keep in zip(self.looks, kept, strict=True) if keep] if self.looks else []
+        return ClassPhotos(names, selected, looks)
 
     def held_back(self, rows: np.ndarray, share: float) -> np.ndarray:
         """Choose the photos of one class that are scored first; those that look alike are on the same side.
@@ -95,37 +92,45 @@ class ClassPhotos:
             (n,) bool.
         """
         names = [self.files.names[i] for i in rows]
-        return held_back_together(names, looks_at([self.files.root / name for name in names]), share, 0)
+        known = [self.looks[i] if self.looks else None for i in rows]
+        looks = [look or look_at(self.files.given(i)) for i, look in zip(rows, known, strict=True)]
+        return held_back_together(names, looks, share, 0)
 
     def embedded(
-        self, model: Model, title: str, unreadable: list[Unreadable], progress: bool = False
+        self,
+        model: Model,
+        title: str,
+        unreadable: list[Unreadable],
+        progress: bool = False,
+        look: Callable[[Photo], Look] = Photo.identify,
+        skip: Callable[[int, int], bool] | None = None,
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Embed all photos that can be read, in batches.
+        """Embed all photos that can be read, in batches; each is opened once.
 
         Args:
             model: whose backbone embeds.
             title: what the progress bar says.
             unreadable: photos that cannot be decoded are appended.
             progress: whether to draw a bar on a terminal.
+            look: what else is wanted of each photo, which is then in ``looks``.
+            skip: whether the photo of a row and hash is left out.
 
         Yields:
             Rows (m,) of the photos and their embeddings (m, d).
         """
         start = 0
         files = [self.files.root / name for name in self.files.names]
-        batches = squares(files, model.image_size, model.crop_ratio, also=_hash)
+        batches = squares(files, model.image_size, model.crop_ratio, look, skip)
+        self.looks.clear()
         size = batch_size(model.image_size)
         for batch in counted(batches, title, -(-len(files) // size)) if progress else batches:
             readable = np.array([reason is None for reason in batch.unreadable])
             unreadable += unreadable_of(batch)
-            rows = start + np.flatnonzero(readable)
-            self.files.note_hashes(rows, np.array(batch.seen, dtype=np.int64))
-            yield rows, embed_batch(model, batch)
+            known = [(start + i, seen.hash) for i, seen in enumerate(batch.seen) if seen is not None]
+            self.files.note_hashes(*np.array(known, dtype=np.int64).reshape(-1, 2).T)
+            self.looks.extend(batch.seen)
+            yield start + np.flatnonzero(readable), embed_batch(model, batch)
             start += len(batch.files)
-
-
-def _hash(photo: Photo) -> int:
-    return photo.hash
 
 
 def embed_batch(model: Model, batch: PhotoBatch) -> Tensor:
@@ -148,7 +153,7 @@ def embed_batch(model: Model, batch: PhotoBatch) -> Tensor:
 def unreadable_of(batch: PhotoBatch) -> list[Unreadable]:
     """List the photos of a batch of files that could not be decoded."""
     pairs = zip(batch.files, batch.unreadable, strict=True)
-    return [Unreadable(cast(Path, file), reason) for file, reason in pairs if reason is not None]
+    return [Unreadable(cast(Path, file), reason) for file, reason in pairs if reason not in (None, SKIPPED)]
 
 
 class NamedEmbeddings(EmbeddingSet):
@@ -186,7 +191,7 @@ class ClassEmbeddings(ClassPhotos):
         positions = np.unique(files.labels)
         files.labels = np.searchsorted(positions, files.labels)
         names = [self.class_names[i] for i in positions]
-        return ClassEmbeddings(names, files, None if self.hashes is None else self.hashes[kept])
+        return ClassEmbeddings(names, files)
 
     def held_back(self, rows: np.ndarray, share: float) -> np.ndarray:
         """Choose the samples of one class that are scored first, by a hash of their names.
@@ -201,13 +206,19 @@ class ClassEmbeddings(ClassPhotos):
         return held_back([self.files.names[i] for i in rows], share, 0)
 
     def embedded(
-        self, model: Model, title: str, unreadable: list[Unreadable], progress: bool = False
+        self,
+        model: Model,
+        title: str,
+        unreadable: list[Unreadable],
+        progress: bool = False,
+        look: Callable[[Photo], Look] = Photo.identify,
+        skip: Callable[[int, int], bool] | None = None,
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Yield the embeddings in pieces, as :meth:`ClassPhotos.embedded` does.
 
         Args:
             model: whose device they go to.
-            title, unreadable, progress: not used, as every embedding can be read, and at once.
+            title, unreadable, progress, look, skip: not used, as every embedding can be read, and at once.
 
         Yields:
             (m,) rows, and their (m, d) embeddings.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -41,54 +41,63 @@ def find_repeats(model: Model, photos: ClassPhotos) -> Repeats:
 
     Args:
         model: a learned model.
-        photos: with their content hashes; those that cannot be read are never copies.
+        photos: those that cannot be read are never copies.
     """
-    assert photos.hashes is not None
     names = list(dict.fromkeys([*photos.class_names, *model.class_names]))
-    name_of = dict(zip(model.head.classes, model.class_names, strict=True))
-    known: dict[int, set[int]] = {}
-    for label, hashes in model.photos.by_label().items() if model.photos is not None else ():
-        for value in hashes.tolist():
-            known.setdefault(value, set()).add(names.index(name_of[label]))
-    repeats = compared(enumerate(photos.hashes.tolist()), photos.files.labels, known)
-    learned, twice = np.zeros((2, len(photos.hashes)), dtype=bool)
+    hashes = photos.files.hashes(np.arange(len(photos.files)))
+    repeats = compared(enumerate(hashes.tolist()), photos.files.labels, classes_of_hashes(model, names))
+    learned, twice = np.zeros((2, len(hashes)), dtype=bool)
     learned[repeats.learned], twice[list(repeats.twice)] = True, True
     others = repeats.other_class.items()
     mislabelled = [f"{_shown(photos, row)} (also in {printable(names[other])})" for row, other in others]
     return Repeats(learned, twice, mislabelled)
 
 
-def without_copies(
-    model: Model, photos: ClassPhotos, duplicates: Duplicates
-) -> tuple[ClassPhotos, list[Path], list[str]]:
-    """Leave out photos that the model has learned in the same class, and all but the first of those that occur twice.
+def classes_of_hashes(model: Model, names: Sequence[str]) -> dict[int, set[int]]:
+    """Return the classes in which a model has learned each photo.
+
+    Args:
+        model: a learned model.
+        names: of classes; those of others are left out.
+
+    Returns:
+        Content hash → positions in ``names``.
+    """
+    position = {name: i for i, name in enumerate(names)}
+    name_of = dict(zip(model.head.classes, model.class_names, strict=True))
+    known: dict[int, set[int]] = {}
+    for label, hashes in model.photos.by_label().items() if model.photos is not None else ():
+        if name_of[label] in position:
+            for value in hashes.tolist():
+                known.setdefault(value, set()).add(position[name_of[label]])
+    return known
+
+
+def copies_among(model: Model, photos: ClassPhotos, duplicates: Duplicates) -> tuple[np.ndarray, list[str]]:
+    """Find photos that the model has learned in the same class, and all but the first of those that occur twice.
 
     Args:
         model: what is to learn.
-        photos: with their content hashes.
-        duplicates: "leave_out" to leave copies out, "keep" to keep them and only name them.
+        photos: what it is to learn from.
+        duplicates: "leave_out" if copies are left out, "keep" if they are only named.
 
     Returns:
-        The photos to learn, the copies, and sentences for the user. A photo in two classes is kept in both, as it is
-        not known which label is wrong.
+        (n,) bool, whether each is a copy, and sentences for the user. A photo in two classes is a copy in neither, as
+        it is not known which label is wrong.
 
     Raises:
         DataError: no photo is left.
     """
     repeats = find_repeats(model, photos)
     copy = repeats.learned | repeats.twice
-    copies = [photos.files.root / photos.files.names[int(row)] for row in np.flatnonzero(copy)]
     sentences = [
         about_nesting(photos.files, photos.class_names) if isinstance(photos.files, FileSet) else None,
         about_labels(repeats.mislabelled),
         about_copies([_shown(photos, int(i)) for i in np.flatnonzero(copy)], duplicates),
     ]
-    news = [sentence for sentence in sentences if sentence]
-    if duplicates == "leave_out" and copies:
-        if copy.all():
-            raise DataError(f"every photo in {photos.files.root} is learned already: there is nothing to learn")
-        photos = photos.select(~copy)
-    return photos, copies, news
+    if duplicates == "leave_out" and copy.all():
+        raise DataError(f"every photo in {photos.files.root} is learned already: there is nothing to learn")
+    return copy, [sentence for sentence in sentences if sentence]
 
 
 def _shown(photos: ClassPhotos, row: int) -> str:
@@ -259,7 +268,7 @@ class KnownPhotos:
 
     def __init__(self, model: Model, photos: ClassPhotos):
         self._labels = np.array(model.labels(photos.class_names), dtype=np.int64)[photos.files.labels]
-        self.repeats = find_repeats(model, photos.hashed())
+        self.repeats = find_repeats(model, photos)
         self._stored = LearnedPhotos()
         if model.buffer is not None and len(model.buffer.y):
             z, y = model.buffer.items()

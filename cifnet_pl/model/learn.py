@@ -18,9 +18,10 @@ from cifnet_pl.heads.ridge import about_lesson, at_cap
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable, samples_of
 from cifnet_pl.model.core import M, Model
 from cifnet_pl.model.description import Event, now
-from cifnet_pl.model.known_photos import LearnedPhotos, NearCopyScore, without_copies
+from cifnet_pl.model.known_photos import LearnedPhotos, NearCopyScore, classes_of_hashes, copies_among
 from cifnet_pl.model.metrics import percent
 from cifnet_pl.photos.copies import Duplicates
+from cifnet_pl.photos.photo import Photo
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable
 
@@ -135,8 +136,6 @@ def extend(
         name = printable(known[0])
         raise UsageError(f"class '{name}' is already learned: add --more to give it more photos, or rename its folder")
     warnings = old.warnings_of(photos.class_names)
-    photos, copies, news = without_copies(old, photos.hashed(), duplicates)
-    warnings += news
     if known and not old.knows_photos:
         warnings.append(
             "note: the model does not have the content hashes of all photos that it learned: any of those among the "
@@ -149,7 +148,9 @@ def extend(
             raise DataError(f"{check} has no folder of a class that the model knows: give photos of its old classes")
     unreadable: list[Unreadable] = []
     start = time.perf_counter()
-    final, score = learn(old, photos, unreadable, progress)
+    lesson = learn(old, photos, unreadable, progress, duplicates)
+    final, score = lesson.model, lesson.score
+    warnings += lesson.news
     seconds = time.perf_counter() - start
     final.note_engines([final.engine])
     before, after = Score(), Score()
@@ -158,7 +159,7 @@ def extend(
             before.add(old, old_photos, rows, z)
             after.add(final, old_photos, rows, z)
     warnings += about_lesson(old.head.choices() if len(old.class_names) > 1 else [], final.head.choices())
-    learned = {name: final.counts[name] - old.counts.get(name, 0) for name in photos.class_names}
+    learned = {name: final.counts[name] - old.counts.get(name, 0) for name in lesson.class_names}
     final.history.append(
         Event(
             "extend",
@@ -173,37 +174,77 @@ def extend(
             parents=[old.identity],
         )
     )
-    return Extension(final, learned, score, before, after, seconds, unreadable, warnings, copies)
+    return Extension(final, learned, score, before, after, seconds, unreadable, warnings, lesson.copies)
+
+
+@dataclass(frozen=True)
+class Lesson(Generic[M]):
+    """The result of :func:`learn`.
+
+    Attributes:
+        model: the model that learned everything.
+        score: of the held-back fifth, by a model that learned the others.
+        class_names: classes of which there were photos to learn.
+        copies: photos that were learned already or occur twice.
+        news: sentences for the user about those.
+    """
+
+    model: M
+    score: Score
+    class_names: list[str]
+    copies: list[Path]
+    news: list[str]
 
 
 def learn(
-    old: M, photos: ClassPhotos, unreadable: list[Unreadable] | None = None, progress: bool = False
-) -> tuple[M, Score]:
+    old: M,
+    photos: ClassPhotos,
+    unreadable: list[Unreadable] | None = None,
+    progress: bool = False,
+    duplicates: Duplicates = "keep",
+) -> Lesson[M]:
     """Embed new photos once, and learn them twice: all of them, and all but a fifth, on which the second is scored.
 
-    Photos that look alike are held back together, and none of a class with a single photo. The embeddings lie in a
-    temporary file meanwhile.
+    Each photo is opened once: for its hash, which tells whether it is a copy, its thumbnail, time and pixels. Photos
+    that look alike are held back together, and none of a class with a single photo. The embeddings lie in a temporary
+    file meanwhile.
 
     Args:
         old: a learned model; it is not changed.
         photos: of new classes, and more of known ones.
         unreadable: photos that cannot be decoded are appended.
         progress: whether to draw a progress bar on a terminal.
-
-    Returns:
-        The model that learned everything, and the score of the one that learned the rest.
+        duplicates: "leave_out" to leave out photos that were learned already or occur twice, "keep" to learn them.
 
     Raises:
         UnsupportedError: photos of a class that is known, and a head that cannot take in more of those.
-        DataError: a class of which no photo can be read.
+        DataError: a class of which no photo can be read, or no photo is new.
     """
-    old.check_task(photos.class_names)
-    names, labels = photos.class_names, photos.files.labels
+    leave_out = duplicates == "leave_out"
+    if not (leave_out and old.knows_photos):
+        old.check_task(photos.class_names)
+    known = classes_of_hashes(old, photos.class_names) if leave_out else {}
+    labels = photos.files.labels
+
+    def skip(row: int, content_hash: int) -> bool:
+        return int(labels[row]) in known.get(content_hash, ())
+
     read, held = np.zeros((2, len(labels)), dtype=bool)
     with TemporaryDirectory(prefix="cifnet-extend-") as folder:
         z = np.memmap(Path(folder) / "z", np.float32, "w+", shape=(len(labels), old.head.in_features))
-        for rows, part in photos.embedded(old, "learning", [] if unreadable is None else unreadable, progress):
+        unreadable = [] if unreadable is None else unreadable
+        for rows, part in photos.embedded(old, "learning", unreadable, progress, Photo.look, skip if known else None):
             z[rows], read[rows] = part.cpu().numpy(), True
+        copy, news = copies_among(old, photos, duplicates)
+        copies = [photos.files.root / photos.files.names[row] for row in np.flatnonzero(copy).tolist()]
+        if leave_out and copies:
+            kept = np.flatnonzero(~copy)
+            for start in range(0, len(kept), EMBEDDED_BATCH):  # rows move up, so that no row is lost
+                rows = kept[start : start + EMBEDDED_BATCH]
+                z[start : start + len(rows)] = z[rows]
+            photos, read, held = photos.select(~copy), read[kept], held[kept]
+        old.check_task(photos.class_names)
+        names = photos.class_names
         for label, rows in photos.files.rows_of.items():
             rows = rows[read[rows]]
             if not len(rows):
@@ -221,7 +262,7 @@ def learn(
             score.add(trial, photos, rows, torch.from_numpy(z[rows]).to(old.device), others)
         score.near, score.learned = learned.near_copies()
     score.capped = at_cap(final.head.choices())
-    return final, score
+    return Lesson(final, score, names, copies, news)
 
 
 def _teach(model: Model, photos: ClassPhotos, z: np.ndarray, kept: np.ndarray) -> LearnedPhotos:

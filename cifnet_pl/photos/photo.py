@@ -154,6 +154,10 @@ class Photo:
         except UnreadableImage:
             return None
 
+    def identify(self) -> Look:
+        """Return its hash alone, without a thumbnail and time."""
+        return Look(self.hash, None, None)
+
     def look(self) -> Look:
         """Return its hash, thumbnail and time, decoded at a low resolution."""
         try:
@@ -162,7 +166,7 @@ class Photo:
                 image.draft("RGB", (4 * SIDE, 4 * SIDE))
                 return Look(self.hash, thumbnail(image.convert("RGB")), when)
         except UnreadableImage:  # it is reported as unreadable when it is to be learned
-            return Look(self.hash, None, None)
+            return self.identify()
 
 
 def read_square(photo: AnyPhoto, size: int, crop_ratio: float = 1.0) -> np.ndarray:

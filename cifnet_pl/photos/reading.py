@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -83,6 +83,13 @@ def place_of(photo: AnyPhoto) -> str:
     return place(photo) if isinstance(photo, Path) else "a photo in memory"
 
 
+SKIPPED = "left out"
+"""Why a photo that was not wanted has no pixels."""
+
+Outcome = tuple[str | None, Look | None]
+"""Why a photo could not be read, or None; and what is small of it."""
+
+
 class PhotoBatch(NamedTuple):
     """Decoded photos.
 
@@ -90,17 +97,21 @@ class PhotoBatch(NamedTuple):
         files: all photos of the batch.
         image: (m, 3, s, s) uint8, those that could be read, in the order of ``files``.
         unreadable: for each of ``files`` the reason why it could not be read, or None.
-        seen: what ``also`` of :func:`squares` gave for each that could be read.
+        seen: for each of ``files`` what ``look`` of :func:`squares` gave; None if it could not be read.
     """
 
     files: tuple[AnyPhoto, ...]
     image: Tensor
     unreadable: tuple[str | None, ...]
-    seen: tuple[Any, ...]
+    seen: tuple[Look | None, ...]
 
 
 def squares(
-    files: Iterable[AnyPhoto], size: int, crop_ratio: float, also: Callable[[Photo], Any] | None = None
+    files: Iterable[AnyPhoto],
+    size: int,
+    crop_ratio: float,
+    look: Callable[[Photo], Look] | None = None,
+    skip: Callable[[int, int], bool] | None = None,
 ) -> Iterator[PhotoBatch]:
     """Decode photos in threads, a few batches ahead of the consumer; memory does not grow with their number.
 
@@ -108,14 +119,25 @@ def squares(
         files: the photos.
         size: side of the squares in pixels.
         crop_ratio: share of the short side that is kept.
-        also: called with each photo that could be decoded, to learn more from its bytes while they are in memory.
+        look: what else is wanted of each photo while its bytes are in memory; None for nothing.
+        skip: whether the photo of a position and hash is not decoded; ``SKIPPED`` is then its reason.
     """
     count = batch_size(size)
-    remaining = iter(files)
-    waiting: deque[tuple[tuple[AnyPhoto, ...], np.ndarray, list[Future[list[tuple[str | None, Any]]]]]] = deque()
+    remaining = enumerate(files)
+    waiting: deque[tuple[tuple[AnyPhoto, ...], np.ndarray, list[Future[list[Outcome]]]]] = deque()
 
-    def read(photos: Sequence[AnyPhoto], pixels: np.ndarray) -> list[tuple[str | None, Any]]:
-        return [_read(photo, pixels[i], crop_ratio, also) for i, photo in enumerate(photos)]
+    def read_one(position: int, given: AnyPhoto, pixels: np.ndarray) -> Outcome:
+        try:
+            photo = Photo(given)
+            if skip is not None and skip(position, photo.hash):
+                return SKIPPED, Look(photo.hash, None, None)
+            pixels[:] = photo.square(size, crop_ratio)
+            return None, None if look is None else look(photo)
+        except UnreadableImage as error:
+            return str(error), None
+
+    def read(photos: Sequence[tuple[int, AnyPhoto]], pixels: np.ndarray) -> list[Outcome]:
+        return [read_one(*photo, pixels[i]) for i, photo in enumerate(photos)]
 
     pool = ThreadPoolExecutor(cores(), "decode")
     try:
@@ -125,30 +147,16 @@ def squares(
                 part = max(1, min(PART, len(batch) // cores()))
                 starts = range(0, len(batch), part)
                 parts = [pool.submit(read, batch[i : i + part], pixels[i : i + part]) for i in starts]
-                waiting.append((batch, pixels, parts))
+                waiting.append((tuple(photo for _, photo in batch), pixels, parts))
             if not waiting:
                 return
-            batch, pixels, parts = waiting.popleft()
-            results = [result for part_of in parts for result in part_of.result()]
-            readable = [reason is None for reason, _ in results]
+            photos, pixels, parts = waiting.popleft()
+            reasons, seen = zip(*(outcome for part_of in parts for outcome in part_of.result()), strict=True)
+            readable = [reason is None for reason in reasons]
             pixels = pixels if all(readable) else pixels[readable]
-            seen = tuple(what for reason, what in results if reason is None)
-            reasons = tuple(reason for reason, _ in results)
-            yield PhotoBatch(batch, torch.from_numpy(pixels).permute(0, 3, 1, 2), reasons, seen)
+            yield PhotoBatch(photos, torch.from_numpy(pixels).permute(0, 3, 1, 2), reasons, seen)
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _read(
-    given: AnyPhoto, pixels: np.ndarray, crop_ratio: float, also: Callable[[Photo], Any] | None
-) -> tuple[str | None, Any]:
-    """Decode a photo into ``pixels``; return the reason why it could not be read, or None, and what ``also`` gave."""
-    try:
-        photo = Photo(given)
-        pixels[:] = photo.square(len(pixels), crop_ratio)
-        return None, None if also is None else also(photo)
-    except UnreadableImage as error:
-        return str(error), None
 
 
 def batch_size(size: int) -> int:

@@ -221,10 +221,11 @@ def taught(old: Classifier, staged: Staged, report: Progress) -> Taught:
     Raises:
         UnsupportedError: photos of a class that is known, and a head that cannot take in more of those.
     """
-    photos = ReportedPhotos(staged.names, staged.photos(), report=report).hashed()
+    photos = ReportedPhotos(staged.names, staged.photos(), report=report)
     unreadable: list[Unreadable] = []
     before = stored_accuracy(old, old.class_names)
-    model, score = learn(old, photos, unreadable)
+    lesson = learn(old, photos, unreadable)
+    model, score = lesson.model, lesson.score
     after = stored_accuracy(model, old.class_names)
     staged.unreadable += [(file.name, reason) for file, reason in unreadable]
     counts, earlier = model.counts, old.counts

@@ -5,17 +5,19 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cifnet_pl.model.class_photos import ClassPhotos
-from cifnet_pl.model.known_photos import without_copies
+from cifnet_pl.model.known_photos import copies_among
+from cifnet_pl.photos import photo
 from cifnet_pl.utilities.errors import DataError
 from tests.command_line import make_photos
 from tests.models import learned
 
 
 def photos_in(folder: Path) -> ClassPhotos:
-    return ClassPhotos.find(folder, "--images").hashed()
+    return ClassPhotos.find(folder, "--images")
 
 
 def test_copies_are_left_out_or_kept(tmp_path: Path):
@@ -25,19 +27,36 @@ def test_copies_are_left_out_or_kept(tmp_path: Path):
     (new / "ant").mkdir()
     shutil.copy(tmp_path / "old" / "ant" / "1.png", new / "ant" / "again.png")
     shutil.copy(new / "cat" / "2.png", new / "ant" / "mislabelled.png")
-    photos, copies, sentences = without_copies(model, photos_in(new), "leave_out")
-    assert sorted(path.name for path in copies) == ["again.png", "twice.png"]
-    assert sorted(photos.files.names) == ["ant/mislabelled.png", *(f"cat/{i}.png" for i in range(4))]
+    photos = photos_in(new)
+    copy, sentences = copies_among(model, photos, "leave_out")
+    assert [photos.files.names[row] for row in np.flatnonzero(copy)] == ["ant/again.png", "cat/twice.png"]
+    extension = model.extend(new, more=True)
+    assert [path.name for path in extension.copies] == ["again.png", "twice.png"]
+    assert extension.learned == {"ant": 1, "cat": 4}
     assert len(sentences) == 2
     assert "in two classes" in sentences[0]
     assert "left out" in sentences[1]
-    everything, copies, _ = without_copies(model, photos_in(new), "keep")
-    assert len(everything.files) == 7
-    assert len(copies) == 2
+    everything = model.extend(new, more=True, duplicates="keep")
+    assert sum(everything.model.counts.values()) == 15
+    assert len(everything.copies) == 2
+
+
+def test_a_photo_is_opened_once_and_one_that_is_known_is_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model = learned("ridge", []).extend(make_photos(tmp_path / "old", ["ant", "bee"], 4)).model
+    make_photos(tmp_path / "new", ["cat", "dog"], 6)
+    shutil.copytree(tmp_path / "old" / "ant", tmp_path / "new" / "ant")
+    opened, decoded = [], []
+    read, square = photo.read_bytes, photo.Photo.square
+    monkeypatch.setattr(photo, "read_bytes", lambda path: opened.append(path) or read(path))
+    monkeypatch.setattr(photo.Photo, "square", lambda self, *shape: decoded.append(self.hash) or square(self, *shape))
+    extension = model.extend(tmp_path / "new", more=True)
+    assert sorted(opened) == sorted((tmp_path / "new").rglob("*.png"))
+    assert len(decoded) == len(set(decoded)) == 12
+    assert extension.learned == {"cat": 6, "dog": 6}
 
 
 def test_a_folder_without_a_new_photo_is_refused(tmp_path: Path):
     folder = make_photos(tmp_path / "old", ["ant", "bee"], 4)
     model = learned("ridge", []).extend(folder).model
     with pytest.raises(DataError, match="learned already"):
-        without_copies(model, photos_in(folder), "leave_out")
+        model.extend(folder, more=True)

@@ -22,7 +22,8 @@ def photos(tmp_path: Path) -> ClassPhotos:
 
 def test_the_score_is_that_of_a_model_of_the_other_photos(photos: ClassPhotos):
     old, before = learned("ridge"), learned("ridge").tensors()
-    model, score = learning.learn(old, photos)
+    lesson = learning.learn(old, photos)
+    model, score = lesson.model, lesson.score
     assert model.counts["gnu"] == model.counts["hen"] == 20
     held = np.zeros(len(photos.files), dtype=bool)
     for rows in photos.files.rows_of.values():
@@ -42,8 +43,8 @@ def test_the_score_is_that_of_a_model_of_the_other_photos(photos: ClassPhotos):
 
 def test_wide_heads_are_taught_one_after_the_other(photos: ClassPhotos, monkeypatch: pytest.MonkeyPatch):
     """They need much memory; the results are the same bits."""
-    together, score = learning.learn(learned("ridge"), photos)
+    together = learning.learn(learned("ridge"), photos)
     monkeypatch.setattr(learning, "SOLVED_TOGETHER", 0)
-    model, other = learning.learn(learned("ridge"), photos)
-    assert tensors_equal(model.tensors(), together.tensors())
-    assert (other.right, other.total) == (score.right, score.total)
+    apart = learning.learn(learned("ridge"), photos)
+    assert tensors_equal(apart.model.tensors(), together.model.tensors())
+    assert apart.score == together.score
