@@ -151,7 +151,7 @@ class CIFNetCLI(LightningCLI):
     def _own(self) -> Namespace:
         return cast(Namespace, self.config[self.subcommand] if self.subcommand else self.config)
 
-    def _place_run(self, config: Namespace) -> runs.Place:
+    def _place_run(self, config: Namespace) -> runs.RunChoice:
         base = runs.experiment_folder(str(config.logs), str(config.experiment))
         if self.subcommand == "fit":
             return runs.place_fit(base, config.get("ckpt_path"))

@@ -40,7 +40,6 @@ from cifnet_pl.photos.photo import LARGEST_IMAGE
 from cifnet_pl.photos.reading import cores
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import of_all_processes
-from cifnet_pl.utilities.memory import give_back_freed_memory
 
 
 class CIFNetDataModule(LightningDataModule):
@@ -300,7 +299,6 @@ class CIFNetDataModule(LightningDataModule):
         size = self.rows_per_batch // world
         batches = [batch for order in orders for batch in shard_batches(order, size, rank, world)]
         if isinstance(samples, EmbeddingSet):
-            give_back_freed_memory()  # what sorted the labels, and what the last test batches took
             return StoredLoader(samples, [(batch, samples) for batch in batches], None, learned=True)
         plan = [(batch, cache if cache is not None and cache.known(batch).all() else None) for batch in batches]
         loader = StoredLoader(samples, plan, self._train_images, learned=True)
@@ -329,7 +327,6 @@ class CIFNetDataModule(LightningDataModule):
         plan: list[tuple[np.ndarray, Store | None]] = []
         # At least one batch, empty if need be: Lightning skips a loop without any, and its hooks with it.
         if isinstance(samples, EmbeddingSet):
-            give_back_freed_memory()  # the training batches, whose blocks are larger
             size = min(EMBEDDED_BATCH, max(1, SCORES // max(1, len(learned))))
             plan = [(batch, samples) for batch in pieces(left, size) or [left]]
             return StoredLoader(samples, plan, None, learned=False)

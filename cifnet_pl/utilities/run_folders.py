@@ -19,7 +19,7 @@ FIRST_FILES = (*LOGGER_FILES, "config.yaml", "copies.csv")
 
 
 @dataclass(frozen=True)
-class Place:
+class RunChoice:
     """A run's folder, the checkpoint to start from, and notes for the user about that choice."""
 
     folder: Path
@@ -52,7 +52,7 @@ def versions(base: Path) -> list[Path]:
     return [base / f"version_{number}" for number in sorted(numbers)]
 
 
-def place_fit(base: Path, checkpoint: str | None) -> Place:
+def place_fit(base: Path, checkpoint: str | None) -> RunChoice:
     """Choose the folder in which a run learns.
 
     Args:
@@ -67,17 +67,17 @@ def place_fit(base: Path, checkpoint: str | None) -> Place:
     present = versions(base)
     fresh = base / f"version_{int(present[-1].name.removeprefix('version_')) + 1 if present else 0}"
     if checkpoint != "last":
-        return Place(fresh, existing(checkpoint) if checkpoint else None)
+        return RunChoice(fresh, existing(checkpoint) if checkpoint else None)
     begun = [folder for folder in present if (folder / "config.yaml").is_file()]
     if not begun:
-        return Place(fresh, None, f"no run of experiment '{base.name}' in {base.parent} yet: starting with task 1")
+        return RunChoice(fresh, None, f"no run of experiment '{base.name}' in {base.parent} yet: starting with task 1")
     folder = begun[-1]
     if not (folder / CHECKPOINT).is_file():
-        return Place(folder, None, f"{folder} has no checkpoint yet: starting with task 1")
-    return Place(folder, folder / CHECKPOINT)
+        return RunChoice(folder, None, f"{folder} has no checkpoint yet: starting with task 1")
+    return RunChoice(folder, folder / CHECKPOINT)
 
 
-def place_evaluation(base: Path, checkpoint: str | None, configs: Iterable[Path]) -> Place:
+def place_evaluation(base: Path, checkpoint: str | None, configs: Iterable[Path]) -> RunChoice:
     """Choose the run that is evaluated; no folder is made for an evaluation.
 
     Args:
@@ -94,11 +94,11 @@ def place_evaluation(base: Path, checkpoint: str | None, configs: Iterable[Path]
         raise UsageError("nothing is learned yet: give a checkpoint with --ckpt_path, a file or last")
     if checkpoint != "last":
         path = existing(checkpoint)
-        return Place(path.parent.parent if path.parent.name == CHECKPOINT.parent.name else path.parent, path)
+        return RunChoice(path.parent.parent if path.parent.name == CHECKPOINT.parent.name else path.parent, path)
     named = [path.parent for path in configs if path.name == "config.yaml"]
     for folder in [*reversed(named), *reversed(versions(base))]:
         if (folder / CHECKPOINT).is_file():
-            return Place(folder, folder / CHECKPOINT)
+            return RunChoice(folder, folder / CHECKPOINT)
     raise CheckpointError(f"no run of experiment '{base.name}' with a checkpoint in {base.parent}: fit one first")
 
 
