@@ -8,7 +8,7 @@ from cifnet_pl.backbones.engines import FLOAT32, EngineChoice
 from cifnet_pl.cli.extend import warn
 from cifnet_pl.model.bundle import refuse_existing
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.forget import Forgetting, distance_to_retrained
+from cifnet_pl.model.forget import Forgetting
 from cifnet_pl.model.store import load
 from cifnet_pl.photos.files import place
 from cifnet_pl.utilities.files import exclusive
@@ -23,7 +23,6 @@ def forget(
     engine: EngineChoice = "auto",
     overwrite: bool = False,
     trust: bool = False,
-    compare: str | None = None,
 ) -> None:
     """Remove a class from a model; with its photos, also what they left in the statistics.
 
@@ -40,8 +39,6 @@ def forget(
         engine: what runs the network: auto, torch or onnxruntime; auto is the one that the model learned with.
         overwrite: whether a bundle at output may be replaced.
         trust: whether heads and networks from outside the package that a model names may be imported, code and all.
-        compare: folder or Zip archive with one sub-folder for each class that is left, which holds the photos that it
-            was learned from: a model is learned again from them, and the largest difference of its scores is reported.
 
     Raises:
         UsageError: a class that is not known, the only one, or something at output already.
@@ -53,7 +50,6 @@ def forget(
     with exclusive(target):
         refuse_existing(target, overwrite)
         result = load(model, engine=engine, trust=trust).forget(class_, images)
-        distance = distance_to_retrained(result.model, compare) if compare is not None else None
         result.model.save(target, overwrite)
     warn([], result.unreadable)
     # A model that was replaced just now cannot be gone back to.
@@ -67,12 +63,6 @@ def forget(
         others, names = number_of(count, "other photo"), " or ".join(f"'{printable(name)}'" for name in result.photos)
         were, are = "was" if count == 1 else "were", is_or_are(count)
         print(f"{others} in {places} {were} not learned as {names}, and {are} passed over")
-    if distance is not None:
-        print(
-            f"compared with a model learned again from {number_of(distance.photos, 'photo')} of the classes left, "
-            f"scores differ by at most {distance.largest:.1e} (they reach {distance.scale:.2g}): "
-            + ("that is rounding" if distance.is_rounding else "photos that were taken out still count")
-        )
     print(f"{number_of(len(result.model.class_names), 'class')} in bundle {target}")
 
 

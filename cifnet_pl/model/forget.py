@@ -7,19 +7,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from cifnet_pl.backbones.engines import FLOAT32
 from cifnet_pl.buffer import SAME
 from cifnet_pl.heads import Head
-from cifnet_pl.model.class_photos import ClassPhotos, Unreadable, embed_batch, unreadable_of
+from cifnet_pl.model.class_photos import Unreadable, embed_batch, unreadable_of
 from cifnet_pl.model.core import M, Model
 from cifnet_pl.model.description import Event, now
-from cifnet_pl.photos.copies import held_back, held_back_together
 from cifnet_pl.photos.files import expanded, image_files, listing, place, require_folder
-from cifnet_pl.photos.reading import hashes_of, looks_at, squares
+from cifnet_pl.photos.reading import hashes_of, squares
 from cifnet_pl.utilities.errors import DataError, UnsupportedError, UsageError
 from cifnet_pl.utilities.text import number_of, printable
 
@@ -92,9 +89,12 @@ def forget(
         folders = [expanded(Path(place)) for place in ([images] if isinstance(images, Path | str) else images)]
         with model.backbone.preferring(old.engines):
             for name in names:
-                ignored.append(subtract(model, name, folders, len(names) == 1, unreadable))
+                ignored.append(_subtract(model, name, folders, len(names) == 1, unreadable))
             rounding = _rounding(model)
-    recalled = frozenset(name for name in names if images is None and _recall(model, name))
+    shares = {name: model.head.share_of(model.labels([name])[0]) for name in names if images is None}
+    recalled = frozenset(name for name, share in shares.items() if share is not None)
+    for name in recalled:
+        model.head.subtract_(shares[name])
     exact = images is not None or len(recalled) == len(names)
     model.remove_classes(names)
     removed = sum(photos.values()) if exact else None
@@ -103,14 +103,6 @@ def forget(
     others = len(set.intersection(*ignored)) if ignored else 0
     kinds = (exact, old.head.subtracts, old.remembers_removed)
     return Forgetting(model, photos, *kinds, unreadable, rounding, others, recalled)
-
-
-def _recall(model: Model, name: str) -> bool:
-    """Take what the head remembers of a class out of its statistics; return whether there was anything."""
-    share = model.head.share_of(model.labels([name])[0])
-    if share is not None:
-        model.head.subtract_(share)
-    return share is not None
 
 
 def _rounding(model: Model) -> str | None:
@@ -126,18 +118,14 @@ def _rounding(model: Model) -> str | None:
     return f"learned with engine {' and '.join(model.engines)}, taken out with {now}, which rounds otherwise"
 
 
-def subtract(model: Model, name: str, folders: Sequence[Path], only: bool, unreadable: list[Unreadable]) -> set[Path]:
+def _subtract(model: Model, name: str, folders: Sequence[Path], only: bool, unreadable: list[Unreadable]) -> set[Path]:
     """Take the photos of a class out of the statistics.
-
-    If the model knows the content hashes of the class's photos, they are picked out of ``folders``, which may hold
-    others.
-    Otherwise one folder must hold exactly those photos.
 
     Args:
         model: it is changed in place.
         name: of the class.
         folders: where the photos are.
-        only: whether it is the only class to be forgotten; else its photos are in the sub-folder of its name.
+        only: whether it is the only class to be forgotten; else one folder has a sub-folder of its name.
         unreadable: photos that cannot be decoded are appended.
 
     Returns:
@@ -148,84 +136,61 @@ def subtract(model: Model, name: str, folders: Sequence[Path], only: bool, unrea
         UsageError: several folders, and no content hashes.
         DataError: other photos than those.
     """
-    label = model.labels([name])[0]
     try:
         model.head.require("subtracts")
     except UnsupportedError as error:
         hint = "leave out --images to remove the class from what can be predicted"
         raise UnsupportedError(f"{error}: {hint}") from error
-    learner = _learner_of(model, label, model.counts[name])
-    known = model.photos.of(label) if model.photos is not None else np.zeros(0, dtype=np.int64)
-    ignored: set[Path] = set()
-    if len(known) == model.counts[name]:
-        files, ignored = _known_files(name, folders, known)
-    elif len(folders) > 1:
-        raise UsageError(
-            f"the model keeps no content hashes of the photos of '{printable(name)}': give one folder with --images, "
-            "which holds exactly those that it learned"
-        )
-    else:
-        folders = folders if only else [folders[0] / name]
-        files = _learned_files(model, name, folders[0])
+    label, count = model.labels([name])[0], model.counts[name]
+    files, ignored = _photos_of(model, name, folders, only)
+    gone = model.head.fresh()
+    gone.begin_task([label], [count])
     seen = 0
     for batch in squares(files, model.image_size, model.crop_ratio):
         unreadable += unreadable_of(batch)
         z = embed_batch(model, batch)
-        learner.observe(z, torch.full((len(z),), label, dtype=torch.int64, device=z.device))
+        gone.observe(z, torch.full((len(z),), label, dtype=torch.int64, device=z.device))
         seen += len(z)
-    if seen != model.counts[name]:
-        raise DataError(_unlike(name, model.counts[name], folders, f"{seen} that can be read"))
-    check_same(model, learner, name, folders)
+    if seen != count:
+        raise DataError(_unlike(name, count, folders, f"{seen} that can be read"))
+    check_same(model, gone, name, folders)
     if model.photos is not None:
         before = model.photos.copies
         model.photos.remove([label])
-        learner.note_copies(before - model.photos.copies)
-    model.head.subtract_(learner)
+        gone.note_copies(before - model.photos.copies)
+    model.head.subtract_(gone)
     return ignored
 
 
-def _learner_of(model: Model, label: int, count: int) -> Head:
-    """Return an empty head for the ``count`` photos of one class."""
-    head = model.head.fresh()
-    head.begin_task([label], [count])
-    return head
+def _photos_of(model: Model, name: str, folders: Sequence[Path], only: bool) -> tuple[list[Path], set[Path]]:
+    """Return the photos that a class was learned from, and the others of the folders.
 
-
-def _known_files(name: str, folders: Sequence[Path], known: np.ndarray) -> tuple[list[Path], set[Path]]:
-    """Return the photos below ``folders`` whose contents have the hashes ``known``, and the others."""
+    If the model knows the hashes of all of them, the folders may hold others; else one must hold exactly those.
+    """
+    count = model.counts[name]
+    known = model.photos.of(model.labels([name])[0]).tolist() if model.photos is not None else []
+    picked = len(known) == count
+    if not picked and len(folders) > 1:
+        raise UsageError(
+            f"the model keeps no content hashes of the photos of '{printable(name)}': give one folder with --images, "
+            "which holds exactly those that it learned"
+        )
+    if not picked and not only:
+        folders = [folders[0] / name]
     for folder in folders:
         require_folder(folder, "--images", "a folder or Zip archive with the photos of the class")
     with listing():
         files = list(dict.fromkeys(file for folder in folders for file in image_files(folder)))
-    hashes = hashes_of(files)
-    first = dict(reversed(list(zip(hashes.tolist(), files, strict=True))))
-    missing = [value for value in known.tolist() if value not in first]
+    hashes = hashes_of(files).tolist()
+    first = dict(reversed(list(zip(hashes, files, strict=True))))  # a run learns one of several copies
+    if not picked:
+        return list(first.values()) if len(first) == count else files, set()
+    missing = sum(value not in first for value in known)
     if missing:
-        raise DataError(_unlike(name, len(known), folders, f"{len(known) - len(missing)} of them", "all of them"))
-    others = {file for file, value in zip(files, np.isin(hashes, known), strict=True) if not value}
-    return [first[value] for value in known.tolist()], others
-
-
-def _learned_files(model: Model, name: str, folder: Path) -> list[Path]:
-    """Find the learned photos below ``folder``: all, or those that the run's own split did not hold back."""
-    require_folder(folder, "--images", "a folder or Zip archive with the photos of the class")
-    with listing():
-        files = image_files(folder)
-    if len(files) > model.counts[name] and model.held_back is not None:
-        names = [f"{name}/{file.relative_to(folder).as_posix()}" for file in files]
-        for held in (held_back(names, *model.held_back), held_back_together(names, looks_at(files), *model.held_back)):
-            kept = [files[i] for i in np.flatnonzero(~held)]
-            for learned in (kept, _distinct(kept)):
-                if len(learned) == model.counts[name]:
-                    return learned
-    distinct = _distinct(files)
-    return distinct if len(distinct) == model.counts[name] else files
-
-
-def _distinct(files: list[Path]) -> list[Path]:
-    """Return the first of each group of files with the same content, as a run learns them."""
-    hashes = hashes_of(files)
-    return [files[i] for i in np.sort(np.unique(hashes, return_index=True)[1])]
+        raise DataError(_unlike(name, count, folders, f"{count - missing} of them", "all of them"))
+    learned = set(known)
+    ignored = {file for file, value in zip(files, hashes, strict=True) if value not in learned}
+    return [first[value] for value in known], ignored
 
 
 def check_same(model: Model, learner: Head, name: str, folders: Sequence[Path]) -> None:
@@ -261,85 +226,3 @@ def _unlike(name: str, count: int, folders: Sequence[Path], problem: str, needed
         f"class '{printable(name)}' was learned from {number_of(count, 'photo')}, {where} {holds} {problem}: "
         f"give {needed}, or leave out --images to remove the class from what can be predicted"
     )
-
-
-ROUNDING = 1e-4
-"""Share of the largest score by which those of two engines may differ."""
-
-
-@dataclass(frozen=True)
-class Distance:
-    """How far the scores of a model are from those of one that was learned again.
-
-    Attributes:
-        photos: number of photos that were learned again and scored by both.
-        largest: largest difference of two scores.
-        scale: largest score of the model that was learned again.
-    """
-
-    photos: int
-    largest: float
-    scale: float
-
-    @property
-    def is_rounding(self) -> bool:
-        """Whether the difference is no more than that of two engines that run the network."""
-        return self.largest <= ROUNDING * self.scale
-
-
-def distance_to_retrained(model: Model, images: Path | str) -> Distance:
-    """Learn a model's classes again from their photos, in the same tasks, and compare the scores of these photos.
-
-    Args:
-        model: what is left after a class was forgotten.
-        images: folder or Zip archive with one sub-folder for each of its classes; from a model that knows the content
-            hashes of all its photos these are picked out, otherwise it must hold exactly those.
-
-    Raises:
-        DataError: a class is missing, or has another number of photos that can be read.
-        UnsupportedError: a head whose statistics cannot be taken back, so that there is nothing to compare.
-    """
-    model.head.require("subtracts")
-    learned_files = _compared_files(model, expanded(Path(images)))
-    with model.backbone.preferring(model.engines):
-        embedded = {name: _embedded(model, files) for name, files in learned_files.items()}
-    for name, z in embedded.items():
-        if len(z) != model.counts[name]:
-            learned, of_them = number_of(model.counts[name], "photo"), " of them" if model.knows_photos else ""
-            raise DataError(f"class '{printable(name)}' was learned from {learned}, --compare holds {len(z)}{of_them}")
-    head, start = model.head.fresh(), 0
-    for names in model.tasks:
-        labels = model.labels(names)
-        head.begin_task(labels, [len(embedded[name]) for name in names])
-        for label, name in zip(labels, names, strict=True):
-            head.observe(embedded[name], torch.full((len(embedded[name]),), label, device=embedded[name].device))
-        start += len(names)
-        if model.photos is not None and start == len(model.class_names):
-            head.note_copies(model.photos.copies)
-        head.solve()
-    z = torch.cat([embedded[name] for name in model.class_names])
-    again, ours = head(z), model.head(z)
-    return Distance(len(z), float((ours - again).abs().max()), float(again.abs().max()))
-
-
-def _compared_files(model: Model, root: Path) -> dict[str, list[Path]]:
-    """Return the photos of each class: those it learned, where it knows their contents, else all in its folder."""
-    photos = ClassPhotos.find(root, "--compare")
-    missing = [name for name in model.class_names if name not in photos.class_names]
-    if missing:
-        raise DataError(f"--compare has no photos of class '{printable(missing[0])}': give those of all classes left")
-    files = [photos.files.root / name for name in photos.files.names]
-    if model.photos is None or not model.knows_photos:
-        return {
-            name: [files[row] for row in photos.files.rows_of[photos.class_names.index(name)]]
-            for name in model.class_names
-        }
-    hashes = hashes_of(files).tolist()
-    first = dict(reversed(list(zip(hashes, files, strict=True))))
-    learned = {name: model.photos.of(model.labels([name])[0]).tolist() for name in model.class_names}
-    return {name: [first[value] for value in values if value in first] for name, values in learned.items()}
-
-
-def _embedded(model: Model, files: list[Path]) -> Tensor:
-    parts = [embed_batch(model, batch) for batch in squares(files, model.image_size, model.crop_ratio)]
-    return torch.cat(parts) if parts else torch.zeros(0, model.head.in_features)

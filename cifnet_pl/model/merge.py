@@ -54,10 +54,10 @@ def merge(models: Sequence[M], names: Sequence[str] | None = None, base: M | Non
     if len(models) < 2:
         raise UsageError(f"merge got {len(models)} model, expected at least two")
     names = list(names) if names is not None else [f"model {i + 1}" for i in range(len(models))]
-    seen = {_content(models[0]): names[0]}
+    seen = {models[0].identity: names[0]}
     merged, warnings, lineage = models[0].clone(), list[str](), _lineage(models[0])
     for name, other in zip(names[1:], models[1:], strict=True):
-        first = seen.setdefault(_content(other), name)
+        first = seen.setdefault(other.identity, name)
         shared, lineage = lineage & _lineage(other), lineage | _lineage(other)
         for knowing, learned in ((merged, other), (other, merged)):
             warnings += [w for w in knowing.warnings_of(learned.class_names) if w not in warnings]
@@ -149,10 +149,6 @@ def _photos(model: Model) -> Counter[tuple[str, int]]:
 def _lineage(model: Model) -> set[str]:
     """Return the identities of a model and of all that it goes back to, as far as its history tells."""
     return {model.identity} | {parent for event in model.history for parent in event.parents}
-
-
-def _content(model: Model) -> str:
-    return model.identity
 
 
 def absorb(model: Model, other: Model) -> None:

@@ -59,7 +59,13 @@ class Judge:
         if coverage is not None:
             check_share("coverage", coverage, example=0.95)
             model.head.require("leaves_one_out")
-        z, y = stored_samples(model)
+        stored = model.stored_samples
+        if stored is None:
+            raise UsageError(
+                "this model has no calibration samples, without which nothing can be promised: learn it with "
+                "cifnet fit … --model.buffer CalibrationBuffer --model.calibrate true"
+            )
+        z, y = stored
         self.head, self.class_names, self.unknown = model.head, tuple(model.class_names), unknown
         self.reference = novelty_reference(model.head, z, y) if unknown is not None else None
         self.sets = AnswerSets.of(model.head, z, y, coverage, per_class) if coverage is not None else None
@@ -95,29 +101,20 @@ class Judge:
         Returns:
             One verdict for each.
         """
-        novelty, values = self._novelty(z)
-        answers = self._answers(probabilities)
+        novelty: list[float | None] = [None] * len(z)
+        values, answers = list(novelty), list[tuple[str, ...] | None]([None] * len(z))
+        if self.reference is not None:
+            measured = self.head.novelty(z)
+            novelty, values = measured.tolist(), self.reference.p_values(measured).tolist()
+        if self.sets is not None:
+            order = torch.argsort(probabilities, dim=1, descending=True)
+            inside = self.sets.of_probabilities(probabilities).gather(1, order)
+            pairs = zip(order, inside, strict=True)
+            answers = [tuple(self.class_names[c] for c in columns[kept].tolist()) for columns, kept in pairs]
         limit = self.unknown or 0.0
         return [
             Verdict(None if p is None else p > limit, distance, p, answer)
             for distance, p, answer in zip(novelty, values, answers, strict=True)
-        ]
-
-    def _novelty(self, z: Tensor) -> tuple[list[float | None], list[float | None]]:
-        if self.reference is None:
-            return [None] * len(z), [None] * len(z)
-        novelty = self.head.novelty(z)
-        return novelty.tolist(), self.reference.p_values(novelty).tolist()
-
-    def _answers(self, probabilities: Tensor) -> list[tuple[str, ...] | None]:
-        if self.sets is None:
-            return [None] * len(probabilities)
-        members = self.sets.of_probabilities(probabilities)
-        order = torch.argsort(probabilities, dim=1, descending=True)
-        inside = members.gather(1, order)
-        return [
-            tuple(self.class_names[c] for c in columns[kept].tolist())
-            for columns, kept in zip(order, inside, strict=True)
         ]
 
 
@@ -131,29 +128,9 @@ def able(
         unknown: as for :class:`Judge`.
         coverage: as for :class:`Judge`.
     """
-    if model.buffer is None or not len(model.buffer.y):
+    if model.stored_samples is None:
         return None, None
     return unknown if model.head.tells_novelty else None, coverage if model.head.leaves_one_out else None
-
-
-def stored_samples(model: Model) -> tuple[Tensor, Tensor]:
-    """Return the calibration samples of a model.
-
-    Args:
-        model: with a buffer.
-
-    Returns:
-        (n, d) embeddings and (n,) int64 labels.
-
-    Raises:
-        UsageError: it has none.
-    """
-    if model.buffer is None or not len(model.buffer.y):
-        raise UsageError(
-            "this model has no calibration samples, without which nothing can be promised: learn it with "
-            "cifnet fit … --model.buffer CalibrationBuffer --model.calibrate true"
-        )
-    return model.buffer.items()
 
 
 KEPT = 0.95

@@ -11,10 +11,10 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -65,6 +65,7 @@ class SumsTable(Table):
 
     parts: list[Part]
     sha256: str
+    model: Any
 
 
 @dataclass
@@ -75,17 +76,16 @@ class PartialSums:
         model: its head is not solved; ``photos`` are the content hashes of the samples.
         parts: positions in the sums, by set, ascending, without overlap.
         name: what errors call it.
-        missing: positions of the same sets that are not in the sums.
     """
 
     model: Classifier
     parts: list[Part]
     name: str = "sums"
-    missing: list[Part] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.parts = _joined(self.parts)
-        self.missing = _gaps(self.parts)
+    @property
+    def missing(self) -> list[Part]:
+        """Positions of the same sets that are not in the sums."""
+        return _gaps(self.parts)
 
     def add(self, other: PartialSums) -> None:
         """Add other sums.
@@ -106,7 +106,8 @@ class PartialSums:
                     )
         known = {part.listing for part in self.parts}
         if any(part.listing not in known for part in other.parts):
-            common = np.intersect1d(_hashes(self.model), _hashes(other.model))
+            seen = [sums.model.photos.content.cpu().numpy() for sums in (self, other) if sums.model.photos is not None]
+            common = np.intersect1d(seen[0], seen[1])
             if len(common):
                 raise UsageError(
                     f"{other.name} and {self.name} have {len(common)} samples with the same content in common, which "
@@ -118,7 +119,6 @@ class PartialSums:
         except UsageError as error:
             raise UsageError(f"cannot add {other.name} to {self.name}: {error}") from error
         self.parts = _joined([*self.parts, *other.parts])
-        self.missing = _gaps(self.parts)
 
     def solved(self) -> Classifier:
         """Return the model of all samples; the sums must not be used afterwards.
@@ -188,23 +188,17 @@ def read_sums(path: Path, trust: bool = False, engine: str = "auto", device: str
     Raises:
         CheckpointError: there is no such file, or it is damaged, hostile, or of another version.
     """
-    parts = parts_of(path)
-    try:
-        with safe_open(path, framework="pt") as stored:
-            header = json.loads((stored.metadata() or {})[KEY])
-            shapes = {key: tuple(stored.get_slice(key).get_shape()) for key in stored.keys()}  # noqa: SIM118
-            table = parse(SumsTable, header, str(path))
+    with _opened(path) as (table, stored):
+        shapes = {key: tuple(stored.get_slice(key).get_shape()) for key in stored.keys()}  # noqa: SIM118
 
-            def read() -> dict[str, torch.Tensor]:
-                tensors = {key: stored.get_tensor(key) for key in shapes}
-                if _digest(tensors) != table.sha256:
-                    raise CheckpointError(f"{path} is damaged: its checksum is wrong; make it again")
-                return tensors
+        def read() -> dict[str, torch.Tensor]:
+            tensors = {key: stored.get_tensor(key) for key in shapes}
+            if _digest(tensors) != table.sha256:
+                raise CheckpointError(f"{path} is damaged: its checksum is wrong; make it again")
+            return tensors
 
-            model = assemble(header.get("model"), shapes, read, str(path), engine=engine, trust=trust, solved=False)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
-    return PartialSums(model.to(device), parts, path.name)
+        model = assemble(table.model, shapes, read, str(path), engine=engine, trust=trust, solved=False)
+    return PartialSums(model.to(device), table.parts, path.name)
 
 
 def parts_of(path: Path) -> list[Part]:
@@ -213,17 +207,23 @@ def parts_of(path: Path) -> list[Part]:
     Raises:
         CheckpointError: as :func:`read_sums`.
     """
+    with _opened(path) as (table, _):
+        return table.parts
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[SumsTable, Any]]:
+    """Open a file of sums: its header, checked, and its tensors."""
     if not path.is_file():
         raise CheckpointError(f"no file of sums at {path}: make it with cifnet sums")
     try:
         with safe_open(path, framework="pt") as stored:
-            header = json.loads((stored.metadata() or {}).get(KEY, "null"))
+            table = parse(SumsTable, json.loads((stored.metadata() or {}).get(KEY, "null")), str(path))
+            if not table.parts or any(part.start >= part.stop or part.stop > part.total for part in table.parts):
+                raise CheckpointError(f"{path} is damaged: its parts are not parts of a set")
+            yield table, stored
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
-    parts = parse(SumsTable, header, str(path)).parts
-    if not parts or any(part.start >= part.stop or part.stop > part.total for part in parts):
-        raise CheckpointError(f"{path} is damaged: its parts are not parts of a set")
-    return parts
 
 
 def is_sums(path: Path) -> bool:
@@ -237,11 +237,6 @@ def _digest(tensors: dict[str, torch.Tensor]) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()
-
-
-def _hashes(model: Classifier) -> np.ndarray:
-    assert model.photos is not None
-    return model.photos.content.cpu().numpy()
 
 
 def _joined(parts: Sequence[Part]) -> list[Part]:
@@ -390,10 +385,7 @@ class ShardLearner:
                 embedded = batch.row.numpy()
                 samples.note_hashes(embedded, batch.key.numpy())
                 if len(embedded):
-                    yield model.embed(batch.image, partial(_place, samples, embedded)), embedded
+                    names = [samples.place(row) for row in embedded.tolist()]
+                    yield model.embed(batch.image, names.__getitem__), embedded
         finally:
             loader.close()
-
-
-def _place(samples: ImageSet, rows: np.ndarray, row: int) -> str:
-    return samples.place(int(rows[row]))

@@ -66,41 +66,6 @@ def test_with_photos(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert model.history[-1].photos == 8
 
 
-def test_distance_to_a_model_that_is_learned_again(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """None where the photos were taken out, clearly some where they were not; other photos are refused."""
-    model, left = made / "four" / "default", tmp_path / "left"
-    shutil.copytree(made / "photos" / "train", left)
-    photos = str(made / "photos" / "train" / "bee")
-    found = []
-    for name, options in (("exact", ["--images", photos]), ("removed", [])):
-        assert forget(model, tmp_path / name, "--compare", str(left), *options) == 0
-        said = capsys.readouterr().out
-        assert "compared with a model learned again from 24 photos of the classes left" in said
-        found.append(float(said.split("differ by at most ")[1].split()[0]))
-        assert (
-            said.split("they reach ")[1]
-            .partition("): ")[2]
-            .startswith("that is rounding" if options else "photos that were taken out still count")
-        )
-    assert found[0] < 1e-8 < 1e-4 < found[1]
-    (left / "cat" / "0.png").unlink()
-    assert forget(model, tmp_path / "few", "--compare", str(left)) == 1
-    assert "class 'cat' was learned from 8 photos, --compare holds 7 of them" in capsys.readouterr().err
-    shutil.rmtree(left / "cat")
-    assert forget(model, tmp_path / "few", "--compare", str(left)) == 1
-    assert "no photos of class 'cat'" in capsys.readouterr().err
-    assert not (tmp_path / "few").exists()
-
-
-def test_photos_that_the_run_held_back_are_passed_over(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    photos = str(made / "loose")
-    options = ["--images", photos, "--compare", photos]
-    assert forget(made / "split" / "default", tmp_path / "b", *options) == 0
-    learned_photos = sum(cifnet_pl.load(tmp_path / "b").counts.values())
-    assert learned_photos < 30  # of three classes with ten photos each
-    assert f"learned again from {learned_photos} photos of the classes left" in capsys.readouterr().out
-
-
 def test_without_photos(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     for head, undone in (("four", True), ("buffered", False)):
         assert forget(made / head / "default", tmp_path / head) == 0
