@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cifnet_pl.iterative.descent import check_tuning
 from cifnet_pl.iterative.losses import SMALLEST, confusion_weights, distillation, separation
 from cifnet_pl.iterative.networks import AutoEncoders, frozen
-from cifnet_pl.iterative.replay import ReplayModule
-from cifnet_pl.iterative.trainer import Examples, check_tuning
+from cifnet_pl.iterative.trainer import Examples, IterativeModule
 from cifnet_pl.utilities.errors import check_that
 
 
-class CREATEModule(ReplayModule):
+class CREATEModule(IterativeModule):
     """Reducing class confusion with class-specific auto-encoders.
 
     * Classifier: for each class c an auto-encoder of the embedding, ``s_c = −γ ‖D_c tanh-code E_c z − z‖₁``,
@@ -32,7 +32,7 @@ class CREATEModule(ReplayModule):
         separation_weight: weight of the separation.
         tuning: share of the epochs that balanced fine-tuning takes, or 0.
         tuning_rate: its learning rate.
-        options: of :class:`ReplayModule` and :class:`IterativeModule`.
+        options: of :class:`IterativeModule`.
     """
 
     def __init__(
@@ -48,10 +48,8 @@ class CREATEModule(ReplayModule):
         super().__init__(**options)
         check_that(latent >= 1, "latent", latent, "at least 1")
         check_tuning(tuning, tuning_rate)
-        self._own: dict[str, Any] = {
-            **{"latent": latent, "alpha": alpha, "distillation_weight": distillation_weight},
-            **{"separation_weight": separation_weight, "tuning": tuning, "tuning_rate": tuning_rate},
-        }
+        self.options |= {"latent": latent, "alpha": alpha, "distillation_weight": distillation_weight}
+        self.options |= {"separation_weight": separation_weight, "tuning": tuning, "tuning_rate": tuning_rate}
         self.encoders = AutoEncoders(self.width, latent)
         self._teacher: tuple[nn.Module, ...] = ()
 
@@ -82,19 +80,19 @@ class CREATEModule(ReplayModule):
         scores, codes = self.encoders(z.float())
         scores, codes = scores.float(), codes.float()
         label_probability = (scores.softmax(dim=1) + SMALLEST).gather(1, labels[:, None])
-        loss: Tensor = -label_probability.log().mean() + self._own["separation_weight"] * self._separation(
+        loss: Tensor = -label_probability.log().mean() + self.options["separation_weight"] * self._separation(
             scores, codes, labels
         )
         if self.old:
             with torch.no_grad():
                 taught = self._teacher[1](self._teacher[0](x).float())[0].float()
-            loss = loss + self._own["distillation_weight"] * distillation(scores[:, : self.old], taught, scale=True)
+            loss = loss + self.options["distillation_weight"] * distillation(scores[:, : self.old], taught, scale=True)
         return loss
 
     def _separation(self, scores: Tensor, codes: Tensor, labels: Tensor) -> Tensor:
         """Compute the separation over the batch of all processes."""
         alone = scores.shape[1] == 1  # nothing to be confused with
-        weights = torch.full_like(scores[:, 0], 2.0) if alone else confusion_weights(scores, self._own["alpha"])
+        weights = torch.full_like(scores[:, 0], 2.0) if alone else confusion_weights(scores, self.options["alpha"])
         codes, labels, weights = (self.gathered(t) for t in (codes, labels, weights))
         if len(codes) == 1:  # a single image has nothing to be separated from
             return codes.new_zeros(())
@@ -103,19 +101,15 @@ class CREATEModule(ReplayModule):
 
     def after_choosing(self) -> None:
         """Fine-tune the auto-encoders on balanced classes."""
-        if self._own["tuning"]:
-            phase = self.phase("tune", self._own["tuning"], self._own["tuning_rate"])
-            self.tune(phase, [self.encoders], self._tuning_loss)
+        self.tune(self.options["tuning"], self.options["tuning_rate"], [self.encoders], self._tuning_loss)
 
     def _tuning_loss(self, batch: Examples) -> Tensor:
         x = batch.inputs()
-        return self._loss(x, self.fixed_features(x), batch.labels)
-
-    def settings(self) -> dict[str, Any]:
-        """Return everything that the weights and the exemplars depend on."""
-        return {**super().settings(), **self._own}
+        with torch.no_grad():
+            z = self.features(x).float()
+        return self._loss(x, z, batch.labels)
 
     def clear(self) -> None:
         """Go back to the structure before the first task."""
         super().clear()
-        self.encoders = AutoEncoders(self.width, self._own["latent"])
+        self.encoders = AutoEncoders(self.width, self.options["latent"])

@@ -9,22 +9,28 @@ from torch.nn import functional
 
 from cifnet_pl.iterative.losses import auxiliary_targets
 from cifnet_pl.iterative.networks import Branches, grown
-from cifnet_pl.iterative.replay import ReplayModule
-from cifnet_pl.iterative.trainer import Examples
+from cifnet_pl.iterative.trainer import Examples, IterativeModule
 from cifnet_pl.iterative.wa import align
 
 
-class ExpandingModule(ReplayModule):
-    """Replay with a network of branches, one for each task, and an auxiliary classifier on the newest.
+class DERModule(IterativeModule):
+    """Dynamically expandable representation, without the pruning of its paper, as in the reference code.
+
+    The paper of CIFNet cites Dark Experience Replay beside this name, but its 9.27 M parameters are those of this
+    method: 20 ResNet-32 of 0.46 M, one for each of 20 tasks.
+
+    * Embedding: all branches' joined, ``u = [Φ_1(x) … Φ_k(x)]``; only Φ_k learns, from Φ_(k−1)'s weights.
+    * Loss (eq. 6): ``CE(scores, y) + CE(auxiliary scores of Φ_k, y')`` with y' = 0 for every old class.
+    * After each task the new classes' weights are aligned as in WA (the paper tunes the classifier anew instead).
 
     Args:
         auxiliary: weight of the auxiliary loss.
-        options: of :class:`ReplayModule` and :class:`IterativeModule`.
+        options: of :class:`IterativeModule`.
     """
 
     def __init__(self, auxiliary: float = 1.0, **options: Any):
         super().__init__(**options)
-        self.auxiliary = auxiliary
+        self.options["auxiliary"] = auxiliary
         self.branches = Branches()
         self.auxiliary_classifier: nn.Linear | None = None
         self._start = (self.network,)  # in a tuple: the branches hold the weights that learn
@@ -65,7 +71,7 @@ class ExpandingModule(ReplayModule):
         """Compute the cross-entropy, and the auxiliary loss from the second task on."""
         z = self.features(batch.inputs())
         loss = functional.cross_entropy(self.logits(z), batch.labels)
-        return loss + self.auxiliary * self.auxiliary_loss(z, batch.labels) if self.old else loss
+        return loss + self.options["auxiliary"] * self.auxiliary_loss(z, batch.labels) if self.old else loss
 
     def after_learning(self) -> None:
         """Scale the new classes' weights to the norm of the old ones."""
@@ -76,23 +82,7 @@ class ExpandingModule(ReplayModule):
         """Return all branches."""
         return [self.branches]
 
-    def settings(self) -> dict[str, Any]:
-        """Return everything that the weights and the exemplars depend on."""
-        return {**super().settings(), "auxiliary": self.auxiliary}
-
     def clear(self) -> None:
         """Go back to the structure before the first task."""
         super().clear()
         self.branches, self.auxiliary_classifier = Branches(), None
-
-
-class DERModule(ExpandingModule):
-    """Dynamically expandable representation, without the pruning of its paper, as in the reference code.
-
-    The paper of CIFNet cites Dark Experience Replay beside this name, but its 9.27 M parameters are those of this
-    method: 20 ResNet-32 of 0.46 M, one for each of 20 tasks.
-
-    * Embedding: all branches' joined, ``u = [Φ_1(x) … Φ_k(x)]``; only Φ_k learns, from Φ_(k−1)'s weights.
-    * Loss (eq. 6): ``CE(scores, y) + CE(auxiliary scores of Φ_k, y')`` with y' = 0 for every old class.
-    * After each task the new classes' weights are aligned as in WA (the paper tunes the classifier anew instead).
-    """

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cifnet_pl.iterative.descent import Phase
 from cifnet_pl.iterative.losses import balanced_distillation, boosting, effective_weights
 from cifnet_pl.iterative.networks import Branches, frozen, grown
-from cifnet_pl.iterative.replay import ReplayModule
-from cifnet_pl.iterative.trainer import Examples, Phase
+from cifnet_pl.iterative.trainer import Examples, IterativeModule
 from cifnet_pl.utilities.errors import UsageError, check_that
 
 
-class FOSTERModule(ReplayModule):
+class FOSTERModule(IterativeModule):
     """Feature boosting and compression; equations are the paper's.
 
     * Boosting: the old branch stays; a new one learns, from the old one's weights as in the reference code. Loss
@@ -36,7 +36,7 @@ class FOSTERModule(ReplayModule):
         compression: share of the epochs that compression takes.
         memory_share: share of the memory for exemplars in every task, or a list with one number for each task from
             the second on (the last number goes on), or null.
-        options: of :class:`ReplayModule` and :class:`IterativeModule`.
+        options: of :class:`IterativeModule`.
     """
 
     def __init__(
@@ -59,12 +59,8 @@ class FOSTERModule(ReplayModule):
                 "memory_share divides --model.exemplars among all classes, exemplars_per_class is a number for each: "
                 "leave out --model.memory_share or --model.exemplars_per_class"
             )
-        self._own: dict[str, Any] = {
-            "boosting_beta": boosting_beta,
-            "compression_beta": compression_beta,
-            "compression": compression,
-            "memory_share": memory_share,
-        }
+        self.options |= {"boosting_beta": boosting_beta, "compression_beta": compression_beta}
+        self.options |= {"compression": compression, "memory_share": memory_share}
         self._shares = shares
         self.branches = Branches([self.network])
         self.network = nn.Identity()
@@ -148,7 +144,7 @@ class FOSTERModule(ReplayModule):
         """Return the phases: boosting, then compression without weight decay."""
         if self.first:
             return super().phases()
-        return [self.phase("boost"), self.phase("compress", self._own["compression"], decay=0.0)]
+        return [self.phase("boost"), self.phase("compress", self.options["compression"], decay=0.0)]
 
     def begin_phase(self) -> None:
         """Set the class weights of the phase; for compression, add a student with the old branch's weights."""
@@ -160,7 +156,7 @@ class FOSTERModule(ReplayModule):
             student.load_state_dict(self.branches[0].state_dict())
             old = cast(nn.Linear, self._teacher[0])
             self.student = nn.ModuleList([student, grown(old, self.width, self.classes)])
-        beta = self._own["boosting_beta" if boosts else "compression_beta"]
+        beta = self.options["boosting_beta" if boosts else "compression_beta"]
         self._weights = effective_weights(self._images(), beta).to(self.device, torch.float32)
 
     def _images(self) -> Tensor:
@@ -219,7 +215,3 @@ class FOSTERModule(ReplayModule):
             self.branches = Branches([self.student[0]])
             self.classifier = cast(nn.Linear, self.student[1])
             self.expansion = self.student = None
-
-    def settings(self) -> dict[str, Any]:
-        """Return everything that the weights and the exemplars depend on."""
-        return {**super().settings(), **self._own}

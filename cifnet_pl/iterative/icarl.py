@@ -5,37 +5,19 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
+from cifnet_pl.iterative.exemplars import Prediction
 from cifnet_pl.iterative.losses import binary_distillation, distillation
-from cifnet_pl.iterative.networks import frozen
-from cifnet_pl.iterative.replay import Prediction, ReplayModule
-from cifnet_pl.iterative.trainer import Examples
+from cifnet_pl.iterative.networks import Teacher
+from cifnet_pl.iterative.trainer import Examples, IterativeModule
 from cifnet_pl.utilities.errors import check_choice
 
 Loss = Literal["softmax", "binary"]
 
 
-class DistillingModule(ReplayModule):
-    """Replay with a copy of the network from before the task, for methods of one network that distil it."""
-
-    _teacher: tuple[nn.Module, ...] = ()
-
-    def before_task(self) -> None:
-        """Keep a copy of the network from before the task."""
-        # In a tuple, so that it is no part of what learns or is stored: it follows from the weights before the task.
-        self._teacher = (frozen(self.network), frozen(self.output_layer))
-
-    def taught(self, x: Tensor) -> Tensor:
-        """Return (n, C_old) scores that the network gave normalised images before the task."""
-        with torch.no_grad():
-            network, head = self._teacher
-            scores: Tensor = head(network(x))
-            return scores.float()
-
-
-class ICaRLModule(DistillingModule):
+class ICaRLModule(IterativeModule):
     """iCaRL; numbers of algorithms are the paper's.
 
     * Loss "softmax", that of the reference code which made the published numbers: ``CE(scores, y) + distillation`` of
@@ -48,26 +30,30 @@ class ICaRLModule(DistillingModule):
     Args:
         loss: "softmax" or "binary".
         prediction: "nearest_mean" or "classifier".
-        options: of :class:`ReplayModule` and :class:`IterativeModule`.
+        options: of :class:`IterativeModule`.
     """
 
     def __init__(self, loss: Loss = "softmax", prediction: Prediction = "nearest_mean", **options: Any):
         super().__init__(prediction=prediction, **options)
         check_choice("loss", loss, Loss)
-        self.loss_name = loss
+        self.options["loss"] = loss
+
+    def before_task(self) -> None:
+        """Keep a copy of the network from before the task."""
+        self._teacher = Teacher(self.network, self.output_layer)
 
     def loss(self, batch: Examples) -> Tensor:
         """Compute the loss: classification, and distillation from the second task on."""
         x = batch.inputs()
         scores = self.logits(self.features(x))
-        if self.loss_name == "binary":
+        if self.options["loss"] == "binary":
             targets = functional.one_hot(batch.labels, self.classes).to(scores)
             if self.old:
-                targets = torch.cat([self.taught(x).sigmoid(), targets[:, self.old :]], dim=1)
+                targets = torch.cat([self._teacher.scores(x).sigmoid(), targets[:, self.old :]], dim=1)
             return binary_distillation(scores, targets)
         classification = functional.cross_entropy(scores, batch.labels)
-        return classification + distillation(scores[:, : self.old], self.taught(x)) if self.old else classification
-
-    def settings(self) -> dict[str, Any]:
-        """Return everything that the weights and the exemplars depend on."""
-        return {**super().settings(), "loss": self.loss_name}
+        return (
+            classification + distillation(scores[:, : self.old], self._teacher.scores(x))
+            if self.old
+            else classification
+        )

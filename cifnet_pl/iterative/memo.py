@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.iterative.der import ExpandingModule
+from cifnet_pl.iterative.der import DERModule
 from cifnet_pl.iterative.networks import stages_of
 
 
-class MEMOModule(ExpandingModule):
+class MEMOModule(DERModule):
     """A model or 603 exemplars; equations are the paper's.
 
     * Embedding (eq. 7): ``[φ_s1(φ_g(x)) … φ_sk(φ_g(x))]``; φ_g, all stages but the last, is shared by all tasks; a
@@ -22,12 +22,12 @@ class MEMOModule(ExpandingModule):
     Args:
         shared_learns: whether the shared stages go on learning after the first task, as in the reference code's
             published configuration.
-        options: of :class:`ReplayModule` and :class:`IterativeModule`.
+        options: of :class:`IterativeModule`.
     """
 
     def __init__(self, shared_learns: bool = True, **options: Any):
         super().__init__(**options)
-        self.shared_learns = shared_learns
+        self.options["shared_learns"] = shared_learns
         stages, pool = stages_of(self._start[0], "MEMO")
         self.shared = nn.Sequential(*stages[:-1])
         self._start = (nn.Sequential(stages[-1], pool),)
@@ -39,12 +39,12 @@ class MEMOModule(ExpandingModule):
 
     def learning_parts(self) -> list[nn.Module]:
         """Return the newest last stage, both classifiers, and the shared stages if they go on."""
-        shared = [self.shared] if self.first or self.shared_learns else []
+        shared = [self.shared] if self.first or self.options["shared_learns"] else []
         return [*shared, *super().learning_parts()]
 
     def features(self, x: Tensor) -> Tensor:
         """Return (n, d · tasks) embeddings."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and (self.first or self.shared_learns)):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and (self.first or self.options["shared_learns"])):
             shared = self.shared(x)
         z: Tensor = self.branches(shared)
         return z
@@ -52,7 +52,3 @@ class MEMOModule(ExpandingModule):
     def extractors(self) -> list[nn.Module]:
         """Return the shared stages and all last ones."""
         return [self.shared, self.branches]
-
-    def settings(self) -> dict[str, Any]:
-        """Return everything that the weights and the exemplars depend on."""
-        return {**super().settings(), "shared_learns": self.shared_learns}

@@ -84,6 +84,26 @@ def with_maps(stages: Sequence[nn.Module], pool: nn.Module, x: Tensor) -> tuple[
     return maps, pool(x)
 
 
+class Teacher:
+    """The network and the classifier as they were before a task.
+
+    It is no module, so that it is no part of what learns or is stored: it follows from the weights before the task.
+
+    Args:
+        network: from images to embeddings; a frozen copy is kept.
+        head: from embeddings to scores; likewise.
+    """
+
+    def __init__(self, network: nn.Module, head: nn.Module):
+        self.network, self.head = frozen(network), frozen(head)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Return (n, C_old) float32 scores of normalised images, without gradients."""
+        with torch.no_grad():
+            scores: Tensor = self.head(self.network(x))
+            return scores.float()
+
+
 class Branches(nn.ModuleList):
     """Networks side by side: their embeddings are joined, those of the first task first."""
 

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cifnet_pl.iterative.descent import check_tuning
 from cifnet_pl.iterative.losses import cosine_distance, nca, pod_factor, pooled_maps_distance
 from cifnet_pl.iterative.networks import CosineClassifier, frozen, stages_of, with_maps
-from cifnet_pl.iterative.replay import ReplayModule
-from cifnet_pl.iterative.trainer import Examples, check_tuning
+from cifnet_pl.iterative.trainer import Examples, IterativeModule
 from cifnet_pl.utilities.errors import check_choice, check_that
 
 Loss = Literal["nca", "softmax"]
 
 
-class PODNetModule(ReplayModule):
+class PODNetModule(IterativeModule):
     """PODNet; equations are the paper's.
 
     * Classifier (eq. 7): ``proxies`` vectors for each class, cosines weighted by their own softmax, a learned scale.
@@ -34,7 +34,7 @@ class PODNetModule(ReplayModule):
         flat: weight of the distance between embeddings.
         tuning: share of the epochs that balanced fine-tuning takes, or 0.
         tuning_rate: its learning rate.
-        options: of :class:`ReplayModule` and :class:`IterativeModule`.
+        options: of :class:`IterativeModule`.
     """
 
     def __init__(
@@ -52,10 +52,8 @@ class PODNetModule(ReplayModule):
         check_that(proxies >= 1, "proxies", proxies, "at least 1")
         check_tuning(tuning, tuning_rate)
         stages_of(self.network, "PODNet")
-        self._own: dict[str, Any] = {
-            **{"loss": loss, "proxies": proxies, "spatial": spatial},
-            **{"flat": flat, "tuning": tuning, "tuning_rate": tuning_rate},
-        }
+        self.options |= {"loss": loss, "proxies": proxies, "spatial": spatial, "flat": flat}
+        self.options |= {"tuning": tuning, "tuning_rate": tuning_rate}
         self.cosine = CosineClassifier(self.width, proxies)
         self._teacher: tuple[nn.Module, ...] = ()
 
@@ -85,24 +83,18 @@ class PODNetModule(ReplayModule):
         spatial = pooled_maps_distance([m.float() for m in maps], [m.float() for m in old_maps])
         flat = cosine_distance(z.float(), old.float())
         factor = pod_factor(self.classes, self.classes - self.old)
-        distilled: Tensor = factor * (self._own["spatial"] * spatial + self._own["flat"] * flat)
+        distilled: Tensor = factor * (self.options["spatial"] * spatial + self.options["flat"] * flat)
         return loss + distilled
 
     def _classification(self, z: Tensor, labels: Tensor) -> Tensor:
         scores = self.logits(z)
-        return nca(scores, labels) if self._own["loss"] == "nca" else functional.cross_entropy(scores, labels)
+        return nca(scores, labels) if self.options["loss"] == "nca" else functional.cross_entropy(scores, labels)
 
     def after_choosing(self) -> None:
         """Fine-tune on balanced classes."""
-        if self._own["tuning"]:
-            phase = self.phase("tune", self._own["tuning"], self._own["tuning_rate"])
-            self.tune(phase, self.learning_parts(), self.loss)
-
-    def settings(self) -> dict[str, Any]:
-        """Return everything that the weights and the exemplars depend on."""
-        return {**super().settings(), **self._own}
+        self.tune(self.options["tuning"], self.options["tuning_rate"], self.learning_parts(), self.loss)
 
     def clear(self) -> None:
         """Go back to the structure before the first task."""
         super().clear()
-        self.cosine = CosineClassifier(self.width, self._own["proxies"])
+        self.cosine = CosineClassifier(self.width, self.options["proxies"])

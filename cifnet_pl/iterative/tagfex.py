@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cifnet_pl.iterative.der import ExpandingModule
+from cifnet_pl.iterative.der import DERModule
 from cifnet_pl.iterative.losses import info_nce, transfer
 from cifnet_pl.iterative.networks import MergeAttention, frozen, grown, stages_of, with_maps
 from cifnet_pl.iterative.trainer import Examples
@@ -18,7 +18,7 @@ TEMPERATURE = 0.2
 """Of both contrastive losses."""
 
 
-class TagFexModule(ExpandingModule):
+class TagFexModule(DERModule):
     """Task-agnostic guided feature expansion; y is each image's label, in two augmented views.
 
     * A task-agnostic network A learns all along by :func:`info_nce` of the two views' projections; from the second
@@ -40,7 +40,7 @@ class TagFexModule(ExpandingModule):
         projection: widths of the projector, hidden and output.
         attention_heads: heads of the attention.
         auxiliary: weight of the auxiliary loss; 2 in the reference code.
-        options: of :class:`ReplayModule` and :class:`IterativeModule`.
+        options: of :class:`IterativeModule`.
     """
 
     def __init__(
@@ -59,11 +59,9 @@ class TagFexModule(ExpandingModule):
         projection = [2048, 1024] if projection is None else projection
         check_that(len(projection) == 2 and min(projection) >= 1, "projection", projection, "two widths")
         check_that(0 <= interpolation <= 1, "interpolation", interpolation, "a number between 0 and 1")
-        self._own: dict[str, Any] = {
-            **{"contrast": contrast, "contrast_distillation": contrast_distillation, "merged": merged},
-            **{"transfer": transfer, "interpolation": interpolation, "projection": projection},
-            "attention_heads": attention_heads,
-        }
+        self.options |= {"contrast": contrast, "contrast_distillation": contrast_distillation, "merged": merged}
+        self.options |= {"transfer": transfer, "interpolation": interpolation, "projection": projection}
+        self.options["attention_heads"] = attention_heads
         stages_of(self._start[0], "TagFex")
         MergeAttention(self.width, attention_heads)  # refuses a number of heads before anything is learned
         with self.drawing(7):
@@ -86,7 +84,7 @@ class TagFexModule(ExpandingModule):
         with torch.no_grad():
             self.classifier.weight[: self.old, -self.width :] = 0
         if self.attention is None:
-            self.attention = MergeAttention(self.width, self._own["attention_heads"])
+            self.attention = MergeAttention(self.width, self.options["attention_heads"])
             self.predictor = grown(None, self.width, self.width)
         self.merged_classifier = grown(None, self.width, classes)
 
@@ -96,7 +94,7 @@ class TagFexModule(ExpandingModule):
         if not len(self.branches):
             branch.load_state_dict(self._start[0].state_dict())
             return branch
-        share = self._own["interpolation"]
+        share = self.options["interpolation"]
         with torch.no_grad():
             for new, last, agnostic in zip(
                 branch.parameters(), self.branches[-1].parameters(), self.agnostic.parameters(), strict=True
@@ -139,13 +137,14 @@ class TagFexModule(ExpandingModule):
         agnostic_maps, agnostic = with_maps(*stages_of(self.agnostic, "TagFex"), x)
         projected = self.projector(agnostic)
         contrast = self._contrast(projected, projected)
-        weight: float = self._own["contrast"]
+        weight: float = self.options["contrast"]
         if self.first:
             return classification + weight * contrast
         share = self.old / self.classes
-        kept: float = self._own["contrast_distillation"] * share
+        kept: float = self.options["contrast_distillation"] * share
         contrast = (1 - share) * contrast + kept * self._distilled(x, agnostic)
-        loss = classification + self.auxiliary * self.auxiliary_loss(z, labels) + weight * contrast
+        auxiliary: float = self.options["auxiliary"]
+        loss = classification + auxiliary * self.auxiliary_loss(z, labels) + weight * contrast
         return loss + self._guidance(maps[-1], agnostic_maps[-1].detach(), scores, labels, classification)
 
     def _contrast(self, a: Tensor, b: Tensor) -> Tensor:
@@ -176,12 +175,8 @@ class TagFexModule(ExpandingModule):
         new = labels >= self.old
         errors = functional.cross_entropy(merged, (labels - self.old).clamp_min(0), reduction="none")
         learned = self.mean_where(errors, new)
-        loss: Tensor = self._own["merged"] * learned
+        loss: Tensor = self.options["merged"] * learned
         if self.over_processes(learned) < self.over_processes(classification):
             divergence = transfer(scores[:, self.old :], merged)
-            loss = loss + self._own["transfer"] * self.mean_where(divergence, new)
+            loss = loss + self.options["transfer"] * self.mean_where(divergence, new)
         return loss
-
-    def settings(self) -> dict[str, Any]:
-        """Return everything that the weights and the exemplars depend on."""
-        return {**super().settings(), **self._own}

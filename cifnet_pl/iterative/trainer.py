@@ -1,342 +1,47 @@
-"""What all trained methods share: their options, and how they predict and describe themselves."""
+"""The trainer of all trained methods: a task in phases of several epochs, with exemplars and exact resuming.
+
+A method overrides what stands under "what a method does in its own way"; all else is the same for all.
+"""
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.distributed
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.nn import functional
 
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.data.loading import Batch, ImageBatch
 from cifnet_pl.data.sets import ImageSet
-from cifnet_pl.iterative.augmentation import Augmentation
-from cifnet_pl.iterative.networks import parameters_of
+from cifnet_pl.iterative.descent import (
+    BatchStatistics,
+    Course,
+    Descent,
+    Phase,
+    Regime,
+    Step,
+    gathered,
+    plan_steps,
+)
+from cifnet_pl.iterative.exemplars import ExemplarSet, Prediction, Selection, choose, quota
+from cifnet_pl.iterative.networks import grown, parameters_of
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, check_choice, check_that
+from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.text import first_line
 
-
-class Descent:
-    """SGD on the parts of a network that learn, with loss scaling if the precision is float16.
-
-    Gradients and the running statistics of batch normalisation are averaged over processes after each step's backward
-    pass, in one message. DistributedDataParallel could not do this: the network grows from task to task, with parts
-    that are frozen or unused.
-
-    Args:
-        module: whose Trainer computes the gradients.
-        parts: modules that learn; their parameters with ``requires_grad`` are descended on.
-        learning_rate, momentum, weight_decay: of SGD.
-    """
-
-    def __init__(
-        self,
-        module: LightningModule,
-        parts: Iterable[nn.Module],
-        learning_rate: float,
-        momentum: float,
-        weight_decay: float,
-    ):
-        self._module, parts = module, list(parts)
-        self.weights = [p for learned in parts for p in learned.parameters() if p.requires_grad]
-        self._running = [b for learned in parts for b in learned.buffers() if b.is_floating_point()]
-        self._optimizer = SGD(self.weights, learning_rate, momentum=momentum, weight_decay=weight_decay)
-        self.learning_rate = learning_rate
-        self._scaler = getattr(module.trainer.precision_plugin, "scaler", None)
-        if self._scaler is not None:  # a task begins with the scale of a fresh run, so that it can be repeated
-            fresh = torch.amp.GradScaler(module.device.type)
-            self._scaler.load_state_dict(fresh.state_dict())
-
-    def step(self, loss: Tensor, factor: float) -> float:
-        """Take one step; a loss that is not finite changes nothing.
-
-        Args:
-            loss: () of this process.
-            factor: of the learning rate.
-
-        Returns:
-            The loss over all processes.
-        """
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.learning_rate * factor
-        self._optimizer.zero_grad()
-        self._module.manual_backward(loss)
-        value = self._average(loss)
-        if not torch.isfinite(torch.tensor(value)):
-            return value
-        if self._scaler is None:
-            self._optimizer.step()
-        else:
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
-        return value
-
-    def _average(self, loss: Tensor) -> float:
-        """Average loss, gradients and running statistics over processes; return the loss."""
-        if self._module.trainer.world_size == 1:
-            return float(loss.detach())
-        for p in self.weights:
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-        shared = [cast(Tensor, p.grad) for p in self.weights] + self._running
-        flat = torch.cat([loss.detach().reshape(1).float(), *(t.reshape(-1).float() for t in shared)])
-        torch.distributed.all_reduce(flat)
-        flat /= self._module.trainer.world_size
-        parts = torch.split(flat[1:], [t.numel() for t in shared])
-        for tensor, mean in zip(shared, parts, strict=True):
-            tensor.copy_(mean.view_as(tensor))
-        return float(flat[0])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the momenta and loss scale."""
-        scale = self._scaler.state_dict() if self._scaler is not None else {}
-        return {"optimizer": self._optimizer.state_dict(), "scaler": scale}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with stored momenta and a stored loss scale."""
-        self._optimizer.load_state_dict(state["optimizer"])
-        if self._scaler is not None and state["scaler"]:
-            self._scaler.load_state_dict(state["scaler"])
-
-
-class _Gather(torch.autograd.Function):
-    """Rows of all processes, (n_0 + n_1 + …, …); the gradient of a process's rows is summed over all of them."""
-
-    @staticmethod
-    def forward(ctx: Any, local: Tensor, sizes: Sequence[int], rank: int) -> Tensor:
-        ctx.sizes, ctx.rank = sizes, rank
-        padded = local.new_zeros(max(sizes), *local.shape[1:])
-        padded[: len(local)] = local
-        parts = [torch.empty_like(padded) for _ in sizes]
-        torch.distributed.all_gather(parts, padded)
-        return torch.cat([gathered[:size] for gathered, size in zip(parts, sizes, strict=True)])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        grad = grad.contiguous()
-        torch.distributed.all_reduce(grad)
-        return torch.split(grad, list(ctx.sizes))[ctx.rank], None, None
-
-
-def gathered(local: Tensor, world: int, rank: int) -> Tensor:
-    """Return the rows of all processes, in the order of their ranks; gradients flow back to each.
-
-    Args:
-        local: (n, …) rows of this process.
-        world: number of processes.
-        rank: number of this process.
-    """
-    if world == 1:
-        return local
-    size = torch.tensor([len(local)], device=local.device)
-    sizes = [torch.zeros_like(size) for _ in range(world)]
-    torch.distributed.all_gather(sizes, size)
-    return cast(Tensor, cast(Any, _Gather).apply(local, [int(s) for s in sizes], rank))
-
-
-Course = Literal["cosine", "step"]
-
-T = TypeVar("T", int, float)
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A part of a task with an optimizer of its own.
-
-    Attributes:
-        name: "learn", or what the method calls its further phases.
-        epochs: passes over the phase's images.
-        learning_rate: at its beginning.
-        weight_decay: on all weights that learn.
-        rate_option: name of the option that the learning rate comes from.
-    """
-
-    name: str
-    epochs: int
-    learning_rate: float
-    weight_decay: float
-    rate_option: str = "learning_rate"
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step over all processes.
-
-    Attributes:
-        phase: number of its phase, from 0.
-        epoch: number of its pass, from 0.
-        rows: positions of new images.
-        exemplars: positions of exemplars.
-    """
-
-    phase: int
-    epoch: int
-    rows: np.ndarray
-    exemplars: np.ndarray
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The learning rate as a share of the one at the beginning.
-
-    Attributes:
-        name: "cosine", to zero; or "step".
-        milestones: shares of a phase after each of which "step" multiplies by ``decay``; for the first task and for
-            the others.
-        decay: factor at each milestone.
-    """
-
-    name: Course
-    milestones: tuple[tuple[float, ...], tuple[float, ...]]
-    decay: float
-
-    def __post_init__(self) -> None:
-        check_choice("schedule", self.name, Course)
-        for shares in self.milestones:
-            if any(not 0 < share < 1 for share in shares) or list(shares) != sorted(set(shares)):
-                raise UsageError(
-                    f"milestones is {list(shares)}: expected rising shares of the epochs between 0 and 1, "
-                    "such as 0.3, 0.6 and 0.85 for epochs 60, 120 and 170 of 200"
-                )
-        if not 0 < self.decay < 1:
-            raise UsageError(f"decay is {self.decay:g}, expected a factor between 0 and 1")
-
-    def factor(self, progress: float, first: bool) -> float:
-        """Return the factor of the learning rate.
-
-        Args:
-            progress: share of the phase that is over.
-            first: whether this is the first task.
-        """
-        if self.name == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * progress))
-        return float(self.decay ** sum(progress >= share for share in self.milestones[not first]))
-
-
-def first_and_later(name: str, value: T | list[T]) -> tuple[T, T]:
-    """Return an option that may differ between the first task and the later ones: one value, or a list of two.
-
-    Raises:
-        UsageError: a list of another length.
-    """
-    if not isinstance(value, list):
-        return value, value
-    if len(value) != 2:
-        raise UsageError(f"{name} is {value}: expected one value, or two, for the first task and for the later ones")
-    return value[0], value[1]
-
-
-def plan_steps(
-    rows: np.ndarray, exemplars: int, phases: Sequence[Phase], batch_size: int, random: np.random.Generator
-) -> list[Step]:
-    """Divide new images and exemplars among the steps of all phases, each once per pass, in shuffled order.
-
-    Every step has the same share of both, so that the sizes of steps differ by one at most. With fewer new images than
-    steps, the last steps of each pass have exemplars alone.
-
-    Args:
-        rows: positions of the task's new images.
-        exemplars: number of exemplars of earlier tasks.
-        phases: phases of the task.
-        batch_size: images in a step over all processes, at most.
-        random: draws the orders.
-    """
-    count = max(1, math.ceil((len(rows) + exemplars) / batch_size))
-    steps = []
-    for number, phase in enumerate(phases):
-        for epoch in range(phase.epochs):
-            new = np.array_split(random.permutation(rows), count)
-            old = np.array_split(random.permutation(exemplars), count)[::-1]  # larger parts meet smaller ones
-            steps += [Step(number, epoch, *parts) for parts in zip(new, old, strict=True)]
-    return steps
-
-
-BatchStatistics = Literal["learned", "fixed"]
-
-
-@dataclass(frozen=True)
-class Regime:
-    """Options of :class:`cifnet_pl.iterative.trainer.IterativeModule`; pairs are for the first and later tasks.
-
-    Attributes:
-        epochs: passes over a task's images.
-        learning_rates: of SGD at the beginning of a phase.
-        weight_decays: of SGD.
-        momentum: of SGD.
-        batch_statistics: whether those of batch normalisation are learned or fixed.
-        schedule: course of the learning rate.
-        augmentation: random changes of images.
-        seed: of everything that is drawn.
-    """
-
-    epochs: tuple[int, int]
-    learning_rates: tuple[float, float]
-    weight_decays: tuple[float, float]
-    momentum: float
-    batch_statistics: BatchStatistics
-    schedule: Schedule
-    augmentation: Augmentation
-    seed: int
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> Regime:
-        """Read the options of an ``IterativeModule``, by their names.
-
-        Raises:
-            UsageError: a value that makes no sense; says what is expected.
-        """
-        padding, jitter = options["crop_padding"], [options[name] for name in ("brightness", "contrast", "saturation")]
-        check_that(padding >= 0, "crop_padding", padding, "at least 0")
-        for name in ("brightness", "contrast", "saturation"):
-            check_that(0 <= options[name] <= 1, name, options[name], "a number between 0 and 1")
-        return cls(
-            first_and_later("epochs", options["epochs"]),
-            first_and_later("learning_rate", options["learning_rate"]),
-            first_and_later("weight_decay", options["weight_decay"]),
-            options["momentum"],
-            options["batch_statistics"],
-            Schedule(options["schedule"], _milestones(options["milestones"]), options["decay"]),
-            Augmentation(options["flip"], padding, *jitter),
-            options["seed"],
-        )
-
-    def __post_init__(self) -> None:
-        check_that(min(self.epochs) >= 1, "epochs", min(self.epochs), "at least 1")
-        check_that(self.seed >= 0, "seed", self.seed, "at least 0")
-        for rate in self.learning_rates:
-            check_that(0 < rate < math.inf, "learning_rate", rate, "a positive number")
-        for weight_decay in self.weight_decays:
-            check_that(0 <= weight_decay < math.inf, "weight_decay", weight_decay, "at least 0")
-        check_that(0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1")
-        check_choice("batch_statistics", self.batch_statistics, BatchStatistics)
-
-
-def _milestones(fractions: list[float] | list[list[float]] | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the milestones of the first task and of later ones."""
-    if fractions is None:
-        fractions = [0.7, 0.9]
-    if fractions and isinstance(fractions[0], list):
-        first, later = first_and_later("milestones", cast(Any, fractions))
-        return tuple(first), tuple(later)
-    shares = tuple(cast("list[float]", fractions))
-    return shares, shares
-
-
-def check_tuning(tuning: float, rate: float) -> None:
-    """Check the share of epochs and the learning rate of balanced fine-tuning; UsageError where they make no sense."""
-    check_that(tuning >= 0, "tuning", tuning, "at least 0")
-    check_that(rate > 0, "tuning_rate", rate, "a positive number")
+MEMORY = (
+    "the GPU's memory is full: start a new experiment with a smaller --data.batch_size (now {batch_size}), "
+    "or with --trainer.precision 16-mixed"
+)
+MEMORY_OF_EVALUATION = "the GPU's memory is full: set a smaller --data.batch_size (now {batch_size})"
 
 
 @dataclass(frozen=True)
@@ -365,8 +70,44 @@ class Examples:
         return self.prepare(self.images, self.keys, (*self.seed, view))
 
 
-class Method(TaskModule):
-    """The part of :class:`cifnet_pl.iterative.trainer.IterativeModule` that is specific to a method.
+class IterativeModule(TaskModule):
+    """A network that learns each task by SGD, in one or more phases of several epochs over the task's images.
+
+    A task is one epoch of Lightning: the data module feeds its images as often as the phases want them, each time in
+    another order. Every phase has an optimizer and a schedule of its own. What is computed depends on the seed, the
+    task and the images alone; a run that was stopped inside a task goes on at its last checkpoint with the same bits.
+    In several processes each step's batch is dealt out and gradients are averaged.
+
+    Exemplars are uint8 images as the data module prepares them. Each class's are chosen once, after its task, best
+    first, and fewer of them are kept as classes come (iCaRL, algorithms 4 and 5). A task is read once more than its
+    epochs say, for the embeddings that they are chosen by. Prediction is the classifier's, or that of the nearest mean
+    of exemplars (algorithm 1), whose probabilities are the softmax of ``−‖φ(x) − μ_y‖²`` at length 1. Both are
+    evaluated; ``prediction`` says which of them counts.
+
+    Where an option takes two values, they are for the first task and for all later ones.
+
+    Args:
+        backbone: name of the network, see :mod:`cifnet_pl.backbones`; random:resnet32_cifar begins at random weights.
+        architecture: torchvision model name, resnet32_cifar or resnet18_cifar, for backbone ``file:…``.
+        download: whether weights that are not on this machine may be fetched.
+        epochs: passes over the images of a task, or two numbers.
+        learning_rate: of SGD at the beginning of a task, or two. With fixed batch statistics it must be small: with
+            EfficientNet-Lite0 at 128 pixels 0.001 learned best and 0.01 not at all (held-out training images).
+        momentum: of SGD.
+        weight_decay: of SGD, on all weights that learn, or two.
+        schedule: "cosine" (to zero) or "step".
+        milestones: for "step", shares of a phase after which the rate is multiplied by ``decay``; or two lists.
+        decay: see ``milestones``.
+        batch_statistics: "fixed" (batch normalisation stays as pretrained, its scale and shift learn) or "learned".
+        flip: whether half of the images are mirrored left to right.
+        crop_padding: pixels of zeros around an image, of which a random square of the old size is taken.
+        brightness, contrast, saturation: colour jitter, see :class:`Augmentation`.
+        preset: name of these settings, for reports.
+        seed: of weights, orders and augmentation; on the command line, ``--seed_everything``.
+        exemplars: number of images that are kept in all; 0 for none.
+        exemplars_per_class: number that is kept of each class instead, or null.
+        selection: "herding" (the mean of the first m comes nearest to the class's mean) or "random".
+        prediction: "classifier" or "nearest_mean"; a checkpoint can be validated with either.
 
     Attributes:
         network: the network, without its classifier.
@@ -374,41 +115,118 @@ class Method(TaskModule):
         classes: number of classes, those of the current task included.
         old: number of classes of earlier tasks.
         regime: how long and how fast the network learns.
-        seed: of everything that is drawn.
+        options: what the weights and the exemplars depend on, by name; a method adds its own.
         share: weight of this process's mean loss in that of all processes, times their number; 1 for one process.
     """
 
-    network: nn.Module
-    width: int
-    classes: int
-    old: int
-    regime: Regime
-    seed: int
-    share: float
-    _phase: int
-    _source: tuple[str, str | None, bool]
+    averages_gradients = True
+    ways: tuple[str, ...] = ("classifier", "nearest_mean")
 
-    # ------------------------------------------------------------------ for methods to write
+    def __init__(
+        self,
+        backbone: str = "embedded:efficientnet_lite0",
+        architecture: str | None = None,
+        download: bool = False,
+        epochs: int | list[int] = 10,
+        learning_rate: float | list[float] = 0.001,
+        momentum: float = 0.9,
+        weight_decay: float | list[float] = 5e-4,
+        schedule: Course = "cosine",
+        milestones: list[float] | list[list[float]] | None = None,
+        decay: float = 0.2,
+        batch_statistics: BatchStatistics = "fixed",
+        flip: bool = True,
+        crop_padding: int = 0,
+        brightness: float = 0.0,
+        contrast: float = 0.0,
+        saturation: float = 0.0,
+        preset: str | None = None,
+        seed: int = 0,
+        exemplars: int = 2000,
+        exemplars_per_class: int | None = None,
+        selection: Selection = "herding",
+        prediction: Prediction = "classifier",
+    ):
+        super().__init__()
+        self.options: dict[str, Any] = {
+            "epochs": epochs,
+            "learning_rate": learning_rate,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "schedule": schedule,
+            "milestones": milestones,
+            "decay": decay,
+            "batch_statistics": batch_statistics,
+            "flip": flip,
+            "crop_padding": crop_padding,
+            "brightness": brightness,
+            "contrast": contrast,
+            "saturation": saturation,
+            "seed": seed,
+            "exemplars": exemplars,
+            "exemplars_per_class": exemplars_per_class,
+            "selection": selection,
+        }
+        self.regime = Regime.from_options(self.options)
+        check_that(exemplars >= 1 or not self.ways, "exemplars", exemplars, "at least 1")
+        if exemplars_per_class is not None:
+            check_that(exemplars_per_class >= 1, "exemplars_per_class", exemplars_per_class, "at least 1")
+        check_choice("selection", selection, Selection)
+        check_choice("prediction", prediction, Prediction)
+        self.epochs, self.seed, self.preset = self.regime.epochs[1], seed, preset
+        self.capacity, self.per_class = exemplars, exemplars_per_class
+        self.selection, self.prediction = selection, prediction
+        self._source = (backbone, architecture, download)
+        with self.drawing(0):
+            self.backbone = build_backbone(*self._source, engine="torch")  # it is trained
+        self._pretrained = self.backbone.sha256  # of the weights that learning starts from
+        self.network = self.backbone.network.requires_grad_(True)
+        self.backbone.network = nn.Identity()  # the learner holds the weights, the backbone says how images come in
+        self.width = self.backbone.features
+        self.classifier: nn.Linear | None = None
+        self.exemplars = ExemplarSet()
+        self.old = self.classes = 0
+        self.share = 1.0
+        self._candidates: list[tuple[Tensor, ...]] = []  # embedding, label, key and row of the task's images
+        self._learning: list[nn.Module] = []
+        self._phase, self._learned = -1, False
+        self._offset = self._done = 0  # steps of the task that were taken before this run, and up to now
+        self._plan: tuple[Any, list[Step]] | None = None
+        self._descent: Descent | None = None
+        self._descended: Phase | None = None  # the last phase that began, for what is said of its rate
+        self._before: dict[str, Tensor] = {}  # weights before the task
+        self._resume: dict[str, Any] | None = None
+        self._snapshot: dict[str, Any] | None = None  # position after the last step, while the task is being finished
 
-    @abstractmethod
+    # ------------------------------------------------------------------ what a method does in its own way
+
     def expand(self, classes: int) -> None:
-        """Add what a task with ``classes`` new classes needs; torch's seed is set before."""
+        """Add what a task with ``classes`` new classes needs, by default outputs; torch's seed is set before."""
+        self.classifier = grown(self.classifier, self.width, self.classes)
 
-    @abstractmethod
-    def loss(self, batch: Examples) -> Tensor:
-        """Return the mean loss over a process's part of a step, a scalar."""
+    @property
+    def output_layer(self) -> nn.Module:
+        """Classifier, once there are classes."""
+        assert self.classifier is not None
+        return self.classifier
 
-    @abstractmethod
     def features(self, x: Tensor) -> Tensor:
         """Return (n, d) embeddings of normalised images (n, 3, s, s)."""
+        z: Tensor = self.network(x)
+        return z
 
-    @abstractmethod
     def logits(self, z: Tensor) -> Tensor:
-        """Return (n, C) scores of embeddings (n, d), column c for label c."""
+        """Return (n, C) float32 scores of embeddings (n, d), column c for label c."""
+        scores: Tensor = self.output_layer(z)
+        return scores.float()
 
-    @abstractmethod
+    def loss(self, batch: Examples) -> Tensor:
+        """Return the mean loss over a process's part of a step, by default of ``−log softmax(scores)[y]``."""
+        return functional.cross_entropy(self.logits(self.features(batch.inputs())), batch.labels)
+
     def learning_parts(self) -> list[nn.Module]:
-        """Return the modules that learn in the current phase of the current task."""
+        """Return the modules that learn in the current phase of the current task, by default all."""
+        return [self.network, self.output_layer]
 
     def before_task(self) -> None:
         """Keep what the task needs of the network from before it; not called before the first task."""
@@ -423,6 +241,17 @@ class Method(TaskModule):
     def after_learning(self) -> None:
         """Correct the network once all phases are over."""
 
+    def after_choosing(self) -> None:
+        """Fine-tune the network on the same number of images of each class; called from the second task on."""
+
+    def kept_rows(self, rows: np.ndarray, task: int) -> np.ndarray:
+        """Return the images of a task that are learned: all of them."""
+        return rows
+
+    def room(self) -> int:
+        """Return the number of exemplars to keep in all for the task that follows."""
+        return self.capacity
+
     def rebuild(self, sizes: list[int]) -> None:
         """Make room for the weights of a network that has finished some tasks.
 
@@ -432,6 +261,12 @@ class Method(TaskModule):
         for size in sizes:
             self.old, self.classes = self.classes, self.classes + size
             self.expand(size)
+
+    def clear(self) -> None:
+        """Go back to the structure before the first task."""
+        self.classes = self.old = 0
+        self.classifier = None
+        self.exemplars = ExemplarSet()
 
     def extractors(self) -> list[nn.Module]:
         """Return the modules whose parameters reports count."""
@@ -466,6 +301,27 @@ class Method(TaskModule):
         if tuning_rate is not None:
             return Phase(name, epochs, tuning_rate, decay, "tuning_rate")
         return Phase(name, epochs, self.regime.learning_rates[later], decay)
+
+    def tune(self, share: float, rate: float, parts: list[nn.Module], loss: Callable[[Examples], Tensor]) -> None:
+        """Learn from the exemplars alone (balanced fine-tuning).
+
+        Args:
+            share: of the task's epochs; 0 for none.
+            rate: learning rate.
+            parts: modules that learn.
+            loss: of a batch of exemplars.
+        """
+        if not share:
+            return
+        phase, world, rank = self.phase("tune", share, rate), self.trainer.world_size, self.trainer.global_rank
+        random = np.random.default_rng([self.seed, len(self.learned_tasks), 4])
+        steps = plan_steps(np.arange(len(self.exemplars)), 0, [phase], self.images_per_step, random)
+        self._refuse_empty_processes(steps, len(self.learned_tasks) - 1)
+        self._descend_on(parts, phase)
+        for number, step in enumerate(steps):
+            mine = torch.from_numpy(np.array_split(step.rows, world)[rank])
+            seed = (self.seed, len(self.learned_tasks), 1000, step.epoch)
+            self.learn(Examples(*self._exemplars_at(mine), seed, self.prepared), number / len(steps), loss)
 
     def fresh_network(self) -> nn.Module:
         """Return a network like the first one was at the beginning; random weights are drawn anew."""
@@ -524,465 +380,7 @@ class Method(TaskModule):
             value = cast(Tensor, self.trainer.strategy.reduce(value, reduce_op="sum"))
         return value
 
-
-MEMORY = (
-    "the GPU's memory is full: start a new experiment with a smaller --data.batch_size (now {batch_size}), "
-    "or with --trainer.precision 16-mixed"
-)
-MEMORY_OF_EVALUATION = "the GPU's memory is full: set a smaller --data.batch_size (now {batch_size})"
-
-
-class StepwiseModule(Method):
-    """Takes the steps of a task's plan; every phase has its own optimizer and schedule."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.old = self.classes = 0
-        self.share = 1.0
-        self._learning: list[nn.Module] = []
-        self._phase, self._learned = -1, False
-        self._offset = self._done = 0  # steps of the task that were taken before this run, and up to now
-        self._plan: tuple[Any, list[Step]] | None = None
-        self._descent: Descent | None = None
-        self._descended: Phase | None = None  # the last phase that began, for what is said of its rate
-
-    @property
-    def images_per_step(self) -> int:
-        """Number of images in a step over all processes, at most."""
-        return int(self.data.batch_size * self.trainer.world_size)
-
-    def train(self, mode: bool = True) -> StepwiseModule:
-        """Set training mode for what learns in the current phase if batch statistics learn, else evaluation mode."""
-        super().train(False)
-        self.training = mode
-        if mode and self.regime.batch_statistics == "learned":
-            for module in self._learning:
-                module.train()
-        return self
-
-    def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
-        """Return the task's new images in each of its steps, without the steps that are already taken.
-
-        No batch comes of a step without new images: it is taken with the one before it.
-        """
-        return [step.rows for step in self.steps(rows, task)[self._offset :]]
-
-    def steps(self, rows: np.ndarray, task: int) -> list[Step]:
-        """Return all steps of a task on new images ``rows``."""
-        key = (task, rows.tobytes(), self.replayed())
-        if self._plan is None or self._plan[0] != key:
-            self.old = sum(len(names) for names in self.learned_tasks[:task])
-            random = np.random.default_rng([self.seed, task])
-            steps = plan_steps(rows, self.replayed(), self.phases(), self.images_per_step, random)
-            self.refuse_empty_processes(steps, task)
-            self._plan = (key, steps)
-        return self._plan[1]
-
-    def refuse_empty_processes(self, steps: list[Step], task: int) -> None:
-        """Refuse steps with fewer images than processes: losses over all processes would wait for the empty ones.
-
-        Args:
-            steps: that are planned.
-            task: number of the task, from 0.
-
-        Raises:
-            UsageError: there is one.
-        """
-        world = self.trainer.world_size
-        smallest = min(len(step.rows) + len(step.exemplars) for step in steps)
-        if 0 < smallest < world:  # no images at all are those after the last task, which Lightning asks for
-            raise UsageError(
-                f"task {task + 1} has a step of {smallest} images for {world} processes: "
-                f"set --trainer.devices to at most {smallest}"
-            )
-
-    def planned(self) -> list[Step]:
-        """Return the steps of the current task, in the order in which they are taken."""
-        assert self._plan is not None
-        return self._plan[1]
-
-    def replayed(self) -> int:
-        """Return the number of exemplars that are learned again in each pass."""
-        return 0
-
-    def exemplar_examples(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the images, labels and keys of exemplars."""
-        raise NotImplementedError
-
-    def begin_task(self, names: list[str], labels: list[int]) -> None:
-        """Make room for the new classes."""
-        self.old, self.classes = labels[0], labels[-1] + 1
-        if self.old:
-            self.before_task()
-        with self.drawing(1, len(self.learned_tasks)):
-            self.expand(len(names))
-        self.to(self.device)
-        self._counts = torch.zeros(self.classes, dtype=torch.int64, device=self.device)
-        self._phase, self._done, self._learned = -1, 0, False
-
-    def _enter(self, number: int) -> None:
-        """Begin phase ``number``, and all earlier ones that were not begun."""
-        while self._phase < number:
-            self._phase += 1
-            with self.drawing(2, len(self.learned_tasks), self._phase):
-                self.begin_phase()
-            self.to(self.device)
-            self.descend_on(self.learning_parts(), self.phases()[self._phase])
-
-    def descend_on(self, parts: list[nn.Module], phase: Phase) -> None:
-        """Let only ``parts`` learn from here on."""
-        self._learning, self._descended = parts, phase
-        self._descent = Descent(self, parts, phase.learning_rate, self.regime.momentum, phase.weight_decay)
-        self.train()
-
-    def training_step(self, batch: Batch, batch_idx: int) -> None:
-        """Take the next step of the task's plan, and those after it that have no new images."""
-        with self.advising_on_memory():
-            self._next_step(cast(ImageBatch, batch))
-            self._done += 1
-            none = ImageBatch._make(part[:0] for part in cast(ImageBatch, batch))
-            while self._done < len(self.planned()) and not len(self.planned()[self._done].rows):
-                self._next_step(none)
-                self._done += 1
-
-    @contextmanager
-    def advising_on_memory(self) -> Iterator[None]:
-        """Within the block, say what to do when the GPU's memory is full.
-
-        Raises:
-            CifnetError: it is.
-        """
-        try:
-            yield
-        except torch.cuda.OutOfMemoryError as error:
-            # A run cannot go on inside a task with other batches, nor anywhere in another precision.
-            advice = MEMORY if self.trainer.state.fn == "fit" else MEMORY_OF_EVALUATION
-            raise CifnetError(advice.format(batch_size=self.data.batch_size)) from error
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Count a batch.
-
-        Returns:
-            Its probabilities (n, C); None if it is empty.
-
-        Raises:
-            CifnetError: they are not finite, or the GPU's memory is full.
-        """
-        with self.advising_on_memory():
-            probabilities = super().validation_step(batch, batch_idx)
-        if self.trainer.state.fn == "fit" and probabilities is not None and not probabilities.isfinite().all():
-            raise self._diverged("the scores are not finite")
-        return probabilities
-
-    test_step = validation_step
-
-    def _next_step(self, batch: ImageBatch) -> None:
-        planned = self.planned()
-        self._counts += torch.bincount(batch.label, minlength=len(self._counts))
-        step = planned[self._done]
-        self._enter(step.phase)
-        phases = self.phases()
-        length = len(planned) // sum(phase.epochs for phase in phases)
-        begun = length * sum(phase.epochs for phase in phases[: step.phase])
-        progress = (self._done - begun) / (length * phases[step.phase].epochs)
-        world, rank = self.trainer.world_size, self.trainer.global_rank
-        images, labels, keys = batch.image, batch.label, batch.key
-        mine = np.array_split(step.exemplars, world)[world - 1 - rank]
-        if len(step.exemplars):
-            kept = self.exemplar_examples(torch.from_numpy(mine))
-            images, labels, keys = (torch.cat(pair) for pair in zip((images, labels, keys), kept, strict=True))
-        seed = (self.seed, len(self.learned_tasks), step.phase, step.epoch)
-        self.learn(Examples(images, labels, keys, seed, self.prepared), progress)
-
-    def learn(self, batch: Examples, progress: float, loss_of: Callable[[Examples], Tensor] | None = None) -> None:
-        """Take one step of SGD on a batch.
-
-        Args:
-            batch: this process's part of the step.
-            progress: share of the phase that is over; the schedule's rate depends on it.
-            loss_of: function to minimise instead of ``loss``.
-
-        Raises:
-            CifnetError: the loss is NaN or infinite.
-        """
-        assert self._descent is not None
-        new_samples = len(batch.labels)
-        total = int(self._summed(torch.tensor(new_samples, device=self.device)))
-        if not total:
-            return
-        self.share = new_samples * self.trainer.world_size / total
-        if new_samples:
-            with self._statistics_for(new_samples):
-                loss = (loss_of or self.loss)(batch) * self.share
-        else:
-            loss = sum((p.sum() * 0 for p in self._descent.weights), torch.zeros((), device=self.device))
-        value = self._descent.step(loss, self.regime.schedule.factor(progress, self.first))
-        if not math.isfinite(value):
-            raise self._diverged(f"the loss is {value}")
-
-    @contextmanager
-    def _statistics_for(self, samples: int) -> Iterator[None]:
-        """Within the block, let a single image be normalised by the running statistics: it has none of its own."""
-        if samples > 1:
-            yield
-            return
-        for module in self._learning:
-            module.eval()
-        yield
-        self.train()
-
-    def _diverged(self, quantity: str) -> CifnetError:
-        assert self._descended is not None
-        return CifnetError(
-            f"{quantity} in task {len(self.learned_tasks)}: the learning rate {self._descended.learning_rate:g} "
-            f"is too high, set a lower --model.{self._descended.rate_option}"
-        )
-
-    def refuse_divergence(self) -> None:
-        """Check the weights; CifnetError if they are not finite, which names the rate of the last phase."""
-        if not all(torch.isfinite(weights).all() for weights in self.parameters()):
-            raise self._diverged("weights are not finite")
-
-    def end_learning(self) -> None:
-        """Correct the network after all steps of the task; it does not change afterwards."""
-        if self._learned:
-            return
-        self._learned, self._learning = True, []
-        self.train()
-        with torch.no_grad():
-            self.after_learning()
-        self.refuse_divergence()
-
-    def finish_task(self) -> None:
-        """Check what was learned.
-
-        Raises:
-            DataError: a class of which no image could be learned.
-            CifnetError: the last step led to weights that are NaN or infinite.
-        """
-        self.end_learning()
-        counts = self._summed(self._counts.clone()).tolist()
-        new = self.learned_tasks[-1]
-        self.refuse_empty([name for name, count in zip(new, counts[self.old :], strict=True) if not count])
-        self._descent, self._offset, self._plan = None, 0, None
-
-
-class ResumableModule(StepwiseModule):
-    """Keeps the weights from before a task, and the position inside it, in checkpoints."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._before: dict[str, Tensor] = {}
-        self._resume: dict[str, Any] | None = None
-        self._snapshot: dict[str, Any] | None = None
-
-    @property
-    def goes_on_inside(self) -> bool:
-        """Whether the task that is opened next was under way when the run stopped, and goes on there."""
-        return self._resume is not None
-
-    @property
-    def resumable_now(self) -> bool:
-        """Whether a run can go on inside the task from a checkpoint that is written after this batch."""
-        return True
-
-    def steps(self, rows: np.ndarray, task: int) -> list[Step]:
-        """Return all steps of a task on new images ``rows``.
-
-        Raises:
-            CheckpointError: the run goes on inside the task, and its steps were others before.
-        """
-        steps = super().steps(rows, task)
-        if self._resume is not None:
-            _require_same("steps in the task", self._resume.get("steps"), len(steps))
-        return steps
-
-    def begin_task(self, names: list[str], labels: list[int]) -> None:
-        """Make room for the new classes; if the run was stopped inside this task, go on from there."""
-        # Weights are changed in place, all other tensors are replaced.
-        self._before = {k: v.clone() for k, v in self.state_dict().items()}
-        self._snapshot = None
-        super().begin_task(names, labels)
-        if self._resume is not None:
-            self._go_on(self._resume)
-            self._resume = None
-
-    def end_learning(self) -> None:
-        """Keep the position after the last step, from which the rest of the task is computed again."""
-        if not self._learned:
-            self._snapshot = self._position()
-        super().end_learning()
-
-    def finish_task(self) -> None:
-        """Forget the position once the task is learned."""
-        super().finish_task()
-        self._snapshot = None
-
-    def abort_task(self, labels: list[int]) -> None:
-        """Go back to the weights before the task."""
-        if self._before:
-            self._restructure([len(task) for task in self.learned_tasks])
-            super().load_state_dict(self._before)
-            self._before, self._resume, self._offset, self._plan = {}, None, 0, None
-
-    def _position(self) -> dict[str, Any]:
-        """Return the state of the task after ``_done`` steps: enough to go on with the same bits."""
-        descent = self._descent.state_dict() if self._descent is not None else None
-        weights = {k: v.clone() for k, v in self.state_dict().items()}
-        position = {"step": self._done, "weights": weights, "descent": descent, "counts": self._counts.clone()}
-        steps = len(self._plan[1]) if self._plan is not None else None
-        return {**position, "images_per_step": self.images_per_step, "steps": steps}
-
-    def _go_on(self, position: dict[str, Any]) -> None:
-        """Continue the task from a position; the network must have its structure already."""
-        self._done = self._offset = position["step"]
-        self._counts = position["counts"].to(self.device)
-        steps = self._plan[1] if self._plan is not None else []
-        if self._done:
-            self._enter(steps[self._done - 1].phase)
-            self.load_state_dict(position["weights"])
-            assert self._descent is not None
-            self._descent.load_state_dict(position["descent"])
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the weights from before the task and the position inside it, while a task is under way."""
-        super().on_save_checkpoint(checkpoint)
-        if checkpoint["cifnet"]["under_way"]:
-            checkpoint["state_dict"] = dict(self._before)
-            checkpoint["position"] = self._snapshot or self._position()
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Make room for the classes that the checkpoint's weights know.
-
-        Raises:
-            CheckpointError: see :class:`cifnet_pl.learning.task_module.TaskModule`; or the run would go on inside a
-                task in steps of another size, in which its remaining steps are others.
-        """
-        super().on_load_checkpoint(checkpoint)
-        self._before, self._plan = {}, None
-        self._resume = checkpoint.get("position") if self._under_way else None
-        if self._resume is not None:
-            _require_same("images in a step", self._resume.get("images_per_step"), self.images_per_step)
-        self._offset = self._resume["step"] if self._resume else 0
-        self._restructure([len(task) for task in self.learned_tasks[: self.tasks_finished]])
-
-    def _restructure(self, sizes: list[int]) -> None:
-        """Build the structure of a network that has finished some tasks.
-
-        Args:
-            sizes: number of classes of each task.
-        """
-        self.clear()
-        with self.drawing(3):
-            self.rebuild(sizes)
-        self.to(self.device)
-
-    def clear(self) -> None:
-        """Go back to the structure before the first task."""
-        self.classes = self.old = 0
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load all weights.
-
-        Raises:
-            CheckpointError: they do not fit the classes that the checkpoint names.
-        """
-        try:
-            return super().load_state_dict(state_dict, strict=strict, assign=assign)
-        except (RuntimeError, TypeError, AttributeError, KeyError) as error:
-            raise CheckpointError(f"the checkpoint does not fit the network: {first_line(error)}") from error
-
-
-def _require_same(quantity: str, stored: int | None, ours: int) -> None:
-    """Compare the steps of the task that goes on with those of the run that began it.
-
-    Args:
-        quantity: what is counted.
-        stored: the number in the checkpoint; None in those of older versions, and nothing is compared.
-        ours: the number in this run.
-
-    Raises:
-        CheckpointError: they differ.
-    """
-    if stored is not None and stored != ours:
-        raise CheckpointError(
-            f"the checkpoint was written inside a task with {stored} {quantity}, this run has {ours}: use the same "
-            "--data.batch_size, number of processes and images, or start a new experiment"
-        )
-
-
-__all__ = ["Examples", "IterativeModule"]
-
-
-class IterativeModule(ResumableModule):
-    """A network that learns each task by SGD, in one or more phases of several epochs over the task's images.
-
-    A task is one epoch of Lightning: the data module feeds its images as often as the phases want them, each time in
-    another order. Every phase has an optimizer and a schedule of its own. What is computed depends on the seed, the
-    task and the images alone; a run that was stopped inside a task goes on at its last checkpoint with the same bits.
-    In several processes each step's batch is dealt out and gradients are averaged.
-
-    Where an option takes two values, they are for the first task and for all later ones.
-
-    Args:
-        backbone: name of the network, see :mod:`cifnet_pl.backbones`; random:resnet32_cifar begins at random weights.
-        architecture: torchvision model name, resnet32_cifar or resnet18_cifar, for backbone ``file:…``.
-        download: whether weights that are not on this machine may be fetched.
-        epochs: passes over the images of a task, or two numbers.
-        learning_rate: of SGD at the beginning of a task, or two. With fixed batch statistics it must be small: with
-            EfficientNet-Lite0 at 128 pixels 0.001 learned best and 0.01 not at all (held-out training images).
-        momentum: of SGD.
-        weight_decay: of SGD, on all weights that learn, or two.
-        schedule: "cosine" (to zero) or "step".
-        milestones: for "step", shares of a phase after which the rate is multiplied by ``decay``; or two lists.
-        decay: see ``milestones``.
-        batch_statistics: "fixed" (batch normalisation stays as pretrained, its scale and shift learn) or "learned".
-        flip: whether half of the images are mirrored left to right.
-        crop_padding: pixels of zeros around an image, of which a random square of the old size is taken.
-        brightness, contrast, saturation: colour jitter, see :class:`Augmentation`.
-        preset: name of these settings, for reports.
-        seed: of weights, orders and augmentation; on the command line, ``--seed_everything``.
-    """
-
-    averages_gradients = True
-    OPTIONS: tuple[str, ...] = (
-        *("epochs", "learning_rate", "momentum", "weight_decay", "schedule", "milestones", "decay"),
-        *("batch_statistics", "flip", "crop_padding", "brightness", "contrast", "saturation", "seed"),
-    )
-
-    def __init__(
-        self,
-        backbone: str = "embedded:efficientnet_lite0",
-        architecture: str | None = None,
-        download: bool = False,
-        epochs: int | list[int] = 10,
-        learning_rate: float | list[float] = 0.001,
-        momentum: float = 0.9,
-        weight_decay: float | list[float] = 5e-4,
-        schedule: Course = "cosine",
-        milestones: list[float] | list[list[float]] | None = None,
-        decay: float = 0.2,
-        batch_statistics: BatchStatistics = "fixed",
-        flip: bool = True,
-        crop_padding: int = 0,
-        brightness: float = 0.0,
-        contrast: float = 0.0,
-        saturation: float = 0.0,
-        preset: str | None = None,
-        seed: int = 0,
-    ):
-        super().__init__()
-        arguments = locals()
-        self._options: dict[str, Any] = {name: arguments[name] for name in IterativeModule.OPTIONS}
-        self.regime = Regime.from_options(self._options)
-        self.epochs, self.seed, self.preset = self.regime.epochs[1], seed, preset
-        self._source = (backbone, architecture, download)
-        with self.drawing(0):
-            self.backbone = build_backbone(*self._source, engine="torch")  # it is trained
-        self._pretrained = self.backbone.sha256  # of the weights that learning starts from
-        self.network = self.backbone.network.requires_grad_(True)
-        self.backbone.network = nn.Identity()  # the learner holds the weights, the backbone says how images come in
-        self.width = self.backbone.features
+    # ------------------------------------------------------------------ what a run is refused for
 
     def setup(self, stage: str) -> None:
         """Refuse what only a frozen network allows.
@@ -1006,31 +404,440 @@ class IterativeModule(ResumableModule):
                     "to 2 or more (now 1), or --model.batch_statistics fixed"
                 )
 
-    # ------------------------------------------------------------------ prediction
+    def on_fit_start(self) -> None:
+        """Refuse a run whose classes the exemplars cannot cover before anything is learned."""
+        super().on_fit_start()
+        if self.capacity:
+            quota(self.capacity, self.per_class, len(self.data.stream(self.learned_tasks).classes()))
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return (n, C) float64 probabilities of uint8 images (n, 3, s, s): softmax of the scores."""
+    # ------------------------------------------------------------------ the steps of a task
+
+    @property
+    def images_per_step(self) -> int:
+        """Number of images in a step over all processes, at most."""
+        return int(self.data.batch_size * self.trainer.world_size)
+
+    def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
+        """Return the task's new images in each of its steps, without the steps that are already taken.
+
+        No batch comes of a step without new images: it is taken with the one before it. With exemplars there is one
+        pass more, to embed the images that may become some.
+        """
+        rows = self.kept_rows(rows, task)
+        steps = [step.rows for step in self.steps(rows, task)[self._offset :]]
+        return [*steps, rows] if self.capacity else steps
+
+    def steps(self, rows: np.ndarray, task: int) -> list[Step]:
+        """Return all steps of a task on new images ``rows``.
+
+        Raises:
+            CheckpointError: the run goes on inside the task, and its steps were others before.
+        """
+        key = (task, rows.tobytes(), len(self.exemplars))
+        if self._plan is None or self._plan[0] != key:
+            self.old = sum(len(names) for names in self.learned_tasks[:task])
+            random = np.random.default_rng([self.seed, task])
+            steps = plan_steps(rows, len(self.exemplars), self.phases(), self.images_per_step, random)
+            self._refuse_empty_processes(steps, task)
+            self._plan = (key, steps)
+        if self._resume is not None:
+            _require_same("steps in the task", self._resume["steps"], len(self.planned()))
+        return self.planned()
+
+    def planned(self) -> list[Step]:
+        """Return the steps of the current task, in the order in which they are taken."""
+        assert self._plan is not None
+        return self._plan[1]
+
+    def _refuse_empty_processes(self, steps: list[Step], task: int) -> None:
+        """Refuse steps with fewer images than processes: losses over all processes would wait for the empty ones.
+
+        Args:
+            steps: that are planned.
+            task: number of the task, from 0.
+
+        Raises:
+            UsageError: there is one.
+        """
+        world = self.trainer.world_size
+        smallest = min(len(step.rows) + len(step.exemplars) for step in steps)
+        if 0 < smallest < world:  # no images at all are those after the last task, which Lightning asks for
+            raise UsageError(
+                f"task {task + 1} has a step of {smallest} images for {world} processes: "
+                f"set --trainer.devices to at most {smallest}"
+            )
+
+    def train(self, mode: bool = True) -> IterativeModule:
+        """Set training mode for what learns in the current phase if batch statistics learn, else evaluation mode."""
+        super().train(False)
+        self.training = mode
+        if mode and self.regime.batch_statistics == "learned":
+            for module in self._learning:
+                module.train()
+        return self
+
+    def begin_task(self, names: list[str], labels: list[int]) -> None:
+        """Make room for the new classes; if the run was stopped inside this task, go on from there."""
+        # Weights are changed in place, all other tensors are replaced.
+        self._before = {k: v.clone() for k, v in self.state_dict().items()}
+        self._snapshot = None
+        self._candidates = []
+        self.old, self.classes = labels[0], labels[-1] + 1
+        if self.old:
+            self.before_task()
+        with self.drawing(1, len(self.learned_tasks)):
+            self.expand(len(names))
+        self.to(self.device)
+        self._counts = torch.zeros(self.classes, dtype=torch.int64, device=self.device)
+        self._phase, self._done, self._learned = -1, 0, False
+        if self._resume is not None:
+            self._go_on(self._resume)
+            self._resume = None
+
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        """Take the next step of the task's plan, and those after it that have no new images."""
+        images = cast(ImageBatch, batch)
+        with self._advising_on_memory():
+            if self._done >= len(self.planned()):
+                self._end_learning()
+                if len(images.label):
+                    self._candidates.append((self.embed(images.image), images.label, images.key, images.row))
+                self._done += 1
+                return
+            self._next_step(images)
+            none = ImageBatch._make(part[:0] for part in images)
+            while self._done < len(self.planned()) and not len(self.planned()[self._done].rows):
+                self._next_step(none)
+
+    def _next_step(self, batch: ImageBatch) -> None:
+        planned = self.planned()
+        self._counts += torch.bincount(batch.label, minlength=len(self._counts))
+        step = planned[self._done]
+        self._enter(step.phase)
+        phases = self.phases()
+        length = len(planned) // sum(phase.epochs for phase in phases)
+        begun = length * sum(phase.epochs for phase in phases[: step.phase])
+        progress = (self._done - begun) / (length * phases[step.phase].epochs)
+        world, rank = self.trainer.world_size, self.trainer.global_rank
+        images, labels, keys = batch.image, batch.label, batch.key
+        if len(step.exemplars):
+            mine = np.array_split(step.exemplars, world)[world - 1 - rank]
+            kept = self._exemplars_at(torch.from_numpy(mine))
+            images, labels, keys = (torch.cat(pair) for pair in zip((images, labels, keys), kept, strict=True))
+        seed = (self.seed, len(self.learned_tasks), step.phase, step.epoch)
+        self.learn(Examples(images, labels, keys, seed, self.prepared), progress)
+        self._done += 1
+
+    def _enter(self, number: int) -> None:
+        """Begin phase ``number``, and all earlier ones that were not begun."""
+        while self._phase < number:
+            self._phase += 1
+            with self.drawing(2, len(self.learned_tasks), self._phase):
+                self.begin_phase()
+            self.to(self.device)
+            self._descend_on(self.learning_parts(), self.phases()[self._phase])
+
+    def _descend_on(self, parts: list[nn.Module], phase: Phase) -> None:
+        """Let only ``parts`` learn from here on."""
+        self._learning, self._descended = parts, phase
+        self._descent = Descent(self, parts, phase.learning_rate, self.regime.momentum, phase.weight_decay)
+        self.train()
+
+    def learn(self, batch: Examples, progress: float, loss_of: Callable[[Examples], Tensor] | None = None) -> None:
+        """Take one step of SGD on a batch.
+
+        Args:
+            batch: this process's part of the step.
+            progress: share of the phase that is over; the schedule's rate depends on it.
+            loss_of: function to minimise instead of ``loss``.
+
+        Raises:
+            CifnetError: the loss is NaN or infinite.
+        """
+        assert self._descent is not None
+        samples = len(batch.labels)
+        total = int(self._summed(torch.tensor(samples, device=self.device)))
+        if not total:
+            return
+        self.share = samples * self.trainer.world_size / total
+        if samples:
+            with self._statistics_for(samples):
+                loss = (loss_of or self.loss)(batch) * self.share
+        else:
+            loss = sum((p.sum() * 0 for p in self._descent.weights), torch.zeros((), device=self.device))
+        value = self._descent.step(loss, self.regime.schedule.factor(progress, self.first))
+        if not math.isfinite(value):
+            raise self._diverged(f"the loss is {value}")
+
+    @contextmanager
+    def _statistics_for(self, samples: int) -> Iterator[None]:
+        """Within the block, let a single image be normalised by the running statistics: it has none of its own."""
+        if samples > 1:
+            yield
+            return
+        for module in self._learning:
+            module.eval()
+        yield
+        self.train()
+
+    @contextmanager
+    def _advising_on_memory(self) -> Iterator[None]:
+        """Within the block, say what to do when the GPU's memory is full.
+
+        Raises:
+            CifnetError: it is.
+        """
+        try:
+            yield
+        except torch.cuda.OutOfMemoryError as error:
+            # A run cannot go on inside a task with other batches, nor anywhere in another precision.
+            advice = MEMORY if self.trainer.state.fn == "fit" else MEMORY_OF_EVALUATION
+            raise CifnetError(advice.format(batch_size=self.data.batch_size)) from error
+
+    def _diverged(self, quantity: str) -> CifnetError:
+        assert self._descended is not None
+        return CifnetError(
+            f"{quantity} in task {len(self.learned_tasks)}: the learning rate {self._descended.learning_rate:g} "
+            f"is too high, set a lower --model.{self._descended.rate_option}"
+        )
+
+    def _refuse_divergence(self) -> None:
+        """Check the weights; CifnetError if they are not finite, which names the rate of the last phase."""
+        if not all(torch.isfinite(weights).all() for weights in self.parameters()):
+            raise self._diverged("weights are not finite")
+
+    def _end_learning(self) -> None:
+        """Correct the network after all steps of the task; it does not change afterwards but by ``tune``."""
+        if self._learned:
+            return
+        self._snapshot = self._position()  # from which the rest of the task is computed again
+        self._learned, self._learning = True, []
+        self.train()
         with torch.no_grad():
-            return self.logits(self.embed(images)).double().softmax(dim=1)
+            self.after_learning()
+        self._refuse_divergence()
+
+    def finish_task(self) -> None:
+        """Check what was learned; choose the new exemplars, shrink the others, tune on all of them, and average them.
+
+        Raises:
+            DataError: a class of which no image could be learned.
+            CifnetError: the last step led to weights that are NaN or infinite.
+        """
+        self._end_learning()
+        counts = self._summed(self._counts.clone()).tolist()
+        new = self.learned_tasks[-1]
+        self.refuse_empty([name for name, count in zip(new, counts[self.old :], strict=True) if not count])
+        self._descent, self._offset, self._plan = None, 0, None
+        if self.capacity:
+            self._choose_exemplars()
+            with self._advising_on_memory(), self.trainer.precision_plugin.train_step_context():
+                if self.old:
+                    self.after_choosing()
+                    self._refuse_divergence()
+                parts = torch.split(self.exemplars.image, self.data.batch_size)
+                self.exemplars.average(torch.cat([self.embed(images) for images in parts]))
+            self._descent, self._learning = None, []
+            self.train()
+        self._snapshot = None
+
+    # ------------------------------------------------------------------ exemplars
+
+    def _exemplars_at(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the images, labels and keys of the exemplars at ``positions``."""
+        held = self.exemplars
+        positions = positions.to(held.label.device)
+        return held.image[positions], held.label[positions], held.key[positions]
+
+    def _choose_exemplars(self) -> None:
+        """Choose the exemplars of the new classes, the same in all processes."""
+        per_class = quota(self.room(), self.per_class, self.classes)
+        self.exemplars.shrink(per_class)
+        local = [tuple(batch.cpu() for batch in parts) for parts in self._candidates]
+        everything = [batch for process in of_all_processes(local) for batch in process]
+        z, y, key, row = (torch.cat(parts) for parts in zip(*everything, strict=True))
+        self._candidates = []
+        for label in range(self.old, self.classes):
+            mine = (y == label).nonzero().flatten()
+            mine = mine[key[mine].argsort()]
+            chosen = mine[choose(z[mine], key[mine], per_class, self.selection, self.seed, label)]
+            self.exemplars.add(self._squares(row[chosen]), label, key[chosen])
+
+    def _squares(self, rows: Tensor) -> Tensor:
+        """Decode training images again: (n, 3, s, s) uint8; all images of a task need not fit into memory."""
+        size, crop_ratio = self.data.image_shape(self.backbone.preprocessing)
+        images = self.data.source.train
+        assert isinstance(images, ImageSet)
+        squares = np.stack([images.photo(row).square(size, crop_ratio) for row in rows.tolist()])
+        return torch.from_numpy(squares).permute(0, 3, 1, 2)
+
+    # ------------------------------------------------------------------ prediction
 
     def embed(self, images: Tensor) -> Tensor:
         """Return (n, d) float32 embeddings of uint8 images (n, 3, s, s), without gradients."""
         with torch.no_grad():
             return self.features(self.normalised(images)).float()
 
+    def forward(self, images: Tensor) -> Tensor:
+        """Return (n, C) float64 probabilities of uint8 images (n, 3, s, s)."""
+        return self._answers(self.embed(images), self.prediction)
+
     def probabilities(self, batch: Batch) -> Tensor:
         """Return the probabilities of an evaluation batch."""
         return cast(Tensor, self(cast(ImageBatch, batch).image))
 
+    def probabilities_by_way(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the probabilities of ``prediction``, and those of each of ``ways``."""
+        if not self.ways:
+            return self.probabilities(batch), {}
+        z = self.embed(cast(ImageBatch, batch).image)
+        found = {way: self._answers(z, way) for way in self.ways}
+        return found[self.prediction], found
+
+    def _answers(self, z: Tensor, way: str) -> Tensor:
+        """Return (n, C) float64 probabilities of embeddings (n, d)."""
+        if way == "classifier":
+            with torch.no_grad():
+                return self.logits(z).double().softmax(dim=1)
+        z = functional.normalize(z, dim=1)
+        # Between vectors of length 1, −‖φ − μ‖² is 2φ·μ − 2.
+        return (2 * z.double() @ self.exemplars.mean.double().T).softmax(dim=1)
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        """Count a batch.
+
+        Returns:
+            Its probabilities (n, C); None if it is empty.
+
+        Raises:
+            CifnetError: they are not finite, or the GPU's memory is full.
+        """
+        with self._advising_on_memory():
+            probabilities = super().validation_step(batch, batch_idx)
+        if self.trainer.state.fn == "fit" and probabilities is not None and not probabilities.isfinite().all():
+            raise self._diverged("the scores are not finite")
+        return probabilities
+
+    test_step = validation_step
+
+    # ------------------------------------------------------------------ what is written of the module
+
     def settings(self) -> dict[str, Any]:
-        """Return everything that the weights depend on."""
-        return {**super().settings(), "backbone": self._pretrained, **self._options}
+        """Return everything that the weights and the exemplars depend on."""
+        return {**super().settings(), "backbone": self._pretrained, **self.options}
 
     def describe(self) -> dict[str, Any]:
         """Return what ``summary.json`` says of the method; the parameters are those of :meth:`extractors`."""
-        about = {"head": type(self).__name__, "backbone": self.backbone.name, "preset": self.preset}
+        about = {**super().describe(), "preset": self.preset}
+        return {**about, "backbone_params": parameters_of(self.extractors())}
+
+    def state_elements(self) -> dict[str, int]:
+        """Count the numbers kept between tasks: weights, pixels of exemplars ("buffer"), and their means."""
+        elements = super().state_elements()
+        if self.capacity:
+            elements |= {"buffer": self.exemplars.image.numel(), "means": self.exemplars.mean.numel()}
+        return elements
+
+    @property
+    def bytes_per_buffer_element(self) -> int:
+        """Bytes of a pixel's channel."""
+        return 1
+
+    # ------------------------------------------------------------------ resuming
+
+    @property
+    def goes_on_inside(self) -> bool:
+        """Whether the task that is opened next was under way when the run stopped, and goes on there."""
+        return self._resume is not None
+
+    @property
+    def resumable_now(self) -> bool:
+        """Whether a run can go on inside the task from a checkpoint that is written after this batch."""
+        return True
+
+    def abort_task(self, labels: list[int]) -> None:
+        """Go back to the weights before the task."""
+        if self._before:
+            self._restructure([len(task) for task in self.learned_tasks])
+            super().load_state_dict(self._before)
+            self._before, self._resume, self._offset, self._plan = {}, None, 0, None
+
+    def _position(self) -> dict[str, Any]:
+        """Return the state of the task after ``_done`` steps: enough to go on with the same bits."""
         return {
-            **about,
-            "backbone_params": parameters_of(self.extractors()),
-            "precision": str(self.trainer.precision),
+            "step": self._done,
+            "weights": {k: v.clone() for k, v in self.state_dict().items()},
+            "descent": self._descent.state_dict() if self._descent is not None else None,
+            "counts": self._counts.clone(),
+            "images_per_step": self.images_per_step,
+            "steps": len(self.planned()),
         }
+
+    def _go_on(self, position: dict[str, Any]) -> None:
+        """Continue the task from a position; the network must have its structure already."""
+        self._done = self._offset = position["step"]
+        self._counts = position["counts"].to(self.device)
+        if self._done:
+            self._enter(self.planned()[self._done - 1].phase)
+            self.load_state_dict(position["weights"])
+            assert self._descent is not None
+            self._descent.load_state_dict(position["descent"])
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the weights from before the task and the position inside it, while a task is under way."""
+        super().on_save_checkpoint(checkpoint)
+        if checkpoint["cifnet"]["under_way"]:
+            checkpoint["state_dict"] = dict(self._before)
+            checkpoint["position"] = self._snapshot or self._position()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Make room for the classes that the checkpoint's weights know.
+
+        Raises:
+            CheckpointError: see :class:`cifnet_pl.learning.task_module.TaskModule`; or the run would go on inside a
+                task in steps of another size, in which its remaining steps are others.
+        """
+        super().on_load_checkpoint(checkpoint)
+        self._before, self._plan = {}, None
+        self._resume = checkpoint.get("position") if self._under_way else None
+        if self._resume is not None:
+            _require_same("images in a step", self._resume["images_per_step"], self.images_per_step)
+        self._offset = self._resume["step"] if self._resume else 0
+        self._restructure([len(task) for task in self.learned_tasks[: self.tasks_finished]])
+
+    def _restructure(self, sizes: list[int]) -> None:
+        """Build the structure of a network that has finished some tasks.
+
+        Args:
+            sizes: number of classes of each task.
+        """
+        self.clear()
+        with self.drawing(3):
+            self.rebuild(sizes)
+        self.to(self.device)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load all weights.
+
+        Raises:
+            CheckpointError: they do not fit the classes that the checkpoint names.
+        """
+        try:
+            return super().load_state_dict(state_dict, strict=strict, assign=assign)
+        except (RuntimeError, TypeError, AttributeError, KeyError) as error:
+            raise CheckpointError(f"the checkpoint does not fit the network: {first_line(error)}") from error
+
+
+def _require_same(quantity: str, stored: int, ours: int) -> None:
+    """Compare the steps of the task that goes on with those of the run that began it; CheckpointError if they differ.
+
+    Args:
+        quantity: what is counted.
+        stored: the number in the checkpoint.
+        ours: the number in this run.
+    """
+    if stored != ours:
+        raise CheckpointError(
+            f"the checkpoint was written inside a task with {stored} {quantity}, this run has {ours}: use the same "
+            "--data.batch_size, number of processes and images, or start a new experiment"
+        )

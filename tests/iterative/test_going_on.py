@@ -7,7 +7,7 @@ import torch
 
 from cifnet_pl.iterative import FinetuneModule, ReplayModule
 from cifnet_pl.utilities.errors import CheckpointError
-from tests.iterative.suite import assert_same_weights, data, learner, run
+from tests.iterative.suite import data, learner, run
 from tests.killing import Act
 from tests.lightning_runs import trainer
 
@@ -50,16 +50,6 @@ def test_another_number_of_steps_is_refused(saved, tmp_path):
     torch.save(content, tmp_path / "it.ckpt")
     with pytest.raises(CheckpointError, match=rf"with \d+ steps in the task, this run has \d+: {ADVICE}"):
         trainer(tmp_path).fit(learner(method, epochs=1), datamodule=data(), ckpt_path=tmp_path / "it.ckpt")
-
-
-def test_a_checkpoint_that_tells_of_no_steps_loads(saved, tmp_path):
-    method, whole, path = saved
-    content = torch.load(path, weights_only=True)
-    del content["position"]["steps"], content["position"]["images_per_step"]
-    torch.save(content, tmp_path / "it.ckpt")
-    again = learner(method, epochs=1)
-    trainer(tmp_path).fit(again, datamodule=data(), ckpt_path=tmp_path / "it.ckpt")
-    assert_same_weights(again, whole)
 
 
 def test_between_tasks_another_batch_size_is_welcome(saved, tmp_path):

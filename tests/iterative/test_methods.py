@@ -78,7 +78,6 @@ class TestLearning:
         assert elements.get("buffer", 0) == exemplars == record.rows[-1].buffer_elements
         assert elements["parameters"] == sum(p.numel() for p in module.parameters())
         assert record.rows[-1].state_elements == sum(elements.values())
-        assert module.bytes_per_buffer_element == (1 if exemplars else 4)
 
     def test_classifier_and_nearest_mean_are_both_evaluated(self, method, short, tmp_path):
         module, record, _ = short(method)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cifnet_pl.iterative import METHODS
-from cifnet_pl.iterative.trainer import StepwiseModule
+from cifnet_pl.iterative.trainer import IterativeModule
 from tests.iterative.suite import NAMES, run
 from tests.killing import Killed
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*",
 def test_one_step_of_the_second_task(method, tmp_path, monkeypatch):
     """From the same weights on the same batch; after many steps nothing is alike."""
     seen = []
-    real = StepwiseModule.learn
+    real = IterativeModule.learn
 
     def learn(self, batch, progress, loss_of=None):
         if not self.old:
@@ -27,7 +27,7 @@ def test_one_step_of_the_second_task(method, tmp_path, monkeypatch):
             seen.append((loss, torch.cat([part.flatten() for part in parts if part is not None])))
         raise Killed
 
-    monkeypatch.setattr(StepwiseModule, "learn", learn)
+    monkeypatch.setattr(IterativeModule, "learn", learn)
     with pytest.raises(Killed):
         run(method, tmp_path, epochs=2)
     (loss, gradient), (rounded_loss, rounded_gradient) = seen

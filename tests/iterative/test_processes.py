@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cifnet_pl.iterative import METHODS, IterativeModule
-from cifnet_pl.iterative.trainer import Descent
+from cifnet_pl.iterative.descent import Descent
 from cifnet_pl.learning.strategy import StatisticsDDPStrategy
 from tests.iterative.suite import NAMES, data, install, learner
 from tests.killing import ended, start

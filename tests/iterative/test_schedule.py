@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from cifnet_pl.iterative.trainer import Phase, Schedule, first_and_later, plan_steps
+from cifnet_pl.iterative.descent import Phase, Schedule, first_and_later, plan_steps
 from cifnet_pl.utilities.errors import UsageError
 
 PHASES = [Phase("learn", 2, 0.1, 0.0), Phase("compress", 1, 0.1, 0.0)]

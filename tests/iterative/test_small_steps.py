@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from cifnet_pl.iterative import CREATEModule, FinetuneModule, ReplayModule, WAModule
-from cifnet_pl.iterative.trainer import Step, StepwiseModule
+from cifnet_pl.iterative.descent import Step
+from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import UsageError
 from tests.iterative.suite import assert_same_weights, data, learner, run
 from tests.killing import Act
@@ -20,13 +21,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*",
 def sizes(monkeypatch):
     """(task, images) of each step, new images and exemplars together."""
     seen = []
-    real = StepwiseModule.learn
+    real = IterativeModule.learn
 
     def watched(self, batch, progress, loss_of=None):
         seen.append((len(self.learned_tasks), len(batch.labels)))
         return real(self, batch, progress, loss_of)
 
-    monkeypatch.setattr(StepwiseModule, "learn", watched)
+    monkeypatch.setattr(IterativeModule, "learn", watched)
     return seen
 
 
@@ -47,7 +48,7 @@ class TestOneImage:
             labels = self.data.source.train.labels[rows]
             return np.concatenate([rows[labels == labels.min()][:2], rows[labels == labels.max()][:1]])
 
-        monkeypatch.setattr(ReplayModule, "kept_rows", three)
+        monkeypatch.setattr(IterativeModule, "kept_rows", three)
         options = {"backbone": "random:resnet18_cifar", "epochs": 1, "learning_rate": 1e-8}
         made, _ = run(method, tmp_path, given={"batch_size": 2, "max_tasks": 1}, **options)
         assert sizes == [(1, 2), (1, 1)]
@@ -68,12 +69,12 @@ def test_fewer_images_than_processes(tmp_path):
     made = learner(FinetuneModule)
     made._trainer = SimpleNamespace(world_size=4)
     none = np.zeros(0, dtype=np.int64)
-    made.refuse_empty_processes([Step(0, 0, np.arange(4), none)], 0)
-    made.refuse_empty_processes([Step(0, 0, none, none)], 0)  # Lightning asks for a task after the last
+    made._refuse_empty_processes([Step(0, 0, np.arange(4), none)], 0)
+    made._refuse_empty_processes([Step(0, 0, none, none)], 0)  # Lightning asks for a task after the last
     with pytest.raises(
         UsageError, match=r"task 2 has a step of 3 images for 4 processes: set --trainer\.devices to at"
     ):
-        made.refuse_empty_processes([Step(0, 0, np.arange(2), np.arange(1))], 1)
+        made._refuse_empty_processes([Step(0, 0, np.arange(2), np.arange(1))], 1)
 
 
 class TestStepsWithoutNewImages:
@@ -82,7 +83,7 @@ class TestStepsWithoutNewImages:
     @staticmethod
     def few(monkeypatch):
         real = ReplayModule.kept_rows
-        monkeypatch.setattr(ReplayModule, "kept_rows", lambda self, rows, t: real(self, rows, t)[:: 100 if t else 1])
+        monkeypatch.setattr(IterativeModule, "kept_rows", lambda self, rows, t: real(self, rows, t)[:: 100 if t else 1])
 
     def test_no_step_is_larger_than_a_batch(self, sizes, tmp_path, monkeypatch):
         self.few(monkeypatch)

@@ -17,7 +17,6 @@ from cifnet_pl.iterative import (
     METHODS,
     CREATEModule,
     DERModule,
-    ExemplarSet,
     FinetuneModule,
     FOSTERModule,
     ICaRLModule,
@@ -27,7 +26,8 @@ from cifnet_pl.iterative import (
     TagFexModule,
     WAModule,
 )
-from cifnet_pl.iterative.trainer import Descent
+from cifnet_pl.iterative.descent import Descent
+from cifnet_pl.iterative.exemplars import ExemplarSet
 from cifnet_pl.model.store import load
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, DataError, UsageError
 from tests.command_line import assert_same_model, make_photos
@@ -264,7 +264,7 @@ class TestCommandLine:
         assert_same_model(again, whole)
         ours, theirs = (json.loads((folder / "summary.json").read_text()) for folder in (again, whole))
         assert ours["A_k"] == theirs["A_k"]
-        with pytest.raises(CheckpointError, match="is of a FOSTERModule, expected a CIFNetModule"):
+        with pytest.raises(CheckpointError, match="is of a 'FOSTERModule', expected a CIFNetModule"):
             load(again)
 
     def test_summary(self, tmp_path):

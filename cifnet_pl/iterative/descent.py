@@ -1,0 +1,330 @@
+"""How a network descends: the steps of a task, the learning rate, SGD, and sums over processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, cast
+
+import numpy as np
+import torch
+import torch.distributed
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from cifnet_pl.iterative.augmentation import Augmentation
+from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
+
+
+class Descent:
+    """SGD on the parts of a network that learn, with loss scaling if the precision is float16.
+
+    Gradients and the running statistics of batch normalisation are averaged over processes after each step's backward
+    pass, in one message. DistributedDataParallel could not do this: the network grows from task to task, with parts
+    that are frozen or unused.
+
+    Args:
+        module: whose Trainer computes the gradients.
+        parts: modules that learn; their parameters with ``requires_grad`` are descended on.
+        learning_rate, momentum, weight_decay: of SGD.
+    """
+
+    def __init__(
+        self,
+        module: LightningModule,
+        parts: Iterable[nn.Module],
+        learning_rate: float,
+        momentum: float,
+        weight_decay: float,
+    ):
+        self._module, parts = module, list(parts)
+        self.weights = [p for learned in parts for p in learned.parameters() if p.requires_grad]
+        self._running = [b for learned in parts for b in learned.buffers() if b.is_floating_point()]
+        self._optimizer = SGD(self.weights, learning_rate, momentum=momentum, weight_decay=weight_decay)
+        self.learning_rate = learning_rate
+        self._scaler = getattr(module.trainer.precision_plugin, "scaler", None)
+        if self._scaler is not None:  # a task begins with the scale of a fresh run, so that it can be repeated
+            fresh = torch.amp.GradScaler(module.device.type)
+            self._scaler.load_state_dict(fresh.state_dict())
+
+    def step(self, loss: Tensor, factor: float) -> float:
+        """Take one step; a loss that is not finite changes nothing.
+
+        Args:
+            loss: () of this process.
+            factor: of the learning rate.
+
+        Returns:
+            The loss over all processes.
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.learning_rate * factor
+        self._optimizer.zero_grad()
+        self._module.manual_backward(loss)
+        value = self._average(loss)
+        if not torch.isfinite(torch.tensor(value)):
+            return value
+        if self._scaler is None:
+            self._optimizer.step()
+        else:
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+        return value
+
+    def _average(self, loss: Tensor) -> float:
+        """Average loss, gradients and running statistics over processes; return the loss."""
+        if self._module.trainer.world_size == 1:
+            return float(loss.detach())
+        for p in self.weights:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        shared = [cast(Tensor, p.grad) for p in self.weights] + self._running
+        flat = torch.cat([loss.detach().reshape(1).float(), *(t.reshape(-1).float() for t in shared)])
+        torch.distributed.all_reduce(flat)
+        flat /= self._module.trainer.world_size
+        parts = torch.split(flat[1:], [t.numel() for t in shared])
+        for tensor, mean in zip(shared, parts, strict=True):
+            tensor.copy_(mean.view_as(tensor))
+        return float(flat[0])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the momenta and loss scale."""
+        scale = self._scaler.state_dict() if self._scaler is not None else {}
+        return {"optimizer": self._optimizer.state_dict(), "scaler": scale}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with stored momenta and a stored loss scale."""
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self._scaler is not None and state["scaler"]:
+            self._scaler.load_state_dict(state["scaler"])
+
+
+class _Gather(torch.autograd.Function):
+    """Rows of all processes, (n_0 + n_1 + …, …); the gradient of a process's rows is summed over all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, sizes: Sequence[int], rank: int) -> Tensor:
+        ctx.sizes, ctx.rank = sizes, rank
+        padded = local.new_zeros(max(sizes), *local.shape[1:])
+        padded[: len(local)] = local
+        parts = [torch.empty_like(padded) for _ in sizes]
+        torch.distributed.all_gather(parts, padded)
+        return torch.cat([gathered[:size] for gathered, size in zip(parts, sizes, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        grad = grad.contiguous()
+        torch.distributed.all_reduce(grad)
+        return torch.split(grad, list(ctx.sizes))[ctx.rank], None, None
+
+
+def gathered(local: Tensor, world: int, rank: int) -> Tensor:
+    """Return the rows of all processes, in the order of their ranks; gradients flow back to each.
+
+    Args:
+        local: (n, …) rows of this process.
+        world: number of processes.
+        rank: number of this process.
+    """
+    if world == 1:
+        return local
+    size = torch.tensor([len(local)], device=local.device)
+    sizes = [torch.zeros_like(size) for _ in range(world)]
+    torch.distributed.all_gather(sizes, size)
+    return cast(Tensor, cast(Any, _Gather).apply(local, [int(s) for s in sizes], rank))
+
+
+Course = Literal["cosine", "step"]
+
+T = TypeVar("T", int, float)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a task with an optimizer of its own.
+
+    Attributes:
+        name: "learn", or what the method calls its further phases.
+        epochs: passes over the phase's images.
+        learning_rate: at its beginning.
+        weight_decay: on all weights that learn.
+        rate_option: name of the option that the learning rate comes from.
+    """
+
+    name: str
+    epochs: int
+    learning_rate: float
+    weight_decay: float
+    rate_option: str = "learning_rate"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step over all processes.
+
+    Attributes:
+        phase: number of its phase, from 0.
+        epoch: number of its pass, from 0.
+        rows: positions of new images.
+        exemplars: positions of exemplars.
+    """
+
+    phase: int
+    epoch: int
+    rows: np.ndarray
+    exemplars: np.ndarray
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate as a share of the one at the beginning.
+
+    Attributes:
+        name: "cosine", to zero; or "step".
+        milestones: shares of a phase after each of which "step" multiplies by ``decay``; for the first task and for
+            the others.
+        decay: factor at each milestone.
+    """
+
+    name: Course
+    milestones: tuple[tuple[float, ...], tuple[float, ...]]
+    decay: float
+
+    def __post_init__(self) -> None:
+        check_choice("schedule", self.name, Course)
+        for shares in self.milestones:
+            if any(not 0 < share < 1 for share in shares) or list(shares) != sorted(set(shares)):
+                raise UsageError(
+                    f"milestones is {list(shares)}: expected rising shares of the epochs between 0 and 1, "
+                    "such as 0.3, 0.6 and 0.85 for epochs 60, 120 and 170 of 200"
+                )
+        if not 0 < self.decay < 1:
+            raise UsageError(f"decay is {self.decay:g}, expected a factor between 0 and 1")
+
+    def factor(self, progress: float, first: bool) -> float:
+        """Return the factor of the learning rate.
+
+        Args:
+            progress: share of the phase that is over.
+            first: whether this is the first task.
+        """
+        if self.name == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * progress))
+        return float(self.decay ** sum(progress >= share for share in self.milestones[not first]))
+
+
+def first_and_later(name: str, value: T | list[T]) -> tuple[T, T]:
+    """Return an option that may differ between the first task and the later ones: one value, or a list of two.
+
+    Raises:
+        UsageError: a list of another length.
+    """
+    if not isinstance(value, list):
+        return value, value
+    if len(value) != 2:
+        raise UsageError(f"{name} is {value}: expected one value, or two, for the first task and for the later ones")
+    return value[0], value[1]
+
+
+def plan_steps(
+    rows: np.ndarray, exemplars: int, phases: Sequence[Phase], batch_size: int, random: np.random.Generator
+) -> list[Step]:
+    """Divide new images and exemplars among the steps of all phases, each once per pass, in shuffled order.
+
+    Every step has the same share of both, so that the sizes of steps differ by one at most. With fewer new images than
+    steps, the last steps of each pass have exemplars alone.
+
+    Args:
+        rows: positions of the task's new images.
+        exemplars: number of exemplars of earlier tasks.
+        phases: phases of the task.
+        batch_size: images in a step over all processes, at most.
+        random: draws the orders.
+    """
+    count = max(1, math.ceil((len(rows) + exemplars) / batch_size))
+    steps = []
+    for number, phase in enumerate(phases):
+        for epoch in range(phase.epochs):
+            new = np.array_split(random.permutation(rows), count)
+            old = np.array_split(random.permutation(exemplars), count)[::-1]  # larger parts meet smaller ones
+            steps += [Step(number, epoch, *parts) for parts in zip(new, old, strict=True)]
+    return steps
+
+
+BatchStatistics = Literal["learned", "fixed"]
+
+
+@dataclass(frozen=True)
+class Regime:
+    """Options of :class:`cifnet_pl.iterative.trainer.IterativeModule`; pairs are for the first and later tasks.
+
+    Attributes:
+        epochs: passes over a task's images.
+        learning_rates: of SGD at the beginning of a phase.
+        weight_decays: of SGD.
+        momentum: of SGD.
+        batch_statistics: whether those of batch normalisation are learned or fixed.
+        schedule: course of the learning rate.
+        augmentation: random changes of images.
+        seed: of everything that is drawn.
+    """
+
+    epochs: tuple[int, int]
+    learning_rates: tuple[float, float]
+    weight_decays: tuple[float, float]
+    momentum: float
+    batch_statistics: BatchStatistics
+    schedule: Schedule
+    augmentation: Augmentation
+    seed: int
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Regime:
+        """Read the options of an ``IterativeModule``, by their names.
+
+        Raises:
+            UsageError: a value that makes no sense; says what is expected.
+        """
+        padding, jitter = options["crop_padding"], [options[name] for name in ("brightness", "contrast", "saturation")]
+        check_that(padding >= 0, "crop_padding", padding, "at least 0")
+        for name in ("brightness", "contrast", "saturation"):
+            check_that(0 <= options[name] <= 1, name, options[name], "a number between 0 and 1")
+        return cls(
+            first_and_later("epochs", options["epochs"]),
+            first_and_later("learning_rate", options["learning_rate"]),
+            first_and_later("weight_decay", options["weight_decay"]),
+            options["momentum"],
+            options["batch_statistics"],
+            Schedule(options["schedule"], _milestones(options["milestones"]), options["decay"]),
+            Augmentation(options["flip"], padding, *jitter),
+            options["seed"],
+        )
+
+    def __post_init__(self) -> None:
+        check_that(min(self.epochs) >= 1, "epochs", min(self.epochs), "at least 1")
+        check_that(self.seed >= 0, "seed", self.seed, "at least 0")
+        for rate in self.learning_rates:
+            check_that(0 < rate < math.inf, "learning_rate", rate, "a positive number")
+        for weight_decay in self.weight_decays:
+            check_that(0 <= weight_decay < math.inf, "weight_decay", weight_decay, "at least 0")
+        check_that(0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1")
+        check_choice("batch_statistics", self.batch_statistics, BatchStatistics)
+
+
+def _milestones(fractions: list[float] | list[list[float]] | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the milestones of the first task and of later ones."""
+    if fractions is None:
+        fractions = [0.7, 0.9]
+    if fractions and isinstance(fractions[0], list):
+        first, later = first_and_later("milestones", cast(Any, fractions))
+        return tuple(first), tuple(later)
+    shares = tuple(cast("list[float]", fractions))
+    return shares, shares
+
+
+def check_tuning(tuning: float, rate: float) -> None:
+    """Check the share of epochs and the learning rate of balanced fine-tuning; UsageError where they make no sense."""
+    check_that(tuning >= 0, "tuning", tuning, "at least 0")
+    check_that(rate > 0, "tuning_rate", rate, "a positive number")

@@ -1,0 +1,108 @@
+"""Exemplars: images of past classes that are kept, and which ones."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cifnet_pl.buffer import select_herding
+from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.growing_tensors import GrowingModule
+
+Selection = Literal["herding", "random"]
+Prediction = Literal["classifier", "nearest_mean"]
+
+
+class ExemplarSet(GrowingModule):
+    """Images of past classes, best first within each class, and the mean embedding of each class.
+
+    Buffers:
+        image: (n, 3, s, s) uint8.
+        label, key: (n,) int64.
+        mean: (C, d) float32, each row of length 1.
+    """
+
+    image: Tensor
+    label: Tensor
+    key: Tensor
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("image", torch.zeros(0, 3, 0, 0, dtype=torch.uint8))
+        self.register_buffer("label", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("key", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(0, 0))
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def shrink(self, quota: int) -> None:
+        """Keep the first ``quota`` exemplars of each class (iCaRL, algorithm 5)."""
+        rows = [(self.label == label).nonzero().flatten()[:quota] for label in torch.unique(self.label)]
+        if rows:
+            kept = torch.cat(rows)
+            self.image, self.label, self.key = self.image[kept], self.label[kept], self.key[kept]
+
+    def add(self, image: Tensor, label: int, key: Tensor) -> None:
+        """Append the exemplars of a new class.
+
+        Args:
+            image: (n, 3, s, s) uint8, best first.
+            label: of the class.
+            key: (n,) int64 identity of each image.
+        """
+        image, key = image.to(self.label.device), key.to(self.label.device)
+        self.image = torch.cat([self.image, image]) if len(self) else image
+        self.label = torch.cat([self.label, self.label.new_full((len(image),), label)])
+        self.key = torch.cat([self.key, key])
+
+    def average(self, z: Tensor) -> None:
+        """Set the means from the exemplars' embeddings (n, d): ``μ_y = Σ φ(p)`` over y's, scaled to length 1."""
+        z = functional.normalize(z.float(), dim=1)
+        sums = z.new_zeros(int(self.label.max()) + 1, z.shape[1]).index_add_(0, self.label, z)
+        self.mean = functional.normalize(sums, dim=1)
+
+
+def quota(capacity: int, per_class: int | None, classes: int) -> int:
+    """Return the number of exemplars of each class.
+
+    Args:
+        capacity: number of exemplars in all.
+        per_class: number of each class instead, or None.
+        classes: number of classes.
+
+    Raises:
+        UsageError: the capacity is smaller than the number of classes.
+    """
+    if per_class is not None:
+        return per_class
+    if capacity < classes:
+        raise UsageError(
+            f"{capacity} exemplars cannot cover {classes} classes: set --model.exemplars to at least {classes}"
+        )
+    return capacity // classes
+
+
+def choose(z: Tensor, key: Tensor, count: int, selection: Selection, seed: int, label: int) -> Tensor:
+    """Choose exemplars of one class.
+
+    Args:
+        z: (n, d) embeddings of the class's images, in ascending order of their keys.
+        key: (n,) int64 identity of each image.
+        count: number to choose.
+        selection: "herding" (the mean of the first m comes nearest to the class's mean) or "random".
+        seed: of the draw.
+        label: of the class.
+
+    Returns:
+        (m,) int64 positions, best first, with m = min(n, count).
+    """
+    if selection == "herding":
+        return select_herding(functional.normalize(z, dim=1), key, seed, count)
+    order = np.random.default_rng([seed, label, 5]).permutation(len(z))
+    return torch.from_numpy(order[:count])
