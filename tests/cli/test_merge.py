@@ -190,12 +190,12 @@ def test_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "no model at" in capsys.readouterr().err
 
 
-def test_photos_of_one_name_at_two_sites_are_two_photos(tmp_path: Path):
+def test_photos_of_two_sites_are_kept_once(tmp_path: Path):
     sites = []
     for seed in range(2):
-        z, class_of, _ = samples(NAMES, 6, seed)
-        site(100, (z, class_of, torch.arange(len(z)))).save(tmp_path / f"{seed}")  # IMG_0.jpg, IMG_1.jpg, …
-        sites.append(z)
+        photos = samples(NAMES, 6, seed)
+        site(100, photos).save(tmp_path / f"{seed}")
+        sites.append(photos[0])
     assert merge(tmp_path / "0", tmp_path / "1", "--output", tmp_path / "merged") == 0
     merged = cifnet_pl.load(tmp_path / "merged")
     assert merged.buffer is not None
@@ -204,7 +204,7 @@ def test_photos_of_one_name_at_two_sites_are_two_photos(tmp_path: Path):
     )
     assert len(merged.buffer.key.unique()) == len(merged.buffer.key)
     # The same photos once more are the same photos.
-    merged.buffer.add_more(*(part.clone() for part in (merged.buffer.z, merged.buffer.y, merged.buffer.key)))
+    merged.buffer.add(*(part.clone() for part in (merged.buffer.z, merged.buffer.y, merged.buffer.key)))
     merged.buffer.commit()
     assert len(merged.buffer.z) == 2 * len(sites[0])
 
