@@ -1,7 +1,7 @@
 """Choose what runs a frozen network: torch, or ONNX Runtime, about twice as fast for small networks on a CPU.
 
 Both compute in float32. Their embeddings agree to 1e-4 of the largest number, which is checked on photographs when a
-graph is made (:mod:`cifnet_pl.backbones.engines`); measured, to 2e-6. Each process compares them on one image again.
+graph is made (:func:`check_graph`); measured, to 2e-6. Each process compares them on one image again.
 """
 
 from __future__ import annotations
@@ -247,8 +247,6 @@ def _takes(embedder: Embedder, batch: np.ndarray) -> bool:
     return True
 
 
-log = logging.getLogger(__name__)
-
 FLOAT32 = "32-true"
 
 REDUCED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -326,8 +324,6 @@ def autocast(device: str, precision: str) -> torch.autocast:
     reduced = REDUCED.get(check_precision(precision))
     return torch.autocast(device, reduced, enabled=reduced is not None)
 
-
-log = logging.getLogger(__name__)
 
 EngineChoice = Literal["auto", "torch", "onnxruntime"]
 """``auto`` is ONNX Runtime on a CPU, where it is installed and can express the network; torch anywhere else."""
