@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.heads.base import Dtype, Head, Ridge, check_ridge
-from cifnet_pl.heads.sums import LinearSumsHead, kept_weights
+from cifnet_pl.heads.sums import SumsHead, kept_weights
 from cifnet_pl.statistics import (
     Choice,
     ClassSums,
@@ -26,7 +26,7 @@ from cifnet_pl.statistics import (
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 
 
-class ACILHead(LinearSumsHead):
+class ACILHead(SumsHead):
     """Ridge regression of one-hot targets on ``h = ReLU(P z)``, without bias, over all data ever seen.
 
     ``W = (G + γI)⁻¹ Q`` with ``G = Σ h hᵀ`` and ``Q[:, c] = Σ_{y=c} h``: the joint solution that ACIL's recursion
@@ -48,6 +48,8 @@ class ACILHead(LinearSumsHead):
     leaves_one_out = True
     has_bias = False
 
+    sums: Sums
+    increment: Sums | None
     projection: Tensor
     fingerprint: Tensor
     ridge_used: Tensor

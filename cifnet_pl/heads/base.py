@@ -7,14 +7,13 @@ import inspect
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cifnet_pl.statistics import Choice, ClassDistances, ClassMoments, shared_groups
-from cifnet_pl.statistics.sums import packed_shape
 from cifnet_pl.utilities.errors import (
     CheckpointError,
     CifnetError,
@@ -23,110 +22,7 @@ from cifnet_pl.utilities.errors import (
     check_choice,
     check_embeddings,
 )
-from cifnet_pl.utilities.growing_tensors import GrowingModule
-
-
-class LabelSpace(GrowingModule):
-    """The classes of a head, task by task; labels are any integers in any order.
-
-    Buffers:
-        labels: (C,) int64, the classes in the order they were learned; columns of every score.
-        task_of: (C,) int64, the task (0, 1, …) that introduced each class.
-    """
-
-    labels: Tensor
-    task_of: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("labels", torch.zeros(0, dtype=torch.int64))
-        self.register_buffer("task_of", torch.zeros(0, dtype=torch.int64))
-
-    @property
-    def classes(self) -> list[int]:
-        """Labels in column order, those of a task that is under way included."""
-        labels: list[int] = self.labels.tolist()
-        return labels
-
-    @property
-    def tasks(self) -> list[list[int]]:
-        """Labels of each task, in the order learned."""
-        tasks: dict[int, list[int]] = {}
-        for task, label in zip(self.task_of.tolist(), self.labels.tolist(), strict=True):
-            tasks.setdefault(task, []).append(label)
-        return list(tasks.values())
-
-    def relabel(self, labels: Mapping[int, int]) -> None:
-        """Rename the classes; nothing else changes.
-
-        Args:
-            labels: old label → new one, of every class.
-
-        Raises:
-            UsageError: a class without a new label, or two with the same one.
-        """
-        if set(labels) != set(self.classes) or len(set(labels.values())) < len(labels):
-            raise UsageError(f"relabel needs one new label for each of {self.classes}, got {dict(labels)}")
-        old, new = self.labels, self.labels.new_tensor([labels[label] for label in self.classes])
-        self._rename(lambda y: new[(y[:, None] == old).nonzero()[:, 1]])
-        self.labels = new
-
-    def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
-        """Rename the labels that are kept beside ``labels``; ``new`` maps (n,) old ones to (n,) new ones."""
-
-    def _new_labels(self, classes: Sequence[int], counts: Sequence[int] | None) -> list[int]:
-        """Check the labels of a task to come and return them, ``counts`` being their numbers of samples where known.
-
-        Raises:
-            UsageError: no class, a class twice, or one that is already known; counts that do not fit.
-        """
-        new = [operator.index(c) for c in classes]
-        if not new:
-            raise UsageError("a task needs at least one class, none was given")
-        if not -(2**63) <= min(new) <= max(new) < 2**63:
-            raise UsageError(f"classes {new} hold a label that does not fit into 64 bits")
-        if len(set(new)) < len(new):
-            raise UsageError(f"classes {new} of one task hold a label twice")
-        known = sorted(set(new) & set(self.classes))
-        if known:
-            raise UsageError(f"class {known[0]} is already learned: a task introduces new classes only")
-        if counts is not None and (len(counts) != len(new) or min(counts) < 1):
-            raise UsageError(f"counts {list(counts)} do not give one positive number for each of {len(new)} classes")
-        return new
-
-    def _append_task(self, new: Sequence[int]) -> None:
-        task = int(self.task_of.max()) + 1 if len(self.task_of) else 0
-        self.labels = torch.cat([self.labels, self.labels.new_tensor(new)])
-        self.task_of = torch.cat([self.task_of, self.task_of.new_full((len(new),), task)])
-
-    def _keep_labels(self, columns: Tensor) -> None:
-        """Drop all classes but those at ``columns``; a task whose classes are all gone leaves no gap in the numbers."""
-        self.labels, self.task_of = self.labels[columns], self.task_of[columns]
-        self.task_of = torch.unique(self.task_of, return_inverse=True)[1]
-
-    def _columns(self, y: Tensor) -> Tensor:
-        """Return the positions of labels in ``labels``.
-
-        Raises:
-            UsageError: a label that is not known.
-        """
-        if not len(self.labels):
-            raise UsageError("no task has begun: call begin_task() first")
-        order = torch.argsort(self.labels)
-        position = torch.searchsorted(self.labels[order], y.contiguous()).clamp_max(len(order) - 1)
-        columns = order[position]
-        wrong = self.labels[columns] != y
-        if wrong.any():
-            raise UsageError(f"label {y[wrong][0].item()} was not introduced by begin_task()")
-        return columns
-
-    def _before_load(self, state: Mapping[str, Any]) -> None:
-        labels, task_of = state.get("labels"), state.get("task_of")
-        if isinstance(labels, Tensor) and isinstance(task_of, Tensor) and labels.shape != task_of.shape:
-            raise CheckpointError(
-                f"stored head has {labels.numel()} labels but {task_of.numel()} task numbers: the file is damaged"
-            )
-
+from cifnet_pl.utilities.growing_tensors import GrowingModule, keeping_dtypes, make_room, state_of
 
 Ability = Literal["merges", "pools", "subtracts", "reduces", "leaves_one_out", "tells_novelty"]
 
@@ -146,165 +42,6 @@ REASONS: dict[Ability, str] = {
 }
 """Ability → why a head has none, where that is the same for all heads; else the head's own ``reason``."""
 
-
-class Abilities:
-    """Abilities of a head as attributes; a head class sets them, and a head's arguments may take one away.
-
-    Attributes:
-        merges: whether ``merge_`` adds the statistics of another process or site.
-        pools: whether ``merge_`` of whole sites equals one head that saw the samples of both. Then samples of classes
-            that are learned already can be added too.
-        subtracts: whether ``subtract_`` takes statistics out again.
-        reduces: whether ``reduce_`` sums a task over processes, so that several can learn together.
-        leaves_one_out: whether ``leave_one_out`` has a closed form, so that the head can be calibrated.
-        tells_novelty: whether ``novelty`` says how foreign a sample is, which takes a Gram matrix and class sums of
-            the same samples.
-        decides: whether ``decide`` chooses between ways to score, by stored samples.
-        uses_buffer: whether ``observe_past`` changes the head, so that a calibration buffer is worth its memory.
-        counterexamples: whether a class's samples change what is known of other classes, so that something stays
-            when the class is removed.
-        reason: why the head cannot do what it cannot.
-    """
-
-    merges: bool = False
-    pools: bool = False
-    subtracts: bool = False
-    reduces: bool = False
-    leaves_one_out: bool = False
-    tells_novelty: bool = False
-    decides: bool = False
-    uses_buffer: bool = False
-    counterexamples: bool = True
-    reason: str = "its state is not a sum over samples"
-
-    def require(self, ability: Ability) -> None:
-        """Check that this head has an ability.
-
-        Raises:
-            UnsupportedError: it has not; the sentence says why.
-        """
-        if not getattr(self, ability):
-            raise self._cannot(ACTIONS[ability], REASONS.get(ability, self.reason))
-
-    def _cannot(self, action: str, why: str) -> UnsupportedError:
-        return UnsupportedError(f"{type(self).__name__} cannot {action}: {why}")
-
-
-class Hooks(Abilities, LabelSpace, ABC):
-    """The methods specific to a head. ``columns`` (n,) are the positions of the samples' classes in ``labels``."""
-
-    @abstractmethod
-    def _begin(self, new: int, counts: Sequence[int] | None) -> None:
-        """Make room for ``new`` classes."""
-
-    @abstractmethod
-    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
-        """Add checked samples; ``columns`` are positions in ``labels``."""
-
-    def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
-        """Add checked samples of earlier classes."""
-
-    def _note_copies(self, count: int) -> None:
-        """Count ``count`` of the samples as copies of others; for a head that chooses a ridge by their number."""
-
-    @abstractmethod
-    def _solve(self) -> None:
-        """Bring the weights up to date."""
-
-    @abstractmethod
-    def _scores(self, z: Tensor) -> Tensor:
-        """Return the scores of checked embeddings."""
-
-    def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
-        """Sum what this task observed over processes; for a head that ``reduces``."""
-        raise NotImplementedError
-
-    def _leave_one_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
-        """Return the scores of checked samples without their groups (n,), or each without itself.
-
-        Only for a head that ``leaves_one_out``.
-        """
-        raise NotImplementedError
-
-    def note_names(self, names: Mapping[int, str]) -> None:
-        """Take note of the names of the next task's classes before it begins; a no-op if no argument names a class.
-
-        Args:
-            names: label → name.
-        """
-
-    def about_remembering(self, names: Sequence[str]) -> str | None:
-        """Return a note for the user about the memory that remembered classes take; None if there is nothing to say.
-
-        Args:
-            names: of all classes of the run.
-
-        Raises:
-            UsageError: an argument names a class that is not one of them.
-        """
-        return None
-
-    def share_of(self, label: int) -> Any:
-        """Return a head of the same settings that has learned the samples of one class alone.
-
-        Subtracting it equals subtracting a head that was shown the samples again.
-
-        Args:
-            label: of the class.
-
-        Returns:
-            The head; None if these sums are not kept.
-        """
-        return None
-
-    def decide(self, z: Tensor, y: Tensor) -> None:
-        """Choose how to score by the leave-one-out scores of stored samples, before they are calibrated.
-
-        A no-op for a head with nothing to choose (``decides``).
-
-        Args:
-            z: (n, d) embeddings.
-            y: (n,) int64 labels.
-        """
-
-    def _merge(self, other: Any) -> None:
-        """Add the statistics of a head of the same class and settings; for a head that ``merges``."""
-        raise NotImplementedError
-
-    def _subtract(self, other: Any) -> None:
-        """Take the statistics of a head of the same class and settings out; for a head that ``subtracts``."""
-        raise NotImplementedError
-
-    def scoring(self) -> Callable[[Tensor], Tensor]:
-        """Return the scores of a solved head as a function of (n, d) embeddings, without branches on values.
-
-        Unchecked: for graphs (ONNX). A head whose ``_scores`` looks at tensors to decide what to do overrides this.
-        """
-        return self._scores
-
-    def choices(self) -> list[Choice]:
-        """Return the ridges of the last solve, the same ones at each solve first; empty for a head that has none."""
-        return []
-
-    @abstractmethod
-    def _discard(self) -> None:
-        """Forget what was observed since the last solve."""
-
-    @abstractmethod
-    def _keep(self, columns: Tensor) -> None:
-        """Drop all classes but those at ``columns``, and their weights."""
-
-    @abstractmethod
-    def state_elements(self) -> dict[str, int]:
-        """Count the numbers kept between tasks, by component (as in the paper's tab:memory_breakdown)."""
-
-    @abstractmethod
-    def class_counts(self) -> dict[int, int]:
-        """Return the number of distinct samples seen of each class, by label; samples not yet solved included."""
-
-
-GRAMS = ("products", "class_grams")
-"""How the names of Gram matrices end."""
 
 Sizes = tuple[frozenset[int] | None, ...]
 """Allowed sizes of each dimension of a tensor; None for any size."""
@@ -330,16 +67,6 @@ def grown_sizes(one: tuple[int, ...], two: tuple[int, ...], classes: int, any_ro
         else:
             sizes.append(frozenset({small + (classes - 1) * (large - small)}))
     return tuple(sizes)
-
-
-def as_stored_now(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Replace the shapes of square Gram matrices, as files of formats 1 and 2 hold them, by those of triangles."""
-    return {name: _triangular(shape) if name.endswith(GRAMS) else shape for name, shape in shapes.items()}
-
-
-def _triangular(shape: tuple[int, ...]) -> tuple[int, ...]:
-    square = len(shape) > 1 and shape[-1] == shape[-2] > 0
-    return (*shape[:-2], *packed_shape(shape[-1])) if square else shape
 
 
 def fits(shape: tuple[int, ...], sizes: Sizes) -> bool:
@@ -467,57 +194,10 @@ class Samples(GrowingModule):
             )
 
 
-H = TypeVar("H", bound="StoredHead")
-
-
-class StoredHead(Hooks):
-    """A head that can be written down as its settings and its tensors, and built again from them."""
-
-    @abstractmethod
-    def begin_task(self, classes: Sequence[int], counts: Sequence[int] | None = None) -> None:
-        """Open a task that introduces ``classes``; ``counts`` are their numbers of samples where known."""
-
-    def settings(self) -> dict[str, Any]:
-        """Return the constructor arguments that a stored state depends on: plain numbers, strings and booleans."""
-        try:
-            settings = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
-        except AttributeError as error:
-            raise UsageError(f"each argument of {type(self).__name__}() must be an attribute, too: {error}") from error
-        return {name: str(v).removeprefix("torch.") if name == "dtype" else v for name, v in settings.items()}
-
-    @classmethod
-    def from_settings(cls: type[H], settings: Mapping[str, Any]) -> H:
-        """Return an empty head into which a state with these ``settings()`` can be loaded."""
-        return cls(**settings)
-
-    def fresh(self: H) -> H:
-        """Return an empty head that merges with this one, on the same device."""
-        return type(self).from_settings(self.settings()).to(self.labels.device)
-
-    def expected_shapes(self, task_sizes: Sequence[int]) -> dict[str, Sizes]:
-        """Return the sizes that the stored tensors of a head with these settings have, by name.
-
-        Heads with tensors for each task override this.
-
-        Args:
-            task_sizes: number of classes of each task.
-        """
-        with_one, with_two = (self._shapes_with(classes) for classes in (1, 2))
-        samples = {f"{name}." for name, module in self.named_modules() if isinstance(module, Samples)}
-        return {
-            name: grown_sizes(one, with_two[name], sum(task_sizes), name[: name.rfind(".") + 1] in samples)
-            for name, one in with_one.items()
-        }
-
-    def _shapes_with(self, classes: int) -> dict[str, tuple[int, ...]]:
-        fresh = self.fresh()
-        fresh.begin_task(range(classes), [1] * classes)
-        return {name: tuple(tensor.shape) for name, tensor in fresh.state_dict().items()}
-
-
+H = TypeVar("H", bound="Head")
 P = ParamSpec("P")
 R = TypeVar("R")
-AnyHead = TypeVar("AnyHead", bound=LabelSpace)
+AnyHead = TypeVar("AnyHead", bound="Head")
 
 
 def exact(method: Callable[Concatenate[AnyHead, P], R]) -> Callable[Concatenate[AnyHead, P], R]:
@@ -639,90 +319,181 @@ class Stage:
         return Stage()
 
 
-class NoveltyHead(StoredHead):
-    """A head that, where its class declares ``tells_novelty``, says how foreign a sample is.
+class Head(nn.Module, ABC):
+    """A classifier that learns classes task by task from embeddings, without gradients.
 
-    Nothing is stored for it: the distances come from the Gram matrix and the class sums, so whatever is exact for
-    these (merge, subtract, more classes, several processes) is exact for them.
+    Protocol per task: ``begin_task(classes)``, then ``observe`` for every batch, then ``observe_past`` with
+    samples of earlier classes if the head uses them, then ``solve``. Scores are float64.
+
+    A subclass implements the methods under "what a head does in its own way", declares what it can do by the attributes
+    below, and keeps every argument of its constructor as an attribute of the same name.
+
+    Attributes:
+        title: name in tables and figures; the class's own without "Head" if empty.
+        merges: whether ``merge_`` adds the statistics of another process or site.
+        pools: whether ``merge_`` of whole sites equals one head that saw the samples of both. Then samples of classes
+            that are learned already can be added too.
+        subtracts: whether ``subtract_`` takes statistics out again.
+        reduces: whether ``reduce_`` sums a task over processes, so that several can learn together.
+        leaves_one_out: whether ``leave_one_out`` has a closed form, so that the head can be calibrated.
+        tells_novelty: whether ``novelty`` says how foreign a sample is, which takes a Gram matrix and class sums of
+            the same samples. Nothing is stored for it, so whatever is exact for these sums is exact for it.
+        decides: whether ``decide`` chooses between ways to score, by stored samples.
+        uses_buffer: whether ``observe_past`` changes the head, so that a calibration buffer is worth its memory.
+        counterexamples: whether a class's samples change what is known of other classes, so that something stays
+            when the class is removed.
+        reason: why the head cannot do what it cannot.
+
+    Buffers:
+        labels: (C,) int64, the classes in the order they were learned, any integers; columns of every score.
+        task_of: (C,) int64, the task (0, 1, …) that introduced each class.
+        solved: () bool, whether everything observed so far is in the weights.
+        under_way: () bool, whether the task begun last is not yet part of the statistics, so that it can be aborted.
+        temperature: () float64, divides the scores in ``probabilities``; 1 until calibrated.
     """
 
+    title: ClassVar[str] = ""
+    merges: bool = False
+    pools: bool = False
+    subtracts: bool = False
+    reduces: bool = False
+    leaves_one_out: bool = False
+    tells_novelty: bool = False
+    decides: bool = False
+    uses_buffer: bool = False
+    counterexamples: bool = True
+    reason: str = "its state is not a sum over samples"
+
+    labels: Tensor
+    task_of: Tensor
     solved: Tensor
-    in_features: int
+    under_way: Tensor
+    temperature: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, in_features: int, dtype: Dtype = "float64"):
         super().__init__()
+        if in_features < 1:
+            raise UsageError(f"in_features is {in_features}, expected at least 1")
+        check_choice("dtype of the statistics", dtype, Dtype)
+        self.in_features = in_features
+        self.dtype: torch.dtype = getattr(torch, dtype)
         self.stage = Stage()
+        self.register_buffer("labels", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("task_of", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("solved", torch.tensor(True))
+        self.register_buffer("under_way", torch.tensor(False))
+        self.register_buffer("temperature", torch.ones((), dtype=torch.float64))
 
-    @exact
-    def distances(self) -> ClassDistances:
-        """Return the distances of this head's features to its classes; computed once after each change.
+    # ------------------------------------------------------------------ what a head does in its own way
+
+    @abstractmethod
+    def _begin(self, new: int, counts: Sequence[int] | None) -> None:
+        """Make room for ``new`` classes."""
+
+    @abstractmethod
+    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
+        """Add checked samples; ``columns`` are positions in ``labels``."""
+
+    @abstractmethod
+    def _solve(self) -> None:
+        """Bring the weights up to date."""
+
+    @abstractmethod
+    def _scores(self, z: Tensor) -> Tensor:
+        """Return the scores of checked embeddings."""
+
+    @abstractmethod
+    def _discard(self) -> None:
+        """Forget what was observed since the last solve."""
+
+    @abstractmethod
+    def _keep(self, columns: Tensor) -> None:
+        """Drop all classes but those at ``columns``, and their weights."""
+
+    @abstractmethod
+    def state_elements(self) -> dict[str, int]:
+        """Count the numbers kept between tasks, by component (as in the paper's tab:memory_breakdown)."""
+
+    @abstractmethod
+    def class_counts(self) -> dict[int, int]:
+        """Return the number of distinct samples seen of each class, by label; samples not yet solved included."""
+
+    def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
+        """Add checked samples of earlier classes."""
+
+    def _note_copies(self, count: int) -> None:
+        """Count ``count`` of the samples as copies of others; for a head that chooses a ridge by their number."""
+
+    def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
+        """Sum what this task observed over processes; for a head that ``reduces``."""
+        raise NotImplementedError
+
+    def _leave_one_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
+        """Return the scores of checked samples without their groups (n,), or each without itself.
+
+        Only for a head that ``leaves_one_out``.
+        """
+        raise NotImplementedError
+
+    def _merge(self, other: Any) -> None:
+        """Add the statistics of a head of the same class and settings; for a head that ``merges``."""
+        raise NotImplementedError
+
+    def _subtract(self, other: Any) -> None:
+        """Take the statistics of a head of the same class and settings out; for a head that ``subtracts``."""
+        raise NotImplementedError
+
+    def note_names(self, names: Mapping[int, str]) -> None:
+        """Take note of the names of the next task's classes before it begins; a no-op if no argument names a class.
+
+        Args:
+            names: label → name.
+        """
+
+    def about_remembering(self, names: Sequence[str]) -> str | None:
+        """Return a note for the user about the memory that remembered classes take; None if there is nothing to say.
+
+        Args:
+            names: of all classes of the run.
 
         Raises:
-            UnsupportedError: this head has no scatter within classes (``tells_novelty``).
-            CifnetError: the head is not solved.
+            UsageError: an argument names a class that is not one of them.
         """
-        self.require("tells_novelty")
-        if not len(self.labels) or not self.solved:
-            raise CifnetError("the head is not solved: call solve() after observe()")
-        if self.stage.distances is None:
-            self.stage.distances = ClassDistances(self._moments(), RIDGE)
-        return self.stage.distances
+        return None
 
-    def novelty(self, z: Tensor) -> Tensor:
-        """Measure how far embeddings are from everything learned.
+    def share_of(self, label: int) -> Any:
+        """Return a head of the same settings that has learned the samples of one class alone.
 
-        That is the squared Mahalanobis distance to the nearest class mean less half of that to the mean of all samples
-        (:class:`~cifnet_pl.statistics.ClassDistances`).
+        Subtracting it equals subtracting a head that was shown the samples again.
+
+        Args:
+            label: of the class.
+
+        Returns:
+            The head; None if these sums are not kept.
+        """
+        return None
+
+    def decide(self, z: Tensor, y: Tensor) -> None:
+        """Choose how to score by the leave-one-out scores of stored samples, before they are calibrated.
+
+        A no-op for a head with nothing to choose (``decides``).
 
         Args:
             z: (n, d) embeddings.
-
-        Returns:
-            (n,) float64, larger for what is more foreign.
-
-        Raises:
-            UnsupportedError, CifnetError: as for :meth:`distances`.
-        """
-        check_embeddings(z, self.in_features)
-        measure = self.measuring()
-        with torch.autocast(z.device.type, enabled=False):
-            return measure(z)
-
-    @exact
-    def measuring(self) -> Callable[[Tensor], Tensor]:
-        """Return :meth:`novelty` as a function whose steps do not depend on the embeddings' values.
-
-        The embeddings are not checked: it is made for graphs.
-        """
-        distances, stage = self.distances(), self.stage
-        measure = stage.measure = stage.measure or distances.relative(OVERALL)
-        return lambda z: measure(self._rows(z))
-
-    @exact
-    def leave_one_out_novelty(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> Tensor:
-        """Return the novelty (n,) float64 of learned samples, each as if it, or its group, had never been learned.
-
-        The result is exact at the same ridge.
-
-        Args:
-            z: (n, d) embeddings of samples that were observed once, with weight 1, in their class's task.
             y: (n,) int64 labels.
-            groups: (n,) int64, equal for samples that are left out together; None to leave out each alone.
-
-        Returns:
-            NaN for a sample without which, or without whose group, no class would be known.
-
-        Raises:
-            UnsupportedError, CifnetError: as for :meth:`distances`.
         """
-        check_samples(z, y, None, self.in_features)
-        distances, columns = self.distances(), self._columns(y)
-        rows, weight = self._rows(z), self._learned_weight(columns)
-        near, overall = distances.left_out(rows, columns, weight)
-        for group in shared_groups(groups) if groups is not None else ():
-            own = (rows[group], columns[group], weight[group])
-            near[group], overall[group] = distances.left_out_together(*own)
-        return near - OVERALL * overall
+
+    def scoring(self) -> Callable[[Tensor], Tensor]:
+        """Return the scores of a solved head as a function of (n, d) embeddings, without branches on values.
+
+        Unchecked: for graphs (ONNX). A head whose ``_scores`` looks at tensors to decide what to do overrides this.
+        """
+        return self._scores
+
+    def choices(self) -> list[Choice]:
+        """Return the ridges of the last solve, the same ones at each solve first; empty for a head that has none."""
+        return []
 
     def _rows(self, z: Tensor) -> Tensor:
         """Return the features (n, p) of embeddings (n, d) that the Gram matrix is over, without the bias.
@@ -738,132 +509,6 @@ class NoveltyHead(StoredHead):
     def _learned_weight(self, columns: Tensor) -> Tensor:
         """Return (n,) weight in the Gram matrix that samples of the classes at ``columns`` (n,) have."""
         return torch.ones(len(columns), dtype=torch.float64, device=columns.device)
-
-    def _begin_stage(self) -> None:
-        """Drop what was computed from the sums before they changed."""
-        self.stage = Stage()
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        self._begin_stage()
-        return super()._apply(fn, recurse)
-
-    def _before_load(self, state: Mapping[str, Any]) -> None:
-        super()._before_load(state)
-        self._begin_stage()
-
-
-class ScoringHead(NoveltyHead):
-    """The predictions of a head that has learned; :class:`cifnet_pl.heads.Head` adds the learning."""
-
-    dtype: torch.dtype
-    temperature: Tensor
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Score embeddings.
-
-        Args:
-            z: (n, d) float embeddings.
-
-        Returns:
-            (n, C) float64, columns as in ``classes``.
-
-        Raises:
-            CifnetError: nothing learned yet, unsolved samples, or embeddings of another width.
-        """
-        check_embeddings(z, self.in_features)
-        if not len(self.labels) or not self.solved:
-            raise CifnetError("the head is not solved: call solve() after observe()")
-        with torch.autocast(z.device.type, enabled=False):
-            return self._scores(z)
-
-    def probabilities(self, z: Tensor) -> Tensor:
-        """Return the softmax of the scores divided by ``temperature``.
-
-        Args:
-            z: (n, d) float embeddings.
-
-        Returns:
-            (n, C) float64, columns as in ``classes``.
-        """
-        return torch.softmax(self(z) / self.temperature, dim=1)
-
-    def predict(self, z: Tensor) -> Tensor:
-        """Return the labels with the largest score.
-
-        Args:
-            z: (n, d) float embeddings.
-
-        Returns:
-            (n,) int64.
-        """
-        return self.labels[self(z).argmax(dim=1)]
-
-    @exact
-    def leave_one_out(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> Tensor:
-        """Score learned samples, each as if that one, or all of its group, had never been learned: (n, C) float64.
-
-        For ridge regression this needs no second solve: with h the share of a sample's target y in its own score,
-        ``(score − h·y)/(1 − h)`` is exact at the same ridge. A burst of photos tests nothing if only one is left out:
-        give its photos the same group.
-
-        Args:
-            z: (n, d) embeddings of samples that were observed once, with weight 1, in their class's task, and that
-                were among the calibration samples of every later task where the head uses those.
-            y: (n,) int64 labels.
-            groups: (n,) int64, equal for samples that are left out together; None to leave out each alone.
-
-        Returns:
-            NaN where nothing would be known without the sample or its group, such as the only one of all.
-
-        Raises:
-            UnsupportedError: this head has no closed form for it, or cannot tell the weight of a sample.
-            CifnetError: the head is not solved, or embeddings of another width.
-        """
-        self.require("leaves_one_out")
-        check_samples(z, y, None, self.in_features)
-        if not len(self.labels) or not self.solved:
-            raise CifnetError("the head is not solved: call solve() after observe()")
-        if groups is not None and groups.shape != y.shape:
-            raise UsageError(
-                f"leave_one_out got {tuple(groups.shape)} groups, expected one for each of {len(y)} samples"
-            )
-        z, columns = z.to(self.dtype), self._columns(y)
-        if groups is None or len(torch.unique(groups)) == len(groups):
-            return self._leave_one_out(z, columns).double()
-        return self._leave_one_out(z, columns, groups).double()
-
-
-class Head(ScoringHead):
-    """A classifier that learns classes task by task from embeddings, without gradients.
-
-    Protocol per task: ``begin_task(classes)``, then ``observe`` for every batch, then ``observe_past`` with
-    samples of earlier classes if the head uses them, then ``solve``.
-    Scores are float64. Subclasses implement the methods with a leading underscore, and declare what they can do
-    (:class:`Abilities`). Every argument of a subclass's constructor is an attribute of the same name.
-
-    Buffers, besides those of :class:`LabelSpace`:
-        solved: () bool, whether everything observed so far is in the weights.
-        under_way: () bool, whether the task begun last is not yet part of the statistics, so that it can be aborted.
-        temperature: () float64, divides the scores in ``probabilities``; 1 until calibrated.
-    """
-
-    title: ClassVar[str] = ""
-    """Name in tables and figures; the class's own without "Head" if empty."""
-
-    solved: Tensor
-    under_way: Tensor
-    temperature: Tensor
-
-    def __init__(self, in_features: int, dtype: Dtype = "float64"):
-        super().__init__()
-        if in_features < 1:
-            raise UsageError(f"in_features is {in_features}, expected at least 1")
-        check_choice("dtype of the statistics", dtype, Dtype)
-        self.in_features = in_features
-        self.dtype: torch.dtype = getattr(torch, dtype)
-        self.register_buffer("solved", torch.tensor(True))
-        self.register_buffer("under_way", torch.tensor(False))
-        self.register_buffer("temperature", torch.ones((), dtype=torch.float64))
 
     # ------------------------------------------------------------------ learning
 
@@ -1069,3 +714,306 @@ class Head(ScoringHead):
         if different:
             name, (mine, yours) = next(iter(different.items()))
             raise UsageError(f"cannot combine heads with different {name}: {mine} and {yours}")
+
+    def require(self, ability: Ability) -> None:
+        """Check that this head has an ability.
+
+        Raises:
+            UnsupportedError: it has not; the sentence says why.
+        """
+        if not getattr(self, ability):
+            raise self._cannot(ACTIONS[ability], REASONS.get(ability, self.reason))
+
+    def _cannot(self, action: str, why: str) -> UnsupportedError:
+        return UnsupportedError(f"{type(self).__name__} cannot {action}: {why}")
+
+    # ------------------------------------------------------------------ prediction
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Score embeddings.
+
+        Args:
+            z: (n, d) float embeddings.
+
+        Returns:
+            (n, C) float64, columns as in ``classes``.
+
+        Raises:
+            CifnetError: nothing learned yet, unsolved samples, or embeddings of another width.
+        """
+        check_embeddings(z, self.in_features)
+        if not len(self.labels) or not self.solved:
+            raise CifnetError("the head is not solved: call solve() after observe()")
+        with torch.autocast(z.device.type, enabled=False):
+            return self._scores(z)
+
+    def probabilities(self, z: Tensor) -> Tensor:
+        """Return the softmax of the scores divided by ``temperature``.
+
+        Args:
+            z: (n, d) float embeddings.
+
+        Returns:
+            (n, C) float64, columns as in ``classes``.
+        """
+        return torch.softmax(self(z) / self.temperature, dim=1)
+
+    def predict(self, z: Tensor) -> Tensor:
+        """Return the labels with the largest score.
+
+        Args:
+            z: (n, d) float embeddings.
+
+        Returns:
+            (n,) int64.
+        """
+        return self.labels[self(z).argmax(dim=1)]
+
+    @exact
+    def leave_one_out(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> Tensor:
+        """Score learned samples, each as if that one, or all of its group, had never been learned: (n, C) float64.
+
+        For ridge regression this needs no second solve: with h the share of a sample's target y in its own score,
+        ``(score − h·y)/(1 − h)`` is exact at the same ridge. A burst of photos tests nothing if only one is left out:
+        give its photos the same group.
+
+        Args:
+            z: (n, d) embeddings of samples that were observed once, with weight 1, in their class's task, and that
+                were among the calibration samples of every later task where the head uses those.
+            y: (n,) int64 labels.
+            groups: (n,) int64, equal for samples that are left out together; None to leave out each alone.
+
+        Returns:
+            NaN where nothing would be known without the sample or its group, such as the only one of all.
+
+        Raises:
+            UnsupportedError: this head has no closed form for it, or cannot tell the weight of a sample.
+            CifnetError: the head is not solved, or embeddings of another width.
+        """
+        self.require("leaves_one_out")
+        check_samples(z, y, None, self.in_features)
+        if not len(self.labels) or not self.solved:
+            raise CifnetError("the head is not solved: call solve() after observe()")
+        if groups is not None and groups.shape != y.shape:
+            raise UsageError(
+                f"leave_one_out got {tuple(groups.shape)} groups, expected one for each of {len(y)} samples"
+            )
+        z, columns = z.to(self.dtype), self._columns(y)
+        if groups is None or len(torch.unique(groups)) == len(groups):
+            return self._leave_one_out(z, columns).double()
+        return self._leave_one_out(z, columns, groups).double()
+
+    # ------------------------------------------------------------------ novelty
+
+    @exact
+    def distances(self) -> ClassDistances:
+        """Return the distances of this head's features to its classes; computed once after each change.
+
+        Raises:
+            UnsupportedError: this head has no scatter within classes (``tells_novelty``).
+            CifnetError: the head is not solved.
+        """
+        self.require("tells_novelty")
+        if not len(self.labels) or not self.solved:
+            raise CifnetError("the head is not solved: call solve() after observe()")
+        if self.stage.distances is None:
+            self.stage.distances = ClassDistances(self._moments(), RIDGE)
+        return self.stage.distances
+
+    def novelty(self, z: Tensor) -> Tensor:
+        """Measure how far embeddings are from everything learned.
+
+        That is the squared Mahalanobis distance to the nearest class mean less half of that to the mean of all samples
+        (:class:`~cifnet_pl.statistics.ClassDistances`).
+
+        Args:
+            z: (n, d) embeddings.
+
+        Returns:
+            (n,) float64, larger for what is more foreign.
+
+        Raises:
+            UnsupportedError, CifnetError: as for :meth:`distances`.
+        """
+        check_embeddings(z, self.in_features)
+        measure = self.measuring()
+        with torch.autocast(z.device.type, enabled=False):
+            return measure(z)
+
+    @exact
+    def measuring(self) -> Callable[[Tensor], Tensor]:
+        """Return :meth:`novelty` as a function whose steps do not depend on the embeddings' values.
+
+        The embeddings are not checked: it is made for graphs.
+        """
+        distances, stage = self.distances(), self.stage
+        measure = stage.measure = stage.measure or distances.relative(OVERALL)
+        return lambda z: measure(self._rows(z))
+
+    @exact
+    def leave_one_out_novelty(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> Tensor:
+        """Return the novelty (n,) float64 of learned samples, each as if it, or its group, had never been learned.
+
+        The result is exact at the same ridge.
+
+        Args:
+            z: (n, d) embeddings of samples that were observed once, with weight 1, in their class's task.
+            y: (n,) int64 labels.
+            groups: (n,) int64, equal for samples that are left out together; None to leave out each alone.
+
+        Returns:
+            NaN for a sample without which, or without whose group, no class would be known.
+
+        Raises:
+            UnsupportedError, CifnetError: as for :meth:`distances`.
+        """
+        check_samples(z, y, None, self.in_features)
+        distances, columns = self.distances(), self._columns(y)
+        rows, weight = self._rows(z), self._learned_weight(columns)
+        near, overall = distances.left_out(rows, columns, weight)
+        for group in shared_groups(groups) if groups is not None else ():
+            own = (rows[group], columns[group], weight[group])
+            near[group], overall[group] = distances.left_out_together(*own)
+        return near - OVERALL * overall
+
+    def _begin_stage(self) -> None:
+        """Drop what was computed from the sums before they changed."""
+        self.stage = Stage()
+
+    # ------------------------------------------------------------------ labels
+
+    @property
+    def classes(self) -> list[int]:
+        """Labels in column order, those of a task that is under way included."""
+        labels: list[int] = self.labels.tolist()
+        return labels
+
+    @property
+    def tasks(self) -> list[list[int]]:
+        """Labels of each task, in the order learned."""
+        tasks: dict[int, list[int]] = {}
+        for task, label in zip(self.task_of.tolist(), self.labels.tolist(), strict=True):
+            tasks.setdefault(task, []).append(label)
+        return list(tasks.values())
+
+    def relabel(self, labels: Mapping[int, int]) -> None:
+        """Rename the classes; nothing else changes.
+
+        Args:
+            labels: old label → new one, of every class.
+
+        Raises:
+            UsageError: a class without a new label, or two with the same one.
+        """
+        if set(labels) != set(self.classes) or len(set(labels.values())) < len(labels):
+            raise UsageError(f"relabel needs one new label for each of {self.classes}, got {dict(labels)}")
+        old, new = self.labels, self.labels.new_tensor([labels[label] for label in self.classes])
+        self._rename(lambda y: new[(y[:, None] == old).nonzero()[:, 1]])
+        self.labels = new
+
+    def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
+        """Rename the labels that are kept beside ``labels``; ``new`` maps (n,) old ones to (n,) new ones."""
+
+    def _new_labels(self, classes: Sequence[int], counts: Sequence[int] | None) -> list[int]:
+        """Check the labels of a task to come and return them, ``counts`` being their numbers of samples where known.
+
+        Raises:
+            UsageError: no class, a class twice, or one that is already known; counts that do not fit.
+        """
+        new = [operator.index(c) for c in classes]
+        if not new:
+            raise UsageError("a task needs at least one class, none was given")
+        if not -(2**63) <= min(new) <= max(new) < 2**63:
+            raise UsageError(f"classes {new} hold a label that does not fit into 64 bits")
+        if len(set(new)) < len(new):
+            raise UsageError(f"classes {new} of one task hold a label twice")
+        known = sorted(set(new) & set(self.classes))
+        if known:
+            raise UsageError(f"class {known[0]} is already learned: a task introduces new classes only")
+        if counts is not None and (len(counts) != len(new) or min(counts) < 1):
+            raise UsageError(f"counts {list(counts)} do not give one positive number for each of {len(new)} classes")
+        return new
+
+    def _append_task(self, new: Sequence[int]) -> None:
+        task = int(self.task_of.max()) + 1 if len(self.task_of) else 0
+        self.labels = torch.cat([self.labels, self.labels.new_tensor(new)])
+        self.task_of = torch.cat([self.task_of, self.task_of.new_full((len(new),), task)])
+
+    def _keep_labels(self, columns: Tensor) -> None:
+        """Drop all classes but those at ``columns``; a task whose classes are all gone leaves no gap in the numbers."""
+        self.labels, self.task_of = self.labels[columns], self.task_of[columns]
+        self.task_of = torch.unique(self.task_of, return_inverse=True)[1]
+
+    def _columns(self, y: Tensor) -> Tensor:
+        """Return the positions of labels in ``labels``.
+
+        Raises:
+            UsageError: a label that is not known.
+        """
+        if not len(self.labels):
+            raise UsageError("no task has begun: call begin_task() first")
+        order = torch.argsort(self.labels)
+        position = torch.searchsorted(self.labels[order], y.contiguous()).clamp_max(len(order) - 1)
+        columns = order[position]
+        wrong = self.labels[columns] != y
+        if wrong.any():
+            raise UsageError(f"label {y[wrong][0].item()} was not introduced by begin_task()")
+        return columns
+
+    # ------------------------------------------------------------------ storing
+
+    def settings(self) -> dict[str, Any]:
+        """Return the constructor arguments that a stored state depends on: plain numbers, strings and booleans."""
+        try:
+            settings = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        except AttributeError as error:
+            raise UsageError(f"each argument of {type(self).__name__}() must be an attribute, too: {error}") from error
+        return {name: str(v).removeprefix("torch.") if name == "dtype" else v for name, v in settings.items()}
+
+    @classmethod
+    def from_settings(cls: type[H], settings: Mapping[str, Any]) -> H:
+        """Return an empty head into which a state with these ``settings()`` can be loaded."""
+        return cls(**settings)
+
+    def fresh(self: H) -> H:
+        """Return an empty head that merges with this one, on the same device."""
+        return type(self).from_settings(self.settings()).to(self.labels.device)
+
+    def expected_shapes(self, task_sizes: Sequence[int]) -> dict[str, Sizes]:
+        """Return the sizes that the stored tensors of a head with these settings have, by name.
+
+        Heads with tensors for each task override this.
+
+        Args:
+            task_sizes: number of classes of each task.
+        """
+        with_one, with_two = (self._shapes_with(classes) for classes in (1, 2))
+        samples = {f"{name}." for name, module in self.named_modules() if isinstance(module, Samples)}
+        return {
+            name: grown_sizes(one, with_two[name], sum(task_sizes), name[: name.rfind(".") + 1] in samples)
+            for name, one in with_one.items()
+        }
+
+    def _shapes_with(self, classes: int) -> dict[str, tuple[int, ...]]:
+        fresh = self.fresh()
+        fresh.begin_task(range(classes), [1] * classes)
+        return {name: tuple(tensor.shape) for name, tensor in fresh.state_dict().items()}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        self._begin_stage()
+        return cast(Any, super())._apply(keeping_dtypes(fn), recurse)
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        state = state_of(state_dict, prefix)
+        self._before_load(state)
+        make_room(self, state, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def _before_load(self, state: Mapping[str, Any]) -> None:
+        """Create the children that ``state`` (this head's part of the state, without prefix) has tensors for."""
+        labels, task_of = state.get("labels"), state.get("task_of")
+        if isinstance(labels, Tensor) and isinstance(task_of, Tensor) and labels.shape != task_of.shape:
+            raise CheckpointError(
+                f"stored head has {labels.numel()} labels but {task_of.numel()} task numbers: the file is damaged"
+            )
+        self._begin_stage()

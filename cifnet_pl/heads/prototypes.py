@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cifnet_pl.heads.acil import ACILHead, fingerprint
 from cifnet_pl.heads.base import Dtype, Metric, Ridge, check_share, exact
-from cifnet_pl.heads.sums import LinearSumsHead, SharedSumsHead
+from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
     Centred,
     ClassMoments,
@@ -25,7 +25,7 @@ from cifnet_pl.statistics import (
     solve_ridge,
 )
 from cifnet_pl.statistics.ridge import spectrum
-from cifnet_pl.statistics.sums import ClassGrams, unpack
+from cifnet_pl.statistics.sums import ClassGrams, Sums, unpack
 from cifnet_pl.utilities.errors import CheckpointError, UsageError, check_choice
 
 Shrinkage = float | Literal["gcv", "oas"]
@@ -35,7 +35,7 @@ ALMOST_ONE = 1 - 1e-9
 """A shrinkage that differs from 1 by less than rounding does, but still has a scatter."""
 
 
-class NCMHead(SharedSumsHead):
+class NCMHead(SumsHead):
     """Nearest class mean: one mean ``μ_c = Σ_{y=c} z / n_c`` for each class (Mensink et al., 2013).
 
     Scores: "cosine" gives the cosine between z and μ_c, "euclidean" gives ``−‖z − μ_c‖²``.
@@ -47,7 +47,8 @@ class NCMHead(SharedSumsHead):
     """
 
     title = "NCM"
-    counterexamples = False
+    counterexamples = linear = tells_novelty = False
+    sums_type = ClassSums
 
     def __init__(self, in_features: int, metric: Metric = "cosine", dtype: Dtype = "float64"):
         super().__init__(in_features, in_features + 1, dtype)
@@ -69,7 +70,7 @@ class NCMHead(SharedSumsHead):
         return (2 * z @ means.T - squares).double()
 
 
-class SLDAHead(LinearSumsHead):
+class SLDAHead(SumsHead):
     """Linear discriminant analysis with one covariance for all classes (streaming LDA, Hayes and Kanan, 2020).
 
     ``score_c = zᵀΛμ_c − ½ μ_cᵀΛμ_c`` with ``Λ = ((1−α)S + α·s·I)⁻¹``, S the covariance within classes and
@@ -86,6 +87,9 @@ class SLDAHead(LinearSumsHead):
 
     title = "SLDA"
     leaves_one_out = True
+
+    sums: Sums
+    increment: Sums | None
 
     shrinkage_used: Tensor
 
@@ -262,7 +266,7 @@ class KLDAHead(SLDAHead):
             raise UsageError(f"width is {width}, expected at least 1")
         if not 0 < gamma < float("inf"):
             raise UsageError(f"gamma is {gamma:g}, expected a positive number")
-        LinearSumsHead.__init__(self, in_features, width + 1, dtype)
+        SumsHead.__init__(self, in_features, width + 1, dtype)
         self.shrinkage = check_share("shrinkage", shrinkage, ("gcv", "oas"))
         self.width, self.gamma, self.seed = width, float(gamma), seed
         raw = np.random.PCG64(seed).jumped().random_raw(width) >> np.uint64(11)
@@ -291,7 +295,7 @@ SMALLEST = 1e-9
 """Added to the diagonal of a correlation matrix, so that samples that are all alike leave it invertible."""
 
 
-class FeCAMHead(SharedSumsHead):
+class FeCAMHead(SumsHead):
     """``score_c = −(x̂ − μ̂_c)ᵀ R_c⁻¹ (x̂ − μ̂_c)`` with x̂, μ̂ of unit length and R_c the class's correlation matrix.
 
     The features are ``sign(z)·|z|^power`` (Tukey's ladder). A class's covariance Σ is shrunk to
@@ -307,8 +311,7 @@ class FeCAMHead(SharedSumsHead):
     """
 
     title = "FeCAM"
-    counterexamples = False
-    tells_novelty = True
+    counterexamples = linear = False
     sums_type = ClassGrams
     sums: ClassGrams
 

@@ -15,7 +15,7 @@ from cifnet_pl.heads.base import Dtype, Ridge, Sizes, check_ridge, exact
 from cifnet_pl.heads.cifnet import signed_targets, target_limit
 from cifnet_pl.heads.confidence import near_copies
 from cifnet_pl.heads.prototypes import draw_normal
-from cifnet_pl.heads.sums import LinearSumsHead, SharedSumsHead
+from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
     Centred,
     Choice,
@@ -27,7 +27,7 @@ from cifnet_pl.statistics import (
     shared_groups,
     within_scatter,
 )
-from cifnet_pl.statistics.sums import RememberingSums
+from cifnet_pl.statistics.sums import RememberingSums, Sums
 from cifnet_pl.utilities.errors import UsageError, check_choice, unknown_name
 
 Remember = str | Sequence[int | str] | None
@@ -235,7 +235,7 @@ ADDED = {"decision": "ridge", "remember": ""}
 """Arguments that files of older versions do not name, and what those files mean."""
 
 
-class RidgeHead(LinearSumsHead):
+class RidgeHead(SumsHead):
     """Ridge regression on targets ±L over all data ever seen, or the discriminant of the same sums; exact at any task.
 
     The joint optimum needs no buffer: for a class never seen before all earlier samples are negatives, and
@@ -263,6 +263,8 @@ class RidgeHead(LinearSumsHead):
     title = "Exact ridge"
     leaves_one_out = True
 
+    sums: Sums
+    increment: Sums | None
     directions: Tensor | None
     class_weight: Tensor
     ridge_used: Tensor
@@ -467,12 +469,12 @@ class RidgeHead(LinearSumsHead):
         if self.balanced:
             self.class_weight = self.class_weight[columns]
 
-    def _merge(self, other: SharedSumsHead) -> None:
+    def _merge(self, other: SumsHead) -> None:
         super()._merge(other)
         assert isinstance(other, RidgeHead)
         self.removed_sums = torch.cat([self.removed_sums, other.removed_sums.to(self.removed_sums.device)])
 
-    def _subtract(self, other: SharedSumsHead) -> None:
+    def _subtract(self, other: SumsHead) -> None:
         assert isinstance(other, RidgeHead)
         removed = rows_without(self.removed_sums, other.removed_sums)
         if removed is None:

@@ -1,9 +1,9 @@
-"""The base classes of heads whose statistics are one set of sums, shared by all classes and tasks."""
+"""The base class of heads whose statistics are one set of sums, shared by all classes and tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -13,8 +13,11 @@ from cifnet_pl.statistics import ClassMoments, ClassSums, Sums, augment
 from cifnet_pl.utilities.errors import UsageError
 
 
-class SharedSumsHead(Head):
+class SumsHead(Head):
     """A head whose statistics are one set of sums shared by all classes: what a task adds, and all before.
+
+    Most have a Gram matrix, and scores that are linear in their features, ``features(z) · weights``: these set
+    ``weights`` (width, C) in ``_solve``. A head that is not ``linear`` chooses other sums, and scores in its own way.
 
     Args:
         in_features: width d of the embeddings.
@@ -22,19 +25,41 @@ class SharedSumsHead(Head):
         dtype: of the sums.
     """
 
-    merges = pools = subtracts = reduces = True
-    sums_type: type[ClassSums] = ClassSums
+    merges = pools = subtracts = reduces = tells_novelty = True
+    linear: ClassVar[bool] = True
+    """Whether scores are linear in the features."""
+    has_bias: ClassVar[bool] = True
+    """Whether the first feature is the constant one."""
+
+    sums_type: type[ClassSums] = Sums
     sums: ClassSums
     increment: ClassSums | None
+    weights: Tensor
 
     def __init__(self, in_features: int, width: int, dtype: Dtype = "float64"):
         super().__init__(in_features, dtype)
         self.sums = self.sums_type(width, dtype=self.dtype)
         self.increment = None
+        if self.linear:
+            self.register_buffer("weights", torch.zeros(width, 0, dtype=self.dtype))
 
     def _features(self, z: Tensor) -> Tensor:
         """Return (n, width) features of embeddings (n, d), in the dtype of the sums."""
         return augment(z, self.dtype)
+
+    def _scores(self, z: Tensor) -> Tensor:
+        return (self._features(z) @ self.weights).double()
+
+    def _rows(self, z: Tensor) -> Tensor:
+        features = self._features(z)
+        return features[:, 1:] if self.has_bias else features
+
+    def _moments(self) -> ClassMoments:
+        sums = cast(Sums, self.sums)
+        gram, of_classes, mass = sums.gram, sums.class_sums, sums.mass
+        if self.has_bias:
+            return ClassMoments.of(gram[1:, 1:], of_classes[:, 1:], of_classes[:, 0], gram[0], mass)
+        return ClassMoments.of(gram, of_classes, sums.class_mass, None, mass)
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         self.sums.grow(new)
@@ -71,7 +96,7 @@ class SharedSumsHead(Head):
             counts += self.increment.counts
         return dict(zip(self.classes, counts.tolist(), strict=True))
 
-    def _merge(self, other: SharedSumsHead) -> None:
+    def _merge(self, other: SumsHead) -> None:
         self._fold()
         other._fold()
         self._begin_tasks_of(other)
@@ -79,7 +104,7 @@ class SharedSumsHead(Head):
         self.solved.fill_(False)
         self.under_way.fill_(False)
 
-    def _subtract(self, other: SharedSumsHead) -> None:
+    def _subtract(self, other: SumsHead) -> None:
         self._fold()
         other._fold()
         columns = self._columns(other.labels.to(self.labels.device))
@@ -94,58 +119,24 @@ class SharedSumsHead(Head):
     def _keep(self, columns: Tensor) -> None:
         self._fold()
         self.sums.keep(columns)
+        if self.linear:
+            self.weights = kept_weights(self.weights, columns)
 
     def state_elements(self) -> dict[str, int]:
-        """Count the numbers kept between tasks: C times the width, sums and weights of the classes."""
-        return {"moments": self.sums.class_sums.numel()}
+        """Count the numbers kept between tasks: C times the width for the sums of the classes.
+
+        A linear head keeps as many weights, and p(p+1)/2 numbers for a Gram matrix of width p.
+        """
+        elements = {"moments": self.sums.class_sums.numel()}
+        if self.linear:
+            elements |= {"factors": cast(Sums, self.sums).products.numel(), "weights": self.weights.numel()}
+        return elements
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)
         self.increment = None
         if any(key.startswith("increment.") for key in state):
             self._open_increment()
-
-
-class LinearSumsHead(SharedSumsHead):
-    """A head with a Gram matrix whose scores are linear in its features: ``features(z) · weights``.
-
-    Subclasses set ``weights`` (width, C) in ``_solve``; arguments as for :class:`SharedSumsHead`.
-    """
-
-    tells_novelty = True
-    has_bias: ClassVar[bool] = True
-    """Whether the first feature is the constant one."""
-
-    sums_type: type[ClassSums] = Sums
-    sums: Sums
-    increment: Sums | None
-    weights: Tensor
-
-    def __init__(self, in_features: int, width: int, dtype: Dtype = "float64"):
-        super().__init__(in_features, width, dtype)
-        self.register_buffer("weights", torch.zeros(width, 0, dtype=self.dtype))
-
-    def _scores(self, z: Tensor) -> Tensor:
-        return (self._features(z) @ self.weights).double()
-
-    def _rows(self, z: Tensor) -> Tensor:
-        features = self._features(z)
-        return features[:, 1:] if self.has_bias else features
-
-    def _moments(self) -> ClassMoments:
-        gram, sums, mass = self.sums.gram, self.sums.class_sums, self.sums.mass
-        if self.has_bias:
-            return ClassMoments.of(gram[1:, 1:], sums[:, 1:], sums[:, 0], gram[0], mass)
-        return ClassMoments.of(gram, sums, self.sums.class_mass, None, mass)
-
-    def _keep(self, columns: Tensor) -> None:
-        super()._keep(columns)
-        self.weights = kept_weights(self.weights, columns)
-
-    def state_elements(self) -> dict[str, int]:
-        """Count the numbers kept: p(p+1)/2 for the Gram matrix of width p, and twice C times the width."""
-        weights = {"factors": self.sums.products.numel(), "weights": self.weights.numel()}
-        return super().state_elements() | weights
 
 
 def kept_weights(weights: Tensor, columns: Tensor) -> Tensor:

@@ -29,6 +29,44 @@ def fingerprint(about: str, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def keeping_dtypes(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a function that moves a tensor as ``fn`` does, but never changes its dtype."""
+
+    def moved(tensor: Tensor) -> Tensor:
+        new = fn(tensor)
+        return new if new.dtype == tensor.dtype else tensor.to(new.device)
+
+    return moved
+
+
+def state_of(state_dict: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the part of a state whose names begin with ``prefix``, without it."""
+    return {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
+
+
+def make_room(module: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
+    """Give the buffers of a module the shapes of stored ones, so that those can be loaded.
+
+    Args:
+        module: to load into; its children are left as they are.
+        state: its part of a state, without prefix.
+        prefix: of its names, for errors.
+
+    Raises:
+        CheckpointError: a stored tensor has another number of dimensions, or another kind of numbers.
+    """
+    for name, buffer in module.named_buffers(recurse=False):
+        incoming = state.get(name)
+        if not isinstance(incoming, Tensor):
+            continue
+        if incoming.ndim != buffer.ndim or incoming.is_floating_point() != buffer.is_floating_point():
+            raise CheckpointError(
+                f"stored tensor '{prefix}{name}' has shape {tuple(incoming.shape)} and dtype {incoming.dtype}, "
+                f"expected {buffer.ndim} dimensions of {buffer.dtype}: the file is of another model or damaged"
+            )
+        setattr(module, name, buffer.new_zeros(incoming.shape))
+
+
 class GrowingModule(nn.Module):
     """An ``nn.Module`` whose ``load_state_dict`` works into a fresh object with smaller (empty) buffers.
 
@@ -37,25 +75,12 @@ class GrowingModule(nn.Module):
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        def keep_dtype(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
-
-        return cast(Any, super())._apply(keep_dtype, recurse)
+        return cast(Any, super())._apply(keeping_dtypes(fn), recurse)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        state = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
+        state = state_of(state_dict, prefix)
         self._before_load(state)
-        for name, buffer in self._buffers.items():
-            incoming = state.get(name)
-            if buffer is None or not isinstance(incoming, Tensor):
-                continue
-            if incoming.ndim != buffer.ndim or incoming.is_floating_point() != buffer.is_floating_point():
-                raise CheckpointError(
-                    f"stored tensor '{prefix}{name}' has shape {tuple(incoming.shape)} and dtype {incoming.dtype}, "
-                    f"expected {buffer.ndim} dimensions of {buffer.dtype}: the file is of another model or damaged"
-                )
-            self._buffers[name] = buffer.new_zeros(incoming.shape)
+        make_room(self, state, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:

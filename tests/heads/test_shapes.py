@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cifnet_pl.heads.base import as_stored_now, fits, grown_sizes, renamed
+from cifnet_pl.heads.base import fits, grown_sizes, renamed
 from tests.heads.suite import HEADS
 
 
@@ -18,8 +18,7 @@ def test_sizes_follow_from_one_and_two_classes():
     assert not fits((9,), (None, frozenset({3})))
 
 
-def test_old_files_hold_squares():
-    assert as_stored_now({"sums.products": (4, 4), "labels": (3,)}) == {"sums.products": (5, 2), "labels": (3,)}
+def test_names_get_another_prefix():
     assert renamed({"a.x": (None,), "b": (None,)}, "a.", "c.") == {"c.x": (None,)}
 
 
