@@ -1,19 +1,33 @@
-"""A run's record: its tables and its summary, with a gap where something was not measured."""
+"""A run's record: tables and summary, with a gap where something was not measured, and where its numbers come from."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cifnet_pl.learning.run_record import RunRecord, TaskRow, to_csv
+from cifnet_pl.data.sets import SourceOptions
+from cifnet_pl.data.sources import build_source
+from cifnet_pl.learning.run_record import (
+    RunRecord,
+    TaskRow,
+    cores,
+    fingerprint,
+    machine,
+    package_commit,
+    processor,
+    to_csv,
+)
+from tests.command_line import make_photos
 
 
 def row(task: int, accuracy: float | None = 80.0, energy: float | None = 1e-4) -> TaskRow:
@@ -139,3 +153,60 @@ def test_csv_gives_back_every_cell(rows: list[list[str | None]]) -> None:
 
 def test_short_rows_are_filled() -> None:
     assert to_csv(["a", "b", "c"], [[1], [1, None, 2.5]]) == "a,b,c\n1,,\n1,,2.5\n"
+
+
+def test_a_fingerprint_is_of_the_data_and_its_split(tmp_path: Path) -> None:
+    photos = make_photos(tmp_path / "photos", ["ant", "bee"])
+    copy = make_photos(tmp_path / "copy", ["ant", "bee"])
+
+    def of(root: Path, **options: float) -> str:
+        return fingerprint(build_source("folder", SourceOptions(root, **options)))  # type: ignore[arg-type]
+
+    first = of(photos)
+    assert first == of(copy)
+    assert len(first) == 16
+    assert first != of(photos, split_seed=1)
+    path = photos / "ant" / "3.png"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # the same size
+    assert first != of(photos)
+    path.unlink()
+    assert first != of(photos)
+    path.write_bytes(b"no image at all")
+    assert len(of(photos)) == 16
+
+
+def test_the_machine_is_named(tmp_path: Path) -> None:
+    (tmp_path / "info").write_text("processor : 0\nmodel name\t: Some  CPU @ 2.1GHz\n")
+    assert processor(tmp_path / "info") == "Some CPU @ 2.1GHz"
+    assert processor(tmp_path / "nothing")
+    result = machine(torch.device("cpu"))
+    assert result["gpu"] is None
+    assert result["machine"] == f"{result['processor']}, {cores()} core{'s' if cores() > 1 else ''}"
+
+
+def test_the_commit_is_the_packages_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    assert package_commit(package) is None  # no repository
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    git("init", "-q")
+    (tmp_path / "other").write_text("")
+    git("add", "other")
+    git("commit", "-qm", "first")
+    package_commit.cache_clear()
+    assert package_commit(package) is None  # installed below someone else's repository
+    git("add", ".")
+    git("commit", "-qm", "second")
+    package_commit.cache_clear()
+    commit = git("rev-parse", "HEAD").strip()
+    assert package_commit(package) == commit
+    (package / "__init__.py").write_text("1")
+    package_commit.cache_clear()
+    assert package_commit(package) == f"{commit}+changes"

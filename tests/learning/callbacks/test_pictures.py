@@ -1,20 +1,25 @@
-"""The picture of confusions: its order, and that any number of classes can be drawn."""
+"""The pictures of a run: any number of classes and tasks, axes that do not exaggerate, numbers that can be read."""
 
 import io
 import tracemalloc
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from cifnet_pl.learning.callbacks.pictures import (
     MOST_CLASSES,
+    NUMBERED,
     clustered,
     draw_calibration,
     draw_confusion,
+    draw_trajectory,
     png,
 )
+from cifnet_pl.learning.run_record import RunRecord, TaskRow
 from cifnet_pl.utilities.fonts import lettering
 
 
@@ -85,18 +90,61 @@ def test_calibration_bins():
     assert heights == [0.0, 66.7]
 
 
-@pytest.mark.parametrize("classes", [10, 30])
-def test_numbers_fit_their_cells_and_can_be_read(classes: int):
+def record(accuracies: list[float | None]) -> RunRecord:
+    """A run in which every task has the accuracy of the whole."""
+    rows = [
+        TaskRow(k + 1, 2 * k + 2, a, a, None, None, 1.0, 1.0, 1.0, None, None, 1, 0, None)
+        for k, a in enumerate(accuracies)
+    ]
+    return RunRecord(rows, [[a] * (k + 1) for k, a in enumerate(accuracies)])
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "lowest"), [([100.0, 98.6], 50), ([95.0, 47.0], 40), ([31.0, 30.5], 20), ([1.0], 0), ([None], 50)]
+)
+def test_small_changes_look_small(accuracies: list[float | None], lowest: float):
+    assert draw_trajectory(record(accuracies), "run").axes[0].get_ylim() == (lowest, 101)
+
+
+def test_cells_have_numbers_where_there_is_room():
+    lower = draw_trajectory(record([100.0, 98.6, None]), "run").axes[1]
+    assert [text.get_text() for text in lower.texts] == ["100", "99", "99"]
+    assert not draw_trajectory(record([90.0] * (NUMBERED + 1)), "run").axes[1].texts
+
+
+def test_axes_count_whole_classes_and_tasks():
+    axes = draw_trajectory(record([98.0]), "run").axes[:2]  # a run of a single task
+    ticks = [tick for axis in (axes[0].xaxis, axes[1].xaxis, axes[1].yaxis) for tick in axis.get_majorticklocs()]
+    assert all(tick == round(tick) for tick in ticks)
+
+
+def confusions(classes: int) -> Axes:
+    """The axes of a picture with a number in every cell."""
     matrix = np.full((classes, classes), 1) + np.diag([200] * classes)
-    figure = draw_confusion(matrix, [str(i) for i in range(classes)], lettering([]), "title")
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    axes = figure.axes[0]
-    side = abs(axes.transData.transform((1, 1)) - axes.transData.transform((0, 0)))
+    axes = draw_confusion(matrix, [str(i) for i in range(classes)], lettering([]), "title").axes[0]
     assert len(axes.texts) >= classes
-    for text in [*axes.texts, *axes.get_yticklabels()]:
+    return axes
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        lambda: confusions(10),
+        lambda: confusions(30),
+        lambda: draw_trajectory(record([100.0] * 5), "run").axes[1],
+        lambda: draw_trajectory(record([100.0] * NUMBERED), "run").axes[1],
+    ],
+)
+def test_numbers_fit_their_cells_and_can_be_read(axes: Callable[[], Axes]):
+    drawn = axes()
+    renderer = FigureCanvasAgg(drawn.figure).get_renderer()
+    width, height = np.abs(drawn.transData.transform((1, 1)) - drawn.transData.transform((0, 0)))
+    for text in drawn.texts:
         box = text.get_window_extent(renderer)
-        assert box.width < side[0]
-        assert box.height < side[1]
+        assert box.width < width
+        assert box.height < height
         assert text.get_fontsize() >= 10
-    if classes == 10:
-        assert figure.get_figwidth() <= 6.5
+
+
+def test_a_picture_of_ten_classes_is_half_a_page_wide():
+    assert confusions(10).figure.get_figwidth() <= 6.5
