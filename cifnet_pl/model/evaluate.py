@@ -11,7 +11,7 @@ from torchmetrics.classification import MulticlassCalibrationError
 
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
 from cifnet_pl.model.core import Model
-from cifnet_pl.model.known_photos import KnownPhotos, NearCopyScore
+from cifnet_pl.model.known_photos import LearnedPhotos, NearCopyScore, find_repeats
 from cifnet_pl.utilities.errors import DataError
 
 FEW = 5
@@ -165,20 +165,24 @@ def evaluate(model: Model, photos: ClassPhotos, unreadable: list[Unreadable], pr
     calibration = MulticlassCalibrationError(max(2, len(model.class_names)), n_bins=BINS, validate_args=False)
     calibration.to(model.device)
     parts: list[tuple[np.ndarray, ...]] = []
-    known = KnownPhotos(model, photos)
+    labels, stored = torch.tensor(model.labels(photos.class_names)), LearnedPhotos()
+    if model.stored_samples is not None:
+        stored.add(*model.stored_samples)
     for rows, z in photos.embedded(model, "evaluating", unreadable, progress):
         if not len(rows):
             continue
-        target = columns[photos.files.labels[rows]]
+        positions = photos.files.labels[rows]
+        target, near = columns[positions], stored.resemble(z, labels[positions])
         probabilities = model.head.probabilities(z)
         calibration.update(probabilities, torch.from_numpy(target).to(z.device))
         best = probabilities.max(dim=1)
-        parts.append((rows, target, best.indices.cpu().numpy(), best.values.cpu().numpy(), known.seen(rows, z)))
+        parts.append((rows, target, best.indices.cpu().numpy(), best.values.cpu().numpy(), near))
     if not parts:
         raise DataError("none of the photos can be read: there is nothing to evaluate")
     rows, target, predicted, confidence, near = (np.concatenate(column) for column in zip(*parts, strict=True))
     ece = 100 * float(calibration.compute())
-    learned, twice, mislabelled = known.repeats
+    learned, twice, mislabelled = find_repeats(model, photos)
+    near |= learned[rows]
     evaluation = Evaluation(list(model.class_names), rows, target, predicted, confidence, ece, near)
     return replace(evaluation, learned=learned[rows], twice=twice[rows], mislabelled=tuple(mislabelled))
 

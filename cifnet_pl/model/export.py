@@ -312,34 +312,15 @@ NOVELTY = """,
 
 
 def triton_config(name: str, classes: int, graph: bytes) -> str:
-    """Return the content of ``config.pbtxt``, checked against the inputs and outputs of the graph.
+    """Return the content of ``config.pbtxt``.
 
     Args:
         name: of the model, which is its folder's.
         classes: number of them.
         graph: as :func:`cifnet_pl.model.export.onnx_bytes` gives it.
-
-    Raises:
-        CifnetError: the graph has other inputs or outputs than the configuration says.
     """
-    tensors = _tensors(graph)
-    expected = {"images": ("UINT8", [-1, -1, -1, 3]), "probabilities": ("FLOAT", [-1, classes])}
-    more = "novelty" in tensors
-    if more:
-        expected["novelty"] = ("FLOAT", [-1])
-    if tensors != expected:
-        raise CifnetError(f"the ONNX graph has {tensors}, expected {expected}")
-    return CONFIG.format(name=name, batch=BATCH, classes=classes, delay=DELAY, more=NOVELTY if more else "")
-
-
-def _tensors(graph: bytes) -> dict[str, tuple[str, list[int]]]:
-    """Return the inputs and outputs of a graph: name → type and shape, in which -1 is any length."""
     import onnx
 
-    proto: Any = onnx.load_model_from_string(graph).graph
-    tensors = {}
-    for value in (*proto.input, *proto.output):
-        tensor = value.type.tensor_type
-        sides = [side.dim_value if side.HasField("dim_value") else -1 for side in tensor.shape.dim]
-        tensors[value.name] = (onnx.TensorProto.DataType.Name(tensor.elem_type), sides)
-    return tensors
+    outputs = {output.name for output in onnx.load_model_from_string(graph).graph.output}
+    more = NOVELTY if "novelty" in outputs else ""
+    return CONFIG.format(name=name, batch=BATCH, classes=classes, delay=DELAY, more=more)

@@ -59,7 +59,7 @@ def model_card(model: Classifier, repository: str) -> str:
         f"| head | `{type(model.head).__name__}` |",
         f"| samples learned | {sum(counts.values()):,} |",
         f"| size of its state | {sum(model.state_elements().values()):,} numbers |",
-        *_photo_rows(model),
+        *([f"| photos | {model.image_size} × {model.image_size} pixels |"] if photos else []),
         "",
         "```",
         "pip install 'cifnet_pl[hf]'",
@@ -84,10 +84,6 @@ def model_card(model: Classifier, repository: str) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def _photo_rows(model: Classifier) -> list[str]:
-    return [f"| photos | {model.image_size} × {model.image_size} pixels |"] if model.backbone.takes_images else []
 
 
 def _history(model: Classifier) -> list[str]:

@@ -19,6 +19,7 @@ from cifnet_pl.photos.copies import Duplicates, about_copies, about_labels
 from cifnet_pl.photos.copies import find_repeats as compared
 from cifnet_pl.statistics import comparable, near_groups, near_limit, resembles
 from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.text import number_of, printable
 
 
@@ -132,13 +133,9 @@ class LearnedPhotos:
             self._parts.append((kept, y.cpu()))
             self._bytes += kept.nbytes
 
-    def arrays(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return what was taken in, to hand to another process."""
-        return [(u.numpy(), y.numpy()) for u, y in self._parts]
-
-    def take(self, arrays: list[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Replace what this process took in by what all processes took in."""
-        self._parts = [(torch.from_numpy(u), torch.from_numpy(y)) for u, y in arrays]
+    def gather(self) -> None:
+        """Take in what all processes took in."""
+        self._parts = [part for parts in of_all_processes(self._parts) for part in parts]
 
     def labels(self) -> list[int]:
         """Return the labels of which there are photos."""
@@ -253,36 +250,3 @@ def about_near_copies(near: int, total: int, capped: bool) -> str | None:
     if capped and near >= MANY * total:
         note += ". The model was kept from fitting these too closely; photos of other days would teach it more"
     return note
-
-
-class KnownPhotos:
-    """Compares photos with those that a model has learned.
-
-    Args:
-        model: a learned model; what it can tell depends on what it keeps: hashes of all photos, embeddings of some.
-        photos: of classes that it knows.
-
-    Attributes:
-        repeats: photos that were learned, that occur twice, or that are in two classes, by their contents.
-    """
-
-    def __init__(self, model: Model, photos: ClassPhotos):
-        self._labels = np.array(model.labels(photos.class_names), dtype=np.int64)[photos.files.labels]
-        self.repeats = find_repeats(model, photos)
-        self._stored = LearnedPhotos()
-        if model.buffer is not None and len(model.buffer.y):
-            z, y = model.buffer.items()
-            self._stored.add(z, y)
-
-    def seen(self, rows: np.ndarray, z: Tensor) -> np.ndarray:
-        """Tell which photos were learned, or resemble a stored one.
-
-        Args:
-            rows: (n,) positions of the photos.
-            z: (n, d) their embeddings.
-
-        Returns:
-            (n,) bool.
-        """
-        near = self._stored.resemble(z, torch.from_numpy(self._labels[rows]))
-        return np.asarray(near | self.repeats.learned[rows])

@@ -23,7 +23,7 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import CIFNetHead, NCMHead
 from cifnet_pl.model import export as onnx_graph
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.export import Graph, HeadGraph, Square, check_onnx, cubic_kernel, onnx_bytes, triton_config
+from cifnet_pl.model.export import Graph, HeadGraph, Square, check_onnx, cubic_kernel, onnx_bytes
 from cifnet_pl.photos.photo import square
 from cifnet_pl.utilities.errors import CifnetError
 from tests.models import SIDE, WIDTH, learned, samples
@@ -287,5 +287,3 @@ def test_an_entry_of_a_model_repository(
     assert main([*given, str(entry), "--overwrite", "true"]) == 0
     assert main([*given, str(tmp_path / "a name")]) == 2
     assert main([*given, str(entry / "labels.txt")]) == 2
-    with pytest.raises(CifnetError, match=r"expected .*'probabilities': \('FLOAT', \[-1, 7\]\)"):
-        triton_config("zoo", 7, content)

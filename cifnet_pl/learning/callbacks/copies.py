@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -107,7 +106,7 @@ class NearCopies(Callback):
         module = cast(TaskModule, pl_module)
         if trainer.state.fn != "fit" or not module.data.duplicates:
             return
-        self._photos.take(list(chain.from_iterable(of_all_processes(self._photos.arrays()))))
+        self._photos.gather()
         self.capped = isinstance(module, CIFNetModule) and at_cap(module.head.choices())
         near, learned = self._photos.near_copies()
         self.near, self.learned = self.near + near, self.learned + learned
