@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -36,9 +37,14 @@ def write_vectors(path: Path, samples: int = 64_000, d: int = 256, classes: int 
     return ["--data.source", "embeddings", "--data.root", str(path)]
 
 
-def sums(folder: Path, by: str, given: list[str]) -> list[str]:
-    """Arguments of the command that makes all shards."""
-    return ["sums", "--output", str(folder), "--shards", str(SHARDS), "--by", by, "--workers", str(WORKERS), *given]
+def with_ray(folder: Path, given: list[str]) -> list[str]:
+    """Arguments of the command that makes all shards with Ray."""
+    return ["sums", "--output", str(folder), "--shards", str(SHARDS), "--workers", str(WORKERS), *given]
+
+
+def one_by_one(folder: Path, given: list[str], numbers: Iterable[int]) -> list[str]:
+    """Arguments of the command that makes some shards in one process."""
+    return ["sums", "--output", str(folder), "--shard", *(f"{i}/{SHARDS}" for i in numbers), *given]
 
 
 def kill_a_worker(folder: Path, killed: list[int], finished: int = 10) -> None:
@@ -79,20 +85,13 @@ def _descends(process: int, ancestor: int) -> bool:
     return False
 
 
-def timed(folder: Path, by: str, given: list[str]) -> float:
-    """Seconds of the command, in a new folder."""
-    shutil.rmtree(folder, ignore_errors=True)
+def timed(*commands: list[str]) -> float:
+    """Seconds of commands that run side by side."""
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "cifnet_pl", *sums(folder, by, given)], check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - start
-
-
-def alone(folder: Path, given: list[str]) -> float:
-    """Seconds of one process that makes all shards."""
-    shards = [word for i in range(1, SHARDS + 1) for word in ("--shard", f"{i}/{SHARDS}")]
-    command = ["sums", "--output", str(folder), *shards, *given]
-    start = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "cifnet_pl", *command], check=True, stdout=subprocess.DEVNULL)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = [[sys.executable, "-m", "cifnet_pl", *command] for command in commands]
+    running = [subprocess.Popen(each, stdout=subprocess.DEVNULL, env=environment) for each in words]
+    assert {process.wait() for process in running} == {0}
     return time.perf_counter() - start
 
 
@@ -114,15 +113,19 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     given, expected = write_vectors(options.folder / "vectors.npz"), options.folder / "alone"
     shutil.rmtree(expected, ignore_errors=True)
-    print(f"one process: {alone(expected, given):.1f} s", flush=True)
+    print(f"one process: {timed(one_by_one(expected, given, range(1, SHARDS + 1))):.1f} s", flush=True)
     times: dict[str, list[float]] = {"processes": [], "ray": [], "ray, a worker killed": []}
     for _ in range(options.rounds):
         for name, found in times.items():
             folder, killed = options.folder / name.split(",")[0], list[int]()
+            shutil.rmtree(folder, ignore_errors=True)
             if "killed" in name:
-                shutil.rmtree(folder)
                 threading.Thread(target=kill_a_worker, args=(folder, killed), daemon=True).start()
-            found.append(timed(folder, name.split(",")[0], given))
+            if name == "processes":
+                shares = [range(1 + i, SHARDS + 1, WORKERS) for i in range(WORKERS)]
+                found.append(timed(*(one_by_one(folder, given, share) for share in shares)))
+            else:
+                found.append(timed(with_ray(folder, given)))
             assert bool(killed) == ("killed" in name)
             check_equal(folder, expected)
     for name, found in times.items():

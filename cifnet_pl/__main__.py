@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
-from cifnet_pl.cli.terminal import DONE, exit_code
+from cifnet_pl.utilities.errors import CifnetError
+
+INTERRUPTED, UNREAD = 130, 141
+"""Exit codes as shells have them, 128 and the number of the signal: Ctrl-C, and output that nobody reads."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -15,41 +19,50 @@ def main(args: Sequence[str] | None = None) -> int:
         args: words of the command line, without the program's name; None for those of this process.
 
     Returns:
-        The exit code: 0 done, 1 the run failed, 2 wrong usage, 130 interrupted, 141 with output that nobody
-        reads (:mod:`cifnet_pl.cli.terminal`).
+        The exit code: 0 done, 1 the run failed, 2 wrong usage, 130 interrupted, 141 with output that nobody reads, as
+        after ``| head``. A fault of the package keeps its traceback.
     """
-    return exit_code(lambda: _main(list(sys.argv[1:] if args is None else args)))
-
-
-def _main(arguments: list[str]) -> int:
-    from cifnet_pl.cli.terminal import accept_all_characters, keep_freed_memory, show_news, wait_briefly
-
-    accept_all_characters()
-    keep_freed_memory()
-    wait_briefly()
-    show_news()
-    from cifnet_pl.cli import terminal as overview
-    from cifnet_pl.cli.commands import COMMANDS, run_command
-    from cifnet_pl.utilities.errors import CifnetError
-
     try:
-        if not arguments or arguments[0] in overview.HELP:
-            print(overview.overview())
-        elif arguments[0] in overview.VERSION:
-            print(overview.own_version())
-        elif arguments[0] in COMMANDS:
-            run_command(arguments[0], arguments[1:])
-        else:
-            from cifnet_pl.cli.early_check import check_options
-
-            check_options(arguments)
-            from cifnet_pl.cli.lightning_cli import run  # Lightning takes seconds to import
-
-            run(arguments)
+        _run(list(sys.argv[1:] if args is None else args))
+        sys.stdout.flush()
     except CifnetError as error:
         print(f"cifnet: error: {error}", file=sys.stderr)
         return error.exit_code
-    return DONE
+    except KeyboardInterrupt:
+        print("cifnet: error: interrupted; outputs are whole or not there", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        if not _output_is_unread():
+            raise
+        return UNREAD
+    return 0
+
+
+def _run(words: list[str]) -> None:
+    from cifnet_pl.cli import commands
+    from cifnet_pl.cli.terminal import prepare_process
+
+    prepare_process()
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(commands.overview())
+    elif words[0] in ("-V", "--version"):
+        print(commands.own_version())
+    elif words[0] in commands.COMMANDS:
+        commands.run_command(words[0], words[1:])
+    else:
+        from cifnet_pl.cli.lightning_cli import run  # Lightning takes seconds to import
+
+        run(words)
+
+
+def _output_is_unread() -> bool:
+    """Return whether the standard output's reader has gone; then nothing more is written to it."""
+    try:
+        print(flush=True)  # what could not be written before is forgotten, so flushing alone would succeed
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+        return True
+    return False
 
 
 if __name__ == "__main__":

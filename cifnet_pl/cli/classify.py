@@ -10,22 +10,17 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from cifnet_pl.backbones.engines import EngineChoice, check_precision
-from cifnet_pl.model.classifier import Classifier, Prediction
-from cifnet_pl.model.store import load
-from cifnet_pl.photos.files import find_photos
-from cifnet_pl.photos.photo import read_square
+from cifnet_pl.cli.commands import Engine, refuse_output
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import exclusive, write_atomic
 from cifnet_pl.utilities.text import counted, number_of, on_terminal, printable
 
 if TYPE_CHECKING:
-    from cifnet_pl.utilities.fonts import Lettering
+    from cifnet_pl.model.classifier import Classifier, Prediction
 
 IN_GALLERY = 24
 """Photos in one picture."""
@@ -42,86 +37,6 @@ LONGEST = 22
 """Characters of a class name that are shown."""
 
 
-def write_gallery(predictions: Sequence[Prediction], path: Path) -> str | None:
-    """Draw photos in the order given, each above its most probable classes as bars.
-
-    Args:
-        predictions: of the photos.
-        path: the PNG file, written atomically.
-
-    Returns:
-        A note for the user if a name could not be drawn with the fonts of this machine.
-
-    Raises:
-        CifnetError: the disk is full or not writable.
-    """
-    import matplotlib
-
-    from cifnet_pl.utilities.fonts import lettering  # as matplotlib, only where there is a picture
-
-    letters = lettering([text for p in predictions for text in (_title(p), *p.classes[:SHOWN])])
-    columns = min(COLUMNS, max(1, len(predictions)))
-    rows = max(1, math.ceil(len(predictions) / columns))
-    with matplotlib.rc_context({"font.family": list(letters.families)}):
-        figure = _figure(predictions, rows, columns, letters)
-        write_atomic(path, lambda file: figure.savefig(file, format="png", dpi=110))
-    return letters.note
-
-
-def _figure(predictions: Sequence[Prediction], rows: int, columns: int, letters: Lettering) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(2.0 * columns, 2.85 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    cells = figure.subplots(2 * rows, columns, squeeze=False, height_ratios=[3, 1.15] * rows)
-    for cell in cells.flat:
-        cell.axis("off")
-    for index, prediction in enumerate(predictions):
-        row, column = divmod(index, columns)
-        _draw_photo(cells[2 * row, column], prediction, letters)
-        _draw_bars(cells[2 * row + 1, column], prediction, letters)
-    return figure
-
-
-def _draw_photo(axes: Any, prediction: Prediction, letters: Lettering) -> None:
-    assert prediction.file is not None  # the command line names files
-    axes.imshow(read_square(prediction.file, PIXELS), interpolation="nearest")
-    title = letters.of(_title(prediction), LONGEST + 10)
-    axes.set_title(title, fontsize=7, color="0.4", pad=2, parse_math=False)
-    if prediction.known is False:
-        _mark_unknown(axes)
-
-
-def _mark_unknown(axes: Any) -> None:
-    """Draw a frame around a photo that shows nothing known, and write so on it."""
-    from matplotlib.patches import Rectangle
-
-    axes.add_patch(Rectangle((0, 0), 1, 1, transform=axes.transAxes, fill=False, linewidth=4, edgecolor=UNKNOWN))
-    axes.text(
-        *(0.5, 0.06, "unknown"),
-        transform=axes.transAxes,
-        ha="center",
-        fontsize=8,
-        color="white",
-        bbox={"facecolor": UNKNOWN, "edgecolor": "none", "pad": 2},
-    )
-
-
-def _title(prediction: Prediction) -> str:
-    return f"{prediction.file.parent.name}/{prediction.file.name}" if prediction.file is not None else ""
-
-
-def _draw_bars(axes: Any, prediction: Prediction, letters: Lettering) -> None:
-    names, shares = prediction.classes[:SHOWN], prediction.probabilities[:SHOWN]
-    for line, (name, share) in enumerate(zip(names, shares, strict=True)):
-        axes.barh(line, share, height=0.85, color="#9ecae1" if line == 0 else "#dfe8ee", align="center")
-        axes.text(0.01, line, letters.of(name, LONGEST), fontsize=8, va="center", ha="left", parse_math=False)
-        axes.text(0.99, line, f"{100 * share:.0f} %", fontsize=8, va="center", ha="right")
-    axes.set_xlim(0, 1)
-    axes.set_ylim(SHOWN - 0.4, -0.6)
-
-
 def classify(
     model: str,
     images: list[str],
@@ -131,7 +46,7 @@ def classify(
     gallery: str | None = None,
     show: Literal["random", "unsure", "wrong"] = "random",
     precision: str | None = None,
-    engine: EngineChoice = "auto",
+    engine: Engine = "auto",
     overwrite: bool = False,
     trust: bool = False,
     unknown: float | None = None,
@@ -171,6 +86,9 @@ def classify(
         DataError: no photo there that can be read, or with ``strict`` one that cannot.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
+    from cifnet_pl.backbones.engines import check_precision
+    from cifnet_pl.model.store import load
+
     if top < 1:
         raise UsageError(f"--top is {top}, expected at least 1")
     if precision is not None:
@@ -181,74 +99,58 @@ def classify(
     if picture is not None and picture.resolve() == target.resolve():
         raise UsageError(f"--output and --gallery are one file, {target}: give two names")
     with exclusive(target), exclusive(picture) if picture is not None else nullcontext():
-        for path in (target, picture):
-            if path is not None and path.is_dir():
-                raise UsageError(f"{path} is a folder, expected a file")
-            if path is not None and path.exists() and not overwrite:
-                raise UsageError(f"{path} exists already: choose another name, or add --overwrite true")
+        for path in filter(None, (target, picture)):
+            refuse_output(path, overwrite)
         classifier = load(model, engine=engine, trust=trust)
         if picture is not None and not classifier.backbone.takes_images:
             raise UsageError("--gallery needs photos, but this model classifies embeddings: leave it out")
         classifier.precision = precision or classifier.precision
-        table = Table(classifier, images, top, strict, show, Asked(unknown, coverage, per_class))
+        judged: dict[str, Any] = {"unknown": unknown, "coverage": coverage, "per_class": per_class}
+        # What cannot be told is refused before the work begins.
+        warning = classifier.judge(**judged).warning if unknown is not None or coverage is not None else None
+        table = Table(classifier, images, top, strict, show, judged)
         write_atomic(target, table.write)
         note = write_gallery(table.sample, picture) if picture is not None and table.sample else None
     print(f"{number_of(table.classified, 'photo')} classified in {target}, {table.unreadable} unreadable left out")
-    for line in table.verdicts():
-        print(line)
+    if unknown is not None:
+        print(
+            f"{table.unknown} of them {'shows' if table.unknown == 1 else 'show'} nothing that this model knows; "
+            f"{100 * unknown:g} % of photos of known classes are called so, too"
+        )
+    if warning is not None:
+        print(warning)
+    if coverage is not None:
+        print(
+            f"the right class is among the answers with a chance of {100 * coverage:g} %; "
+            f"they are {table.answers / table.classified:.1f} classes on average"
+        )
     if picture is not None and table.sample:
         print(f"gallery of {len(table.sample)} of them in {picture}" + (f"; {note}" if note else ""))
     elif picture is not None:
         print("no gallery is written: no photo lies in a folder of one class and was taken for another")
 
 
-@dataclass(frozen=True)
-class Asked:
-    """Options for further columns about each photo (:class:`cifnet_pl.model.open_set.Judge`)."""
-
-    unknown: float | None = None
-    coverage: float | None = None
-    per_class: bool = False
-
-    @property
-    def columns(self) -> list[str]:
-        """Names of the further columns."""
-        return ["known", "novelty", "p_value"] * (self.unknown is not None) + ["answers"] * (self.coverage is not None)
-
-    def cells(self, prediction: Prediction) -> list[str]:
-        """Return the further cells in the row of one photo."""
-        cells = []
-        if prediction.known is not None:
-            cells += [str(prediction.known).lower(), f"{prediction.novelty:.6g}", f"{prediction.p_value:.6f}"]
-        if prediction.answers is not None:
-            cells.append("; ".join(prediction.answers))
-        return cells
-
-
 class Table:
     """The rows of one classification, written as they are made.
 
-    Attributes:
-        classified, unreadable, unknown: photos so far.
+    Args:
+        model: that classifies.
+        images: photos, folders, archives or patterns.
+        top: number of classes per photo.
+        strict: whether a photo that cannot be read is an error.
         show: which of the predictions the gallery shows.
+        judged: the options ``unknown``, ``coverage`` and ``per_class``.
+
+    Attributes:
+        classified, unreadable, unknown, answers: photos so far, and classes among their answers.
     """
 
     def __init__(
-        self,
-        model: Classifier,
-        images: Sequence[str],
-        top: int,
-        strict: bool,
-        show: str = "random",
-        asked: Asked | None = None,
+        self, model: Classifier, images: Sequence[str], top: int, strict: bool, show: str, judged: dict[str, Any]
     ):
-        self.asked = asked or Asked()
-        # What cannot be told is refused before the work begins.
-        self.warning = model.judge(**vars(self.asked)).warning if self.asked.columns else None
-        self.model, self.images, self.strict = model, images, strict
+        self.model, self.images, self.strict, self.show, self.judged = model, images, strict, show, judged
         self.top = min(top, len(model.class_names))
         self.classified = self.unreadable = self.unknown = self.answers = 0
-        self.show, self._names = show, set(model.class_names)
         self._kept: list[tuple[float, int, Prediction]] = []
         self._chance = random.Random(0)
 
@@ -256,43 +158,36 @@ class Table:
         """Write the whole table."""
         header = ["file", "class", "probability"]
         header += [f"{name}_{k}" for k in range(2, self.top + 1) for name in ("class", "probability")]
-        header += self.asked.columns
+        header += ["known", "novelty", "p_value"] * (self.judged["unknown"] is not None)
+        header += ["answers"] * (self.judged["coverage"] is not None)
         text = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="", write_through=True)
         rows = csv.writer(text, lineterminator="\n")
         rows.writerow(header)
         for prediction in self._predictions():
-            pairs = zip(prediction.classes, prediction.probabilities, strict=True)
-            cells = [cell for name, share in pairs for cell in (name, f"{share:.6f}")]
-            rows.writerow([str(prediction.file), *cells[: 2 * self.top], *self.asked.cells(prediction)])
+            rows.writerow(self._row(prediction))
         text.detach()
         if not self.classified:
             where = printable(", ".join(self.images))
             raise DataError(f"no photo of {where} can be read ({number_of(self.unreadable, 'file')})")
 
-    def verdicts(self) -> Iterator[str]:
-        """Yield sentences about all photos together."""
-        if self.asked.unknown is not None:
-            yield (
-                f"{self.unknown} of them {'shows' if self.unknown == 1 else 'show'} nothing that this model knows; "
-                f"{100 * self.asked.unknown:g} % of photos of known classes are called so, too"
-            )
-        if self.warning is not None:
-            yield self.warning
-        if self.asked.coverage is not None:
-            yield (
-                f"the right class is among the answers with a chance of {100 * self.asked.coverage:g} %; "
-                f"they are {self.answers / self.classified:.1f} classes on average"
-            )
+    def _row(self, prediction: Prediction) -> list[str]:
+        cells = [str(prediction.file)]
+        for name, share in zip(prediction.classes[: self.top], prediction.probabilities[: self.top], strict=True):
+            cells += [name, f"{share:.6f}"]
+        if prediction.known is not None:
+            cells += [str(prediction.known).lower(), f"{prediction.novelty:.6g}", f"{prediction.p_value:.6f}"]
+        if prediction.answers is not None:
+            cells.append("; ".join(prediction.answers))
+        return cells
 
     def _predictions(self) -> Iterator[Prediction]:
-        asked: dict[str, Any] = vars(self.asked)
-        wanted = max(self.top, SHOWN)  # the gallery's, too
+        wanted, total = max(self.top, SHOWN), None  # the gallery's, too
         if self.model.backbone.takes_images:
             total = sum(1 for _ in self._photos()) if on_terminal() else None
-            predictions = self.model.classify(self._photos(), wanted, **asked)
+            predictions = self.model.classify(self._photos(), wanted, **self.judged)
         else:
-            total = None
-            predictions = chain.from_iterable(self.model.classify_embeddings(f, wanted, **asked) for f in self.images)
+            files = (self.model.classify_embeddings(file, wanted, **self.judged) for file in self.images)
+            predictions = chain.from_iterable(files)
         for prediction in counted(predictions, "classifying", total):
             if prediction.unreadable is None:
                 self.classified += 1
@@ -309,14 +204,15 @@ class Table:
 
     def _photos(self) -> Iterator[Path]:
         """Find all photos; every source is opened first, so that a wrong one is reported before the work begins."""
+        from cifnet_pl.photos.files import find_photos
+
         return chain.from_iterable([find_photos(source) for source in self.images])
 
     @property
     def sample(self) -> list[Prediction]:
         """Return the photos of the gallery: sorted by name if drawn at random, else the most telling first."""
-        if self.show == "random":
-            return sorted((p for _, _, p in self._kept), key=lambda prediction: str(prediction.file))
-        return [prediction for _, _, prediction in sorted(self._kept, reverse=True)]
+        kept = [prediction for _, _, prediction in sorted(self._kept, reverse=True)]
+        return sorted(kept, key=lambda prediction: str(prediction.file)) if self.show == "random" else kept
 
     def _consider(self, prediction: Prediction) -> None:
         """Keep a prediction if it is among the ``IN_GALLERY`` of the largest rank so far."""
@@ -332,4 +228,75 @@ class Table:
             return self._chance.random()
         assert prediction.file is not None
         label = prediction.file.parent.name
-        return prediction.probabilities[0] if label in self._names and label != prediction.classes[0] else None
+        wrong = label in self.model.class_names and label != prediction.classes[0]
+        return prediction.probabilities[0] if wrong else None
+
+
+# ---------------------------------------------------------------------- the picture
+
+
+def write_gallery(predictions: Sequence[Prediction], path: Path) -> str | None:
+    """Draw photos in the order given, each above its most probable classes as bars.
+
+    Args:
+        predictions: of the photos.
+        path: the PNG file, written atomically.
+
+    Returns:
+        A note for the user if a name could not be drawn with the fonts of this machine.
+
+    Raises:
+        CifnetError: the disk is full or not writable.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from cifnet_pl.utilities.fonts import lettering
+
+    letters = lettering([text for p in predictions for text in (_title(p), *p.classes[:SHOWN])])
+    columns = min(COLUMNS, len(predictions))
+    rows = math.ceil(len(predictions) / columns)
+    with matplotlib.rc_context({"font.family": list(letters.families)}):
+        figure = Figure(figsize=(2.0 * columns, 2.85 * rows), layout="constrained")
+        FigureCanvasAgg(figure)
+        cells = figure.subplots(2 * rows, columns, squeeze=False, height_ratios=[3, 1.15] * rows)
+        for cell in cells.flat:
+            cell.axis("off")
+        for index, prediction in enumerate(predictions):
+            row, column = divmod(index, columns)
+            _draw_photo(cells[2 * row, column], prediction, letters)
+            _draw_bars(cells[2 * row + 1, column], prediction, letters)
+        write_atomic(path, lambda file: figure.savefig(file, format="png", dpi=110))
+    return letters.note
+
+
+def _title(prediction: Prediction) -> str:
+    assert prediction.file is not None  # the command line names files
+    return f"{prediction.file.parent.name}/{prediction.file.name}"
+
+
+def _draw_photo(axes: Any, prediction: Prediction, letters: Any) -> None:
+    """Draw a photo; one that shows nothing known has a frame around it, and says so."""
+    from matplotlib.patches import Rectangle
+
+    from cifnet_pl.photos.photo import read_square
+
+    assert prediction.file is not None
+    axes.imshow(read_square(prediction.file, PIXELS), interpolation="nearest")
+    axes.set_title(letters.of(_title(prediction), LONGEST + 10), fontsize=7, color="0.4", pad=2, parse_math=False)
+    if prediction.known is False:
+        frame = Rectangle((0, 0), 1, 1, transform=axes.transAxes, fill=False, linewidth=4, edgecolor=UNKNOWN)
+        axes.add_patch(frame)
+        box = {"facecolor": UNKNOWN, "edgecolor": "none", "pad": 2}
+        axes.text(0.5, 0.06, "unknown", transform=axes.transAxes, ha="center", fontsize=8, color="white", bbox=box)
+
+
+def _draw_bars(axes: Any, prediction: Prediction, letters: Any) -> None:
+    names, shares = prediction.classes[:SHOWN], prediction.probabilities[:SHOWN]
+    for line, (name, share) in enumerate(zip(names, shares, strict=True)):
+        axes.barh(line, share, height=0.85, color="#9ecae1" if line == 0 else "#dfe8ee", align="center")
+        axes.text(0.01, line, letters.of(name, LONGEST), fontsize=8, va="center", ha="left", parse_math=False)
+        axes.text(0.99, line, f"{100 * share:.0f} %", fontsize=8, va="center", ha="right")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(SHOWN - 0.4, -0.6)

@@ -5,23 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import cifnet_pl
 from cifnet_pl.utilities.errors import UsageError, unknown_name
-from cifnet_pl.utilities.files import read_yaml
 
 RECOMMENDED = "heads/ridge"
 """The configuration of ``fit --data.root PHOTOS`` alone: the exact head, calibrated with a small buffer."""
 
-PER_TASK = 10
-"""Classes per task by default; where a folder has fewer, they are learned at once."""
-
-DECIDES = ("--config", "-c", "--model", "--model.head", "--model.buffer", "--model.calibrate", "--data.source")
+DECIDES = (
+    *("--config", "-c", "--model", "--model.head", "--model.buffer", "--model.calibrate", "--data.source"),
+    *("--model.head.update_past", "--model.head.weighting"),  # only CIFNetHead has them
+)
 """Options of ``fit`` by which the user chooses the method or the data: then nothing is recommended."""
-
-PAPER_ONLY = tuple(f"--model.head.{name}" for name in ("update_past", "weighting"))
-"""Options of ``CIFNetHead``, the head of a run without any configuration, that the recommended head does not have."""
 
 
 def configs() -> None:
@@ -86,58 +81,9 @@ def with_recommended(args: Sequence[str]) -> list[str]:
     keys = {arg.partition("=")[0] for arg in args}
     if not args or args[0] != "fit" or "--data.root" not in keys or keys & set(DECIDES):
         return list(args)
-    of_paper = sorted(keys & set(PAPER_ONLY))
-    if of_paper:
-        news = f"cifnet: {of_paper[0]} is an option of CIFNetHead, so that is used; --model.head NAME chooses another"
-        print(news, file=sys.stderr)
-        return list(args)
-    chosen = ["--config", str(config_files()[RECOMMENDED]), "--experiment", "default"]
-    print(
-        f"cifnet: no --config is given: {RECOMMENDED} is used ({_summary(config_files()[RECOMMENDED])})",
-        file=sys.stderr,
-    )
-    return ["fit", *chosen, *args[1:]]
-
-
-def with_few_classes(args: Sequence[str]) -> list[str]:
-    """Add the number of classes of a task to a ``fit`` on a folder that has fewer classes than a task by default.
-
-    Args:
-        args: arguments of the command line, with the files of configurations (:func:`with_named_configs`).
-
-    Raises:
-        DataError: there are no photos.
-        CifnetError: a configuration that cannot be read.
-    """
-    given = _values(args)
-    if not args or args[0] != "fit" or "--data.root" not in given or given.keys() & {"-h", "--help", "--print_config"}:
-        return list(args)
-    options: dict[str, Any] = {}
-    for path in given.get("--config", []) + given.get("-c", []):
-        content = read_yaml(Path(path), "configuration file")
-        data = content.get("data") if isinstance(content, dict) else None
-        options |= data if isinstance(data, dict) else {}
-    options |= {key.removeprefix("--data."): values[-1] for key, values in given.items() if key.startswith("--data.")}
-    planned = {"classes_per_task", "initial_classes", "stream", "init_args", "class_path"} & {
-        key.partition(".")[0] for key in options
-    }
-    if planned or options.get("source", "folder") != "folder":
-        return list(args)
-    from cifnet_pl.data.sets import SourceOptions
-    from cifnet_pl.data.sources import build_source
-
-    classes = len(build_source("folder", SourceOptions(Path(options["root"]))).class_names)
-    return [*args, "--data.classes_per_task", str(classes)] if classes < PER_TASK else list(args)
-
-
-def _values(args: Sequence[str]) -> dict[str, list[str]]:
-    """Return the values of each option."""
-    values: dict[str, list[str]] = {}
-    for arg, following in zip(args, [*args[1:], ""], strict=True):
-        key, equals, value = arg.partition("=")
-        if key.startswith("-"):
-            values.setdefault(key, []).append(value if equals else following)
-    return values
+    path = config_files()[RECOMMENDED]
+    print(f"cifnet: no --config is given: {RECOMMENDED} is used ({_summary(path)})", file=sys.stderr)
+    return ["fit", "--config", str(path), "--experiment", "default", *args[1:]]
 
 
 def _summary(path: Path) -> str:

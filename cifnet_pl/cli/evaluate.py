@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from cifnet_pl.cli.extend import warn
-from cifnet_pl.data.sources.folders import has_parts
-from cifnet_pl.learning.callbacks.pictures import draw_calibration, draw_confusion, png
-from cifnet_pl.learning.run_record import to_csv
-from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
-from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.evaluate import FEW, Comparison, Evaluation, compare, interval
-from cifnet_pl.model.evaluate import evaluate as evaluated
-from cifnet_pl.model.store import load
-from cifnet_pl.photos.copies import about_labels
-from cifnet_pl.photos.files import expanded
-from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.files import exclusive, write_bytes
-from cifnet_pl.utilities.fonts import lettering
+from cifnet_pl.cli.commands import refuse_output
+from cifnet_pl.cli.terminal import warn
+from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.files import exclusive, write_bytes, write_json, write_text
 from cifnet_pl.utilities.text import is_or_are, number_of, printable
+
+if TYPE_CHECKING:
+    from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
+    from cifnet_pl.model.classifier import Classifier
+    from cifnet_pl.model.evaluate import Comparison, Evaluation
 
 ON_SCREEN = 25
 """Classes in the table on the screen, the worst first."""
@@ -58,52 +51,49 @@ def evaluate(
         DataError: no photo of a class that the model knows, or none that can be read.
         CheckpointError: there is no model at ``model`` or ``against``, or it is damaged.
     """
+    from cifnet_pl.data.sources.folders import has_parts
+    from cifnet_pl.model.class_photos import ClassPhotos
+    from cifnet_pl.model.evaluate import compare
+    from cifnet_pl.model.store import load
+    from cifnet_pl.photos.files import expanded
+
     target = expanded(Path(output)) if output is not None else None
     with ExitStack() as held:
         if target is not None:
             held.enter_context(exclusive(target))
-            refuse_files(target, overwrite)
-        photos, unreadable = labelled(images), list[Unreadable]()
-        evaluated_model = load(model, trust=trust)
+            refuse_output(target, overwrite, folder=True)
+        root = expanded(Path(images))
+        if has_parts(root):
+            print(f"{images} has train and val: evaluating on val")
+            root = root / "val"
+        photos, unreadable = ClassPhotos.find(root, "--images"), list[Any]()
+        loaded = load(model, trust=trust)
         rival = load(against, trust=trust) if against is not None else None  # a wrong name is refused before the work
-        evaluation = _evaluate(evaluated_model, photos, unreadable, model)
+        evaluation = _evaluate(loaded, photos, unreadable, model)
         other = _evaluate(rival, photos, [], str(against)) if rival is not None else None
         comparison = compare(evaluation, other) if other is not None else None
         warn([], unreadable)
-        print(*summary_lines(evaluation), *copy_lines(evaluation, evaluated_model.knows_photos), sep="\n")
+        print(*summary_lines(evaluation), *copy_lines(evaluation, loaded.knows_photos), sep="\n")
         Console().print(class_table(evaluation))
-        for line in confusion_lines(evaluation):
-            print(line)
+        for true, answer, count, total in evaluation.confused_pairs()[:PAIRS_ON_SCREEN]:
+            some = f"{count} of {number_of(total, 'photo')} of {printable(true)}"
+            print(f"{some} {is_or_are(count)} taken for {printable(answer)}")
         if comparison is not None and rival is not None and other is not None:
             print(comparison_line(comparison, model, str(against)))
-            if note := about_choice(len(evaluated_model.class_names), len(rival.class_names)):
+            if note := about_choice(len(loaded.class_names), len(rival.class_names)):
                 print(note)
             if sentence := other.near_copy_score.sentence():
                 print(f"{against}: {sentence}")
         if target is not None:
-            for name, content in files_of(evaluation, photos, comparison).items():
-                write_bytes(target / name, content)
+            write_results(target, evaluation, photos, comparison)
             print(f"tables and pictures in {target}")
 
 
-def refuse_files(target: Path, overwrite: bool) -> None:
-    """Raise UsageError if something at ``target`` may not be replaced."""
-    if target.exists() and not target.is_dir():
-        raise UsageError(f"{target} is a file, expected a folder for the results")
-    if target.is_dir() and any(target.iterdir()) and not overwrite:
-        raise UsageError(f"{target} exists already and is not empty: choose another --output, or add --overwrite true")
-
-
-def labelled(images: str) -> ClassPhotos:
-    """Return the photos of class folders; if there are ``train`` and ``val``, those in ``val``."""
-    root = expanded(Path(images))
-    if has_parts(root):
-        print(f"{images} has train and val: evaluating on val")
-        root = root / "val"
-    return ClassPhotos.find(root, "--images")
-
-
 def _evaluate(model: Classifier, photos: ClassPhotos, unreadable: list[Unreadable], name: str) -> Evaluation:
+    import numpy as np
+
+    from cifnet_pl.model.evaluate import evaluate as evaluate_photos
+
     known = photos.of(set(model.class_names))
     strange = [printable(each) for each in photos.class_names if each not in set(model.class_names)]
     if not known.class_names:
@@ -114,21 +104,10 @@ def _evaluate(model: Classifier, photos: ClassPhotos, unreadable: list[Unreadabl
         left = len(photos.files) - len(known.files)
         what = f"{number_of(left, 'photo')} of classes that {name} does not know"
         print(f"{what} {is_or_are(left)} left out: {listed}")
-    evaluation = evaluated(model, known, unreadable, progress=True)
-    return on_all(evaluation, known, photos)
-
-
-def on_all(evaluation: Evaluation, known: ClassPhotos, photos: ClassPhotos) -> Evaluation:
-    """Return the evaluation with rows of all photos.
-
-    Args:
-        evaluation: with rows of ``known``.
-        known: a part of ``photos``.
-        photos: all photos.
-    """
-    position = {name: row for row, name in enumerate(photos.files.names)}
-    rows = np.array([position[known.files.names[row]] for row in evaluation.rows], dtype=np.int64)
-    return replace(evaluation, rows=rows)
+    evaluation = evaluate_photos(model, known, unreadable, progress=True)
+    position = {name: row for row, name in enumerate(photos.files.names)}  # rows of all photos, not of the known ones
+    rows = [position[known.files.names[row]] for row in evaluation.rows]
+    return replace(evaluation, rows=np.array(rows, dtype=np.int64))
 
 
 def summary_lines(evaluation: Evaluation) -> list[str]:
@@ -149,6 +128,8 @@ def copy_lines(evaluation: Evaluation, knows_photos: bool) -> list[str]:
         evaluation: of a model.
         knows_photos: whether the model has the content hashes of all photos that it learned.
     """
+    from cifnet_pl.photos.copies import about_labels
+
     lines = [evaluation.near_copy_score.sentence(), about_labels(evaluation.mislabelled)]
     if evaluation.twice is not None and (twice := int(evaluation.twice.sum())):
         copies = "is a copy of another one" if twice == 1 else "are copies of others"
@@ -163,6 +144,8 @@ def copy_lines(evaluation: Evaluation, knows_photos: bool) -> list[str]:
 
 def class_table(evaluation: Evaluation) -> Table:
     """Tabulate the classes, the worst first."""
+    from cifnet_pl.model.evaluate import FEW, interval
+
     table = Table("class", "photos", "right %", "95 % interval", "most often taken for")
     for column in table.columns[1:4]:
         column.justify, column.no_wrap = "right", True  # on a narrow terminal names are broken, numbers are not
@@ -178,14 +161,6 @@ def class_table(evaluation: Evaluation) -> Table:
     if len(scores) > ON_SCREEN:
         table.add_row(f"… and {len(scores) - ON_SCREEN} better ones", "", "", "", "")
     return table
-
-
-def confusion_lines(evaluation: Evaluation) -> list[str]:
-    """Return the most frequent confusions, one line each."""
-    return [
-        f"{count} of {number_of(total, 'photo')} of {printable(true)} {is_or_are(count)} taken for {printable(answer)}"
-        for true, answer, count, total in evaluation.confused_pairs()[:PAIRS_ON_SCREEN]
-    ]
 
 
 def comparison_line(comparison: Comparison, model: str, against: str) -> str:
@@ -217,36 +192,37 @@ def about_choice(classes: int, against_classes: int) -> str | None:
     )
 
 
-def files_of(evaluation: Evaluation, photos: ClassPhotos, comparison: Comparison | None) -> dict[str, bytes]:
-    """Return the content of each result file by its name.
+def write_results(
+    target: Path, evaluation: Evaluation, photos: ClassPhotos, comparison: Comparison | None = None
+) -> None:
+    """Write the tables and pictures of an evaluation.
 
     Args:
+        target: their folder.
         evaluation: of the model.
         photos: that it was evaluated on.
         comparison: with another model, or None.
     """
+    from cifnet_pl.learning.callbacks.pictures import draw_calibration, draw_confusion, png
+    from cifnet_pl.utilities.fonts import lettering
+
     letters = lettering(evaluation.class_names)
     title = f"{evaluation.accuracy:.1f} % of {len(evaluation.rows)} photos right"
     if letters.note:
         print(letters.note)
-    return {
-        "evaluation.json": (json.dumps(_summary(evaluation, comparison), indent=2) + "\n").encode(),
-        "classes.csv": classes_csv(evaluation).encode("utf-8", "surrogateescape"),
-        "confusion.csv": confusion_csv(evaluation).encode("utf-8", "surrogateescape"),
-        "photos.csv": _photos_csv(evaluation, photos).encode("utf-8", "surrogateescape"),
-        "confusion.png": png(draw_confusion(evaluation.confusion(), evaluation.class_names, letters, title)),
-        "calibration.png": png(draw_calibration(evaluation.confidence, evaluation.right, title, letters)),
-    }
+    write_json(target / "evaluation.json", _summary(evaluation, comparison))
+    for name, text in {**tables_of(evaluation), "photos.csv": _photos_csv(evaluation, photos)}.items():
+        write_text(target / name, text)
+    confusion = draw_confusion(evaluation.confusion(), evaluation.class_names, letters, title)
+    write_bytes(target / "confusion.png", png(confusion))
+    calibration = draw_calibration(evaluation.confidence, evaluation.right, title, letters)
+    write_bytes(target / "calibration.png", png(calibration))
 
 
-def _summary(evaluation: Evaluation, comparison: Comparison | None) -> Mapping[str, Any]:
+def _summary(evaluation: Evaluation, comparison: Comparison | None) -> dict[str, Any]:
     low, high = evaluation.interval
-    figures = {
-        "photos": len(evaluation.rows),
-        "classes": len(evaluation.class_scores()),
-        "accuracy": evaluation.accuracy,
-    }
-    figures |= {"accuracy_low": low, "accuracy_high": high}
+    figures: dict[str, Any] = {"photos": len(evaluation.rows), "classes": len(evaluation.class_scores())}
+    figures |= {"accuracy": evaluation.accuracy, "accuracy_low": low, "accuracy_high": high}
     if evaluation.learned is not None and evaluation.twice is not None:
         figures |= {"learned": int(evaluation.learned.sum()), "copies": int(evaluation.twice.sum())}
     if evaluation.near is not None:
@@ -259,26 +235,31 @@ def _summary(evaluation: Evaluation, comparison: Comparison | None) -> Mapping[s
     return {**figures, "against": other}
 
 
-def classes_csv(evaluation: Evaluation) -> str:
-    """Return CSV with a row for each class."""
+def tables_of(evaluation: Evaluation, unjudged: Mapping[str, int] | None = None) -> dict[str, str]:
+    """Return CSV with a row for each class, and with the numbers of photos by true class (row) and answer (column).
+
+    Args:
+        evaluation: of a model.
+        unjudged: class → number of its photos, where it could not be judged.
+    """
+    from cifnet_pl.learning.run_record import to_csv
+    from cifnet_pl.model.evaluate import interval
+
     header = ["class", "photos", "right", "accuracy", "low", "high", "tested", "taken_for", "times"]
-    rows = []
+    rows: list[list[Any]] = []
     for s in evaluation.class_scores():
         low, high = interval(s.right, s.photos)
         bounds = [f"{value:.2f}" for value in (s.percent or 0.0, low, high)]
         rows.append([s.name, s.photos, s.right, *bounds, str(s.tested).lower(), *(s.taken_for or ("", ""))])
-    return to_csv(header, rows)
-
-
-def confusion_csv(evaluation: Evaluation) -> str:
-    """Return CSV with the numbers of photos, true classes in rows and answers in columns."""
-    matrix = evaluation.confusion()
-    return to_csv(
-        ["class", *evaluation.class_names], [[n, *row] for n, row in zip(evaluation.class_names, matrix, strict=True)]
-    )
+    rows += [[name, count, "", "", "", "", "false"] for name, count in (unjudged or {}).items()]
+    names = evaluation.class_names
+    confusion = [[name, *row] for name, row in zip(names, evaluation.confusion(), strict=True)]
+    return {"classes.csv": to_csv(header, rows), "confusion.csv": to_csv(["class", *names], confusion)}
 
 
 def _photos_csv(evaluation: Evaluation, photos: ClassPhotos) -> str:
+    from cifnet_pl.learning.run_record import to_csv
+
     rows = []
     columns = (evaluation.rows, evaluation.target, evaluation.predicted, evaluation.confidence, evaluation.seen())
     for row, target, predicted, confidence, seen in zip(*columns, strict=True):

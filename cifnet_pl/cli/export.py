@@ -8,15 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from cifnet_pl.backbones.engines import FLOAT32
-from cifnet_pl.model.bundle import refuse_existing
-from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.store import load
+from cifnet_pl.cli.commands import refuse_output
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.files import exclusive, write_atomic, write_bytes, write_text
+from cifnet_pl.utilities.files import exclusive, write_bytes, write_text
 from cifnet_pl.utilities.text import next_command, number_of, printable
 
 if TYPE_CHECKING:
+    from cifnet_pl.model.classifier import Classifier
     from cifnet_pl.model.export import Check
 
 
@@ -39,7 +37,6 @@ def export(
             the configuration for Triton and KServe).
         overwrite: whether what is at output already may be replaced.
         trust: whether heads and networks from outside the package that a model names may be imported, code and all.
-
         push: hf:user/model, where the bundle is put on the Hugging Face hub, with a card; needs a token that may write.
         private: whether only its owner may see a model that is new on the hub.
         download: whether a model of the hub, and weights of its network, may be fetched.
@@ -49,79 +46,71 @@ def export(
         CheckpointError: there is no model at ``model``, or it is damaged.
         CifnetError: the disk is full, or the model cannot be expressed as ONNX.
     """
+    from cifnet_pl.model.bundle import refuse_existing
+    from cifnet_pl.model.store import load
+
     if output is None and push is None:
         raise UsageError("give a place for the model: --output, or --push hf:user/model")
+    if push is not None and format != "bundle":
+        raise UsageError(f"--push puts a bundle on the hub, and --format is {format}: leave one of them out")
     if push is not None:
-        _push(load(model, device="cpu", trust=trust, download=download), push, format, private, overwrite)
+        _push(load(model, device="cpu", trust=trust, download=download), push, private, overwrite)
     if output is None:
         return
     target = Path(output).expanduser()
     with exclusive(target):
-        if format == "onnx":
-            _export_onnx(load(model, device="cpu", trust=trust, download=download), target, overwrite)
-        elif format == "triton":
-            _export_triton(load(model, device="cpu", trust=trust, download=download), target, overwrite)
-        else:
+        if format == "bundle":
             refuse_existing(target, overwrite)
-            loaded = load(model, device="cpu", trust=trust, download=download)
-            loaded.save(target, overwrite)
-            print(f"{number_of(len(loaded.class_names), 'class')} in bundle {target}: cifnet_pl.load({str(target)!r})")
-            words = ("classify", "--model", str(target), "--images", "PHOTOS", "--output", "out.csv")
-            print(next_command(*words, trust=trust))
+        else:
+            refuse_output(target, overwrite, folder=format == "triton")
+        if format == "triton":
+            _check_name(target.resolve().name)
+        loaded = load(model, device="cpu", trust=trust, download=download)
+        if format != "bundle":
+            _export_graph(loaded, target, for_server=format == "triton")
+            return
+        loaded.save(target, overwrite)
+    print(f"{number_of(len(loaded.class_names), 'class')} in bundle {target}: cifnet_pl.load({str(target)!r})")
+    print(next_command("classify", "--model", str(target), "--images", "PHOTOS", "--output", "out.csv", trust=trust))
 
 
-def _push(model: Classifier, place: str, kind: str, private: bool, overwrite: bool) -> None:
+def _push(model: Classifier, place: str, private: bool, overwrite: bool) -> None:
     from cifnet_pl.model.hub import HubName, push
 
-    if kind != "bundle":
-        raise UsageError(f"--push puts a bundle on the hub, and --format is {kind}: leave one of them out")
     address = push(model, HubName.of(place), private, overwrite)
     print(f"{len(model.class_names)} classes on the hub, {address}: cifnet_pl.load({place!r}, download=True)")
 
 
-def _export_onnx(model: Classifier, target: Path, overwrite: bool) -> None:
-    from cifnet_pl.model.export import onnx_bytes
-
-    if target.is_dir():
-        raise UsageError(f"{target} is a folder, expected a file for the ONNX graph, e.g. --output {target}/model.onnx")
-    if target.exists() and not overwrite:
-        raise UsageError(f"{target} exists already: choose another --output, or add --overwrite true")
-    content, check = onnx_bytes(replace(model, precision=FLOAT32))
-    write_atomic(target, lambda file: file.write(content))
-    _say(model, target, check)
-
-
-def _export_triton(model: Classifier, target: Path, overwrite: bool) -> None:
-    """Write ``1/model.onnx`` and ``labels.txt``, and ``config.pbtxt`` last."""
-    from cifnet_pl.model.export import onnx_bytes, triton_config
-
-    name = target.resolve().name
+def _check_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
         raise UsageError(
             f"--output ends in {printable(name)!r}: a server needs a name of letters, digits, '_', '-', '.'"
         )
-    if target.is_file():
-        raise UsageError(f"{target} is a file, expected a folder for the model: choose another --output")
-    if target.is_dir() and any(target.iterdir()) and not overwrite:
-        raise UsageError(f"{target} exists already: choose another --output, or add --overwrite true")
-    if not model.backbone.takes_images:
+
+
+def _export_graph(model: Classifier, target: Path, for_server: bool) -> None:
+    """Write one ONNX file; for a server ``1/model.onnx`` and ``labels.txt``, and ``config.pbtxt`` last."""
+    from cifnet_pl.backbones.engines import FLOAT32
+    from cifnet_pl.model.export import onnx_bytes, triton_config
+
+    if for_server and not model.backbone.takes_images:
         raise UsageError("this model learned embeddings that were computed elsewhere: a server's entry takes photos")
     content, check = onnx_bytes(replace(model, precision=FLOAT32))
-    config = triton_config(name, len(model.class_names), content)
+    if not for_server:
+        write_bytes(target, content)
+        _say(model, target, check)
+        return
+    config = triton_config(target.resolve().name, len(model.class_names), content)
     write_bytes(target / "1" / "model.onnx", content)
     write_text(target / "labels.txt", "".join(f"{one}\n" for one in model.class_names))
     write_text(target / "config.pbtxt", config)
     _say(model, target, check)
-    print(_next_for_server(target))
-
-
-def _next_for_server(target: Path) -> str:
-    """Return the command that serves the folder above a model, or what to do first where that holds other things."""
     above = target.resolve().parent
     others = [e.name for e in above.iterdir() if not e.name.startswith(".") and not (e / "config.pbtxt").is_file()]
     if not others:
-        return f"next: tritonserver --model-repository {shlex.quote(str(above))}"
-    return (
+        print(f"next: tritonserver --model-repository {shlex.quote(str(above))}")
+        return
+    print(
         f"next: a server takes every folder beside {target.name} for a model, such as {printable(min(others))}: move "
         f"{target.name} into a folder of its own, MODELS, and run tritonserver --model-repository MODELS"
     )
@@ -130,11 +119,11 @@ def _next_for_server(target: Path) -> str:
 def _say(model: Classifier, target: Path, check: Check) -> None:
     outputs = "probabilities" if check.novelty is None else "probabilities and novelty"
     photos = "images (n, height, width, 3) uint8 RGB"
-    checked_on = photos if check.pillow is not None else f"embeddings (n, {model.head.in_features}) float32"
-    print(f"{number_of(len(model.class_names), 'class')} in {target}: {checked_on} → {outputs}")
+    inputs = photos if check.pillow is not None else f"embeddings (n, {model.head.in_features}) float32"
+    print(f"{number_of(len(model.class_names), 'class')} in {target}: {inputs} → {outputs}")
     if check.too_wide is not None:
         print(f"the graph does not tell novelty: its matrix of {check.too_wide} features would be most of the file")
-    if model.precision != FLOAT32:
+    if model.precision != "32-true":
         print(f"the graph computes in float32; the model learned from embeddings in {model.precision}")
     if check.pillow is None:
         print(f"checked on random embeddings: onnxruntime within {check.torch:.0e} of torch, in probabilities")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Literal
 
-from cifnet_pl.backbones.engines import EngineChoice
-from cifnet_pl.model.bundle import refuse_existing
-from cifnet_pl.model.class_photos import Unreadable
-from cifnet_pl.model.store import load
+from cifnet_pl.cli.commands import Engine
+from cifnet_pl.cli.terminal import warn
 from cifnet_pl.utilities.files import exclusive
-from cifnet_pl.utilities.text import next_command, number_of, printable
+from cifnet_pl.utilities.text import next_command, number_of
 
 
 def extend(
@@ -21,7 +18,7 @@ def extend(
     check: str | None = None,
     more: bool = False,
     duplicates: Literal["leave_out", "keep"] = "leave_out",
-    engine: EngineChoice = "auto",
+    engine: Engine = "auto",
     overwrite: bool = False,
     trust: bool = False,
 ) -> None:
@@ -47,6 +44,9 @@ def extend(
         DataError: a folder is missing, holds no photos, or none that can be read.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
+    from cifnet_pl.model.bundle import refuse_existing
+    from cifnet_pl.model.store import load
+
     target = Path(output).expanduser()
     with exclusive(target):
         refuse_existing(target, overwrite)
@@ -68,11 +68,3 @@ def extend(
         change = f"{result.old_before.percent:.1f} % right before, {result.old_after.percent:.1f} % after"
         print(f"old classes, {number_of(result.old_before.total, 'photo')} of {check}: {change}")
     print(next_command("classify", "--model", str(target), "--images", "PHOTOS", "--output", "out.csv", trust=trust))
-
-
-def warn(warnings: list[str], unreadable: list[Unreadable]) -> None:
-    """Print warnings, and the photos that could not be read, to the standard error stream."""
-    for warning in warnings:
-        print(f"cifnet: {warning}", file=sys.stderr)
-    for file, reason in unreadable:
-        print(f"skipped {printable(str(file))}: {reason}", file=sys.stderr)

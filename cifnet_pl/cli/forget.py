@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cifnet_pl.backbones.engines import FLOAT32, EngineChoice
-from cifnet_pl.cli.extend import warn
-from cifnet_pl.model.bundle import refuse_existing
-from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.forget import Forgetting
-from cifnet_pl.model.store import load
-from cifnet_pl.photos.files import place
+from cifnet_pl.cli.commands import Engine
+from cifnet_pl.cli.terminal import warn
 from cifnet_pl.utilities.files import exclusive
 from cifnet_pl.utilities.text import is_or_are, number_of, printable
+
+if TYPE_CHECKING:
+    from cifnet_pl.model.classifier import Classifier
+    from cifnet_pl.model.forget import Forgetting
 
 
 def forget(
@@ -20,7 +20,7 @@ def forget(
     class_: list[str],
     output: str,
     images: list[str] | None = None,
-    engine: EngineChoice = "auto",
+    engine: Engine = "auto",
     overwrite: bool = False,
     trust: bool = False,
 ) -> None:
@@ -46,23 +46,26 @@ def forget(
         DataError: the photos are not those that the class was learned from.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
+    from cifnet_pl.model.bundle import refuse_existing
+    from cifnet_pl.model.store import load
+
     target = Path(output).expanduser()
     with exclusive(target):
         refuse_existing(target, overwrite)
         result = load(model, engine=engine, trust=trust).forget(class_, images)
         result.model.save(target, overwrite)
     warn([], result.unreadable)
-    # A model that was replaced just now cannot be gone back to.
-    gone = target.resolve() == Path(model).expanduser().resolve()
+    replaced = target.resolve() == Path(model).expanduser().resolve()
     for name in result.photos:
-        taken_out = result.exact or name in result.recalled
-        for line in exactly(result, name) if taken_out else removed(result, name, None if gone else Path(model)):
-            print(line)
+        if result.exact or name in result.recalled:
+            lines = exactly(result, name)
+        else:
+            lines = removed(result, name, None if replaced else Path(model))
+        print(*lines, sep="\n")
     if result.ignored:
-        places, count = ", ".join(images or []), result.ignored
-        others, names = number_of(count, "other photo"), " or ".join(f"'{printable(name)}'" for name in result.photos)
-        were, are = "was" if count == 1 else "were", is_or_are(count)
-        print(f"{others} in {places} {were} not learned as {names}, and {are} passed over")
+        others, are = number_of(result.ignored, "other photo"), is_or_are(result.ignored)
+        were, names = "was" if result.ignored == 1 else "were", " or ".join(f"'{printable(n)}'" for n in result.photos)
+        print(f"{others} in {', '.join(images or [])} {were} not learned as {names}, and {are} passed over")
     print(f"{number_of(len(result.model.class_names), 'class')} in bundle {target}")
 
 
@@ -73,15 +76,19 @@ def exactly(result: Forgetting[Classifier], name: str) -> list[str]:
         result: of forgetting.
         name: of the class.
     """
-    bound = "1e-5" if result.model.precision == FLOAT32 else "1e-2"
+    bound = "1e-5" if result.model.precision == "32-true" else "1e-2"
     how = "exactly" if result.rounding is None else f"to about {bound} of its share, not to 1e-8 ({result.rounding})"
-    whose = "what its" if name in result.recalled else "its"
-    subject = "photos had left, which the model remembered, was" if name in result.recalled else "photos were"
-    first = f"class '{printable(name)}' is forgotten {how}: {whose} {result.photos[name]} {subject} taken out of the "
+    whose, subject = ("its", "photos were")
+    if name in result.recalled:
+        whose, subject = "what its", "photos had left, which the model remembered, was"
+    first = (
+        f"class '{printable(name)}' is forgotten {how}: {whose} {result.photos[name]} {subject} taken out of the "
+        "statistics,"
+    )
     if not result.earlier_removals:
-        return [first + "statistics,", "and the model is what it would be had it never seen them"]
+        return [first, "and the model is what it would be had it never seen them"]
     return [
-        first + "statistics,",
+        first,
         "but a class was removed earlier without its photos, which still count: if it was the same one,",
         "forget it from the model before that, with --images",
     ]
@@ -93,20 +100,20 @@ def removed(result: Forgetting[Classifier], name: str, model: Path | None) -> li
     Args:
         result: of forgetting.
         name: of the class.
-        model: path of the model before, or None if it was replaced.
+        model: path of the model before, or None if it was replaced and cannot be gone back to.
     """
     head, photos = result.model.head, number_of(result.photos[name], "photo")
     left = ", and has left the buffer" if result.model.buffer is not None else ""
-    lines = [f"class '{printable(name)}' is removed: it cannot be predicted any more{left};"]
+    first = f"class '{printable(name)}' is removed: it cannot be predicted any more{left};"
     if not head.counterexamples:
-        return [*lines, f"nothing remains of its {photos}, as {type(head).__name__} learns each class on its own"]
-    lines.append(f"what the other classes learned from its {photos} remains;")
+        return [first, f"nothing remains of its {photos}, as {type(head).__name__} learns each class on its own"]
+    lines = [first, f"what the other classes learned from its {photos} remains;"]
     if not result.can_be_exact:
         return [*lines, f"{type(head).__name__} cannot undo that. Learned again, its old photos count against it"]
     if model is None:
         return [*lines, "To undo that too, forget it from a copy of the model before this, with --images"]
     return [
         *lines,
-        f"to undo that too, forget it from {place(model)}, with --images.",
+        f"to undo that too, forget it from {printable(str(model))}, with --images.",
         "Before the class is learned again, do that: its old photos would count against it",
     ]

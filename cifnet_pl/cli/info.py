@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from cifnet_pl.model.bundle import is_bundle, read_versions
-from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.description import Event
-from cifnet_pl.model.store import load
 from cifnet_pl.utilities.text import number_of, printable
+
+if TYPE_CHECKING:
+    from cifnet_pl.model.classifier import Classifier
+    from cifnet_pl.model.description import Event
 
 
 def info(model: str, trust: bool = False) -> None:
@@ -24,6 +25,9 @@ def info(model: str, trust: bool = False) -> None:
     Raises:
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
+    from cifnet_pl.model.bundle import is_bundle, read_versions
+    from cifnet_pl.model.store import load
+
     loaded = load(model, device="cpu", trust=trust)
     path = Path(model).expanduser()
     versions = read_versions(path) if is_bundle(path) else {}
@@ -73,46 +77,51 @@ def lines(model: Classifier, versions: dict[str, str]) -> list[str]:
         model: the model.
         versions: of the software that wrote it.
     """
-    elements = model.state_elements()
-    stored = sum(value.numel() * value.element_size() for value in model.tensors().values())
-    parts = ", ".join(f"{name} {count:,}" for name, count in elements.items() if count)
-    measured = [event.energy_kwh for event in model.history if event.energy_kwh is not None]
-    energy = f"{sum(measured):.1e} kWh" if measured else "not measured"
-    missing = len(model.history) - len(measured)
-    if measured and missing:
-        energy += f", without {missing} of {len(model.history)} steps that were not measured"
-    sources = {printable(event.energy_source) for event in model.history if event.energy_source}
-    if measured and sources:
-        energy += f" ({'; '.join(sorted(sources))})"
     head, backbone = model.head, model.backbone
     settings = ", ".join(f"{key} {value}" for key, value in head.settings().items())
-    told = [(k, event) for k, event in enumerate(model.history, 1) if event.class_names is not None]
-    steps = [f"step {k}, {printable(e.what)}: {', '.join(map(printable, e.class_names or []))}" for k, e in told]
-    from_models = [
-        f"{line}; from {', '.join(map(printable, e.parents))}" if e.parents else line
-        for line, (_, e) in zip(steps, told, strict=True)
-    ]
-    known = (
-        "of all photos"
-        if model.knows_photos
-        else "not of all photos: those learned again with --more or by merge go unnoticed and count twice; "
-        "forgetting a class exactly takes exactly its photos"
-    )
-    if model.remembers_removed:
-        known += "; photos of classes that were removed without them still count, and copies of those go unnoticed"
-    return [
-        f"model {model.identity}",
-        *from_models,
-        f"content hashes {known}",
+    stored = sum(value.numel() * value.element_size() for value in model.tensors().values())
+    parts = ", ".join(f"{name} {count:,}" for name, count in model.state_elements().items() if count)
+    result = [f"model {model.identity}"]
+    for k, event in enumerate(model.history, 1):
+        if event.class_names is not None:
+            origin = f"; from {', '.join(map(printable, event.parents))}" if event.parents else ""
+            result.append(f"step {k}, {printable(event.what)}: {', '.join(map(printable, event.class_names))}{origin}")
+    result += [
+        f"content hashes {_known_photos(model)}",
         f"{number_of(len(model.class_names), 'class')} in {number_of(len(model.tasks), 'task')}, "
         f"from {number_of(sum(model.counts.values()), 'photo')}",
         f"head {type(head).__name__} ({settings}), temperature {float(head.temperature):.3g}",
         f"backbone {printable(backbone.name)}, {backbone.parameters_count:,} parameters, sha256 {backbone.sha256[:12]}",
         f"photos: {model.image_size} px, crop ratio {model.crop_ratio:g}, embedded in {model.precision}",
         f"state {stored / 1e6:.2f} MB ({parts} numbers)",
-        f"energy so far {energy}",
-        *([f"written by {', '.join(f'{key} {value}' for key, value in versions.items())}"] if versions else []),
+        f"energy so far {_energy(model.history)}",
     ]
+    if versions:
+        result.append(f"written by {', '.join(f'{key} {value}' for key, value in versions.items())}")
+    return result
+
+
+def _energy(history: list[Event]) -> str:
+    measured = [event.energy_kwh for event in history if event.energy_kwh is not None]
+    if not measured:
+        return "not measured"
+    energy, missing = f"{sum(measured):.1e} kWh", len(history) - len(measured)
+    if missing:
+        energy += f", without {missing} of {len(history)} steps that were not measured"
+    sources = sorted({printable(event.energy_source) for event in history if event.energy_source})
+    return f"{energy} ({'; '.join(sources)})" if sources else energy
+
+
+def _known_photos(model: Classifier) -> str:
+    known = "of all photos"
+    if not model.knows_photos:
+        known = (
+            "not of all photos: those learned again with --more or by merge go unnoticed and count twice; "
+            "forgetting a class exactly takes exactly its photos"
+        )
+    if model.remembers_removed:
+        known += "; photos of classes that were removed without them still count, and copies of those go unnoticed"
+    return known
 
 
 def _number(value: float | None, form: str) -> str:

@@ -18,12 +18,13 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
 from cifnet_pl.backbones.engines import check_precision
-from cifnet_pl.cli.commands import RUNS
-from cifnet_pl.cli.configs import with_few_classes, with_named_configs, with_recommended
-from cifnet_pl.cli.option_errors import OneSentence, buried_error
-from cifnet_pl.cli.parsing import DEFAULT_HEAD, choose_backbone, with_clean_heads
+from cifnet_pl.cli.commands import COMMANDS, RUNS
+from cifnet_pl.cli.configs import with_named_configs, with_recommended
+from cifnet_pl.cli.parsing import DEFAULT_HEAD, OneSentence, buried_error, choose_backbone, with_clean_heads
 from cifnet_pl.cli.terminal import explained, quieten
 from cifnet_pl.data import CIFNetDataModule
+from cifnet_pl.data.sets import SourceOptions
+from cifnet_pl.data.sources import build_source
 from cifnet_pl.learning.callbacks import (
     EnergyMonitor,
     PredictionRecord,
@@ -35,7 +36,7 @@ from cifnet_pl.learning.callbacks.checkpoint import AtomicCheckpointIO
 from cifnet_pl.learning.callbacks.screen import Words
 from cifnet_pl.learning.strategy import check_number, check_strategy, leaving_the_group, register_strategy
 from cifnet_pl.utilities import run_folders as runs
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.files import exclusive, is_first_process, write_text
 from cifnet_pl.utilities.plugins import find_in_current_folder
 from cifnet_pl.utilities.text import first_line
@@ -54,6 +55,9 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "logger": False,
     "callbacks": None,
 }
+PER_TASK = 10
+"""Classes of a task by default."""
+
 SHORT_PRECISIONS = ("32", "bf16", "16")
 """Lightning's other names for the precisions of :mod:`cifnet_pl.backbones.engines`."""
 
@@ -139,6 +143,8 @@ class CIFNetCLI(LightningCLI):
                 if options is not None and "seed" in options:
                     options["seed"] = seed
         choose_backbone(config)
+        if self.subcommand == "fit":
+            learn_few_classes_at_once(config.data)
         check_strategy(config.trainer.strategy)
         if config.trainer.precision is not None and str(config.trainer.precision) not in SHORT_PRECISIONS:
             check_precision(str(config.trainer.precision))
@@ -222,6 +228,18 @@ class CIFNetCLI(LightningCLI):
         return kwargs
 
 
+def learn_few_classes_at_once(data: Namespace) -> None:
+    """Set the classes of a task to those of a folder of photos, where it has fewer than a task by default.
+
+    Args:
+        data: options of the data module.
+    """
+    planned = data.stream is not None or data.initial_classes is not None or data.classes_per_task != PER_TASK
+    if data.source == "folder" and data.root and not planned:
+        classes = build_source("folder", SourceOptions(Path(str(data.root)))).class_names
+        data.classes_per_task = min(PER_TASK, len(classes))
+
+
 def _clear(folder: Path, kind: type[BaseException] | None) -> None:
     if kind is not None:  # neither Ctrl-C nor a signal, which leaves by SystemExit, is an Exception
         runs.remove_unbegun(folder, failed=issubclass(kind, Exception))
@@ -240,12 +258,14 @@ def run(args: list[str]) -> None:
     Raises:
         CifnetError: bad input; any other exception is a fault of the package.
     """
+    if args and args[0] not in RUNS and not args[0].startswith("-"):
+        raise unknown_name("sub-command", args[0], [*RUNS, *COMMANDS])
     quieten()
     find_in_current_folder()
     register_strategy()
     try:
         with explained(), leaving_the_group():
-            _run_lightning(with_clean_heads(with_few_classes(with_named_configs(with_recommended(args)))))
+            _run_lightning(with_clean_heads(with_named_configs(with_recommended(args))))
     except SIGTERMException as error:  # Lightning lets it pass for success
         raise SystemExit(128 + signal.SIGTERM) from error
     except SystemExit as error:

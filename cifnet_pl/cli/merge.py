@@ -1,114 +1,27 @@
-"""``merge``: join models that learned from different photos, on different machines, into one."""
+"""``merge``: join models that learned from different photos, on different machines, or sums of shards, into one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cifnet_pl.backbones.engines import EngineChoice
-from cifnet_pl.cli.extend import warn
-from cifnet_pl.model import merge as merging
-from cifnet_pl.model.bundle import refuse_existing
-from cifnet_pl.model.store import load
-from cifnet_pl.model.sums import ENDING, PartialSums, is_sums, parts_of, read_sums, write_sums
+from cifnet_pl.cli.commands import Engine, refuse_output
+from cifnet_pl.cli.terminal import warn
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import exclusive
 from cifnet_pl.utilities.text import is_or_are, number_of
 
-
-def sums_files(places: Sequence[str]) -> list[Path]:
-    """Return the files of sums that some paths name.
-
-    Args:
-        places: files, or folders of them.
-
-    Returns:
-        The files; none if the paths are models.
-
-    Raises:
-        UsageError: both files of sums and models.
-    """
-    groups: list[list[Path]] = []
-    for path in (Path(text).expanduser() for text in places):
-        groups.append(sorted(path.glob(f"*{ENDING}")) if path.is_dir() else [path] if is_sums(path) else [])
-    if any(groups) and not all(groups):
-        other = places[groups.index([])]
-        raise UsageError(f"{other} is no file of sums, and the others are: merge models with models, sums with sums")
-    return [path for files in groups for path in files]
-
-
-def reduce_sums(files: Sequence[Path], trust: bool = False, engine: str = "auto", ordered: bool = True) -> PartialSums:
-    """Add up files of sums.
-
-    Args:
-        files: of parts that do not overlap.
-        trust: whether heads and networks from outside the package may be imported.
-        engine: what runs the network of the model.
-        ordered: whether to add in the order of the samples, so that the same shards give the same bits in whatever
-            order they come; else as given, which rounds differently.
-
-    Raises:
-        UsageError: the same samples twice, or sums of other settings.
-        CheckpointError: a file that is damaged.
-    """
-    order = sorted(files, key=_first) if ordered else list(files)
-    total = read_sums(order[0], trust, engine)
-    for path in order[1:]:
-        total.add(read_sums(path, trust, engine))
-    return total
-
-
-def merge_sums(files: Sequence[Path], target: Path, overwrite: bool, trust: bool, engine: str) -> None:
-    """Add up files of sums, and write a bundle, or a file of sums if ``target`` ends in .sums.
-
-    Args:
-        files: of parts that do not overlap.
-        target: bundle or file.
-        overwrite: whether it may be replaced.
-        trust, engine: as for :func:`reduce_sums`.
-
-    Raises:
-        UsageError: as :func:`reduce_sums`, or something is at ``target`` already.
-    """
-    with exclusive(target):
-        if is_sums(target):
-            if target.exists() and not overwrite:
-                raise UsageError(f"{target} exists already: choose another --output, or add --overwrite true")
-            total = reduce_sums(files, trust, engine)
-            write_sums(total, target)
-            state = (
-                f"{number_of(len(total.missing), 'part')} {is_or_are(len(total.missing))} missing"
-                if total.missing
-                else "nothing is missing"
-            )
-            count = number_of(_samples(total), "sample")
-            print(f"{number_of(len(files), 'file')} of sums added up in {target}: {count}, {state}")
-            return
-        refuse_existing(target, overwrite)
-        total = reduce_sums(files, trust, engine)
-        samples = _samples(total)
-        model = total.solved()
-        model.save(target, overwrite)
-    classes = number_of(len(model.class_names), "class")
-    print(f"{number_of(len(files), 'file')} of sums merged: {classes} from {number_of(samples, 'sample')} in {target}")
-
-
-def _first(path: Path) -> tuple[str, int, str]:
-    """Return the sort key of a file: where its first part begins; nothing is checked here."""
-    first = parts_of(path)[0]
-    return first.listing, first.start, path.name
-
-
-def _samples(total: PartialSums) -> int:
-    return sum(total.model.counts.values())
+if TYPE_CHECKING:
+    from cifnet_pl.model.sums import PartialSums
 
 
 def merge(
     models: list[str],
     output: str,
     base: str | None = None,
-    engine: EngineChoice = "auto",
+    engine: Engine = "auto",
     overwrite: bool = False,
     trust: bool = False,
 ) -> None:
@@ -135,26 +48,108 @@ def merge(
         UnsupportedError: a head whose statistics cannot be added.
         CheckpointError: there is no model at one of ``models``, or it is damaged.
     """
-    files = sums_files(models)
+    from cifnet_pl.model import merge as merging
+    from cifnet_pl.model.bundle import refuse_existing
+    from cifnet_pl.model.store import load
+
+    paths, target = [Path(text).expanduser() for text in models], Path(output).expanduser()
+    files = sums_files(paths)
     if files:
-        return merge_sums(files, Path(output).expanduser(), overwrite, trust, engine)
-    for one, again in combinations(models, 2):
-        if Path(one).expanduser().resolve() == Path(again).expanduser().resolve():
+        merge_sums(files, target, overwrite, trust, engine)
+        return
+    for one, again in combinations(paths, 2):
+        if one.resolve() == again.resolve():
             raise UsageError(f"{again} is given twice: its photos would count twice")
     if len(models) < 2:
         raise UsageError(f"merge got {len(models)} model, expected at least two")
-    target = Path(output).expanduser()
     with exclusive(target):
         refuse_existing(target, overwrite)
         first = load(models[0], trust=trust)
-        others = [load(path, device=first.device, trust=trust) for path in models[1:]]
-        for path, loaded in zip(models, [first, *others], strict=True):
-            if engine != "auto" and set(loaded.engines) - {engine}:
-                used = " and ".join(loaded.engines)
+        loaded = [first, *(load(path, device=first.device, trust=trust) for path in models[1:])]
+        for path, model in zip(models, loaded, strict=True):
+            if engine != "auto" and set(model.engines) - {engine}:
+                used = " and ".join(model.engines)
                 raise UsageError(f"{path} learned with engine {used}, not with {engine} alone: use --engine auto")
         ancestor = load(base, device=first.device, trust=trust) if base is not None else None
-        result = merging.merge([first, *others], models, ancestor)
+        result = merging.merge(loaded, models, ancestor)
         result.model.save(target, overwrite)
-    warn(result.warnings, [])
+    warn(result.warnings)
     classes, photos = number_of(len(result.model.class_names), "class"), number_of(result.photos, "photo")
     print(f"{len(models)} models merged: {classes} from {photos} in bundle {target}")
+
+
+def sums_files(paths: list[Path]) -> list[Path]:
+    """Return the files of sums that some paths name: files, or folders of them; none if the paths are models.
+
+    Raises:
+        UsageError: both files of sums and models.
+    """
+    from cifnet_pl.model.sums import ENDING, is_sums
+
+    groups = [sorted(p.glob(f"*{ENDING}")) if p.is_dir() else [p] if is_sums(p) else [] for p in paths]
+    if any(groups) and not all(groups):
+        other = paths[groups.index([])]
+        raise UsageError(f"{other} is no file of sums, and the others are: merge models with models, sums with sums")
+    return [path for files in groups for path in files]
+
+
+def reduce_sums(files: Sequence[Path], trust: bool = False, engine: str = "auto", ordered: bool = True) -> PartialSums:
+    """Add up files of sums.
+
+    Args:
+        files: of parts that do not overlap.
+        trust: whether heads and networks from outside the package may be imported.
+        engine: what runs the network of the model.
+        ordered: whether to add in the order of the samples, so that the same shards give the same bits in whatever
+            order they come; else as given, which rounds differently.
+
+    Raises:
+        UsageError: the same samples twice, or sums of other settings.
+        CheckpointError: a file that is damaged.
+    """
+    from cifnet_pl.model.sums import parts_of, read_sums
+
+    def place(path: Path) -> tuple[str, int, str]:
+        first = parts_of(path)[0]
+        return first.listing, first.start, path.name
+
+    order = sorted(files, key=place) if ordered else list(files)
+    total = read_sums(order[0], trust, engine)
+    for path in order[1:]:
+        total.add(read_sums(path, trust, engine))
+    return total
+
+
+def merge_sums(files: list[Path], target: Path, overwrite: bool, trust: bool, engine: str) -> None:
+    """Add up files of sums, and write a bundle, or a file of sums if ``target`` ends in .sums.
+
+    Args:
+        files: of parts that do not overlap.
+        target: bundle or file.
+        overwrite: whether it may be replaced.
+        trust: whether heads and networks from outside the package may be imported.
+        engine: what runs the network of the model.
+
+    Raises:
+        UsageError: the same samples twice, sums of other settings, or something is at ``target`` already.
+        CheckpointError: a file that is damaged.
+    """
+    from cifnet_pl.model.bundle import refuse_existing
+    from cifnet_pl.model.sums import is_sums, write_sums
+
+    with exclusive(target):
+        if is_sums(target):
+            refuse_output(target, overwrite)
+        else:
+            refuse_existing(target, overwrite)
+        total = reduce_sums(files, trust, engine)
+        count, samples = number_of(len(files), "file"), number_of(sum(total.model.counts.values()), "sample")
+        if is_sums(target):
+            write_sums(total, target)
+            missing = len(total.missing)
+            state = f"{number_of(missing, 'part')} {is_or_are(missing)} missing" if missing else "nothing is missing"
+            print(f"{count} of sums added up in {target}: {samples}, {state}")
+            return
+        model = total.solved()
+        model.save(target, overwrite)
+    print(f"{count} of sums merged: {number_of(len(model.class_names), 'class')} from {samples} in {target}")

@@ -1,21 +1,147 @@
-"""Change arguments before jsonargparse reads them: heads do not inherit the options of another class."""
+"""What jsonargparse leaves to us: one sentence about a wrong option, and heads that inherit no options of another."""
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
+from jsonargparse import ArgumentParser
 
-from cifnet_pl.cli.option_errors import EPOCHS
-from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.errors import CifnetError, UsageError, unknown_name
 from cifnet_pl.utilities.files import read_yaml
 from cifnet_pl.utilities.plugins import entry_point, import_part, offered
+from cifnet_pl.utilities.text import printable
 
 DEFAULT_HEAD = "CIFNetHead"
 DEFAULT_BACKBONE = "embedded:efficientnet_lite0"
+EPOCHS = "--trainer.max_epochs cannot be set, a task is one epoch: use --data.max_tasks or --data.classes_per_task"
+
+SHORT_NAMES = ("cifnet_pl", "cifnet_pl.heads", "cifnet_pl.data.streams", "cifnet_pl.iterative")
+"""Modules in which a class without a module is looked up, as the command line does."""
+
+CONFIG = ("--config", "-c")
+
+
+class OneSentence(ArgumentParser):
+    """A parser that raises :class:`UsageError` with one sentence instead of jsonargparse's long message."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise the short error; parsers that jsonargparse uses internally keep its own."""
+        if not self.exit_on_error:
+            super().error(message, ex)
+        parser = getattr(ex, "subcommand_parser", None) or self
+        options = [option for action in parser._actions for option in action.option_strings]
+        raise UsageError(sentence(message, options, parser.prog)) from ex
+
+
+def sentence(message: str, options: Collection[str] = (), program: str = "cifnet") -> str:
+    """Return the part of jsonargparse's message that the user can act on, as one sentence.
+
+    Args:
+        message: of jsonargparse.
+        options: that exist.
+        program: beginning of the command line, such as ``cifnet report``.
+    """
+    if "--> trainer.max_epochs" in message:
+        return EPOCHS
+    if found := re.match(r"the following arguments are required: (.*)", message):
+        names = found[1].split(", ")
+        place = next((name for name in names if f"--{name.rstrip('_')}" not in options), None)
+        if place is not None:
+            return f"no {place} are given: name them before the options, {program} {place.upper()} …"
+        return f"the following arguments are required: {', '.join(f'--{name}' for name in names)}"
+    if found := re.match(r"argument (?:-\w/)?(--[^\s/]+)\S*: expected (?:one|at least one) argument", message):
+        return f"{found[1]} needs a value"
+    if found := re.match(r"(?:unrecognized arguments|ambiguous option): (\S+)", message):
+        return _unexpected(found[1], options)
+    keys = re.findall(r'Parser key "([^"]+)"', message)
+    if found := re.search(r"Option '([^']+)' is not accepted", message):
+        owner = re.findall(r"class_path[ =]'([\w.]+)'", message)
+        path = "".join(f"{key}." for key in keys)
+        known = [f"--{path}{name}" for name in (arguments_of(owner[-1]) if owner else None) or ()]
+        return unknown_option(f"--{path}{found[1]}", [*known, "--print_config"])
+    return _bad_value(message, ".".join(keys))
+
+
+def _unexpected(word: str, options: Collection[str]) -> str:
+    if word.startswith("-"):
+        return unknown_option(word, options)
+    also = "; photos to learn are given as --data.root FOLDER" if "--data.root" in options else ""
+    return f"'{printable(word)}' is one word too many: an option takes one value, in quotes if it has spaces{also}"
+
+
+def _bad_value(message: str, key: str) -> str:
+    """Return a sentence about a value of an option ``key``; "" where the message names none."""
+    lines = [line.strip().removeprefix("- ") for line in message.splitlines()]
+    kind = re.compile(r"Expected an? (?!path)(.+?)(?:\. Got value.*|: .*)?$")
+    expected = [found[1] for line in lines if (found := kind.search(line)) and "NoneType" not in found[1]]
+    value = re.search(r"(?:Got|Given) value: (.*?)(?:\. Got value.*)?$", message, re.MULTILINE)
+    absent = re.search(r"No module named '[^']*'|module '\S+' has no attribute '[^']*'", message)
+    if absent:
+        return f"--{key}: {absent[0].replace('No', 'no')}"
+    if key and expected and value:
+        return f"--{key} is '{value[1]}', expected {' or '.join(dict.fromkeys(map(_plain_type, expected)))}"
+    reason = next(line for line in reversed(lines) if line and not line.startswith('in "<'))  # a place in YAML
+    return f"--{key}: {reason}" if key else reason
+
+
+def _plain_type(kind: str) -> str:
+    plain = re.sub(r"<class '([\w.]+)'>", lambda found: found[1].split(".")[-1], kind)
+    if choices := re.fullmatch(r"typing\.Literal\[(.*)\]", plain):
+        return f"one of {choices[1]}" if "," in choices[1] else choices[1].strip("'")
+    return {"dot import path string": "the name of a class", "float": "a finite number"}.get(plain, plain)
+
+
+def unknown_option(name: str, options: Collection[str]) -> str:
+    """Return a sentence about an unknown option, with the nearest options.
+
+    Args:
+        name: the unknown option.
+        options: that exist.
+    """
+    option = name.split("=")[0]
+    group, dot, rest = option.partition(".")
+    known = [o for o in options if o.startswith("--") and not o.endswith(("+", ".help"))]
+    known += [f"{o}.{rest}" for o in known if dot and "." not in o and o != group]
+    near = difflib.get_close_matches(option, known, n=2, cutoff=0.8)
+    everything = "--print_config shows all, --help explains them" if "--print_config" in options else "see --help"
+    hint = f"did you mean {' or '.join(near)}?" if near else everything
+    return f"unknown option {name}: {hint}"
+
+
+@cache
+def arguments_of(class_path: str) -> frozenset[str] | None:
+    """Return the options of a class, with those that it passes on to its bases; None if it cannot be imported.
+
+    Args:
+        class_path: its module and name, or the name of a class of this package.
+    """
+    module, _, name = class_path.rpartition(".")
+    for place in [module] if module else SHORT_NAMES:
+        try:
+            kind = getattr(import_module(place), name, None)
+        except ImportError:
+            continue
+        if isinstance(kind, type):
+            return frozenset(ArgumentParser().add_class_arguments(kind))
+    return None
+
+
+def buried_error(error: BaseException) -> CifnetError | None:
+    """Return the package's own error that a library wrapped into one of its own, or None."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, CifnetError):
+        seen = seen.__cause__ or seen.__context__
+    return seen
+
+
+# ---------------------------------------------------------------------- heads
 
 
 def with_clean_heads(args: Sequence[str]) -> list[str]:
@@ -29,36 +155,37 @@ def with_clean_heads(args: Sequence[str]) -> list[str]:
         args: arguments of the command line.
 
     Raises:
-        UsageError: an unknown head, with the nearest names; a configuration file that is missing or not YAML.
+        UsageError: an unknown head, with the nearest names; a configuration file that is missing or not YAML; an option
+            without a value.
     """
     result: list[str] = []
-    current, run = DEFAULT_HEAD, len(args) + 1
-    for i, arg in enumerate(args):
-        key, _, attached = arg.partition("=")
-        value = attached or (args[i + 1] if i + 1 < len(args) else "")
-        if key in ("--config", "-c") and value:
-            config = _read_yaml(Path(value))
-            new, run = _class_name(_head_of(config)), len(args) + 1
-            index = len(result)
-            _import_method(config.get("model") if config else None)
+    current, first = DEFAULT_HEAD, len(args) + 1  # first option of the head since the last configuration file
+    for arg, following in zip(args, [*args[1:], ""], strict=True):
+        key, equals, attached = arg.partition("=")
+        value = attached if equals else following
+        dotted = key.startswith("--") and "." in key and not key.endswith(".help")
+        if dotted and not equals and (not value or value.startswith("--")):
+            raise UsageError(f"{key} needs a value")  # jsonargparse drops such an option of a class without a word
+        new, chosen = None, list[str]()
+        if key in CONFIG and value:
+            model = _read_config(Path(value)).get("model")
+            _import_method(model)
+            new, first = _class_name(_head_of(model)), len(args) + 1
         elif key in ("--model", "--model.class_path"):
             _import_method(value)
-            new = None
         elif re.match(r"--model\.(init_args\.)?head(\.|$)", key):
-            run = min(run, len(result))
-            new = _class_name(value) if key.endswith(("head", "head.class_path")) else None
-            index = run
-        else:
-            new = None
+            first = min(first, len(result))
+            if key.endswith(("head", "head.class_path")):
+                new, chosen = _class_name(value), ["--model.head", value]
         if new is not None and new != current:
-            chosen = [] if key in ("--config", "-c") else ["--model.head", value]
-            result[index:index] = ["--model.head", "null", *chosen]
+            place = first if chosen else len(result)
+            result[place:place] = ["--model.head", "null", *chosen]
             current = new
         result.append(arg)
     return result
 
 
-def _read_yaml(path: Path) -> Any:
+def _read_config(path: Path) -> dict[str, Any]:
     content = read_yaml(path, "configuration file")
     if not isinstance(content, dict | None):
         raise UsageError(f"configuration file {path} holds a {type(content).__name__}, expected sections (name: …)")
@@ -66,7 +193,7 @@ def _read_yaml(path: Path) -> Any:
     if isinstance(trainer, dict) and trainer.get("max_epochs") is not None:
         raise UsageError(EPOCHS)
     _refuse_empty_arguments(content, path)
-    return content
+    return content or {}
 
 
 def _refuse_empty_arguments(content: Any, path: Path, class_path: str = "") -> None:
@@ -79,13 +206,10 @@ def _refuse_empty_arguments(content: Any, path: Path, class_path: str = "") -> N
             _refuse_empty_arguments(inner, path, name)
 
 
-def _head_of(config: Any) -> Any:
-    for key in ("model", "init_args", "head"):
-        inner = config.get(key) if isinstance(config, dict) else None
-        if key == "init_args" and inner is None:
-            continue
-        config = inner
-    return config.get("class_path") if isinstance(config, dict) else config
+def _head_of(model: Any) -> Any:
+    options = model.get("init_args", model) if isinstance(model, dict) else None
+    head = options.get("head") if isinstance(options, dict) else None
+    return head.get("class_path") if isinstance(head, dict) else head
 
 
 def _class_name(head: Any) -> str | None:
@@ -94,11 +218,11 @@ def _class_name(head: Any) -> str | None:
         head = yaml.safe_load(head).get("class_path")
     if not isinstance(head, str) or head in ("", "null") or head.startswith("-"):
         return None
-    from cifnet_pl import heads  # imports torch
+    from cifnet_pl.heads import HEADS
 
     name = head.removeprefix("cifnet_pl.heads.")
-    if "." not in name and name not in heads.HEADS and not import_offered("heads", name):
-        raise unknown_name("head", name, [*heads.HEADS, *offered("heads")])
+    if "." not in name and name not in HEADS and not _import_offered("heads", name):
+        raise unknown_name("head", name, [*HEADS, *offered("heads")])
     return name
 
 
@@ -106,26 +230,15 @@ def _import_method(model: Any) -> None:
     """Import the LightningModule that ``--model`` or ``model:`` names, where an installed package offers it."""
     name = model.get("class_path") if isinstance(model, dict) else model
     if isinstance(name, str) and "." not in name:
-        import_offered("methods", name)
+        _import_offered("methods", name)
 
 
-def import_offered(kind: str, name: str) -> bool:
-    """Import what an installed package offers, so that jsonargparse finds the class.
-
-    Args:
-        kind: one of :data:`cifnet_pl.utilities.plugins.GROUPS`.
-        name: of the entry point.
-
-    Returns:
-        Whether a package offers it.
-    """
+def _import_offered(kind: str, name: str) -> bool:
+    """Import what an installed package offers, so that jsonargparse finds the class; return whether one offers it."""
     factory = entry_point(kind, name)
     if factory is not None:
         import_part(factory)
     return factory is not None
-
-
-# ---------------------------------------------------------------------- data without images
 
 
 def choose_backbone(config: Any) -> None:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any
 
-from cifnet_pl.cli.drivers import DRIVERS, Job
-from cifnet_pl.cli.shard_maker import make
-from cifnet_pl.model.sums import Shard
-from cifnet_pl.utilities.errors import CifnetError, UsageError
+from cifnet_pl.cli.parsing import OneSentence, buried_error, choose_backbone, with_clean_heads
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
+from cifnet_pl.utilities.files import exclusive
+from cifnet_pl.utilities.text import next_command, one_line
+
+if TYPE_CHECKING:
+    from cifnet_pl.model.sums import Shard, ShardLearner
+
+HEAD = "RidgeHead"
+"""Of sums, unless another one is given: its sums are exact, and small."""
+
+SEED = 1
+"""Of the head, as ``fit`` sets it: sums of another random projection could not be merged with a run."""
 
 
 def sums(
@@ -17,7 +31,6 @@ def sums(
     overrides: Sequence[tuple[str, str]] = (),
     shard: list[str] | None = None,
     shards: int | None = None,
-    by: Literal["processes", "ray", "slurm"] = "processes",
     workers: int = 2,
     retries: int = 3,
     threads: int = 1,
@@ -25,37 +38,191 @@ def sums(
     """Embed parts of a training set and write one file of sums for each; cifnet merge adds them up.
 
     Options with a dot in their name are those of fit: --data.source, --data.root, --model.backbone, --model.head, ….
-    Shards that are finished are skipped, and those that fail are tried again.
+    Shards that are finished are skipped.
 
     Args:
         output: folder for the files.
         shard: parts to make here, one after the other, such as 3/64.
-        shards: cut the set into so many parts and make them all, in several workers.
-        by: what starts the workers: processes, ray, or slurm, which writes a script for sbatch.
-        workers: number of workers at a time.
-        retries: how often a part that failed is tried again.
+        shards: cut the set into so many parts and make them all, with Ray, which tries those that fail again.
+        workers: number of Ray's workers at a time.
+        retries: how often Ray tries a part again whose worker was lost.
         threads: of torch in each worker; sums of one part are the same to the last bit for the same number.
 
     Raises:
-        UsageError: options that do not fit, or a head whose statistics are not sums.
+        UsageError: options that do not fit, a head whose statistics are not sums, or Ray is not installed.
         DataError: samples that cannot be read.
         CifnetError: parts that failed however often they were tried.
     """
-    if (shard is None) == (shards is None):
-        raise UsageError("give either --shard 3/64 for one part, or --shards 64 for all of them")
-    folder = Path(output).expanduser()
-    options = [word for name, value in overrides for word in (f"--{name}", value)]
-    if shard is not None:
+    from cifnet_pl.model.description import outside_parts
+    from cifnet_pl.model.sums import Shard
+
+    folder, options = Path(output).expanduser(), [word for name, value in overrides for word in (f"--{name}", value)]
+    if shard is not None and shards is None:
         for line in make(folder, [Shard.parse(text) for text in shard], options, threads):
             print(line, flush=True)
         return
-    assert shards is not None
+    if shards is None or shard is not None:
+        raise UsageError("give either --shard 3/64 for one part, or --shards 64 for all of them")
     everything = [Shard(i, shards) for i in range(1, shards + 1)]
-    job = Job(folder, everything, tuple(options), workers, threads, retries)
-    DRIVERS[by]().run(job)
-    if by != "slurm":
-        left = job.missing()
-        if left:
-            raise CifnetError(f"{len(left)} of {shards} shards failed, the first is {left[0].index}: see above")
-        print(f"{shards} shards in {folder}")
-        print(job.merging())
+    _make_with_ray(folder, unfinished(folder, everything), options, workers, retries, threads)
+    left = unfinished(folder, everything)
+    if left:
+        raise CifnetError(f"{len(left)} of {shards} shards failed, the first is {left[0].index}: see above")
+    print(f"{shards} shards in {folder}")
+    given = dict(overrides)
+    trust = outside_parts(*(given.get(f"model.{part}", "") for part in ("head", "backbone", "architecture")))
+    print(next_command("merge", str(folder), "--output", "MODEL", trust=bool(trust)))
+
+
+def make(folder: Path, shards: Sequence[Shard], options: Sequence[str], threads: int = 1) -> list[str]:
+    """Compute the files of shards that are missing.
+
+    Args:
+        folder: of the files.
+        shards: to compute.
+        options: of ``fit``.
+        threads: of torch.
+
+    Returns:
+        A sentence for each shard.
+    """
+    from cifnet_pl.model.sums import write_sums
+
+    missing = unfinished(folder, shards)
+    messages = [f"{shard.name} is finished already" for shard in shards if shard not in missing]
+    for shard in missing:
+        learner, path = learner_of(tuple(options)), file_of(folder, shard)
+        with exclusive(path), _threads(threads):
+            shard_sums = learner.sums(shard)
+            write_sums(shard_sums, path)
+        messages.append(f"{shard.name}: {sum(shard_sums.model.counts.values())} samples")
+    return messages
+
+
+def file_of(folder: Path, shard: Shard) -> Path:
+    """Return the path of the sums of a shard."""
+    return folder / f"{shard.name}.sums"
+
+
+def unfinished(folder: Path, shards: Sequence[Shard]) -> list[Shard]:
+    """Return the shards whose file is missing or damaged."""
+    from cifnet_pl.model.sums import read_sums
+
+    left = []
+    for shard in shards:
+        try:
+            read_sums(file_of(folder, shard), trust=True)  # this user's own run, which imports what its options name
+        except CheckpointError:
+            left.append(shard)
+    return left
+
+
+@lru_cache(maxsize=1)
+def learner_of(options: tuple[str, ...]) -> ShardLearner:
+    """Build data, backbone and head from the options of ``fit``.
+
+    Args:
+        options: arguments of the command line.
+
+    Raises:
+        UsageError: options that do not fit.
+        DataError: data that is missing.
+    """
+    from cifnet_pl.data import CIFNetDataModule
+    from cifnet_pl.learning.cifnet_module import CIFNetModule
+    from cifnet_pl.model.sums import ShardLearner
+    from cifnet_pl.utilities.plugins import find_in_current_folder
+
+    find_in_current_folder()
+    parser = OneSentence(prog="cifnet sums")
+    parser.add_class_arguments(CIFNetDataModule, "data", sub_configs=False)
+    parser.add_subclass_arguments(CIFNetModule, "model", required=False)
+    # Which task a class belongs to makes no difference to sums.
+    parser.set_defaults({"model": {"class_path": "cifnet_pl.CIFNetModule"}, "data.classes_per_task": 1})
+    config = parser.parse_args(with_clean_heads([f"--model.head={HEAD}", *options]))
+    choose_backbone(config)
+    head_options = config.get("model.init_args.head.init_args")
+    given = any(re.match(r"--model\.(init_args\.)?head\.(init_args\.)?seed\b", word) for word in options)
+    if head_options is not None and "seed" in head_options and not given:
+        head_options["seed"] = SEED
+    try:
+        built: Any = parser.instantiate_classes(config)
+    except (ValueError, TypeError) as error:
+        raise buried_error(error) or error from None
+    module, data = built.model, built.data
+    size, crop_ratio = data.image_shape(module.backbone.preprocessing)
+    return ShardLearner(
+        data.source,
+        module.backbone,
+        lambda width: module.head.fresh(),
+        size,
+        crop_ratio,
+        data.batch_size,
+        data.num_workers or 0,
+        data.on_corrupt == "skip",
+    )
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """Within the block, compute with a fixed number of threads, as sums round differently with another number."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# ---------------------------------------------------------------------- Ray
+
+
+def _make_with_ray(
+    folder: Path, missing: Sequence[Shard], options: Sequence[str], workers: int, retries: int, threads: int
+) -> None:
+    """Make shards, ``workers`` at a time; join the cluster of RAY_ADDRESS, or start one here.
+
+    Each shard is a task; Ray itself starts the task of a lost worker again.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise UsageError("--shards needs the package ray: pip install 'cifnet_pl[ray]', or give --shard") from None
+    if not missing:
+        return
+    began = not ray.is_initialized()
+    if began:
+        _start(ray, workers)
+    try:
+        task = ray.remote(num_cpus=1, max_retries=retries, retry_exceptions=False)(_make_one)
+        where, words = str(folder.resolve()), tuple(options)
+        waiting = {task.remote(where, (s.index, s.count), words, threads): s.name for s in missing}
+        while waiting:
+            (done,), _ = ray.wait(list(waiting), num_returns=1)
+            name = waiting.pop(done)
+            try:
+                print(ray.get(done), flush=True)
+            except ray.exceptions.RayError as error:
+                print(f"{name} failed: {one_line(error)}", file=sys.stderr, flush=True)
+    finally:
+        if began:
+            ray.shutdown()
+
+
+def _start(ray: Any, workers: int) -> None:
+    # Workers import what this process imports: its folder, and the package where it is not installed.
+    paths = os.pathsep.join(dict.fromkeys([*os.environ.get("PYTHONPATH", "").split(os.pathsep), os.getcwd()]))
+    options: dict[str, Any] = {"runtime_env": {"env_vars": {"PYTHONPATH": paths.strip(os.pathsep)}}}
+    if not os.environ.get("RAY_ADDRESS"):
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
+        options |= {"num_cpus": workers, "include_dashboard": False, "logging_level": "error"}
+    ray.init(log_to_driver=False, **options)
+
+
+def _make_one(folder: str, shard: tuple[int, int], options: tuple[str, ...], threads: int) -> str:
+    """Make one shard in a worker, which keeps data, network and head for the next."""
+    from cifnet_pl.model.sums import Shard
+
+    return make(Path(folder), [Shard(*shard)], options, threads)[0]

@@ -1,97 +1,52 @@
-"""``python -m cifnet_pl sweep FILES…``: run many configurations one after another; stopped sweeps can be continued."""
+"""``sweep``: run the points of sweep files one after another, each once; stopped sweeps can be continued.
+
+As a program (``python -m cifnet_pl.cli.sweep FILE``) it is the process of one point.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from filelock import FileLock, Timeout
 
 from cifnet_pl.cli.configs import find_config
 from cifnet_pl.cli.sweep_plan import (
-    LOG,
     Cost,
     Point,
-    add_elapsed,
     choose,
-    complete_run,
     cost_of,
-    costs_of,
     duration,
-    early_estimate,
     estimate,
     left_out_overrides,
-    print_plan,
     read_points,
-    result_of,
-    running,
     total,
-    waiting_lock,
 )
-from cifnet_pl.report import report
-from cifnet_pl.report.runs import FAILURE, POINT
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.files import write_text
+from cifnet_pl.utilities.run_folders import versions
 from cifnet_pl.utilities.text import is_or_are, number_of, printable
 
-NO_MEMORY = re.compile(r"\bMemoryError\b|OutOfMemoryError|out of memory|not enough memory", re.IGNORECASE)
-OWN_ERROR = re.compile(r"^cifnet: error: (.*)")
-LAST_OF_TRACEBACK = re.compile(r"^([\w.]*(?:Error|Exception|Interrupt|Exit)\b.*)")
-COUNTERS = ("memory.events", "memory.oom_control", "memory/memory.oom_control")
-"""Files of the processes' control group, below its root, that count what the system killed for memory."""
+LOG = "output.log"
+"""What the processes of a point wrote, in its experiment's folder."""
 
+POINT, FAILURE = "point.yaml", "failure.txt"
+"""A point's configuration, and why it failed, likewise (:mod:`cifnet_pl.report.runs` reads them)."""
 
-def reason(code: int, log: str, killed_for_memory: bool = False) -> str:
-    """Return why a process ended, in a few words.
+ERROR = re.compile(r"^(?:cifnet: error: (.*)|([\w.]*(?:Error|Exception|Interrupt|Exit)\b.*))")
+"""A sentence about an error of ours, or the last line of a traceback."""
 
-    Args:
-        code: its exit code as :mod:`subprocess` gives it, negative for a signal.
-        log: what it wrote to its streams.
-        killed_for_memory: whether the system has killed a process for memory meanwhile.
-    """
-    number = -code if code < 0 else code - 128
-    lines = [line.strip() for line in log.splitlines()]
-    if code < 0 or (128 < code < 160 and number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)):
-        name = signal.Signals(number).name if number in {int(s) for s in signal.Signals} else f"signal {number}"
-        if number == signal.SIGKILL and killed_for_memory:
-            return f"out of memory: the system killed it ({name})"
-        return f"killed by {name}"
-    sentences = [match[1] for line in lines if (match := OWN_ERROR.match(line) or LAST_OF_TRACEBACK.match(line))]
-    sentence = sentences[-1] if sentences else None
-    memory = next((line for line in reversed(lines) if NO_MEMORY.search(line)), None)
-    if memory is not None:
-        return f"out of memory (exit code {code}): {printable(sentence or memory)}"
-    return f"exit code {code}: {printable(sentence)}" if sentence else f"exit code {code}, without saying why"
-
-
-def memory_kills(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return how often the system has killed a process of this control group for memory.
-
-    Args:
-        root: of the control groups' files.
-
-    Returns:
-        None if the system does not say.
-    """
-    for name in COUNTERS:
-        try:
-            text = (root / name).read_text(encoding="utf-8")
-        except OSError:
-            continue
-        match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
-        if match:
-            return int(match[1])
-    return None
+Placed = tuple[Point, Path]
+"""A point and its experiment's folder."""
 
 
 def sweep(
@@ -132,108 +87,39 @@ def sweep(
     """
     if budget is not None and not budget > 0:
         raise UsageError(f"budget is {budget:g}, expected a positive number of hours")
-    every = [point for file in files for point in read_points(find_config(file), overrides, _seeds(seeds))]
+    numbers = _seeds(seeds)
+    every = [point for file in files for point in read_points(find_config(file), overrides, numbers)]
     points = {point.identity: point for point in choose(every, only or (), without or ())}
     if not points:
         raise UsageError("no point has these labels: leave out some of --only and --without, or use --dry_run")
-    console = Console(soft_wrap=True, highlight=False)
-    kinds = "each seed sets both seed_everything and the class order" if _over_seeds(points.values()) else "no seeds"
-    console.print(f"{len(points)} point{'s' if len(points) > 1 else ''}; {kinds}")
-    for sentence in left_out_overrides(overrides, list(points.values())):
-        console.print(sentence, markup=False)
+    seeded = any("seed" in point.labels for point in points.values())
+    kinds = "each seed sets both seed_everything and the class order" if seeded else "no seeds"
+    print(f"{number_of(len(points), 'point')}; {kinds}")
+    print("".join(f"{printable(line)}\n" for line in left_out_overrides(overrides, list(points.values()))), end="")
     placed = [(point, _folder(Path(logs), point)) for point in points.values()]
-    left = [pair for pair in placed if complete_run(pair[1]) is None]
-    print_plan(console, placed, left, dry_run)
+    _print_plan(placed, every_point=dry_run)
     if dry_run:
         return
-    done, failed, skipped = _run_all(console, placed, left, budget)
+    done, failed, skipped = _run_all(placed, budget)
     if output is not None and done:
+        from cifnet_pl.report import report
+
         report([str(folder) for _, folder in placed if folder.is_dir()], output, external)
     if skipped:
         remaining = f"{skipped} of {number_of(len(points), 'point')} {is_or_are(skipped)}"
-        console.print(f"the budget is spent: {remaining} left; the same command goes on")
+        print(f"the budget is spent: {remaining} left; the same command goes on")
     if failed:
         raise CifnetError(
-            f"{len(failed)} of {len(points)} points failed, the first is {failed[0]} (see its output.log); "
+            f"{len(failed)} of {len(points)} points failed, the first is {failed[0]} (see its {LOG}); "
             "run the same command again to try them once more"
         )
 
 
 def _seeds(text: str | None) -> list[int] | None:
-    if text is None:
-        return None
     try:
-        return [int(seed) for seed in text.split(",")]
+        return None if text is None else [int(seed) for seed in text.split(",")]
     except ValueError:
         raise UsageError(f"seeds is '{text}', expected integers and commas, such as 1,2,3") from None
-
-
-def _over_seeds(points: Iterable[Point]) -> bool:
-    return any("seed" in point.labels for point in points)
-
-
-def _run_all(
-    console: Console, placed: Sequence[tuple[Point, Path]], waiting: Sequence[tuple[Point, Path]], budget: float | None
-) -> tuple[list[Path], list[Path], int]:
-    """Run all points within the budget.
-
-    Returns:
-        Complete runs, folders of points that failed, and the number of points that were left out for lack of time.
-    """
-    done: list[Path] = []
-    failed: list[Path] = []
-    skipped, start, ran = 0, time.monotonic(), costs_of(placed)
-    end = None if budget is None else start + 3600 * budget
-    for point, folder in placed:
-        if not (folder / POINT).is_file():
-            _write_point(folder, point)  # a report names what is missing, whatever becomes of this sweep
-    with _progress(console) as progress, _stopped_by_sigterm():
-        bar = progress.add_task("points", total=len(placed))
-        for number, (point, folder) in enumerate(placed, 1):
-            progress.update(bar, description=folder.name)
-            heading = f"[{number}/{len(placed)}] {folder.name}"
-            left = [pair for pair in placed[number - 1 :] if pair in waiting]
-            expected = estimate(point, folder, ran)
-            ready = time.monotonic() + (expected.seconds if expected else 0.0)
-            if end is not None and ready >= end and complete_run(folder) is None:
-                skipped += 1
-                why = f"expected to take {duration(expected.seconds)}, " if expected else ""
-                console.print(f"{heading}: {why}more than is left of the budget", markup=False)
-                continue
-            try:
-                said_early = nullcontext() if expected else _said_early(console, point, folder, left, ran)
-                run, sentence = _ensure(folder, point, end, said_early)
-                (done if run is not None else failed).append(run or folder)
-                if run is not None and (point, folder) in waiting:
-                    ran.append((point, cost_of(folder, run)))
-                    sentence += _said_of_rest(left[1:], ran)
-            except TimeoutError:
-                skipped += 1
-                sentence = "stopped, as the budget is over; it goes on the next time"
-            console.print(f"{heading}: {sentence}", markup=False)
-            progress.advance(bar)
-    return done, failed, skipped
-
-
-def _said_early(
-    console: Console,
-    point: Point,
-    folder: Path,
-    left: Sequence[tuple[Point, Path]],
-    ran: Sequence[tuple[Point, Cost]],
-) -> AbstractContextManager[None]:
-    """Return the context that estimates a point, and with it all that are left, from its first task."""
-    others = [pair for pair in left if pair[0].method != point.method]
-    return early_estimate(console, folder, len(left) - len(others), [estimate(*pair, ran) for pair in others])
-
-
-def _said_of_rest(left: Sequence[tuple[Point, Path]], ran: Sequence[tuple[Point, Cost]]) -> str:
-    return f"; {len(left)} left: {total([estimate(*pair, ran) for pair in left])}" if left else ""
-
-
-def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _folder(logs: Path, point: Point) -> Path:
@@ -242,12 +128,85 @@ def _folder(logs: Path, point: Point) -> Path:
     return present[0] if present else logs / point.name
 
 
-def _ensure(
-    folder: Path, point: Point, end: float | None, meanwhile: AbstractContextManager[None]
-) -> tuple[Path | None, str]:
-    """Run the point unless it is complete: its run's folder, or None if it failed, and what to say of it.
+def complete_run(folder: Path) -> Path | None:
+    """Return the newest whole run of an experiment."""
+    from cifnet_pl.report.runs import is_complete
 
-    The context ``meanwhile`` is open while the point runs.
+    return next((path for path in reversed(versions(folder)) if is_complete(path)), None)
+
+
+def _summary(run: Path) -> dict[str, Any]:
+    from cifnet_pl.report.runs import read_run
+
+    return dict(read_run(run).summary)
+
+
+def _result(run: Path) -> str:
+    final = _summary(run)["A_K"]
+    return "A_K not measured" if final is None else f"A_K {final:.1f} %"
+
+
+def _print_plan(placed: Sequence[Placed], every_point: bool) -> None:
+    """Print how long the points that are left will take; with ``every_point`` also what is known of each."""
+    runs = [(point, folder, complete_run(folder)) for point, folder in placed]
+    ran = [(point, cost_of(_summary(run))) for point, _, run in runs if run is not None]
+    left = []
+    for point, folder, run in runs:
+        if run is not None:
+            said = f"complete already, {_result(run)}"
+        else:
+            cost = estimate(point, folder, ran)
+            left.append(cost)
+            said = ("begun" if versions(folder) else "not run yet") + (f", {total([cost])}" if cost else "")
+        if every_point:
+            print(f"{folder.name}: {said}")
+    print(f"{len(left)} to run: {total(left)}" if left else "all are complete", flush=True)
+
+
+# ---------------------------------------------------------------------- running
+
+
+def _run_all(placed: Sequence[Placed], budget: float | None) -> tuple[list[Path], list[Path], int]:
+    """Run all points within the budget.
+
+    Returns:
+        Complete runs, folders of points that failed, and the number of points that were left out for lack of time.
+    """
+    done: list[Path] = []
+    failed: list[Path] = []
+    skipped, end = 0, None if budget is None else time.monotonic() + 3600 * budget
+    for point, folder in placed:
+        if not (folder / POINT).is_file():
+            _write_point(folder, point)  # a report names what is missing, whatever becomes of this sweep
+    complete = [(point, run) for point, folder in placed if (run := complete_run(folder)) is not None]
+    ran = [(point, cost_of(_summary(run))) for point, run in complete]
+    with _stopped_by_sigterm():
+        for number, (point, folder) in enumerate(placed, 1):
+            begun, expected = complete_run(folder), estimate(point, folder, ran)
+            try:
+                run, sentence = _within_budget(folder, point, end, expected if begun is None else None)
+                (done if run is not None else failed).append(run or folder)
+                if run is not None and begun is None:
+                    ran.append((point, cost_of(_summary(run))))
+                    left = [estimate(*pair, ran) for pair in placed[number:] if complete_run(pair[1]) is None]
+                    sentence += f"; {len(left)} left: {total(left)}" if left else ""
+            except TimeoutError as error:
+                skipped, sentence = skipped + 1, str(error)
+            print(f"[{number}/{len(placed)}] {folder.name}: {sentence}", flush=True)
+    return done, failed, skipped
+
+
+def _within_budget(folder: Path, point: Point, end: float | None, expected: Cost | None) -> tuple[Path | None, str]:
+    """Run a point unless it is complete; raise TimeoutError if it needs more than is left of the budget."""
+    ready = time.monotonic() + (expected.seconds if expected else 0.0)
+    if end is not None and ready >= end and complete_run(folder) is None:
+        why = f"expected to take {duration(expected.seconds)}, " if expected else ""
+        raise TimeoutError(f"{why}more than is left of the budget")
+    return _ensure(folder, point, end)
+
+
+def _ensure(folder: Path, point: Point, end: float | None) -> tuple[Path | None, str]:
+    """Run the point unless it is complete: its run's folder, or None if it failed, and what to say of it.
 
     Raises:
         TimeoutError: it still ran at ``end``.
@@ -255,38 +214,58 @@ def _ensure(
     with _alone(folder):
         run = complete_run(folder)
         if run is not None:
-            return run, f"complete already, {result_of(run)}"
+            return run, f"complete already, {_result(run)}"
         (folder / FAILURE).unlink(missing_ok=True)
-        start, kills, log = time.monotonic(), memory_kills(), folder / LOG
+        start, log = time.monotonic(), folder / LOG
         before = log.stat().st_size if log.is_file() else 0
-        try:
-            with meanwhile:
-                code = _run(folder, point, end)
-        finally:
-            seconds = time.monotonic() - start
-            add_elapsed(folder, seconds)
+        code = _run(folder, point, end)
         run = complete_run(folder)
         if run is None:
-            log_text = log.read_bytes()[before:].decode("utf-8", errors="replace")
-            why = reason(code, log_text, kills is not None and memory_kills() != kills)
+            why = reason(code, log.read_bytes()[before:].decode("utf-8", errors="replace"))
             write_text(folder / FAILURE, why + "\n")
             return None, f"failed ({why})"
-        return run, f"done in {duration(seconds)}, {result_of(run)}"
+        return run, f"done in {duration(time.monotonic() - start)}, {_result(run)}"
 
 
 def _run(folder: Path, point: Point, end: float | None = None) -> int:
     """Run ``fit`` as a process, starting from the last checkpoint if there is one; return the exit code."""
     _write_point(folder, point)
-    command = [sys.executable, "-m", "cifnet_pl.cli.sweep_point", str(folder / POINT)]
+    command = [sys.executable, "-m", "cifnet_pl.cli.sweep", str(folder / POINT)]
     with (folder / LOG).open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
             return process.wait(None if end is None else max(0.0, end - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise TimeoutError from None
+            raise TimeoutError("stopped, as the budget is over; it goes on the next time") from None
         finally:
             process.terminate()
             process.wait()
+
+
+def run_point(config: Path) -> int:
+    """Learn from a configuration, starting from the last checkpoint if there is one; return the exit code.
+
+    The lock of its folder is held meanwhile, even if the sweep is killed.
+    """
+    from cifnet_pl.__main__ import main
+
+    # Lightning starts this module again for each further process of the run: they belong to the one with the lock.
+    with nullcontext() if "LOCAL_RANK" in os.environ else waiting_lock(config.parent / ".running"):
+        return main(["fit", "--config", str(config), "--ckpt_path", "last"])
+
+
+def reason(code: int, log: str) -> str:
+    """Return why a process ended, in a few words.
+
+    Args:
+        code: its exit code as :mod:`subprocess` gives it, negative for a signal.
+        log: what it wrote to its streams.
+    """
+    number = -code if code < 0 else code - 128
+    if code < 0 or number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
+        return f"killed by {signal.Signals(number).name}"
+    sentences = [found[1] or found[2] for line in log.splitlines() if (found := ERROR.match(line.strip()))]
+    return f"exit code {code}: {printable(sentences[-1])}" if sentences else f"exit code {code}, without saying why"
 
 
 def _write_point(folder: Path, point: Point) -> None:
@@ -295,10 +274,30 @@ def _write_point(folder: Path, point: Point) -> None:
 
 
 @contextmanager
+def waiting_lock(file: Path) -> Iterator[None]:
+    """Hold a lock in an experiment's folder; if another process holds it, say so and wait.
+
+    Args:
+        file: of the lock.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(file)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        print(f"waiting for {file.parent}, which another process is running", flush=True)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Hold the lock of an experiment's folder; wait for another sweep, and for a run that a killed sweep started."""
-    with waiting_lock(folder, ".lock"):
-        with running(folder):
+    with waiting_lock(folder / ".lock"):
+        with waiting_lock(folder / ".running"):
             pass
         yield
 
@@ -310,11 +309,12 @@ def _stopped_by_sigterm() -> Iterator[None]:
     def stop(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+if __name__ == "__main__":
+    sys.exit(run_point(Path(sys.argv[1])))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from PIL import Image
-
-from cifnet_pl.data.sets import ImageSet, SourceOptions
-from cifnet_pl.data.sources import build_source
-from cifnet_pl.model.description import class_names
-from cifnet_pl.photos.files import expanded
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.files import new_folder
 from cifnet_pl.utilities.text import counted, number_of
+
+if TYPE_CHECKING:
+    from cifnet_pl.data.sets import ImageSet
 
 
 def unpack(
@@ -37,6 +35,11 @@ def unpack(
         UsageError: an unknown source or class, or a folder that is not empty.
         DataError: the source's data is missing.
     """
+    from cifnet_pl.data.sets import ImageSet, SourceOptions
+    from cifnet_pl.data.sources import build_source
+    from cifnet_pl.model.description import class_names
+    from cifnet_pl.photos.files import expanded
+
     target = expanded(Path(output))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} exists already and is not an empty folder: choose another --output")
@@ -59,6 +62,8 @@ def unpack(
 
 
 def _write(images: ImageSet, names: list[str], wanted: set[str], folder: Path, size: int) -> int:
+    from PIL import Image
+
     rows = [row for row in range(len(images)) if names[images.labels[row]] in wanted]
     for row in counted(rows, f"writing {folder.name}", len(rows)):
         home = folder / names[images.labels[row]]

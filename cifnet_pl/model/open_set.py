@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torchmetrics.functional.classification import binary_auroc, binary_roc
 
 from cifnet_pl.heads.confidence import AnswerSets, check_share, novelty_reference
 from cifnet_pl.model.core import Model
@@ -149,6 +148,8 @@ def detection(known: Tensor, foreign: Tensor) -> tuple[float, float]:
         95 % of the known ones.
     """
     values = torch.cat([known, foreign])
+    from torchmetrics.functional.classification import binary_auroc, binary_roc  # to classify needs none of it
+
     # Ranks instead of values: torchmetrics takes values outside of 0 and 1 for logits, and rounds their sigmoid.
     ranks = torch.unique(-values, return_inverse=True)[1]
     likely = ranks.double() / max(1, int(ranks.max()))

@@ -1,43 +1,59 @@
 """The table of sub-commands: every one has a function, and help needs neither torch nor Lightning."""
 
 import inspect
+import os
+import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib import import_module
+from importlib.metadata import version
+from typing import get_args
 
 import pytest
-from jsonargparse import ArgumentParser
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.commands import COMMANDS, RUNS, outline, run_command, with_lists
+from cifnet_pl.backbones.engines import EngineChoice
+from cifnet_pl.cli.commands import BY_POSITION, COMMANDS, OVERRIDES, RUNS, Engine, run_command, split_overrides
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import environment
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_outline_is_the_function_without_its_body(name):
-    command = COMMANDS[name]
-    function, outlined = getattr(import_module(command.module), name), outline(name)
-    assert str(inspect.signature(outlined)) == str(inspect.signature(function))
-    assert inspect.signature(outlined, eval_str=True) == inspect.signature(function, eval_str=True)
-    assert outlined.__doc__ == function.__doc__
-    own = inspect.signature(function).parameters
-    assert {command.positional, command.overrides} - {None} <= set(own)
+def test_every_command_is_a_function_whose_options_have_help(name, capsys):
+    function = getattr(import_module(COMMANDS[name][0]), name)
+    with pytest.raises(SystemExit) as end:
+        main([name, "--help"])
+    shown = capsys.readouterr().out
+    assert end.value.code == 0
+    for parameter in set(inspect.signature(function).parameters) - {*BY_POSITION, OVERRIDES}:
+        assert re.search(rf"--{parameter.rstrip('_')}\b", shown), parameter
 
 
-def test_summaries_are_one_line():
-    summaries = [*RUNS.values(), *(command.summary for command in COMMANDS.values())]
-    for summary in summaries:
-        assert summary.endswith(".")
-        assert len(summary) <= 100
+@pytest.mark.parametrize("args", [[], ["--help"], ["-h"], ["help"]], ids=" ".join)
+def test_the_overview_has_a_line_for_every_command(args, capsys):
+    assert main(args) == 0
+    shown = capsys.readouterr().out
+    for name in (*RUNS, *COMMANDS):
+        assert re.search(rf"^  {name} +[A-Z][^\n]{{20,100}}\.$", shown, re.MULTILINE), name
     assert not set(RUNS) & set(COMMANDS)
+
+
+def test_version(capsys):
+    for option in ("--version", "-V"):
+        assert main([option]) == 0
+        assert capsys.readouterr().out == f"cifnet_pl {version('cifnet_pl')}\n"
+
+
+def test_engines_of_commands_are_those_of_runs():
+    assert get_args(Engine) == get_args(EngineChoice)
 
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         (["info", "--help"], 0, "usage: cifnet info --model MODEL"),
-        (["forget", "--help"], 0, "--class [ITEM,...]"),
+        (["forget", "--help"], 0, "--class CLASS"),
         (["info", "--modle", "x"], 2, "cifnet: error: unknown option --modle: did you mean --model?"),
         (["classify", "--model", "x", "--images", "y", "--output", "z", "--top", "few"], 2, "--top is 'few'"),
         (["report", "--refrence", "A"], 2, "unknown option --refrence: did you mean --reference?"),
@@ -46,15 +62,22 @@ def test_summaries_are_one_line():
         (["extend", "--images", "a", "--images", "b", "--model", "x", "--output", "c"], 2, "--images is given twice"),
     ],
 )
-def test_help_and_errors_in_options_import_no_torch(words, code, said):
-    program = "import sys; from cifnet_pl.__main__ import main\ntry: code = main(sys.argv[1:])\n"
-    program += "except SystemExit as end: code = end.code\n"
-    program += "print(sorted({'torch', 'lightning', 'numpy'} & set(sys.modules))); sys.exit(code)"
+def test_help_and_errors_in_options(words, code, said, capsys):
+    with nullcontext() if code else pytest.raises(SystemExit):
+        assert main(words) == code
+    shown = capsys.readouterr()
+    assert said in shown.out + shown.err
+
+
+def test_no_module_of_a_command_imports_torch():
+    """So help and errors in options take no longer than Python and the parser."""
+    modules = sorted({module for module, _ in COMMANDS.values() if module.startswith("cifnet_pl.cli.")})
+    program = f"import sys, cifnet_pl.cli.terminal, {', '.join(modules)}\n"
+    program += "print(sorted({'torch', 'lightning', 'matplotlib'} & set(sys.modules)))"
     done = subprocess.run(
-        [sys.executable, "-c", program, *words], env=environment(), capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, timeout=60
     )
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (code, "[]")
-    assert said in done.stdout + done.stderr
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_to_classify_needs_neither_lightning_nor_what_only_runs_need():
@@ -66,24 +89,27 @@ def test_to_classify_needs_neither_lightning_nor_what_only_runs_need():
     assert done.stdout == "[]\n", done.stderr
 
 
-@pytest.mark.parametrize("name", ["emoji 😀", "猫", "[x]", 'a"b\\c', "1: 2", "#"])
-def test_lists_take_names_of_all_characters(name: str):
-    """As ``--class 😀``, of which JSON's escapes are surrogate pairs that the parser refuses."""
-    assert words_of(["--class", name, "plain"]) == [name, "plain"]
+@pytest.mark.parametrize("name", ["emoji 😀", "猫", "[x]", 'a"b\\c', "1: 2", "#", "null", os.fsdecode(b"\xff")])
+def test_lists_and_words_take_names_of_all_characters(name, monkeypatch):
+    """In one option or several, as a file's name may be."""
+    given = {}
+    monkeypatch.setattr("cifnet_pl.cli.forget.forget", stand_in(given))
+    run_command("forget", ["--class", name, "plain", "--class=a", "--output", f"{name}.x", "--model", "m"])
+    assert given == {"class_": [name, "plain", "a"], "output": f"{name}.x", "engine": "auto", "overwrite": False}
 
 
-def words_of(args: list[str]) -> list[str]:
-    """What the parser of ``forget`` makes of a list of names."""
-    function = outline("forget")
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--class", dest="names", type=list[str])
-    names: list[str] = parser.parse_args(with_lists(function, args)).names
-    return names
+def stand_in(given):
+    """A command's function that keeps a few of its options in ``given``."""
+
+    def forget(model: str, class_: list[str], output: str, engine: Engine = "auto", overwrite: bool = False) -> None:
+        given.update({key: value for key, value in locals().items() if key not in ("model", "given")})
+
+    return forget
 
 
-@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.positional])
+@pytest.mark.parametrize("name", ["merge", "sweep"])
 def test_words_by_position_are_asked_for(name):
-    with pytest.raises(UsageError, match=r"^no (files|models|runs) are given: name them before the options"):
+    with pytest.raises(UsageError, match=r"^no (files|models) are given"):
         run_command(name, [])
 
 
@@ -107,3 +133,12 @@ def test_an_option_without_its_value_is_named(capsys: pytest.CaptureFixture[str]
     for words in (["classify", "--model"], ["report", "runs", "--output"]):
         assert main(words) == 2
         assert capsys.readouterr().err == f"cifnet: error: {words[-1]} needs a value\n"
+
+
+def test_options_with_a_dot_hold_for_all_points() -> None:
+    args = ["a.yaml", "--data.root", "x", "--logs", "l", "--data.image_size=8", "--data.class_order", "-1"]
+    own, overrides = split_overrides(args)
+    assert own == ["a.yaml", "--logs", "l"]
+    assert overrides == [("data.root", "x"), ("data.image_size", "8"), ("data.class_order", "-1")]
+    with pytest.raises(UsageError, match=r"--data\.root"):
+        split_overrides(["--data.root"])

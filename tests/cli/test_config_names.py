@@ -6,16 +6,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from jsonargparse import Namespace
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.configs import (
-    PAPER_ONLY,
-    config_files,
-    find_config,
-    with_few_classes,
-    with_named_configs,
-    with_recommended,
-)
+from cifnet_pl.cli.configs import DECIDES, config_files, find_config, with_named_configs, with_recommended
+from cifnet_pl.cli.lightning_cli import learn_few_classes_at_once
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import FAST, make_photos
@@ -75,40 +70,23 @@ def test_the_first_command_of_the_readme_is_answered_by_the_recommended_method(t
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["--config", "folder"], ["--model.head", "RidgeHead"], ["--config=heads/ridge", "--model.calibrate=false"], []],
-)
-def test_a_folder_of_few_classes_is_learned_at_once(words, tmp_path):
+    ("options", "tasks"),
+    [({}, 3), ({"initial_classes": 2}, 10), ({"stream": object()}, 10), ({"classes_per_task": 2}, 2),
+     ({"source": "domains"}, 10)],
+)  # fmt: skip
+def test_a_folder_of_few_classes_is_learned_at_once_unless_tasks_were_planned(options, tasks, tmp_path):
     make_photos(tmp_path, ["ant", "bee", "cow"])
-    args = with_named_configs(["fit", "--data.root", str(tmp_path), *words])
-    assert with_few_classes(args) == [*args, "--data.classes_per_task", "3"]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--data.classes_per_task", "2"],
-        ["--data.initial_classes=2"],
-        ["--data.source", "domains"],
-        ["--data.stream", "Blurry"],
-        ["--data.stream.classes_per_task", "1"],
-        ["--config", "cifar100"],
-        ["--config", "OWN"],
-        ["--help"],
-    ],
-)
-def test_tasks_that_were_planned_stay(words, tmp_path):
-    make_photos(tmp_path, ["ant", "bee", "cow"])
-    (tmp_path.parent / "own.yaml").write_text("data: {classes_per_task: 1}")
-    words = [str(tmp_path.parent / "own.yaml") if word == "OWN" else word for word in words]
-    args = with_named_configs(["fit", "--data.root", str(tmp_path), *words])
-    assert with_few_classes(args) == args
+    given = {"source": "folder", "root": str(tmp_path), "classes_per_task": 10, "initial_classes": None, "stream": None}
+    data = Namespace(**{**given, **options})
+    learn_few_classes_at_once(data)
+    assert data.classes_per_task == tasks
 
 
 def test_a_folder_of_many_classes_is_learned_ten_at_a_time(tmp_path):
-    make_photos(tmp_path, [f"class {i}" for i in range(10)], 1)
-    args = ["fit", "--data.root", str(tmp_path)]
-    assert with_few_classes(args) == args
+    make_photos(tmp_path, [f"class {i}" for i in range(11)], 1)
+    data = Namespace(source="folder", root=str(tmp_path), classes_per_task=10, initial_classes=None, stream=None)
+    learn_few_classes_at_once(data)
+    assert data.classes_per_task == 10
 
 
 @pytest.mark.parametrize("name", list(signature(RidgeHead).parameters)[1:])
@@ -121,14 +99,9 @@ def test_options_of_the_recommended_head_are_given_to_it(name, capsys):
     assert "heads/ridge is used" in capsys.readouterr().err
 
 
-def test_options_of_the_papers_head_alone_choose_it_and_say_so(capsys):
-    assert {option.rpartition(".")[2] for option in PAPER_ONLY} == set(signature(CIFNetHead).parameters) - set(
-        signature(RidgeHead).parameters
-    )
-    for option in PAPER_ONLY:
-        words = ["fit", "--data.root", "p", f"{option}=x"]
-        assert with_recommended(words) == words
-        assert f"{option} is an option of CIFNetHead, so that is used" in capsys.readouterr().err
+def test_options_of_the_papers_head_alone_choose_it():
+    only = set(signature(CIFNetHead).parameters) - set(signature(RidgeHead).parameters)
+    assert {f"--model.head.{name}" for name in only} <= set(DECIDES)
 
 
 def test_a_ridge_or_a_buffer_size_alone_does_not_change_the_head(tmp_path, monkeypatch):

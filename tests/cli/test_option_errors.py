@@ -11,7 +11,7 @@ from torch import nn
 import cifnet_pl.backbones
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import Preprocessing
-from cifnet_pl.cli.option_errors import sentence
+from cifnet_pl.cli.parsing import sentence
 from cifnet_pl.photos.photo import read_square
 from tests.command_line import BUFFER, FAST, checkpoint, fit, learned, make_photos
 from tests.killing import in_a_process
@@ -81,6 +81,18 @@ REFUSED = [
     (["--data.clases_per_task", "3"], USAGE, ["--data.clases_per_task", "did you mean --data.classes_per_task?"]),
     (["--model.head.lambda", "3"], USAGE, ["--model.head.lambda", "unknown option"]),
     (["--model.backbon", "pixels"], USAGE, ["--model.backbon", "unknown option"]),
+    (["--model.hed", "X"], USAGE, ["--model.hed", "--model.head"]),
+    (["--model.head.rige", "1"], USAGE, ["--model.head.rige", "--model.head.ridge"]),
+    (["--model.head", "KNNHead", "--model.head.ridge", "1"], USAGE, ["unknown option --model.head.ridge"]),
+    ([*BUFFER, "--model.buffer.capacitty", "9"], USAGE, ["--model.buffer.capacitty", "--model.buffer.capacity"]),
+    (["--trainer.device", "1"], USAGE, ["--trainer.device", "--trainer.devices"]),
+    (["--experimnt", "x"], USAGE, ["--experimnt", "--experiment"]),
+    (["--modl.head", "X"], USAGE, ["--modl.head", "--model.head"]),
+    (["--config", "iterative/der", "--model.exemplar", "1"], USAGE, ["--model.exemplar", "--model.exemplars"]),
+    (["--config", "quickstrat"], USAGE, ["'quickstrat'", "quickstart"]),
+    (["--model.engine", "onnx"], USAGE, ["--model.engine is 'onnx'", "'onnxruntime'"]),
+    (["--model.engine"], USAGE, ["--model.engine needs a value"]),
+    (["--model.engine", "--data.batch_size", "3"], USAGE, ["--model.engine needs a value"]),
     (["--data.root"], USAGE, ["--data.root needs a value"]),
     (["--experiment"], USAGE, ["--experiment needs a value"]),
     (["--config", "nowhere.yaml"], USAGE, ["nowhere.yaml", "does not exist"]),

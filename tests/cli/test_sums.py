@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import shlex
 from pathlib import Path
-from types import SimpleNamespace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -17,9 +13,8 @@ from safetensors.torch import save
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.drivers import Job, processes
 from cifnet_pl.cli.merge import reduce_sums
-from cifnet_pl.cli.shard_maker import make
+from cifnet_pl.cli.sums import make
 from cifnet_pl.heads import HEADS as REGISTERED
 from cifnet_pl.model.sums import KEY, Part, Shard, parts_of, read_sums
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
@@ -187,77 +182,6 @@ def test_finished_shards_are_skipped_and_damaged_ones_made_again(vectors: Path, 
     path.write_bytes(content[: len(content) // 2])
     assert "samples" in make(tmp_path, one, options(vectors))[0]
     assert path.read_bytes() == content
-
-
-# ---------------------------------------------------------------------- drivers
-
-
-def of_shards(folder: Path, by: str, *more: str) -> list[str]:
-    return ["sums", "--output", str(folder), "--shards", str(SHARDS), "--by", by, *more]
-
-
-class Here:
-    """Stands for a process: the command runs in this one, and the second one fails."""
-
-    commands: ClassVar[list[list[str]]] = []
-
-    def __init__(self, command: list[str], env: dict[str, str]):
-        assert command[1:3] == ["-m", "cifnet_pl"]
-        assert env["OMP_NUM_THREADS"] == "1"
-        self.commands.append(command[3:])
-        if len(self.commands) != 2:
-            assert main(command[3:]) == 0
-
-    def wait(self) -> int:
-        return 0
-
-    terminate = wait
-
-
-def test_processes_share_the_shards_out_and_what_failed_again(
-    vectors: Path, shards: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(processes.subprocess, "Popen", Here)
-    monkeypatch.setattr(Here, "commands", [])
-    assert main(of_shards(tmp_path, "processes", *options(vectors))) == 0
-    assert [sum(word == "--shard" for word in command) for command in Here.commands] == [3, 2, 1, 1]
-    for path in shards:
-        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
-
-
-def test_what_fails_every_time_is_an_error(
-    vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.setattr(processes.subprocess, "Popen", lambda command, env: SimpleNamespace(wait=int, terminate=int))
-    assert main(of_shards(tmp_path, "processes", *options(vectors))) == 1
-    assert "5 of 5 shards failed, the first is 1" in capsys.readouterr().err
-
-
-def test_a_slurm_array_has_the_missing_shards(
-    vectors: Path, shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    for path in (shards[0], shards[3]):
-        os.link(path, tmp_path / path.name)
-    assert main(of_shards(tmp_path, "slurm", *options(vectors))) == 0
-    assert f"then: cifnet merge {tmp_path} --output MODEL\n" in capsys.readouterr().out
-    script = (tmp_path / "sums.sbatch").read_text()
-    assert "#SBATCH --array=2-3,5%2" in script
-    command = script.splitlines()[-1].replace("$SLURM_ARRAY_TASK_ID", "2")
-    assert main(shlex.split(command)[4:]) == 0
-    assert (tmp_path / shards[1].name).read_bytes() == shards[1].read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("words", "ending"),
-    [
-        (("--model.head", "my_heads.Mine"), " --trust"),
-        (("--model.backbone", "random:import:my_nets.tiny"), " --trust"),
-        (("--model.head", "RidgeHead", "--data.root", "a b"), ""),
-    ],
-)
-def test_the_next_command_can_be_pasted(words: tuple[str, ...], ending: str):
-    job = Job(Path("my sums"), [], words, workers=1, threads=1, retries=0)
-    assert job.merging() == f"next: cifnet merge 'my sums' --output MODEL{ending}"
 
 
 # ---------------------------------------------------------------------- bad input

@@ -3,7 +3,6 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -14,12 +13,9 @@ from filelock import FileLock, Timeout
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli import sweep as sweeping
-from cifnet_pl.cli import sweep_plan, sweep_point
-from cifnet_pl.cli.commands import split_overrides
-from cifnet_pl.cli.sweep import memory_kills, reason
-from cifnet_pl.cli.sweep_plan import Point, complete_run, running
-from cifnet_pl.utilities.errors import UsageError
-from tests.cli.test_grid import AXES, write
+from cifnet_pl.cli.sweep import complete_run, reason, run_point, waiting_lock
+from cifnet_pl.cli.sweep_plan import Cost, Point, cost_of, estimate, read_points, total
+from tests.cli.test_grid import AXES, HEAD, write
 from tests.command_line import environment
 from tests.killing import ended, start
 from tests.report.synthetic import write_run
@@ -80,9 +76,9 @@ class Forked:
     """A point's process, forked from one that has imported the product already."""
 
     def __init__(self, words: list[str], stdout: IO[bytes], stderr: int):
-        assert words[1:3] == ["-m", "cifnet_pl.cli.sweep_point"]
+        assert words[1:3] == ["-m", "cifnet_pl.cli.sweep"]
         assert stderr == subprocess.STDOUT
-        self.process = start(partial(sweep_point.run, Path(words[3])), Path(stdout.name))
+        self.process = start(partial(run_point, Path(words[3])), Path(stdout.name))
 
     def wait(self, timeout: float | None = None) -> int:
         return ended(self.process, timeout or 240)
@@ -95,7 +91,7 @@ def test_a_stopped_point_goes_on_where_it_was_and_a_failing_one_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path, logs = write(tmp_path, fixed={**FAST, "data.classes_per_task": 2}, seeds=[3]), tmp_path / "logs"
-    (point,) = sweeping.read_points(path)
+    (point,) = read_points(path)
     config = {**point.config, "experiment": point.name, "logs": str(logs)}
     (tmp_path / "point.yaml").write_text(yaml.safe_dump(config))
     # What a kill after two tasks leaves behind.
@@ -118,9 +114,9 @@ def test_a_stopped_point_goes_on_where_it_was_and_a_failing_one_says_why(
 
 def test_two_sweeps_never_run_one_point_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # An orphan of a killed sweep: its process holds the lock as long as it lives.
-    hold = "import pathlib, sys, time\nfrom cifnet_pl.cli.sweep_plan import running\n"
-    hold += "with running(pathlib.Path(sys.argv[1])):\n print('held', flush=True)\n time.sleep(60)"
-    words = [sys.executable, "-c", hold, str(tmp_path)]
+    hold = "import pathlib, sys, time\nfrom cifnet_pl.cli.sweep import waiting_lock\n"
+    hold += "with waiting_lock(pathlib.Path(sys.argv[1])):\n print('held', flush=True)\n time.sleep(60)"
+    words = [sys.executable, "-c", hold, str(tmp_path / ".running")]
     orphan = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment())
     assert orphan.stdout is not None
     with orphan.stdout:
@@ -141,23 +137,14 @@ def test_a_point_holds_its_lock_while_it_runs(tmp_path: Path, monkeypatch: pytes
         calls.append(words)
         return 3
 
-    monkeypatch.setattr(sweep_point, "main", fit)
-    assert sweep_point.run(tmp_path / "point.yaml") == 3
+    monkeypatch.setattr("cifnet_pl.__main__.main", fit)
+    assert run_point(tmp_path / "point.yaml") == 3
     assert calls == [["fit", "--config", str(tmp_path / "point.yaml"), "--ckpt_path", "last"]]
     # Lightning's further processes of the same run do not wait for the first one.
     monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setattr(sweep_point, "main", lambda words: 0)
-    with running(tmp_path):
-        assert sweep_point.run(tmp_path / "point.yaml") == 0
-
-
-def test_options_with_a_dot_hold_for_all_points() -> None:
-    args = ["a.yaml", "--data.root", "x", "--logs", "l", "--data.image_size=8", "--data.class_order", "-1"]
-    own, overrides = split_overrides(args)
-    assert own == ["a.yaml", "--logs", "l"]
-    assert overrides == [("data.root", "x"), ("data.image_size", "8"), ("data.class_order", "-1")]
-    with pytest.raises(UsageError, match=r"--data\.root has no value"):
-        split_overrides(["--data.root"])
+    monkeypatch.setattr("cifnet_pl.__main__.main", lambda words: 0)
+    with waiting_lock(tmp_path / ".running"):
+        assert run_point(tmp_path / "point.yaml") == 0
 
 
 def test_a_plan_is_printed_and_nothing_run(
@@ -179,77 +166,40 @@ def test_a_plan_is_printed_and_nothing_run(
     assert "7 to run: 2 min, 0.06 kWh for 1 of them; 6 without an estimate, as no other seed has run" in said
 
 
-def test_the_first_task_of_a_sweep_gives_an_estimate(
+def test_what_is_left_is_estimated_from_seeds_that_have_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said_early = threading.Event()
-
-    def slow_run(folder: Path, point: Point, end: float | None = None) -> int:
-        fake_run(folder, point)  # 30 s, 1 s of evaluation and 0.02 kWh a task
-        (folder / "output.log").write_text("3 tasks on cpu\ntask 1/3: A_k 90 %\n")
-        assert point.config["seed_everything"] != 1 or said_early.wait(60)
-        return 0
-
-    def say(*words: object, **options: object) -> None:
-        printed.append(str(words[1]))
-        if "expected to take" in printed[-1]:
-            said_early.set()
-
-    printed: list[str] = []
-    monkeypatch.setattr(sweeping, "_run", slow_run)
-    monkeypatch.setattr(sweeping.Console, "print", say)
+    monkeypatch.setattr(sweeping, "_run", fake_run)  # 90 s of learning, 3 s of evaluation and 0.06 kWh each
     assert main(["sweep", str(write(tmp_path, seeds=[1, 2, 3])), "--logs", str(tmp_path / "logs")]) == 0
-    (early,) = (line for line in printed if "expected to take" in line)
-    expected = "expected to take 2 min, 0.06 kWh; 3 to run: 5 min, 0.18 kWh"
-    assert early.endswith(f"after its first task (3 tasks in all) {expected}")
-    assert [line.rpartition("; ")[2] for line in printed if "done in" in line] == [
-        "2 left: 3 min, 0.12 kWh",
-        "1 left: 2 min, 0.06 kWh",
-        printed[-1],
-    ]
+    done = [line.rpartition("; ")[2] for line in capsys.readouterr().out.splitlines() if "done in" in line]
+    assert done[:2] == ["2 left: 3 min, 0.12 kWh", "1 left: 2 min, 0.06 kWh"]
 
 
-def test_long_tasks_give_an_estimate_after_their_first_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, said, printed = tmp_path / "point-s1", threading.Event(), []
-
-    class Screen:
-        def print(self, line: str, markup: bool) -> None:
-            printed.append(line)
-            said.set()
-
-    monkeypatch.setattr(sweep_plan, "PAUSE", 0.01)
-    with sweep_plan.early_estimate(Screen(), folder, 2):  # type: ignore[arg-type]
-        folder.mkdir()
-        (folder / "output.log").write_text("15 classes in 3 tasks on cpu\n")
-        assert not said.wait(0.1)
-        with (folder / "output.log").open("a") as log:
-            log.write("task 1/3: 40 of 2000 steps took 30.0 s, 1.5e-04 kWh\n")
-        assert said.wait(60)
-        time.sleep(0.1)
-    # 0.75 s a step, 2000 steps a task, 3 tasks; 1.5e-4 kWh · 50 · 3.
-    expected = "expected to take 75 min, 0.022 kWh; 2 to run: 2.5 h, 0.045 kWh"
-    assert printed == [f"point-s1: after its first steps (3 tasks in all) {expected}"]
+def test_a_point_is_estimated_from_its_other_seeds_only(tmp_path: Path) -> None:
+    """The same label on other data, and another method, say nothing; another label of the same configuration does."""
+    heads = {"head": [{"label": "a"}, {"label": "b", HEAD: {"class_path": "RidgeHead"}}]}
+    a1, a2, b1, b2 = read_points(write(tmp_path, axes=heads, seeds=[1, 2]))
+    (elsewhere,) = read_points(write(tmp_path, axes={"head": heads["head"][:1]}, seeds=[3], fixed={"data.source": "x"}))
+    (renamed,) = read_points(write(tmp_path, axes={"way": [{"label": "z"}]}, seeds=[3]))
+    ran = [(a1, Cost(60.0, 0.01, 5))]
+    assert estimate(a2, tmp_path / "a2", ran) == ran[0][1]
+    assert estimate(renamed, tmp_path / "z", ran) == ran[0][1]
+    assert [estimate(p, tmp_path / "none", ran) for p in (b1, b2, elsewhere)] == [None] * 3
+    # Of what has begun, the tasks that are left.
+    run = write_run(tmp_path / "a2" / "version_0", tasks=5)
+    lines = (run / "tasks.csv").read_text().splitlines(keepends=True)
+    (run / "tasks.csv").write_text("".join(lines[:3]))
+    cost = estimate(a2, tmp_path / "a2", ran)
+    assert cost is not None
+    assert (cost.seconds, cost.kwh) == (pytest.approx(36.0), pytest.approx(0.006))
 
 
-def test_a_cheap_method_does_not_silence_the_early_estimate_of_a_dear_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[tuple[str, int, int]] = []
-
-    def early(console: object, folder: Path, same: int, others: list[object]) -> nullcontext[None]:
-        asked.append((folder.name.rpartition("-")[0], same, len(others)))
-        return nullcontext()
-
-    def cheap_and_dear(folder: Path, point: Point, end: float | None = None) -> int:
-        write_run(folder / "version_0", seed=point.config["seed_everything"], tasks=3, minutes=0.001)
-        return 0
-
-    monkeypatch.setattr(sweeping, "_run", cheap_and_dear)
-    monkeypatch.setattr(sweeping, "early_estimate", early)
-    path = write(tmp_path, axes={"head": AXES["head"]}, seeds=[1, 2])
-    assert main(["sweep", str(path), "--logs", str(tmp_path / "logs"), "--budget", "1"]) == 0
-    assert asked == [("a-s1", 2, 2), ("b_c-s1", 2, 0)]
-    assert "3 left: 3 s, 0.06 kWh for 1 of them; 2 without an estimate" in capsys.readouterr().out
+def test_costs_and_their_sum() -> None:
+    measured = {"train_seconds": 50.0, "eval_seconds": 10.0, "energy_kwh": 0.02, "eval_energy_kwh": 0.01, "n_tasks": 5}
+    assert cost_of(measured) == Cost(60.0, pytest.approx(0.03), 5)
+    assert cost_of({**measured, "eval_seconds": None, "energy_kwh": None}) == Cost(50.0, None, 5)
+    assert "no estimate yet" in total([None])
+    assert total([Cost(30.0, 0.01, 5), Cost(90.0, None, 5), None]).startswith("2 min, 0.01 kWh for 2 of them; 1 ")
 
 
 def test_settings_that_a_sweep_keeps_are_said(
@@ -262,9 +212,9 @@ def test_settings_that_a_sweep_keeps_are_said(
     assert main(words) == 0
     said = capsys.readouterr().out.splitlines()
     own = "own keep model.backbone random:resnet18"
-    assert said[1] == f"{own}; the command line holds for the others (--model.backbone)"
+    assert f"{own}; the command line holds for the others (--model.backbone)" in said
     assert main([*words, "--only", "own"]) == 2
-    assert "--model.backbone fits no point, leave it out" in capsys.readouterr().err
+    assert "--model.backbone fits no point" in capsys.readouterr().err
 
 
 def test_labels_and_seeds_choose_the_points(
@@ -343,24 +293,15 @@ def test_a_killed_point_says_what_happened(
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "memory", "expected"),
+    ("code", "said", "expected"),
     [
-        (-signal.SIGKILL, "task 2: A_k 90 %", False, "killed by SIGKILL"),
-        (-signal.SIGKILL, "task 2: A_k 90 %", True, "out of memory: the system killed it (SIGKILL)"),
-        (-signal.SIGSEGV, "", True, "killed by SIGSEGV"),
-        (143, "stopped after task 2", False, "killed by SIGTERM"),
-        (2, "cifnet: error: no data at x\n", False, "exit code 2: no data at x"),
-        (1, "Traceback (most recent call last):\nValueError: a\nbye", False, "exit code 1: ValueError: a"),
-        (1, "torch.OutOfMemoryError: CUDA out of memory. Tried", False,
-         "out of memory (exit code 1): torch.OutOfMemoryError: CUDA out of memory. Tried"),
-        (3, "task 1: A_k 90 %", False, "exit code 3, without saying why"),
+        (-signal.SIGKILL, "task 2: A_k 90 %", "killed by SIGKILL"),
+        (143, "stopped after task 2", "killed by SIGTERM"),
+        (2, "cifnet: error: no data at x\n", "exit code 2: no data at x"),
+        (1, "Traceback (most recent call last):\nValueError: a\nbye", "exit code 1: ValueError: a"),
+        (1, "torch.OutOfMemoryError: out of memory", "exit code 1: torch.OutOfMemoryError: out of memory"),
+        (3, "task 1: A_k 90 %", "exit code 3, without saying why"),
     ],
-)  # fmt: skip
-def test_reasons(code: int, said: str, memory: bool, expected: str) -> None:
-    assert reason(code, said, memory) == expected
-
-
-def test_kills_for_memory_are_read_from_the_control_group(tmp_path: Path) -> None:
-    assert memory_kills(tmp_path) is None
-    (tmp_path / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
-    assert memory_kills(tmp_path) == 2
+)
+def test_reasons(code: int, said: str, expected: str) -> None:
+    assert reason(code, said) == expected

@@ -1,6 +1,7 @@
 """Terminals that cannot show every character, and Ctrl-C: what a user's machine does to a run."""
 
-import io
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,9 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from cifnet_pl.cli.terminal import accept_all_characters
+from cifnet_pl.cli.terminal import SPINS, keep_freed_memory
 from tests.command_line import FAST, call_in_turn, command, environment, make_photos
+from tests.killing import in_a_process
 
 CLASSES = ["Süßes", "→", "Ā 猫"]
 
@@ -36,15 +39,6 @@ def test_no_character_ends_a_run(tmp_path: Path, encoding: str):
     assert "no model at" in missing.stderr
 
 
-def test_stand_ins_of_our_own_signs_and_escapes_of_others(monkeypatch: pytest.MonkeyPatch):
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", stream)
-    accept_all_characters()
-    print("Ā 97.5 % → ß")
-    stream.flush()
-    assert stream.buffer.getvalue() == b"A_bar 97.5 % -> \\xdf\n"
-
-
 @pytest.mark.system
 @pytest.mark.parametrize("when", ["starting", "learning"])
 def test_ctrl_c_leaves_with_130(tmp_path: Path, when: str):
@@ -66,3 +60,55 @@ def test_ctrl_c_leaves_with_130(tmp_path: Path, when: str):
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
+
+
+# ---------------------------------------------------------------------- memory and threads
+
+SIZE = 2**26
+
+
+def comes_back() -> bool:
+    """Whether a large block that was freed is handed out again as it was; the system would have cleared it."""
+    used_before = False
+    for _ in range(8):  # the first few may lie side by side
+        block = torch.empty(SIZE, dtype=torch.uint8)
+        used_before |= bool((block[SIZE // 4 : -SIZE // 4 : 4096] == 7).all())
+        block.fill_(7)
+        del block
+    return used_before
+
+
+def without() -> int:
+    return int(comes_back())
+
+
+def with_it() -> int:
+    assert keep_freed_memory()
+    return int(comes_back())
+
+
+@pytest.mark.system
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="an allocator of Linux")
+def test_large_blocks_stay_with_the_process(tmp_path: Path):
+    assert in_a_process(without, tmp_path / "output") == 0
+    assert in_a_process(with_it, tmp_path / "output") == 1, (tmp_path / "output").read_text()
+
+
+def spins(**more: str) -> str | None:
+    """How many turns OpenMP says that a thread waits for, in a process that imports torch as the command line does."""
+    code = "from cifnet_pl.__main__ import main; main(['info']); import torch"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMP", "GOMP"))}
+    environment = {**kept, "OMP_DISPLAY_ENV": "verbose", **more}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    result = re.search(r"GOMP_SPINCOUNT = '(\w+)'", done.stderr)
+    return result[1] if result else None
+
+
+@pytest.mark.system
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="GNU's OpenMP is Linux's")
+def test_threads_wait_briefly_unless_told_otherwise():
+    if "libgomp" not in Path("/proc/self/maps").read_text():
+        pytest.skip("torch's threads are not GNU OpenMP's here")
+    assert spins() == str(SPINS)
+    assert spins(GOMP_SPINCOUNT="70000") == "70000"
+    assert spins(OMP_WAIT_POLICY="passive") == "0"

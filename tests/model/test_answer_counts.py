@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from cifnet_pl.model.metrics import AnswerCounts, first_classes
+from cifnet_pl.learning.evaluation import AnswerCounts
+from cifnet_pl.model.metrics import first_classes
 
 
 def test_counts_of_two_batches():

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import cifnet_pl
-from benchmarks.sums import SHARDS, kill_a_worker, sums, write_vectors
+from benchmarks.sums import SHARDS, kill_a_worker, one_by_one, with_ray, write_vectors
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.merge import reduce_sums
-from cifnet_pl.cli.shard_maker import make
+from cifnet_pl.cli.sums import make
 from cifnet_pl.model.sums import Shard
 from tests.command_line import command, environment
 from tests.models import tensors_equal
@@ -39,7 +39,7 @@ def test_a_killed_worker_changes_nothing(given: list[str], here: Path, tmp_path:
     killed: list[int] = []
     killer = threading.Thread(target=kill_a_worker, args=(tmp_path, killed), daemon=True)
     killer.start()
-    assert main(sums(tmp_path, "ray", given)) == 0
+    assert main(with_ray(tmp_path, given)) == 0
     assert killed
     for path in sorted(here.glob("*.sums")):
         assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
@@ -48,12 +48,10 @@ def test_a_killed_worker_changes_nothing(given: list[str], here: Path, tmp_path:
     assert tensors_equal(model.solved().tensors(), other.solved().tensors())
 
 
-def test_the_commands_of_all_drivers_end_in_one_model(given: list[str], here: Path, tmp_path: Path):
-    """Plain processes from the command line, a task of a SLURM array, and merge, against one process."""
-    assert main(sums(tmp_path, "slurm", given)) == 0
-    script = str(tmp_path / "sums.sbatch")
-    subprocess.run(["bash", script], check=True, env=environment(SLURM_ARRAY_TASK_ID="7"))
-    subprocess.run(command(*sums(tmp_path, "processes", given)), check=True, env=environment())
+def test_processes_and_ray_end_in_one_model(given: list[str], here: Path, tmp_path: Path):
+    """A part by a command of its own, as a task of a SLURM array makes it, the others by Ray, against one process."""
+    subprocess.run(command(*one_by_one(tmp_path, given, [7])), check=True, env=environment())
+    assert main(with_ray(tmp_path, given)) == 0
     assert main(["merge", str(tmp_path), "--output", str(tmp_path / "m")]) == 0
     expected = reduce_sums(sorted(here.glob("*.sums"))).solved()
     assert tensors_equal(cifnet_pl.load(tmp_path / "m").tensors(), expected.tensors())

@@ -12,7 +12,7 @@ import pytest
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.sweep_plan import complete_run
+from cifnet_pl.cli.sweep import complete_run
 from cifnet_pl.model.bundle import CONFIG
 from tests.cli.test_grid import write
 from tests.command_line import assert_same_model, command, environment, learned, make_photos, measurements

@@ -13,7 +13,8 @@ import torch
 
 from cifnet_pl.learning.callbacks.pictures import read_confusion
 from cifnet_pl.learning.callbacks.prequential import PrequentialAccuracy
-from cifnet_pl.model.metrics import AnswerCounts, first_classes
+from cifnet_pl.learning.evaluation import AnswerCounts
+from cifnet_pl.model.metrics import first_classes
 from tests.command_line import fit, learned
 
 KEEP = ["--predictions.every_task", "true"]
