@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -182,9 +182,18 @@ def evaluate(model: Model, photos: ClassPhotos, unreadable: list[Unreadable], pr
     rows, target, predicted, confidence, near = (np.concatenate(column) for column in zip(*parts, strict=True))
     ece = 100 * float(calibration.compute())
     learned, twice, mislabelled = find_repeats(model, photos)
-    near |= learned[rows]
-    evaluation = Evaluation(list(model.class_names), rows, target, predicted, confidence, ece, near)
-    return replace(evaluation, learned=learned[rows], twice=twice[rows], mislabelled=tuple(mislabelled))
+    return Evaluation(
+        list(model.class_names),
+        rows,
+        target,
+        predicted,
+        confidence,
+        ece,
+        near=near | learned[rows],
+        learned=learned[rows],
+        twice=twice[rows],
+        mislabelled=tuple(mislabelled),
+    )
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ CLASSES = ["ant", "bee", "cat"]
 
 
 def bundle(place: Path, photos: Path, names: list[str], count: int) -> Path:
-    """A model of ``count`` photos of each class."""
+    """A model of ``count`` photos of each class, without their hashes."""
     model = empty("ridge")
+    model.photos = None
     files = [path for name in names for path in sorted((photos / name).iterdir())[:count]]
     z = model.embed(torch.stack([torch.from_numpy(read_square(f, 2).copy()).permute(2, 0, 1) for f in files]))
     model.begin_task(names)
