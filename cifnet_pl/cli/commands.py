@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -83,11 +83,16 @@ def run_command(name: str, args: Sequence[str]) -> None:
     for parameter in parameters.values():
         if parameter.name != OVERRIDES:
             _add(parser, parameter, helps.get(parameter.name))
-    given = vars(parser.parse_args(args))
+    given = {_parameter(key, parameters): value for key, value in vars(parser.parse_args(args)).items()}
     for key, value in given.items():
         if value == "null" and parameters[key].annotation == str | None:
             given[key] = None
     function(**given, **more)
+
+
+def _parameter(option: str, parameters: Collection[str]) -> str:
+    """Return the name of an option's parameter; that of a word of Python's own, such as ``class``, ends with ``_``."""
+    return option if option in parameters else f"{option}_"
 
 
 def _add(parser: OneSentence, parameter: inspect.Parameter, help_text: str | None) -> None:
@@ -110,7 +115,7 @@ def _add(parser: OneSentence, parameter: inspect.Parameter, help_text: str | Non
     if name == "engine":  # as runs have it
         spellings.append("model.engine")
     spelled = [f"--{spelling}" for spelling in spellings]
-    parser.add_argument(*spelled, dest=parameter.name, required=required, **options)
+    parser.add_argument(*spelled, dest=name, required=required, **options)
 
 
 def refuse_output(target: Path, overwrite: bool, folder: bool = False) -> None:

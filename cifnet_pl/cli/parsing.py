@@ -108,7 +108,8 @@ def unknown_option(name: str, options: Collection[str]) -> str:
     option = name.split("=")[0]
     group, dot, rest = option.partition(".")
     known = [o for o in options if o.startswith("--") and not o.endswith(("+", ".help"))]
-    known += [f"{o}.{rest}" for o in known if dot and "." not in o and o != group]
+    groups = {o.split(".")[0] for o in known}
+    known += [f"{o}.{rest}" for o in difflib.get_close_matches(group, groups - {group}) if dot]
     near = difflib.get_close_matches(option, known, n=2, cutoff=0.8)
     everything = "--print_config shows all, --help explains them" if "--print_config" in options else "see --help"
     hint = f"did you mean {' or '.join(near)}?" if near else everything

@@ -6,7 +6,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Generic
 
 import numpy as np
@@ -206,8 +205,8 @@ def learn(
     """Embed new photos once, and learn them twice: all of them, and all but a fifth, on which the second is scored.
 
     Each photo is opened once: for its hash, which tells whether it is a copy, its thumbnail, time and pixels. Photos
-    that look alike are held back together, and none of a class with a single photo. The embeddings lie in a temporary
-    file meanwhile.
+    that look alike are held back together, and none of a class with a single photo. The embeddings are in memory
+    meanwhile, 4 bytes for each number.
 
     Args:
         old: a learned model; it is not changed.
@@ -230,37 +229,35 @@ def learn(
         return int(labels[row]) in known.get(content_hash, ())
 
     read, held = np.zeros((2, len(labels)), dtype=bool)
-    with TemporaryDirectory(prefix="cifnet-extend-") as folder:
-        z = np.memmap(Path(folder) / "z", np.float32, "w+", shape=(len(labels), old.head.in_features))
-        unreadable = [] if unreadable is None else unreadable
-        for rows, part in photos.embedded(old, "learning", unreadable, progress, Photo.look, skip if known else None):
-            z[rows], read[rows] = part.cpu().numpy(), True
-        copy, news = copies_among(old, photos, duplicates)
-        copies = [photos.files.root / photos.files.names[row] for row in np.flatnonzero(copy).tolist()]
-        if leave_out and copies:
-            kept = np.flatnonzero(~copy)
-            for start in range(0, len(kept), EMBEDDED_BATCH):  # rows move up, so that no row is lost
-                rows = kept[start : start + EMBEDDED_BATCH]
-                z[start : start + len(rows)] = z[rows]
-            photos, read, held = photos.select(~copy), read[kept], held[kept]
-        old.check_task(photos.class_names)
-        names = photos.class_names
-        for label, rows in photos.files.rows_of.items():
-            rows = rows[read[rows]]
-            if not len(rows):
-                name = printable(names[label])
-                raise DataError(f"no photo of class '{name}' can be read: add some, or leave it out")
-            if len(rows) > 1:
-                held[rows] = photos.held_back(rows, HELD_BACK)
-        final, trial, score = old.clone(), old.clone(), Score()
-        trial.calibrated = False  # it only predicts: no temperature is fitted again
-        trial.head.temperature.fill_(1)
-        with ThreadPoolExecutor(2 if _solved_together(old) else 1, "learn") as pool:
-            asked = [pool.submit(_teach, final, photos, z, read), pool.submit(_teach, trial, photos, z, read & ~held)]
-            learned, others = (result.result() for result in asked)
-        for rows in pieces(np.flatnonzero(held), EMBEDDED_BATCH):
-            score.add(trial, photos, rows, torch.from_numpy(z[rows]).to(old.device), others)
-        score.near, score.learned = learned.near_copies()
+    z = np.empty((len(labels), old.head.in_features), np.float32)
+    unreadable = [] if unreadable is None else unreadable
+    for rows, part in photos.embedded(old, "learning", unreadable, progress, Photo.look, skip if known else None):
+        z[rows], read[rows] = part.cpu().numpy(), True
+    copy, news = copies_among(old, photos, duplicates)
+    copies = [photos.files.root / photos.files.names[row] for row in np.flatnonzero(copy).tolist()]
+    if leave_out and copies:
+        photos, z, read, held = photos.select(~copy), z[~copy], read[~copy], held[~copy]
+    old.check_task(photos.class_names)
+    names = photos.class_names
+    for label, rows in photos.files.rows_of.items():
+        rows = rows[read[rows]]
+        if not len(rows):
+            name = printable(names[label])
+            raise DataError(f"no photo of class '{name}' can be read: add some, or leave it out")
+        if len(rows) > 1:
+            held[rows] = photos.held_back(rows, HELD_BACK)
+    final, trial, score = old.clone(), old.clone(), Score()
+    trial.calibrated = False  # it only predicts: no temperature is fitted again
+    trial.head.temperature.fill_(1)
+    asked = [(final, photos, z, read), (trial, photos, z, read & ~held)]
+    if _solved_together(old):
+        with ThreadPoolExecutor(2, "learn") as pool:
+            learned, others = pool.map(_teach, *zip(*asked, strict=True))
+    else:
+        learned, others = (_teach(*each) for each in asked)
+    for rows in pieces(np.flatnonzero(held), EMBEDDED_BATCH):
+        score.add(trial, photos, rows, torch.from_numpy(z[rows]).to(old.device), others)
+    score.near, score.learned = learned.near_copies()
     score.capped = at_cap(final.head.choices())
     return Lesson(final, score, names, copies, news)
 

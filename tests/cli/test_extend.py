@@ -179,12 +179,12 @@ def test_scores_are_taken_before_learning(bundle: Path, tmp_path: Path, capsys: 
     assert f"{event.old_accuracy_before:.1f} % right before, {event.old_accuracy:.1f} % after" in printed
     # the figures are those of a model that learned 4/5
     old, photos = cifnet_pl.load(bundle), ClassPhotos.find(str(images), "--images")
-    _, score = learn(old, photos)
+    score = learn(old, photos).score
     files = [photos.files.root / photos.files.names[i] for i in np.flatnonzero(held_back(photos))]
     rest = Path(shutil.copytree(images, tmp_path / "rest"))
     for file in files:
         (rest / file.relative_to(photos.files.root)).unlink()
-    trial, _ = learn(old, ClassPhotos.find(str(rest), "--images"))
+    trial = learn(old, ClassPhotos.find(str(rest), "--images")).model
     assert sum(trial.counts.values()) == sum(old.counts.values()) + 16
     right = [p.classes[0] == p.file.parent.name for p in trial.classify(files)]
     assert score.total == 4
@@ -200,7 +200,8 @@ def test_noise_that_was_learned_would_score_better_than_noise_held_back(bundle: 
             pixels = draw.integers(0, 256, (4, 4, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "noise" / name / f"{i}.png")
     photos = ClassPhotos.find(str(tmp_path / "noise"), "--images")
-    final, score = learn(cifnet_pl.load(bundle), photos)
+    lesson = learn(cifnet_pl.load(bundle), photos)
+    final, score = lesson.model, lesson.score
     learned_all = [p.classes[0] == p.file.parent.name for p in final.classify((tmp_path / "noise").rglob("*.png"))]
     assert score.percent is not None
     assert score.percent <= 75 < 100 * sum(learned_all) / 60
@@ -312,7 +313,7 @@ def test_a_calibrated_model_stays_calibrated(tmp_path: Path):
     part = cifnet_pl.load(fit(tmp_path / "all", tmp_path / "part", *options, "--data.max_tasks", "2"))
     for name in OLD:
         shutil.rmtree(root / name)
-    final, _ = learn(part, ClassPhotos.find(str(root), "--images"))
+    final = learn(part, ClassPhotos.find(str(root), "--images")).model
     assert float(final.head.temperature) == pytest.approx(float(whole.head.temperature), rel=1e-6)
     assert float(final.head.temperature) != float(part.head.temperature)
     final.remove_classes(["fox"])

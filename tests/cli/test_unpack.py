@@ -12,7 +12,7 @@ from cifnet_pl.__main__ import main
 
 def test_digits_come_back_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     target = tmp_path / "d"
-    options = ["--source", "digits", "--output", str(target), "--classes", '["8", "9"]', "--size", "8"]
+    options = ["--source", "digits", "--output", str(target), "--classes", "8", "9", "--size", "8"]
     assert main(["unpack", *options]) == 0
     images, labels = load_digits(return_X_y=True)
     files = sorted(target.rglob("*.png"))
@@ -27,7 +27,7 @@ def test_digits_come_back_from_files(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 REFUSED = [
-    (["--classes", '["11"]'], "unknown class '11'"),
+    (["--classes", "11"], "unknown class '11'"),
     (["--source", "folder"], "class folders already"),
     (["--source", "digit"], "did you mean digits?"),
     (["--size", "0"], "--size"),

@@ -17,8 +17,6 @@ from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources import hugging_face as hugging_face_streams
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.command_line import environment
-from tests.data.test_tar_shards import OPTIONS
-from tests.learning.test_task_position import decoded_after_a_kill
 
 pytest.importorskip("datasets")
 from tests.scale.tables import in_pieces
@@ -112,14 +110,6 @@ def test_a_stream_of_which_a_file_is_cut_off(pieces: Path):
     with pytest.raises(DataError, match=r"cannot (load|read) .*data: ") as caught:
         stream(pieces)
     assert "\n" not in str(caught.value)
-
-
-def test_rows_that_were_learned_are_not_read_again(pieces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Killed by the system after most of a task: the next run learns the others, and ends with the same bits."""
-    options = [*OPTIONS, "--data.source", "hf", "--data.root", str(pieces), "--data.options.streaming", "true"]
-    options += ["--data.num_workers", "0", "--data.classes_per_task", "3", "--data.batch_size", "2"]
-    decoded = decoded_after_a_kill(options, tmp_path, monkeypatch)
-    assert [name for name in decoded if name.startswith("train")] == [f"train/{i}" for i in range(8, 12)]
 
 
 def test_streaming_is_true_or_false(pieces: Path):

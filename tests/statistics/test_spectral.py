@@ -14,7 +14,7 @@ from torch import Tensor
 from cifnet_pl.statistics import ridge as lapack
 from cifnet_pl.statistics.ridge import FACTORED_FROM, spectrum
 from cifnet_pl.utilities.errors import CifnetError
-from tests.utilities.test_blas_threads import blas_threads
+from tests.utilities.test_memory import blas_threads
 
 WIDTHS = [1, 2, FACTORED_FROM - 1, FACTORED_FROM, 200]
 
