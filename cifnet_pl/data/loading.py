@@ -67,6 +67,12 @@ def decode_batch(images: ImageSet, size: int, crop_ratio: float, rows: Sequence[
 # ---------------------------------------------------------------------- worker processes
 
 
+KILLED = (
+    "a process that decodes photos was killed, as systems do when memory is short: "
+    "use fewer --data.num_workers or a smaller --data.batch_size; --ckpt_path last goes on"
+)
+
+
 class WorkerPool:
     """Processes that decode batches ahead, for all tasks of a run; they start when they are made.
 
@@ -131,7 +137,10 @@ class WorkerPool:
 
     def _ask(self, batches: list[list[int]]) -> None:
         for rows in batches:
-            self._pipes[self._asked % len(self._pipes)].send(rows)
+            try:
+                self._pipes[self._asked % len(self._pipes)].send(rows)
+            except ConnectionError as error:
+                raise CifnetError(KILLED) from error
             self._asked += 1
 
     def _take(self) -> tuple[Tensor, Decoded]:
@@ -139,10 +148,7 @@ class WorkerPool:
         try:
             result = self._pipes[worker].recv()
         except (EOFError, ConnectionError) as error:
-            raise CifnetError(
-                "a process that decodes photos was killed, perhaps for want of memory: use fewer --data.num_workers, "
-                "or a smaller --data.batch_size"
-            ) from error
+            raise CifnetError(KILLED) from error
         self._taken += 1
         if isinstance(result, Exception):
             raise result

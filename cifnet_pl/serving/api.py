@@ -63,6 +63,11 @@ def asking(service: Service) -> APIRouter:
     """Make the routes that change nothing."""
     router = APIRouter(responses=ERRORS)
 
+    @router.get("/health", tags=["ask"])
+    async def health() -> dict[str, bool]:
+        """Whether the service runs and can answer."""
+        return {"ready": True}
+
     @router.post("/classify", tags=["ask"])
     async def classify(files: Photos, top: Top = 5) -> answers.Classification:
         """Name what is on photos. A photo that cannot be decoded is named, and does not stop the others."""

@@ -24,7 +24,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cifnet_pl.serving.api import asking, history, teaching
-from cifnet_pl.serving.inference import protocol
 from cifnet_pl.serving.refusals import FAILED, explained
 from cifnet_pl.serving.service import Service
 from cifnet_pl.utilities.errors import CifnetError
@@ -34,7 +33,7 @@ LOG = logging.getLogger("cifnet_pl.serving")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """Names under which a browser on this machine reaches the service."""
 
-OPEN = frozenset({"/", "/docs", "/openapi.json", "/health", "/v2/health/live", "/v2/health/ready"})
+OPEN = frozenset({"/", "/docs", "/openapi.json", "/health"})
 """Paths that need no token, as all files of the page: they say nothing about the model."""
 
 POLICY = (
@@ -271,7 +270,7 @@ def make_app(service: Service, access: Access) -> Guard:
         lifespan=lifespan,
     )
     app.state.service = service
-    for router in (asking(service), teaching(service), history(service), protocol(service)):
+    for router in (asking(service), teaching(service), history(service)):
         app.include_router(router)
     _add_page(app)
     app.add_exception_handler(CifnetError, _refused)

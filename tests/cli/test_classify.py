@@ -210,8 +210,8 @@ def test_memory_does_not_grow_with_the_number_of_files(place: Path):
                 place / "photos" / "ant" / "0.png"
             )
         code = (
-            "import resource; from cifnet_pl.data import photos; from cifnet_pl.__main__ import main\n"
-            "photos.SORTED_AT_ONCE = 200\n"
+            "import resource; from cifnet_pl.photos import files; from cifnet_pl.__main__ import main\n"
+            "files.SORTED_AT_ONCE = 200\n"
             f"assert main(['classify', '--model', {str(place / 'b')!r}, '--images', {str(folder)!r}, "
             f"'--output', {str(place / f'{count}.csv')!r}]) == 0\n"
             "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"

@@ -13,11 +13,11 @@ import pytest
 MEASURED = """
 import re, sys, threading, time
 import numpy as np, torch
-from cifnet_pl.model import audit as module, photos_left_out
+from cifnet_pl.model import audit as module
 from cifnet_pl.statistics import near_copies as near
 
 torch.set_num_threads(1)
-photos_left_out.AT_ONCE = near.BLOCK = module.FOR_TEMPERATURE = 512
+module.AT_ONCE = near.BLOCK = module.FOR_TEMPERATURE = 512
 largest = 0
 
 def watch():

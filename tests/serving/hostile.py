@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.serving.services import photo, zipped
 
 PATHS = ("/classify", "/group", "/extend", "/extend?dry_run=true", "/extend?wait=false")
-GETS = ("/classes", "/look", "/versions", "/metrics", "/photos/{}", "/jobs/{}", "/versions/{}/bundle", "/v2/models/{}",
+GETS = ("/classes", "/look", "/versions", "/metrics", "/photos/{}", "/jobs/{}", "/versions/{}/bundle",
         "/versions/{}/compare/{}", "/page/{}", "/{}")  # fmt: skip
-POSTS = ("/forget", "/rename", "/undo", "/redo", "/versions/{}/serve", "/v2/models/model/infer", "/classify", "/extend")
+POSTS = ("/forget", "/rename", "/undo", "/redo", "/versions/{}/serve", "/classify", "/extend")
 NAMES = st.one_of(
     st.sampled_from(
         ["../../outside.png", "..\\..\\outside.png", "/etc/passwd", "C:\\outside.png", "CON", "nul.png", "a/aux/b.png",

@@ -166,7 +166,7 @@ class Server(Address):
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             try:
-                urllib.request.urlopen(f"{self.url}/v2/health/live", timeout=5).read()
+                urllib.request.urlopen(f"{self.url}/health", timeout=5).read()
                 return self
             except OSError:
                 time.sleep(0.05)

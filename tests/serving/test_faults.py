@@ -48,7 +48,7 @@ def attacked(tmp_path_factory):
         yield http
         assert {path.name for path in place.iterdir()} == {"outside", "w"}
         assert tree(place / "outside") == tree(place / "w" / "incoming") == set()
-        assert http.get("/v2/health/ready").json() == {"ready": True}
+        assert http.get("/health").json() == {"ready": True}
         assert http.get("/look").status_code == 200
 
 

@@ -1,7 +1,5 @@
 """The service over HTTP, in this process: ask, teach, look, change; who may; what is refused and how."""
 
-import base64
-import json
 import threading
 import time
 import zipfile
@@ -374,80 +372,16 @@ def test_a_full_disk_refuses_the_change_and_answers_go_on(http, monkeypatch):
     assert http.post("/rename", json={"old": "red", "new": "a"}).json()["version"] == 2
 
 
-# ---------------------------------------------------------------------- the Open Inference Protocol
-
-
-def test_inference_protocol(http):
-    images = np.stack([pixels("red", 1), pixels("green", 2)])
-    url, plain = "/v2/models/model/infer", {"name": "images", "shape": [2, 24, 24, 3], "datatype": "UINT8"}
-    expected = [
-        [one["probability"] for one in sorted(answer["classes"], key=lambda one: one["name"] != "red")]
-        for answer in http.post(
-            "/classify", files=[("files", ("a", photo("red", 1))), ("files", ("b", photo("green", 2)))]
-        ).json()["photos"]
-    ]
-    asked = {"id": "7", "inputs": [{**plain, "data": images.ravel().tolist()}]}
-    header = json.dumps({"inputs": [{**plain, "parameters": {"binary_data_size": images.nbytes}}]}).encode()
-    files = [photo("red", 1), photo("green", 2)]
-    encoded = [base64.b64encode(content).decode() for content in files]
-    prefixed = b"".join(len(content).to_bytes(4, "little") + content for content in files)
-    of_files = {"name": "images", "shape": [2], "datatype": "BYTES"}
-    header2 = json.dumps({"inputs": [{**of_files, "parameters": {"binary_data_size": len(prefixed)}}]}).encode()
-    answers = [
-        http.post(url, json=asked),
-        http.post(
-            url, content=header + images.tobytes(), headers={"Inference-Header-Content-Length": str(len(header))}
-        ),
-        http.post(url, json={"inputs": [{**of_files, "data": encoded}]}),
-        http.post(url, content=header2 + prefixed, headers={"Inference-Header-Content-Length": str(len(header2))}),
-    ]
-    for answer in answers:
-        assert answer.status_code == 200, answer.text
-        shares, classes = answer.json()["outputs"]
-        assert (shares["shape"], shares["datatype"], classes["data"]) == ([2, 2], "FP32", ["red", "green"])
-        assert np.array(shares["data"]).reshape(2, 2) == pytest.approx(np.array(expected), abs=1e-6)
-    assert answers[0].json()["id"] == "7"
-    only = http.post(url, json={**asked, "outputs": [{"name": "classes"}]}).json()
-    assert [output["name"] for output in only["outputs"]] == ["classes"]
-    about = http.get("/v2/models/model").json()
-    assert about["outputs"][0]["shape"] == [-1, 2]
-    assert http.get("/v2/health/ready").json() == {"ready": True}
-    assert http.get("/v2/models/other").status_code == 404
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        {"datatype": "UINT8", "shape": [1, 2, 2, 3], "data": [1]},
-        {"datatype": "UINT8", "shape": [1, 2, 2, 3], "data": [300] * 12},
-        {"datatype": "UINT8", "shape": [1, 2, 2, 3], "data": [[1], [2, 3]]},
-        {"datatype": "UINT8", "shape": [2**31, 2**31, 2**31, 3], "data": [1]},
-        {"datatype": "UINT8", "shape": [1, 0, 0, 3], "data": []},
-        {"datatype": "BYTES", "shape": [1], "data": ["!"]},
-        {"datatype": "BYTES", "shape": [1], "data": [None]},
-        {"datatype": "BYTES", "shape": [1], "data": ["aGVsbG8="]},
-        {"datatype": "FP32", "shape": [1], "data": []},
-    ],
-)
-def test_wrong_tensors_are_refused(tensor, http):
-    answer = http.post("/v2/models/model/infer", json={"inputs": [{"name": "images", **tensor}]})
-    assert answer.status_code == 422, answer.text
-    assert set(answer.json()) == {"error"}
-
-
-# ---------------------------------------------------------------------- who may
-
-
 def test_token(tmp_path):
     with client(tmp_path / "w", Access(token="a" * 20)) as http:
         good = {"Authorization": f"Bearer {'a' * 20}"}
         lower = {"Authorization": f"bearer {'a' * 20}"}  # the scheme's case does not matter (RFC 9110)
         assert http.get("/classes", headers=lower).status_code == 200
-        for path in ("/classes", "/look", "/versions", "/metrics", "/v2/models/model", "/photos/x", "/jobs/x"):
+        for path in ("/classes", "/look", "/versions", "/metrics", "/photos/x", "/jobs/x"):
             assert http.get(path).status_code == 401, path
             assert http.get(path, headers=good).status_code != 401
         assert http.post("/classify", files=photos("red", 1)).status_code == 401
-        assert [http.get(path).status_code for path in ("/", "/docs", "/page/page.js", "/v2/health/live")] == [200] * 4
+        assert [http.get(path).status_code for path in ("/", "/docs", "/page/page.js", "/health")] == [200] * 4
         wrong = [http.get("/classes", headers={"Authorization": "Bearer x"}).status_code for _ in range(5)]
         assert (wrong[0], wrong[-1]) == (401, 429)
         assert http.get("/classes", headers=good).status_code == 200
@@ -488,7 +422,7 @@ def test_read_only(tmp_path):
         answers += [http.post("/extend", files=photos("blue", 1), data={"class_name": "blue"})]
         answers += [http.post("/purge", json={}), http.post("/extend?dry_run=true", files=photos("blue", 1))]
         assert [answer.status_code for answer in answers] == [403] * 8
-        asked = {"/classify", "/group", "/v2/models/{name}/infer"}  # every other POST changes something
+        asked = {"/classify", "/group"}  # every other POST changes something
         posts = [path for path, kinds in http.get("/openapi.json").json()["paths"].items() if "post" in kinds]
         assert set(posts) - asked == {one.request.url.path.replace("/1/", "/{number}/") for one in answers}
         assert names_of(http.post("/classify", files=photos("red", 1))) == ["red"]
@@ -531,8 +465,6 @@ def test_too_many_requests(tmp_path):
         ("POST", "/versions/99/serve", None, 404),
         ("GET", "/versions/1/compare/99999999999999999999", None, 422),
         ("GET", "/photos/..%2f..%2fjournal.jsonl", None, 404),
-        ("POST", "/v2/models/model/infer", b"\xff\xfe", 400),
-        ("POST", "/v2/models/model/infer", b"[" * 5000, 400),
     ],
 )
 def test_bad_requests_get_one_sentence(method, path, content, status, http):

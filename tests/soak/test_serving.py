@@ -50,7 +50,7 @@ def served(bundle: Path, output: Path, seconds: float) -> Iterator[tuple[str, Ti
         assert time.monotonic() < until, output.read_text()
         time.sleep(0.02)
     url = found.group()
-    while not sent(url, "/v2/health/live"):
+    while not sent(url, "/health"):
         assert process.is_alive(), output.read_text()
         assert time.monotonic() < until, output.read_text()
     timer = Timer(seconds, process.kill)
