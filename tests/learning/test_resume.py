@@ -1,5 +1,6 @@
 """A run that was stopped at any moment goes on and ends as if nothing had happened."""
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -189,7 +190,7 @@ class TestKill:
         assert fit(tmp_path, *OPTIONS, *LAST) == 0
         assert_same_run(tmp_path / "default" / "version_0", reference)
 
-    @pytest.mark.parametrize("moment", ["a batch", "writing a checkpoint", "drawing"])
+    @pytest.mark.parametrize("moment", ["a batch", "writing a checkpoint"])
     def test_by_the_system(self, moment, reference, tmp_path):
         """In another process, with SIGKILL."""
         code = in_a_process(partial(killed, moment, tmp_path, *OPTIONS), tmp_path / "output")
@@ -197,21 +198,16 @@ class TestKill:
         assert fit(tmp_path, *OPTIONS, *LAST) == 0
         assert_same_run(tmp_path / "default" / "version_0", reference)
 
-    @pytest.mark.parametrize("seen", ["run folder", "task 2/3"])
-    def test_from_outside(self, seen, reference, tmp_path):
+    def test_from_outside(self, reference, tmp_path):
         os.mkfifo(tmp_path / "output")
-        process, shown = start(partial(fit, tmp_path, *OPTIONS), tmp_path / "output"), []
+        process = start(partial(fit, tmp_path, *OPTIONS), tmp_path / "output")
         with (tmp_path / "output").open() as output:
-            for line in output:
-                shown.append(line)
-                if seen in line:
-                    break
+            shown = list(itertools.takewhile(lambda line: "task 2/3" not in line, output))
             process.kill()
             assert ended(process) == -signal.SIGKILL, "".join(shown)
         assert not (tmp_path / "default" / "version_0" / "summary.json").exists()
         assert fit(tmp_path, *OPTIONS, *LAST) == 0
-        newest = max((tmp_path / "default").iterdir(), key=lambda path: path.stat().st_mtime)
-        assert_same_run(newest, reference)
+        assert_same_run(tmp_path / "default" / "version_0", reference)
 
     def test_half_written_checkpoint_is_never_read(self, reference, tmp_path):
         """A kill in the middle of the bytes leaves the checkpoint before as it was, and no litter in the end."""
@@ -222,18 +218,6 @@ class TestKill:
         assert torch.load(folder / "last.ckpt", weights_only=True)["cifnet"]["task_sizes"] == [2, 2]
         assert fit(tmp_path, *OPTIONS, *LAST) == 0
         assert_same_run(folder.parent, reference)
-
-    def test_several_times(self, reference, tmp_path, monkeypatch):
-        def die() -> None:
-            raise Killed
-
-        for number in (25, 3, 20):
-            with monkeypatch.context() as patched:
-                patched.setattr(CIFNetModule, "training_step", at_call(number, CIFNetModule.training_step, die))
-                with pytest.raises(Killed):
-                    fit(tmp_path, *OPTIONS, *LAST)
-        assert fit(tmp_path, *OPTIONS, *LAST) == 0
-        assert_same_run(tmp_path / "default" / "version_0", reference)
 
     @pytest.mark.parametrize(
         ("stop", "code", "said"),
@@ -265,11 +249,7 @@ class TestKill:
 def callbacks(*of_a_user: Callback) -> Iterator[None]:
     """For the runs of this process within the context."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(
-            CIFNetCLI,
-            "instantiate_trainer",
-            CIFNetCLI.instantiate_trainer,
-        )
+        patched.setattr(CIFNetCLI, "instantiate_trainer", CIFNetCLI.instantiate_trainer)
         with_callbacks(*of_a_user)
         yield
 
@@ -471,8 +451,9 @@ class TestRefused:
         assert "Traceback" not in shown
         assert [fragment for fragment in fragments if fragment not in shown] == [], shown
 
-    @pytest.mark.parametrize("size", [0, 100, 4000, -1], ids=lambda size: f"{size} bytes")
-    @pytest.mark.parametrize("sub_command", ["fit", "validate"])
+    @pytest.mark.parametrize(
+        ("sub_command", "size"), [("fit", 0), ("fit", 100), ("fit", -1), ("validate", 4000), ("validate", -1)]
+    )
     def test_truncated(self, size, sub_command, reference, tmp_path, capsys):
         whole = (reference / "checkpoints" / "last.ckpt").read_bytes()
         path = tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt"
@@ -606,7 +587,7 @@ def test_a_checkpoint_as_it_was_is_not_refused(reference, tmp_path):
     assert learner.class_names == checkpoint(reference)["cifnet"]["class_names"]
 
 
-@pytest.mark.parametrize("harm", ["a name twice", "state is gone", "loops are a text", "foreign tensor"])
+@pytest.mark.parametrize("harm", ["a name twice", "foreign tensor"])
 def test_the_command_line_prints_that_sentence(harm, reference, tmp_path, capsys):
     content = checkpoint(reference)
     HOSTILE[harm](content)

@@ -138,12 +138,6 @@ class TestTorchrun:
 
 @pytest.mark.system
 class TestSeveral:
-    def test_go_on_where_one_stopped(self, alone, tmp_path):
-        folder = learned(tmp_path, *BUFFER, "--data.max_tasks", "2")
-        codes, shown = several(2, tmp_path, "fit", *FAST, *BUFFER, "--logs", str(tmp_path), *LAST)
-        assert codes == [0, 0], shown
-        assert_equal_models(folder, alone)
-
     def test_one_goes_on_where_two_stopped_and_both_predict_the_same(self, alone, tmp_path):
         words = [*FAST, *BUFFER, "--logs", str(tmp_path)]
         codes, shown = several(2, tmp_path, "fit", *words, *KEEP, "--data.max_tasks", "3")
@@ -174,12 +168,6 @@ class TestSeveral:
         assert codes == [2, 2], shown
         assert "KNNHead learns in one process, not in 2: --trainer.devices 1" in shown
         assert "Traceback" not in shown
-
-    def test_batches_that_do_not_divide(self, alone, tmp_path):
-        words = [*FAST, *BUFFER, "--logs", str(tmp_path), "--data.batch_size", "13"]
-        codes, shown = several(2, tmp_path, "fit", *words)
-        assert codes == [0, 0], shown
-        assert_equal_models(tmp_path / "default" / "version_0", alone)
 
     @pytest.mark.parametrize("head", ["CIFNetHead", "RidgeHead"])
     def test_three_of_which_one_stopped_run_of_two(self, head, tmp_path):
