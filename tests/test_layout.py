@@ -1,5 +1,6 @@
 """The layout of the package: how many entries it has, and that imports run one way."""
 
+import ast
 import json
 import re
 import shutil
@@ -83,6 +84,21 @@ def test_an_import_that_runs_the_wrong_way_is_found(case: str, checked: dict[str
 def test_the_package_has_at_most_15_entries():
     names = {path.name for path in PACKAGE.iterdir()} - {"__pycache__", "py.typed"}
     assert len(names) <= 15, sorted(names)
+
+
+def test_a_class_has_at_most_four_of_our_classes_up_to_its_root():
+    """Itself included; generic bases count as the class that they are of."""
+    bases: dict[str, list[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                plain = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
+                bases[node.name] = [ast.unparse(base).rpartition(".")[2] for base in plain]
+
+    def depth(name: str) -> int:
+        return 1 + max((depth(base) for base in bases[name] if base in bases and base != name), default=0)
+
+    assert {name: depth(name) for name in bases if depth(name) > 4} == {}
 
 
 def test_each_folder_says_what_it_is_for():

@@ -94,10 +94,8 @@ def classify(
     if precision is not None:
         check_precision(precision)
     target, picture = Path(output).expanduser(), Path(gallery).expanduser() if gallery else None
-    if picture is not None and picture.suffix.lower() != ".png":
-        raise UsageError(f"--gallery {picture} is a PNG picture: give it a name that ends in .png")
-    if picture is not None and picture.resolve() == target.resolve():
-        raise UsageError(f"--output and --gallery are one file, {target}: give two names")
+    if picture is not None:
+        check_picture(picture, target)
     with exclusive(target), exclusive(picture) if picture is not None else nullcontext():
         for path in filter(None, (target, picture)):
             refuse_output(path, overwrite)
@@ -112,22 +110,36 @@ def classify(
         write_atomic(target, table.write)
         note = write_gallery(table.sample, picture) if picture is not None and table.sample else None
     print(f"{number_of(table.classified, 'photo')} classified in {target}, {table.unreadable} unreadable left out")
-    if unknown is not None:
-        print(
-            f"{table.unknown} of them {'shows' if table.unknown == 1 else 'show'} nothing that this model knows; "
-            f"{100 * unknown:g} % of photos of known classes are called so, too"
-        )
-    if warning is not None:
-        print(warning)
-    if coverage is not None:
-        print(
-            f"the right class is among the answers with a chance of {100 * coverage:g} %; "
-            f"they are {table.answers / table.classified:.1f} classes on average"
-        )
+    for sentence in about_verdicts(table, unknown, warning, coverage):
+        print(sentence)
     if picture is not None and table.sample:
         print(f"gallery of {len(table.sample)} of them in {picture}" + (f"; {note}" if note else ""))
     elif picture is not None:
         print("no gallery is written: no photo lies in a folder of one class and was taken for another")
+
+
+def about_verdicts(table: Table, unknown: float | None, warning: str | None, coverage: float | None) -> Iterator[str]:
+    """Say how many photos are called unknown, and how large the sets of answers are."""
+    if unknown is not None:
+        yield (
+            f"{table.unknown} of them {'shows' if table.unknown == 1 else 'show'} nothing that this model knows; "
+            f"{100 * unknown:g} % of photos of known classes are called so, too"
+        )
+    if warning is not None:
+        yield warning
+    if coverage is not None:
+        yield (
+            f"the right class is among the answers with a chance of {100 * coverage:g} %; "
+            f"they are {table.answers / table.classified:.1f} classes on average"
+        )
+
+
+def check_picture(picture: Path, target: Path) -> None:
+    """Check the name of the gallery; UsageError unless it is a PNG file beside the CSV file ``target``."""
+    if picture.suffix.lower() != ".png":
+        raise UsageError(f"--gallery {picture} is a PNG picture: give it a name that ends in .png")
+    if picture.resolve() == target.resolve():
+        raise UsageError(f"--output and --gallery are one file, {target}: give two names")
 
 
 class Table:

@@ -60,7 +60,7 @@ async def contents(files: list[UploadFile], service: Service) -> list[tuple[str,
 
 
 def asking(service: Service) -> APIRouter:
-    """Make the routes that change nothing."""
+    """Make the routes that take photos and change nothing."""
     router = APIRouter(responses=ERRORS)
 
     @router.get("/health", tags=["ask"])
@@ -93,6 +93,13 @@ def asking(service: Service) -> APIRouter:
         if len(files) > MOST_GROUPED:
             raise RequestError(413, f"more than {MOST_GROUPED} photos to group in one request: send them in parts")
         return await run_in_threadpool(service.group, await contents(files, service))
+
+    return router
+
+
+def looking(service: Service) -> APIRouter:
+    """Make the routes that show the state of the model and the service."""
+    router = APIRouter(responses=ERRORS)
 
     @router.get("/classes", tags=["look"])
     def classes() -> list[answers.ClassInfo]:

@@ -23,7 +23,7 @@ from jinja2 import Environment, select_autoescape
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cifnet_pl.serving.api import asking, history, teaching
+from cifnet_pl.serving.api import asking, history, looking, teaching
 from cifnet_pl.serving.refusals import FAILED, explained
 from cifnet_pl.serving.service import Service
 from cifnet_pl.utilities.errors import CifnetError
@@ -270,7 +270,7 @@ def make_app(service: Service, access: Access) -> Guard:
         lifespan=lifespan,
     )
     app.state.service = service
-    for router in (asking(service), teaching(service), history(service)):
+    for router in (asking(service), looking(service), teaching(service), history(service)):
         app.include_router(router)
     _add_page(app)
     app.add_exception_handler(CifnetError, _refused)
