@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.metadata import version
-from importlib.resources import files
-from typing import Any
+from pathlib import Path
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
-from jinja2 import Environment, select_autoescape
-from starlette.exceptions import HTTPException
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
+from fastapi.staticfiles import StaticFiles
+from jinja2 import Environment
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cifnet_pl.serving.api import asking, history, looking, teaching
+from cifnet_pl.serving.api import changes, routes
 from cifnet_pl.serving.refusals import FAILED, explained
 from cifnet_pl.serving.service import Service
 from cifnet_pl.utilities.errors import CifnetError
 
-LOG = logging.getLogger("cifnet_pl.serving")
+PAGE = Path(__file__).parent / "page"
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """Names under which a browser on this machine reaches the service."""
@@ -40,14 +38,16 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
     "form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
 )
-HEADERS = [
-    (b"content-security-policy", POLICY.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-    (b"cache-control", b"no-store"),
-]
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+OF_STATUS = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "1"}}
+"""Headers of a refusal, by its status."""
 
 BODY_SECONDS = 60.0
 """Longest pause between two parts of a request's body."""
@@ -57,6 +57,25 @@ WHOLE_SECONDS = 1800.0
 
 CLIENTS = 10_000
 """Addresses whose rate is remembered; the one that asked longest ago goes first."""
+
+STAGED_AT_ONCE = 2
+"""Requests whose photos are unpacked at the same time; others wait, so that answers keep their threads."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Access rules of the service.
+
+    Attributes:
+        token: what clients must send as ``Authorization: Bearer TOKEN``; None to ask for none.
+        any_host: whether requests may name any host; otherwise only this machine, so that a page of a foreign site
+            cannot reach the service through a name that it points here.
+        rate: requests per second of one client address; 0 for no limit.
+    """
+
+    token: str | None = None
+    any_host: bool = False
+    rate: float = 200.0
 
 
 class Rate:
@@ -87,79 +106,69 @@ class Rate:
 
 @dataclass
 class Guard:
-    """ASGI middleware; answers what it refuses itself, with one sentence.
+    """ASGI middleware that refuses requests, adds headers to each answer, and limits bodies.
 
     Attributes:
         app: what answers the rest.
-        token: what clients must send as ``Authorization: Bearer TOKEN``; None to ask for none.
-        any_host: whether requests may name any host; otherwise only this machine, so that a page of a foreign site
-            cannot reach the service through a name that it points here.
-        rate: of each client address.
+        access: who may ask.
         body_bytes: largest body of a request.
-        observe: called with (path, method, status, seconds) of each request.
+        observe: called with the scope of each request, the status of its answer and the seconds that it took.
     """
 
     app: ASGIApp
-    token: str | None
-    any_host: bool
-    rate: Rate
+    access: Access
     body_bytes: int
-    observe: Callable[[Scope, int, float], object] = lambda scope, status, seconds: None
+    observe: Callable[[Scope, int, float], object]
     wrong_tokens: Rate = field(default_factory=lambda: Rate(0.2))
+
+    def __post_init__(self) -> None:
+        self.rate = Rate(self.access.rate)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] == "lifespan":
+        if scope["type"] != "http":
             await self.app(scope, receive, send)
-        elif scope["type"] == "http":
-            await self._answer(scope, receive, send)
-        else:
-            await send({"type": "websocket.close", "code": 1008})
+            return
+        start, status = time.perf_counter(), 0
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        start, reply = time.perf_counter(), _Reply(send)
-        body = _Body(receive, self.body_bytes)
+        async def reply(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        refusal = self._refusal(scope)
         try:
-            refusal = self._refusal(scope)
-            if refusal is not None:
-                await reply.refuse(*refusal)
-                return
-            await self.app(scope, body, _unless(body, reply))
-            if body.refusal is not None:
-                await reply.refuse(*body.refusal)
-        except Exception:
-            if body.refusal is not None:
-                await reply.refuse(*body.refusal)
-            else:
-                LOG.exception("%s %s failed", scope["method"], ascii(scope["path"]))
-                await reply.refuse(500, FAILED)
+            await (refusal or self.app)(scope, limited(receive, self.body_bytes), reply)
         finally:
-            self.observe(scope, reply.status, time.perf_counter() - start)
+            self.observe(scope, status, time.perf_counter() - start)
 
-    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        headers = {key: value.decode("latin-1") for key, value in scope["headers"]}
+    def _refusal(self, scope: Scope) -> JSONResponse | None:
+        headers = Headers(scope=scope)
         client = scope["client"][0] if scope.get("client") else "unknown"
-        host = headers.get(b"host", "")
-        if not self.any_host and _without_port(host) not in LOOPBACK:
-            return 421, "this service answers on this machine only: ask for it as localhost"
-        origin = headers.get(b"origin")
-        if headers.get(b"sec-fetch-site") == "cross-site" and scope["path"] != "/":
-            return 403, "requests from pages of other sites are refused"
-        if origin is not None and origin.partition("://")[2] != host:
-            return 403, "requests from pages of other sites are refused"
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not self.access.any_host and _without_port(host) not in LOOPBACK:
+            return refused(421, "this service answers on this machine only: ask for it as localhost")
+        of_a_site = headers.get("sec-fetch-site") == "cross-site" and scope["path"] != "/"
+        if of_a_site or (origin is not None and origin.partition("://")[2] != host):
+            return refused(403, "requests from pages of other sites are refused")
         if not self.rate.allows(client):
-            return 429, "too many requests: wait a second"
-        return self._wrong_token(scope, headers, client)
+            return refused(429, "too many requests: wait a second")
+        return self._wrong_token(scope["path"], headers, client)
 
-    def _wrong_token(self, scope: Scope, headers: dict[bytes, str], client: str) -> tuple[int, str] | None:
-        if self.token is None or scope["path"] in OPEN or scope["path"].startswith("/page/"):
+    def _wrong_token(self, path: str, headers: Headers, client: str) -> JSONResponse | None:
+        token = self.access.token
+        if token is None or path in OPEN or path.startswith("/page/"):
             return None
-        scheme, _, sent = headers.get(b"authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and hmac.compare_digest(sent.encode("latin-1"), self.token.encode()):
+        scheme, _, sent = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and hmac.compare_digest(sent.encode("latin-1"), token.encode()):
             return None
         if scheme and not self.wrong_tokens.allows(client):
-            return 429, "too many wrong tokens: wait a few seconds"
-        return 401, "this service needs a token: send the header Authorization: Bearer TOKEN"
+            return refused(429, "too many wrong tokens: wait a few seconds")
+        return refused(401, "this service needs a token: send the header Authorization: Bearer TOKEN")
 
 
 def _without_port(host: str) -> str:
@@ -167,85 +176,36 @@ def _without_port(host: str) -> str:
     return name if colon and port.isdecimal() else host
 
 
-class _Reply:
-    """The answer to one request: adds the headers, and remembers its status."""
+def limited(receive: Receive, largest: int) -> Receive:
+    """Return what receives a request's body; HTTPException if that is too long or too slow.
 
-    def __init__(self, send: Send):
-        self._send, self.status = send, 0
+    Starlette's own limit answers in plain text, and uvicorn waits for the rest of a body for ever.
 
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            names = {key for key, _ in message.get("headers", ())}
-            more = [(key, value) for key, value in HEADERS if key not in names]
-            message = {**message, "headers": [*message.get("headers", ()), *more]}
-        await self._send(message)
+    Args:
+        receive: of the request.
+        largest: bytes of the body.
+    """
+    left, whole, until = largest, False, time.monotonic() + WHOLE_SECONDS
+    close = {"connection": "close"}
 
-    async def refuse(self, status: int, sentence: str) -> None:
-        """Answer with an error, unless an answer has begun already."""
-        if self.status:
-            return
-        content = json.dumps({"error": sentence}).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
-        headers += [(b"www-authenticate", b"Bearer")] if status == 401 else []
-        headers += [(b"retry-after", b"1")] if status in (429, 503) else []
-        await self({"type": "http.response.start", "status": status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": content})
-
-
-class _Body:
-    """The body of one request; it ends early if it is too long or too slow."""
-
-    def __init__(self, receive: Receive, largest: int):
-        self._receive, self._left, self._whole = receive, largest, False
-        self.largest, self._until = largest, time.monotonic() + WHOLE_SECONDS
-        self.refusal: tuple[int, str] | None = None
-
-    async def __call__(self) -> Message:
-        if self._whole:
-            return await self._receive()
-        left = self._until - time.monotonic()
+    async def read() -> Message:
+        nonlocal left, whole
+        if whole:
+            return await receive()
+        rest = until - time.monotonic()
         try:
-            message = await asyncio.wait_for(self._receive(), max(0.0, min(BODY_SECONDS, left)))
+            message = await asyncio.wait_for(receive(), max(0.0, min(BODY_SECONDS, rest)))
         except asyncio.TimeoutError:
             some = f"nothing of the request came for {BODY_SECONDS:g} seconds"
-            self.refusal = 408, some if left > BODY_SECONDS else f"the request took more than {WHOLE_SECONDS:g} seconds"
-            return {"type": "http.disconnect"}
-        self._left -= len(message.get("body", b""))
-        if self._left < 0:
-            self.refusal = 413, f"the request is larger than {self.largest // 2**20} MiB: send it in parts"
-            return {"type": "http.disconnect"}
-        self._whole = not message.get("more_body", False)
+            slow = some if rest > BODY_SECONDS else f"the request took more than {WHOLE_SECONDS:g} seconds"
+            raise HTTPException(408, slow, close) from None
+        left -= len(message.get("body", b""))
+        if left < 0:
+            raise HTTPException(413, f"the request is larger than {largest // 2**20} MiB: send it in parts", close)
+        whole = not message.get("more_body", False)
         return message
 
-
-def _unless(body: _Body, reply: _Reply) -> Send:
-    """Return a function that passes an answer on unless the body was refused, as then the refusal is the answer."""
-
-    async def send(message: Message) -> None:
-        if body.refusal is None or reply.status:
-            await reply(message)
-
-    return send
-
-
-TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-"""Extension of a file of the page → its type. The page asks no other server for anything."""
-
-
-@dataclass(frozen=True)
-class Access:
-    """Access rules of the service.
-
-    Attributes:
-        token: what clients must send; None to ask for none.
-        any_host: whether the service may be asked for under any host name.
-        rate: requests per second of one client address; 0 for no limit.
-    """
-
-    token: str | None = None
-    any_host: bool = False
-    rate: float = 200.0
+    return read
 
 
 def make_app(service: Service, access: Access) -> Guard:
@@ -269,87 +229,57 @@ def make_app(service: Service, access: Access) -> Guard:
         redoc_url=None,
         lifespan=lifespan,
     )
-    app.state.service = service
-    for router in (asking(service), looking(service), teaching(service), history(service)):
+    app.state.service, app.state.staging = service, asyncio.Semaphore(STAGED_AT_ONCE)
+    for router in (routes, changes):
         app.include_router(router)
-    _add_page(app)
-    app.add_exception_handler(CifnetError, _refused)
+    app.mount("/page", StaticFiles(directory=PAGE))
+    app.add_api_route("/", lambda: FileResponse(PAGE / "page.html"), include_in_schema=False)
+    app.add_api_route("/docs", lambda: HTMLResponse(_docs(app)), include_in_schema=False)
+    app.add_exception_handler(CifnetError, _explain)
     app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(AnyHTTPException, _http)
     app.add_exception_handler(Exception, _failed)
-    body = service.options.limits.body_bytes
-    return Guard(app, access.token, access.any_host, Rate(access.rate), body, service.measures.request)
+
+    def observe(scope: Scope, status: int, seconds: float) -> None:
+        # By the template of the path; paths that clients make up would fill the memory.
+        path = getattr(scope.get("route"), "path", None) or "other"
+        method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD") else "other"
+        service.measures.requests.labels(path, method, str(status)).inc()
+        service.measures.seconds.labels(path).observe(seconds)
+
+    return Guard(app, access, service.options.limits.body_bytes, observe)
 
 
-def _add_page(app: FastAPI) -> None:
-    """Add the page's files, which are read once, and the page that describes the API."""
-    folder = files("cifnet_pl.serving") / "page"
-    for file in folder.iterdir():
-        kind = TYPES["." + file.name.rpartition(".")[2]]
-        path = "/" if file.name == "page.html" else f"/page/{file.name}"
-        app.add_api_route(path, partial(_content, file.read_bytes(), kind), include_in_schema=False)
-    template = Environment(autoescape=select_autoescape(default=True, default_for_string=True)).from_string(
-        (folder / "docs.html").read_text(encoding="utf-8")
-    )
-
-    async def docs() -> Response:
-        return Response(template.render(paths=_operations(app.openapi())), media_type="text/html")
-
-    app.add_api_route("/docs", docs, include_in_schema=False)
+def _docs(app: FastAPI) -> str:
+    """Return the page that describes the API: FastAPI's own loads its scripts from another server."""
+    template = Environment(autoescape=True).from_string((PAGE / "docs.html").read_text(encoding="utf-8"))
+    return template.render(app.openapi())
 
 
-async def _content(content: bytes, kind: str) -> Response:
-    return Response(content, media_type=kind)
+def refused(status: int, sentence: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    """Return the answer to a request that is refused."""
+    return JSONResponse({"error": sentence}, status, {**OF_STATUS.get(status, {}), **(headers or {})})
 
 
-def _operations(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return every operation of the OpenAPI description, as the page of the API shows it."""
-    listed = []
-    for path, operations in schema["paths"].items():
-        for method, about in operations.items():
-            body = about.get("requestBody", {}).get("content", {})
-            answer = about["responses"].get("200", {}).get("content", {}).get("application/json", {}).get("schema", {})
-            listed.append(
-                {
-                    "method": method.upper(),
-                    "path": path,
-                    "says": about.get("description", ""),
-                    "parameters": about.get("parameters", []),
-                    "body": {kind: _fields(content.get("schema", {}), schema) for kind, content in body.items()},
-                    "answer": _fields(answer, schema),
-                }
-            )
-    return listed
-
-
-def _fields(description: dict[str, Any], schema: dict[str, Any]) -> dict[str, str]:
-    """Return the description of each field of an object or of a list of objects."""
-    description = description.get("items", description)
-    name = description.get("$ref", "").rpartition("/")[2]
-    description = schema["components"]["schemas"].get(name, description)
-    return {key: about.get("description", "") for key, about in description.get("properties", {}).items()}
-
-
-async def _refused(request: Request, error: Exception) -> JSONResponse:
+async def _explain(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, CifnetError)
     refusal = explained(error)
-    return JSONResponse({"error": str(refusal)}, status_code=refusal.status)
+    return refused(refusal.status, str(refusal))
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     field = ".".join(str(step) for step in first["loc"])[:100]
-    return JSONResponse({"error": f"the request is wrong at {field}: {first['msg']}"}, status_code=422)
+    return refused(422, f"the request is wrong at {field}: {first['msg']}")
 
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
+    assert isinstance(error, AnyHTTPException)
     sentence = {404: "there is nothing here; /docs lists what there is", 405: "this path takes another method"}
-    answer = {"error": sentence.get(error.status_code, str(error.detail))}
-    return JSONResponse(answer, status_code=error.status_code, headers=dict(error.headers or {}))
+    return refused(error.status_code, sentence.get(error.status_code, str(error.detail)), dict(error.headers or {}))
 
 
 async def _failed(request: Request, error: Exception) -> JSONResponse:
-    """Answer an unexpected error; Starlette raises it again afterwards, and the guard writes it to the log."""
-    return JSONResponse({"error": FAILED}, status_code=500)
+    """Answer an unexpected error; Starlette raises it again afterwards, and uvicorn writes it to the log."""
+    return refused(500, FAILED)

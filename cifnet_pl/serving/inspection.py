@@ -1,4 +1,4 @@
-"""Evaluate a model on its own stored samples: accuracy, confusions, groups of photos that look alike."""
+"""Look at a model: what it says of its own stored samples, of kept photos, and which photos look alike."""
 
 from __future__ import annotations
 
@@ -8,18 +8,93 @@ from concurrent.futures import Future
 
 import numpy as np
 import torch
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from cifnet_pl.heads.confidence import near_copies
 from cifnet_pl.model.audit import LearningCurve, audit, learning_curve
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.metrics import percent
-from cifnet_pl.serving.answers import Audit, CurvePoint, Doubtful, Look, Moment
-from cifnet_pl.serving.batches import Scored
+from cifnet_pl.serving.learner import Scored
 from cifnet_pl.serving.refusals import RequestError
 
 LARGEST_CONFUSION = 40
 """Classes above which no confusion matrix is shown."""
+
+PER_CLASS = 100
+"""Photos of a class that are compared with a new one, the newest."""
+
+AT_ONCE = 8
+"""Kept photos that are embedded at a time: answers that come meanwhile wait for no more than these."""
+
+MOST = 2000
+"""Kept photos that are audited, evenly spaced."""
+
+SHOWN = 24
+"""Doubtful photos that are named."""
+
+
+class Moment(BaseModel, from_attributes=True):
+    """One step in the model's life."""
+
+    what: str
+    classes: int
+    photos: int | None
+    accuracy: float | None
+    old_accuracy: float | None
+    seconds: float | None
+    energy_kwh: float | None
+    energy_source: str | None
+
+
+class Look(BaseModel):
+    """The state of the model."""
+
+    name: str
+    version: int
+    read_only: bool
+    head: str
+    backbone: str
+    image_size: int
+    classes: int
+    photos: int
+    state_mb: float = Field(description="numbers kept, in MB; without the frozen backbone")
+    parts_mb: dict[str, float]
+    history: list[Moment]
+    confusion: list[list[float]] | None = Field(
+        default=None, description="rows: class, columns: answer; percent of stored samples"
+    )
+    confusion_classes: list[str] = []
+    stored_accuracy: float | None = Field(
+        default=None, description="leave-one-out accuracy on stored samples, in percent"
+    )
+
+
+class Doubtful(BaseModel):
+    """A kept photo whose label is doubtful."""
+
+    file: str = Field(description="name of the kept photo")
+    label: str
+    looks_like: str
+    own: float = Field(description="probability of its label, judged by all other photos, 0–1")
+
+
+class CurvePoint(BaseModel):
+    """Accuracy with so many photos of each class."""
+
+    photos: int
+    accuracy: float = Field(description="leave-one-out, in percent")
+
+
+class Audit(BaseModel):
+    """Doubtful labels among kept photos, and accuracy by number of photos."""
+
+    photos: int = Field(description="kept photos that were judged")
+    not_judged: list[str] = Field(description="classes of which one photo, or near-copies of one alone, are kept")
+    doubtful: list[Doubtful] = Field(description="the most doubtful first")
+    short: list[str] = Field(description="classes with less than half as many samples as the curve's last point")
+    curve: list[CurvePoint] = Field(description="of the model's stored samples")
+    with_twice_as_many: float | None = Field(description="accuracy in percent to expect with twice as many photos")
 
 
 def stored_answers(model: Classifier) -> tuple[Tensor, Tensor] | None:
@@ -53,8 +128,7 @@ def stored_accuracy(model: Classifier, names: Sequence[str]) -> float | None:
     if stored is None:
         return None
     true, answered = stored
-    columns = torch.tensor([model.class_names.index(name) for name in names], dtype=torch.int64)
-    rows = torch.isin(true, columns)
+    rows = torch.isin(true, torch.tensor([model.class_names.index(name) for name in names]))
     return percent(int((true == answered)[rows].sum()), int(rows.sum()))
 
 
@@ -77,8 +151,10 @@ def look(model: Classifier, name: str, version: int, read_only: bool) -> Look:
         if count <= LARGEST_CONFUSION:
             table = torch.bincount(true * count + answered, minlength=count**2).view(count, count).double()
             confusion = (100 * table / table.sum(dim=1, keepdim=True).clamp_min(1)).tolist()
-    parts = {name: size / 1e6 for name, size in _bytes(model).items()}
-    moments = [Moment.model_validate(event, from_attributes=True) for event in model.history]
+    parts: dict[str, float] = {}
+    for key, value in model.tensors().items():
+        part = key.partition(".")[0]
+        parts[part] = parts.get(part, 0) + value.nbytes / 1e6
     return Look(
         name=name,
         version=version,
@@ -90,20 +166,11 @@ def look(model: Classifier, name: str, version: int, read_only: bool) -> Look:
         photos=sum(model.counts.values()),
         state_mb=sum(parts.values()),
         parts_mb=parts,
-        history=moments,
+        history=[Moment.model_validate(event) for event in model.history],
         confusion=confusion,
         confusion_classes=model.class_names if confusion is not None else [],
         stored_accuracy=accuracy,
     )
-
-
-def _bytes(model: Classifier) -> dict[str, int]:
-    """Return the bytes of the tensors of head and buffer."""
-    sizes: dict[str, int] = {}
-    for key, value in model.tensors().items():
-        component = key.partition(".")[0]
-        sizes[component] = sizes.get(component, 0) + value.nbytes
-    return sizes
 
 
 def groups_of(z: Tensor, largest: int = 12) -> list[list[int]]:
@@ -136,12 +203,6 @@ def groups_of(z: Tensor, largest: int = 12) -> list[list[int]]:
     rows = [[row for row in range(count) if chosen[row] == label] for label in sorted(set(chosen))]
     return sorted(rows, key=len, reverse=True)
 
-
-PER_CLASS = 100
-"""Photos of a class that are compared, the newest."""
-
-AT_ONCE = 8
-"""Photos that are embedded at a time: answers that come meanwhile wait for no more than these."""
 
 Submit = Callable[[str], Future[Scored]]
 """Name of a kept photo → its embedding; raises OSError where the file is gone."""
@@ -231,13 +292,6 @@ class Gallery:
                     self._known[name] = future.result().z.cpu().float()
 
 
-MOST = 2000
-"""Kept photos that are judged, evenly spaced."""
-
-SHOWN = 24
-"""Doubtful photos that are named."""
-
-
 def audited(model: Classifier, gallery: Gallery, kept: Mapping[str, Sequence[str]]) -> Audit:
     """Judge kept photos, and measure accuracy by number of photos on the model's stored samples.
 
@@ -256,14 +310,13 @@ def audited(model: Classifier, gallery: Gallery, kept: Mapping[str, Sequence[str
             409, "neither photos nor samples of two classes are stored: teach some here, or learn with a buffer"
         )
     points = [CurvePoint(photos=count, accuracy=accuracy) for count, accuracy in curve.points] if curve else []
-    double = curve.forecast(2 * points[-1].photos) if curve else None
     return Audit(
         photos=judged,
         not_judged=not_judged,
         doubtful=doubtful,
         short=short,
         curve=points,
-        with_twice_as_many=double,
+        with_twice_as_many=curve.forecast(2 * points[-1].photos) if curve else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""Learn while answering: one change at a time, on a copy, which is stored before it is served."""
+"""The model that is served: many threads answer from it, and one makes changes on a copy, one at a time."""
 
 from __future__ import annotations
 
@@ -6,27 +6,21 @@ import logging
 import queue
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
 
-from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
-from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.description import Event
-from cifnet_pl.model.learn import Score, learn
-from cifnet_pl.serving.batches import Served
-from cifnet_pl.serving.inspection import stored_accuracy
+from cifnet_pl.model.classifier import Classifier, Judged
+from cifnet_pl.model.open_set import Verdict, able
+from cifnet_pl.photos.reading import cores
 from cifnet_pl.serving.refusals import FAILED, RequestError, explained
-from cifnet_pl.serving.uploads import Staged
-from cifnet_pl.serving.workspace import Change
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.memory import give_back_freed_memory
-from cifnet_pl.utilities.text import printable
 
 LOG = logging.getLogger("cifnet_pl.serving")
 
@@ -34,6 +28,43 @@ REMEMBERED = 200
 """Finished jobs whose result can still be asked for."""
 
 Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model that answers, and the number of its version; replaced as a whole, never changed.
+
+    Attributes:
+        model: the model.
+        version: its number.
+        unknown, coverage: as for :meth:`Classifier.judge`; ignored if the model cannot keep the promise.
+    """
+
+    model: Classifier
+    version: int
+    unknown: float | None = None
+    coverage: float | None = None
+
+    def judging(self) -> Judged:
+        """Return a function from embeddings (n, d) and probabilities (n, C) to verdicts; prepared at the first call."""
+        return self.model.judging(*able(self.model, self.unknown, self.coverage))
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The model's result for one photo.
+
+    Attributes:
+        served: the model and version that answered.
+        z: (d,) float32 embedding.
+        probabilities: (C,) float64, columns as the model's class names.
+        verdict: whether it is of a known class, and the set of classes that it may be, if the model can tell.
+    """
+
+    served: Served
+    z: torch.Tensor
+    probabilities: torch.Tensor
+    verdict: Verdict
 
 
 @dataclass
@@ -67,24 +98,69 @@ Work = Callable[[Job], tuple[Served | None, Result]]
 
 
 class Learner:
-    """The model that is served, and a thread that changes it.
+    """The model that is served, the threads that answer from it, and the thread that changes it.
+
+    Each photo is answered by one thread, one core each: networks that run side by side are faster than one after the
+    other with all threads, because those wait for each other at every layer.
 
     Args:
         served: the model to begin with.
-        waiting: largest number of jobs that wait.
+        waiting: largest number of changes that wait.
+        photos: largest number of photos that are being answered or wait.
 
     Attributes:
         served: replaced as a whole when a change is stored.
+        under_way: photos that were taken in and not yet answered.
     """
 
-    def __init__(self, served: Served, waiting: int = 32):
-        self.served, self.waiting = served, waiting
+    def __init__(self, served: Served, waiting: int = 32, photos: int = 2048):
+        self.served, self.waiting, self.photos, self.under_way = served, waiting, photos, 0
         self._jobs: dict[str, Job] = {}
         self._queue: queue.SimpleQueue[tuple[Job, Work] | None] = queue.SimpleQueue()
         self._asked = self._finished = 0
         self._lock = threading.Lock()
+        self._answering = ThreadPoolExecutor(cores(), "answer")
         self._thread = threading.Thread(target=self._run, name="learn", daemon=True)
         self._thread.start()
+
+    def close(self) -> None:
+        """Finish what is queued, and stop."""
+        self._queue.put(None)
+        self._thread.join()
+        self._answering.shutdown()
+
+    # ------------------------------------------------------------------ answers
+
+    def score(self, decode: Callable[[], np.ndarray]) -> Future[Scored]:
+        """Answer one photo.
+
+        Args:
+            decode: returns the photo as (s, s, 3) uint8; called in another thread. Its errors are those of the future.
+
+        Raises:
+            RequestError: too many photos are waiting.
+        """
+        with self._lock:
+            if self.under_way >= self.photos:
+                raise RequestError(503, "too many photos are waiting: try again in a few seconds")
+            self.under_way += 1
+        answer = self._answering.submit(self._score, decode)
+        answer.add_done_callback(self._answered)
+        return answer
+
+    def _score(self, decode: Callable[[], np.ndarray]) -> Scored:
+        pixels, served = np.array(decode()), self.served  # a copy, as PyTorch wants memory that it could write to
+        with torch.inference_mode():
+            z = served.model.embed(torch.from_numpy(pixels).permute(2, 0, 1)[None])
+            probabilities = served.model.head.probabilities(z)
+            (verdict,) = served.judging()(z, probabilities)
+        return Scored(served, z[0], probabilities[0].cpu(), verdict)
+
+    def _answered(self, answer: Future[Scored]) -> None:
+        with self._lock:
+            self.under_way -= 1
+
+    # ------------------------------------------------------------------ changes
 
     @property
     def queued(self) -> int:
@@ -118,19 +194,13 @@ class Learner:
         Raises:
             RequestError: there is no such job, or it ended long ago.
         """
-        job = self._jobs.get(key)
-        if job is None:
+        if key not in self._jobs:
             raise RequestError(404, "there is no such job, or it ended long ago")
-        return job
+        return self._jobs[key]
 
     def place(self, job: Job) -> int:
         """Return how many jobs come before this one; 0 while it is at work and afterwards."""
         return 0 if job.started else job.number - self._finished - 1
-
-    def close(self) -> None:
-        """Finish what is queued, and stop."""
-        self._queue.put(None)
-        self._thread.join()
 
     def _run(self) -> None:
         # At the priority of the answers: a thread of a lower one that is put off while it holds Python's lock would
@@ -157,79 +227,3 @@ class Learner:
         if served is not None:
             self.served = served
         return partial(job.result.set_result, answer)
-
-
-Progress = Callable[[int, int], object]
-
-
-@dataclass(frozen=True)
-class ReportedPhotos(ClassPhotos):
-    """Class photos that report how many of them were embedded."""
-
-    report: Progress = lambda done, total: None
-
-    def embedded(self, *args: Any, **options: Any) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Yield rows and embeddings, as :meth:`ClassPhotos.embedded` does."""
-        done, total = 0, len(self.files)
-        for rows, z in super().embedded(*args, **options):
-            yield rows, z
-            done += len(rows)
-            self.report(done, total)
-
-
-@dataclass(frozen=True)
-class Taught:
-    """A model that learned uploaded photos.
-
-    Attributes:
-        model: the model that learned; the one before is unchanged.
-        learned: photos of each class.
-        score: of the fifth that was held back.
-        old_before, old_after: leave-one-out accuracy in percent on stored samples of the earlier classes; None if
-            the head or the buffer cannot give it.
-    """
-
-    model: Classifier
-    learned: dict[str, int]
-    score: Score
-    old_before: float | None
-    old_after: float | None
-
-    def change(self, kept: Mapping[str, list[str]]) -> Change:
-        """Return the entry for the journal.
-
-        Args:
-            kept: class name → file names of its kept photos.
-        """
-        names = ", ".join(f"'{printable(name)}'" for name in list(self.learned)[:3])
-        names += ", …" if len(self.learned) > 3 else ""
-        scores = {"held_back": self.score.percent, "old_before": self.old_before, "old_after": self.old_after}
-        measured = {name: value for name, value in scores.items() if value is not None}
-        count = sum(self.learned.values())
-        photos = "photo" if count == 1 else "photos"
-        return Change("extend", f"learned {count} {photos} of {names}", kept, scores=measured)
-
-
-def taught(old: Classifier, staged: Staged, report: Progress) -> Taught:
-    """Learn staged photos on a copy of a model.
-
-    Args:
-        old: the model; it is not changed.
-        staged: the photos.
-        report: called with the number of photos learned, and of all.
-
-    Raises:
-        UnsupportedError: photos of a class that is known, and a head that cannot take in more of those.
-    """
-    photos = ReportedPhotos(staged.names, staged.photos(), report=report)
-    unreadable: list[Unreadable] = []
-    before = stored_accuracy(old, old.class_names)
-    lesson = learn(old, photos, unreadable)
-    model, score = lesson.model, lesson.score
-    after = stored_accuracy(model, old.class_names)
-    staged.unreadable += [(file.name, reason) for file, reason in unreadable]
-    counts, earlier = model.counts, old.counts
-    learned = {name: counts[name] - earlier.get(name, 0) for name in staged.names}
-    event = Event("extend", len(counts), sum(learned.values()), score.percent, before, after)
-    model.history.append(event)
-    return Taught(model, learned, score, before, after)

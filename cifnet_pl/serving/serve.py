@@ -2,103 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import logging
 import re
 import signal
 import socket
 import tempfile
 from pathlib import Path
-from typing import Any
 
-import h11
 import torch
-from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from cifnet_pl.heads.confidence import check_share
 from cifnet_pl.model.store import load
-from cifnet_pl.serving.refusals import check_shares, given_token
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.text import number_of, printable
 
-HEAD_SECONDS = 20.0
-"""Time for the head of a request, from the connection or the end of the request before."""
-
-NOT_HTTP = "this is no HTTP request that can be read: its head is malformed or larger than 64 KiB"
-MOST = 1000
+CONNECTIONS = 1000
 """Connections at a time; requests on more are refused."""
 
-TOO_MANY = "too many connections: try again in a few seconds"
-TOO_SLOW = "the head of a request did not come in time"
-
-
-async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request that is one too many."""
-    body = json.dumps({"error": TOO_MANY}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    headers += [(b"connection", b"close"), (b"retry-after", b"1")]
-    await send({"type": "http.response.start", "status": 503, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-class PatientProtocol(H11Protocol):
-    """uvicorn's protocol, which by itself waits for ever for the head of a request (a slow-loris attack)."""
-
-    _waiting: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        """Start to wait for the first head."""
-        super().connection_made(transport)
-        self._wait()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting."""
-        self._stop()
-        super().connection_lost(exc)
-
-    def handle_events(self) -> None:
-        """Read what came; a request whose head is whole is no longer waited for."""
-        before = self.cycle
-        self.app = self.config.loaded_app if len(self.connections) <= MOST else refuse
-        super().handle_events()
-        if self.cycle is not before:
-            self._stop()
-
-    def on_response_complete(self) -> None:
-        """Wait for the head of the next request, in the same connection."""
-        super().on_response_complete()
-        if not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete):
-            self._wait()
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, and close."""
-        self._refuse(400, "Bad Request", NOT_HTTP)
-
-    def _wait(self) -> None:
-        self._stop()
-        self._waiting = self.loop.call_later(HEAD_SECONDS, self._late)
-
-    def _stop(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
-
-    def _late(self) -> None:
-        if self.transport.is_closing():
-            return
-        if self.conn.our_state is h11.IDLE:
-            self._refuse(408, "Request Timeout", TOO_SLOW)
-        else:  # the request before was answered, and its body still comes
-            self.transport.close()
-
-    def _refuse(self, status: int, reason: str, sentence: str) -> None:
-        body = json.dumps({"error": sentence}).encode()
-        head = f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
-        self.transport.close()
-
-
+SHORTEST_TOKEN = 16
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -135,7 +56,7 @@ def serve(
         rate: requests per second of one client; 0 for no limit.
         unknown: share of photos of known classes that may be called "none of these"; null never to say so.
         coverage: chance that the right class is in the set of answers; null to give no set.
-        name: of the model in the Open Inference Protocol; by default the folder's.
+        name: of the model, for the page and for downloads; by default the folder's.
         trust: whether heads and networks from outside the package that a model names may be imported, code and all.
 
     Raises:
@@ -151,14 +72,16 @@ def serve(
         from cifnet_pl.serving.workspace import Workspace
     except ImportError as error:
         raise UsageError(f"serve needs {error.name}: pip install 'cifnet_pl[serve]'") from None
-    secret = given_token(token, token_file)
+    secret = _given_token(token, token_file)
     if secret is None and host not in LOOPBACK:
         raise UsageError(f"--host {printable(host)} can be reached from other machines: give a --token or --token_file")
     if keep_versions < 2:
         raise UsageError(f"--keep_versions is {keep_versions}, expected at least 2: undo needs the version before")
     if rate < 0:
         raise UsageError(f"--rate is {rate:g}, expected 0 or more")
-    check_shares(unknown, coverage)
+    for option, share in (("unknown", unknown), ("coverage", coverage)):
+        if share is not None:
+            check_share(f"--{option}", share)
     listening = _listen(host, port)
     path = Path(model).expanduser()
     folder = Path(workspace).expanduser() if workspace else path.resolve().with_name(f"{path.resolve().name}-workspace")
@@ -176,8 +99,9 @@ def serve(
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     config = uvicorn.Config(
         app,
-        http=PatientProtocol,
+        http="h11",
         ws="none",
+        limit_concurrency=CONNECTIONS,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -188,6 +112,22 @@ def serve(
     except KeyboardInterrupt:  # uvicorn raises it again when it has ended
         print(f"ended; {folder} holds every change")
         raise SystemExit(128 + signal.SIGINT) from None
+
+
+def _given_token(token: str | None, token_file: str | None) -> str | None:
+    """Return the token that clients must send, None without one; UsageError for one that cannot be used."""
+    if token is not None and token_file is not None:
+        raise UsageError("--token and --token_file: give one of them")
+    if token_file is not None:
+        try:
+            token = Path(token_file).expanduser().read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"cannot read --token_file {printable(token_file)}: {error}") from error
+    if token is None:
+        return None
+    if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise UsageError(f"the token must have {SHORTEST_TOKEN} or more plain characters without spaces")
+    return token
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -6,25 +6,106 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
 from threading import Lock
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import torch
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from pydantic import BaseModel, Field
 from torch import Tensor
 
+from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.description import Event
+from cifnet_pl.model.learn import learn
 from cifnet_pl.photos.photo import UnreadableImage
-from cifnet_pl.serving import answers, inspection
-from cifnet_pl.serving.batches import Batcher, Scored, Served
-from cifnet_pl.serving.inspection import Gallery, audited
-from cifnet_pl.serving.learner import Job, Learner, Result, Work, taught
-from cifnet_pl.serving.refusals import Measures, RequestError
-from cifnet_pl.serving.uploads import Limits, Staged, Upload, decoded, stage, uploads
+from cifnet_pl.serving.inspection import Audit, Gallery, audited, groups_of, stored_accuracy
+from cifnet_pl.serving.learner import Job, Learner, Result, Scored, Served, Work
+from cifnet_pl.serving.refusals import RequestError
+from cifnet_pl.serving.uploads import Limits, Staged, decoded, stage, uploads
 from cifnet_pl.serving.workspace import Change, Version, Workspace
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import number_of, printable
+
+SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60)
+
+
+class Candidate(BaseModel):
+    """One class and its probability."""
+
+    name: str
+    probability: float = Field(description="calibrated, 0–1")
+
+
+class PhotoAnswer(BaseModel):
+    """The answer about one photo."""
+
+    file: str = Field(description="name that the photo was sent with")
+    classes: list[Candidate] = Field(default=[], description="most probable first")
+    known: bool | None = Field(
+        default=None,
+        description="false for 'none of these', as for --unknown (5 %) of known photos; null: cannot tell",
+    )
+    novelty: float | None = Field(default=None, description="how foreign the photo is; larger is more foreign")
+    p_value: float | None = Field(
+        default=None, description="share of photos of known classes that are at least as foreign, 0–1"
+    )
+    answers: list[str] | None = Field(
+        default=None, description="set of classes that holds the right one with a chance of --coverage (95 %)"
+    )
+    nearest: str | None = Field(default=None, description="name of the most similar kept photo of the first class")
+    unreadable: str | None = Field(default=None, description="why the photo cannot be decoded")
+
+
+class LeftOut(BaseModel):
+    """A photo that was left out."""
+
+    file: str
+    reason: str
+
+
+class Group(BaseModel):
+    """Photos that look alike."""
+
+    files: list[str]
+    positions: list[int] = Field(description="positions of the photos in the request")
+    suggestion: str | None = Field(default=None, description="most probable class of the group")
+
+
+class Groups(BaseModel):
+    """Photos of a request, grouped by likeness, largest group first."""
+
+    groups: list[Group]
+    unreadable: list[LeftOut] = []
+
+
+class Lesson(BaseModel):
+    """The result of a lesson, or with ``dry_run`` what it would be."""
+
+    version: int | None = Field(description="the new version; null for a dry run")
+    learned: dict[str, int] = Field(description="photos learned of each class")
+    unreadable: list[LeftOut] = []
+    held_back_accuracy: float | None = Field(
+        default=None, description="percent of a held-back fifth, scored before learned"
+    )
+    held_back_photos: int = 0
+    old_accuracy_before: float | None = Field(
+        default=None, description="percent of stored samples of the earlier classes"
+    )
+    old_accuracy_after: float | None = None
+    seconds: float
+    note: str | None = None
+
+
+class Changed(BaseModel):
+    """The version that is served after a change."""
+
+    version: int
+    says: str
+    exact: bool | None = Field(
+        default=None, description="of forget: whether the photos were taken out of the statistics"
+    )
 
 
 @dataclass(frozen=True)
@@ -32,7 +113,7 @@ class Options:
     """The options by which a workspace is served.
 
     Attributes:
-        name: of the model, in paths of the Open Inference Protocol.
+        name: of the model, for the page and for downloads.
         read_only: whether changes are refused.
         keep_photos: whether photos that are taught stay in the workspace: for exact forgetting, and to be shown.
         unknown: share of photos of known classes that may be called "none of these"; None never to say so.
@@ -48,6 +129,42 @@ class Options:
     limits: Limits = field(default_factory=Limits)
 
 
+class Measures:
+    """The numbers of ``/metrics``. They belong to this object, so that one process can hold several services.
+
+    Args:
+        watched: name → description, and a function that returns the number.
+    """
+
+    def __init__(self, watched: dict[str, tuple[str, Callable[[], float]]]) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter("cifnet_requests", "Requests answered", ["path", "method", "status"], registry=registry)
+        self.seconds = Histogram(
+            "cifnet_request_seconds", "Time to answer", ["path"], buckets=SECONDS, registry=registry
+        )
+        self.classified = Counter("cifnet_photos_classified", "Photos answered", registry=registry)
+        self.unknown = Counter("cifnet_photos_unknown", "Photos answered with 'none of these'", registry=registry)
+        self.unreadable = Counter("cifnet_photos_unreadable", "Photos that could not be decoded", registry=registry)
+        self.learned = Counter("cifnet_photos_learned", "Photos learned", registry=registry)
+        for name, (about, value) in watched.items():
+            Gauge(name, about, registry=registry).set_function(value)
+
+
+@dataclass(frozen=True)
+class ReportedPhotos(ClassPhotos):
+    """Class photos that report how many of them were embedded, and how many there are."""
+
+    report: Callable[[int, int], object] = lambda done, total: None
+
+    def embedded(self, *args: Any, **options: Any) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """Yield rows and embeddings, as :meth:`ClassPhotos.embedded` does."""
+        done, total = 0, len(self.files)
+        for rows, z in super().embedded(*args, **options):
+            yield rows, z
+            done += len(rows)
+            self.report(done, total)
+
+
 class Service:
     """A workspace that is served: answers from the current version, changes one after another.
 
@@ -55,21 +172,24 @@ class Service:
         workspace: open; only this object may change it.
         model: of the workspace's current version.
         options: see :class:`Options`.
+
+    Attributes:
+        costly: held while something is made that takes seconds and all cores.
     """
 
     def __init__(self, workspace: Workspace, model: Classifier, options: Options | None = None):
-        self.workspace, self.options = workspace, options or Options()
-        self.measures, self.costly = Measures(), Lock()
+        self.workspace, self.options, self.costly = workspace, options or Options(), Lock()
         self.learner = Learner(self._served(model, workspace.current))
-        self.batcher = Batcher(lambda: self.learner.served, observe=self.measures.batches.observe)
-        self.gallery = Gallery(lambda: self.workspace.kept(self.learner.served.version), self._embedded)
+        self.gallery = Gallery(lambda: self.workspace.kept(self.learner.served.version), self._score_kept)
         self.gallery.update()
-        self.measures.watch("cifnet_version", "Version that is served", lambda: self.learner.served.version)
-        self.measures.watch("cifnet_classes", "Classes known", lambda: len(self.model.class_names))
-        self.measures.watch(
-            "cifnet_waiting_photos", "Photos taken in, not yet answered", lambda: self.batcher.under_way
+        self.measures = Measures(
+            {
+                "cifnet_version": ("Version that is served", lambda: self.learner.served.version),
+                "cifnet_classes": ("Classes known", lambda: len(self.model.class_names)),
+                "cifnet_waiting_photos": ("Photos taken in, not yet answered", lambda: self.learner.under_way),
+                "cifnet_waiting_changes": ("Changes asked for, not yet done", lambda: self.learner.queued),
+            }
         )
-        self.measures.watch("cifnet_waiting_changes", "Changes asked for, not yet done", lambda: self.learner.queued)
 
     @property
     def model(self) -> Classifier:
@@ -78,17 +198,24 @@ class Service:
 
     def close(self) -> None:
         """Finish what was asked for, and close the workspace."""
-        self.learner.close()
         self.gallery.close()
-        self.batcher.close()
+        self.learner.close()
         self.workspace.close()
 
-    def decoder(self, content: bytes) -> Callable[[], np.ndarray]:
-        """Return a function that decodes a photo to the square that the model takes."""
-        model = self.model
-        return partial(decoded, content, model.image_size, model.crop_ratio, self.options.limits)
+    # ------------------------------------------------------------------ ask
 
-    def answer(self, file: str, scored: Scored, top: int) -> answers.PhotoAnswer:
+    def score(self, content: bytes) -> Future[Scored]:
+        """Answer one photo; RequestError if too many wait."""
+        return self.learner.score(lambda: self._decoded(content)[0])
+
+    def _score_kept(self, name: str) -> Future[Scored]:
+        return self.score(self.workspace.photo(name).read_bytes())
+
+    def _decoded(self, content: bytes) -> tuple[np.ndarray, str]:
+        model = self.model
+        return decoded(content, model.image_size, model.crop_ratio, self.options.limits)
+
+    def answer(self, file: str, scored: Scored, top: int) -> PhotoAnswer:
         """Return the answer for one photo.
 
         Args:
@@ -99,12 +226,11 @@ class Service:
         names = scored.served.model.class_names
         best = scored.probabilities.topk(min(top, len(names)))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        self.measures.classified.inc()
-        candidates = [answers.Candidate(name=names[column], probability=share) for column, share in pairs]
+        candidates = [Candidate(name=names[column], probability=share) for column, share in pairs]
         verdict = scored.verdict
-        if verdict.known is False:
-            self.measures.unknown.inc()
-        return answers.PhotoAnswer(
+        self.measures.classified.inc()
+        self.measures.unknown.inc(verdict.known is False)
+        return PhotoAnswer(
             file=printable(file),
             classes=candidates,
             known=verdict.known,
@@ -114,49 +240,49 @@ class Service:
             nearest=self.gallery.nearest(candidates[0].name, scored.z),
         )
 
-    def audit(self) -> answers.Audit:
+    def audit(self) -> Audit:
         """Return the doubtful labels among the kept photos, and accuracy by number of photos."""
         served = self.learner.served
         return audited(served.model, self.gallery, self.workspace.kept(served.version))
 
-    def _embedded(self, name: str) -> Future[Scored]:
-        return self.batcher.submit(self.decoder(self.workspace.photo(name).read_bytes()))
-
-    def group(self, files: Sequence[tuple[str, bytes]]) -> answers.Groups:
+    def group(self, files: Sequence[tuple[str, bytes]]) -> Groups:
         """Group photos by likeness, and suggest for each group the class that most of its photos are given."""
-        waiting = [(name, self.batcher.submit(self.decoder(content))) for name, content in files]
+        waiting = [(printable(name), self.score(content)) for name, content in files]
         good: list[tuple[int, str, Scored]] = []
-        bad: list[answers.Unreadable] = []
+        bad: list[LeftOut] = []
         for position, (name, future) in enumerate(waiting):
-            error = future.exception()
-            if error is None:
-                good.append((position, printable(name), future.result()))
-            elif isinstance(error, UnreadableImage):
-                bad.append(answers.Unreadable(file=printable(name), reason=str(error)))
-            else:
-                raise error
+            try:
+                good.append((position, name, future.result()))
+            except UnreadableImage as error:
+                bad.append(LeftOut(file=name, reason=str(error)))
         groups = []
-        for rows in inspection.groups_of(stack([scored.z for _, _, scored in good])):
+        z = torch.stack([scored.z for _, _, scored in good]) if good else torch.zeros(0, 0)
+        for rows in groups_of(z):
             members = [good[row] for row in rows]
-            mean = stack([scored.probabilities for _, _, scored in members]).mean(dim=0)
+            mean = torch.stack([scored.probabilities for _, _, scored in members]).mean(dim=0)
             suggestion = members[0][2].served.model.class_names[int(mean.argmax())]
             places = [position for position, _, _ in members]
-            groups.append(answers.Group(files=[n for _, n, _ in members], positions=places, suggestion=suggestion))
-        return answers.Groups(groups=groups, unreadable=bad)
+            groups.append(Group(files=[name for _, name, _ in members], positions=places, suggestion=suggestion))
+        return Groups(groups=groups, unreadable=bad)
 
     # ------------------------------------------------------------------ teach
 
     def stage(self, files: Sequence[tuple[str, IO[bytes]]], class_name: str | None) -> Staged:
         """Write photos into a folder for the learner; each is decoded once, to report unreadable ones early."""
-        model, limits = self.model, self.options.limits
-        readable = partial(decoded, size=model.image_size, crop_ratio=model.crop_ratio, limits=limits)
-        photos: Iterator[Upload] = uploads(files, limits, zips=True)
-        return stage(photos, class_name, self.workspace.folder / "incoming", limits, readable)
+        photos = uploads(files, self.options.limits)
+        return stage(photos, class_name, self.workspace.folder / "incoming", lambda content: self._decoded(content)[1])
 
     def extend(self, staged: Staged, dry_run: bool) -> Job:
-        """Queue a lesson; the job removes the staged photos."""
+        """Queue a lesson; the staged photos are removed when it ends or is refused."""
+
+        def work(job: Job) -> tuple[Served | None, Result]:
+            try:
+                return self._extend(staged, dry_run, job)
+            finally:
+                staged.remove()
+
         try:
-            return self._submit("extend", partial(self._extend, staged, dry_run), staged.remove)
+            return self._submit("extend", work)
         except BaseException:
             staged.remove()
             raise
@@ -164,42 +290,61 @@ class Service:
     def _extend(self, staged: Staged, dry_run: bool, job: Job) -> tuple[Served | None, Result]:
         start, old = time.perf_counter(), self.model
         staged.leave_out(self.workspace.kept(self.workspace.current))
-        lesson = taught(old, staged, job.progress)
-        note = "; ".join(old.warnings_of(staged.names)) or None
-        version = None
-        if not dry_run:
-            try:
-                version = self.workspace.commit(lesson.model, lesson.change(self._keep(staged)))
-            except BaseException:
-                self.workspace.remove_unused_photos()
-                raise
-            self.measures.learned.inc(sum(lesson.learned.values()))
-        result = answers.Lesson(
-            version=version.number if version else None,
-            learned=lesson.learned,
-            unreadable=[answers.Unreadable(file=printable(n), reason=reason) for n, reason in staged.unreadable],
-            held_back_accuracy=lesson.score.percent,
-            held_back_photos=lesson.score.total,
-            old_accuracy_before=lesson.old_before,
-            old_accuracy_after=lesson.old_after,
+        unreadable: list[Unreadable] = []
+        lesson = learn(old, ReportedPhotos(staged.names, staged.photos(), report=job.progress), unreadable)
+        staged.unreadable += [(file.name, reason) for file, reason in unreadable]
+        model, score = lesson.model, lesson.score
+        before, after = stored_accuracy(old, old.class_names), stored_accuracy(model, old.class_names)
+        learned = {name: model.counts[name] - old.counts.get(name, 0) for name in staged.names}
+        model.history.append(Event("extend", len(model.counts), sum(learned.values()), score.percent, before, after))
+        result = Lesson(
+            version=None,
+            learned=learned,
+            unreadable=[LeftOut(file=printable(name), reason=reason) for name, reason in staged.unreadable],
+            held_back_accuracy=score.percent,
+            held_back_photos=score.total,
+            old_accuracy_before=before,
+            old_accuracy_after=after,
             seconds=time.perf_counter() - start,
-            note=note,
+            note="; ".join(old.warnings_of(staged.names)) or None,
         )
-        return (self._served(lesson.model, version.number) if version else None), {"lesson": result}
+        if dry_run:
+            return None, {"lesson": result}
+        version = self._store(model, staged, result)
+        self.measures.learned.inc(sum(learned.values()))
+        result = result.model_copy(update={"version": version.number, "seconds": time.perf_counter() - start})
+        return self._served(model, version.number), {"lesson": result}
 
-    def _keep(self, staged: Staged) -> dict[str, list[str]]:
-        if not self.options.keep_photos:
-            return {}
-        self.workspace.keep(staged.folder / file for file, _ in staged.files)
-        return {name: staged.of_class(name) for name in staged.names}
+    def _store(self, model: Classifier, staged: Staged, lesson: Lesson) -> Version:
+        """Store a model that learned, and the photos that it learned where those are kept."""
+        names = ", ".join(f"'{printable(name)}'" for name in list(lesson.learned)[:3])
+        names += ", …" if len(lesson.learned) > 3 else ""
+        scores = {
+            "held_back": lesson.held_back_accuracy,
+            "old_before": lesson.old_accuracy_before,
+            "old_after": lesson.old_accuracy_after,
+        }
+        change = Change(
+            "extend",
+            f"learned {number_of(sum(lesson.learned.values()), 'photo')} of {names}",
+            learned={name: staged.of_class(name) for name in staged.names} if self.options.keep_photos else {},
+            scores={name: value for name, value in scores.items() if value is not None},
+        )
+        try:
+            if self.options.keep_photos:
+                self.workspace.keep(staged.folder / file for file, _ in staged.files)
+            return self.workspace.commit(model, change)
+        except BaseException:
+            self.workspace.remove_unused_photos()
+            raise
 
     # ------------------------------------------------------------------ change
 
     def forget(self, name: str) -> Job:
         """Queue forgetting a class: exactly where all of its photos are kept, else from what can be predicted."""
-        return self._submit("forget", partial(self._forget, name))
+        return self._submit("forget", lambda job: self._forget(name))
 
-    def _forget(self, name: str, job: Job) -> tuple[Served | None, Result]:
+    def _forget(self, name: str) -> tuple[Served, Result]:
         old = self.model
         require(old, name)
         if len(old.class_names) == 1:
@@ -208,77 +353,76 @@ class Service:
             possible = old.forget(name).can_be_exact
             done = old.forget(name, folder) if folder is not None and possible else old.forget(name)
         how = "exactly: nothing of its photos remains" if done.exact else "from the answers; its photos still count"
-        says = f"forgot '{printable(name)}' {how}"
-        version = self.workspace.commit(done.model, Change("forget", says, forgotten=name))
-        changed = answers.Changed(version=version.number, says=says, exact=done.exact)
-        return self._served(done.model, version.number), {"changed": changed}
+        change = Change("forget", f"forgot '{printable(name)}' {how}", forgotten=name)
+        return self._changed(done.model, self.workspace.commit(done.model, change), change.says, done.exact)
 
     def rename(self, old: str, new: str) -> Job:
         """Queue giving a class another name."""
-        return self._submit("rename", partial(self._rename, old, new))
+        return self._submit("rename", lambda job: self._rename(old, new))
 
-    def _rename(self, old: str, new: str, job: Job) -> tuple[Served | None, Result]:
+    def _rename(self, old: str, new: str) -> tuple[Served, Result]:
         model = self.model.clone()
         require(model, old)
         model.rename(old, new)
-        says = f"renamed '{printable(old)}' to '{printable(new)}'"
-        version = self.workspace.commit(model, Change("rename", says, renamed=(old, new)))
-        return self._served(model, version.number), {"changed": answers.Changed(version=version.number, says=says)}
+        change = Change("rename", f"renamed '{printable(old)}' to '{printable(new)}'", renamed=(old, new))
+        return self._changed(model, self.workspace.commit(model, change), change.says)
 
     def undo(self) -> Job:
         """Queue going back by one change."""
-        return self._submit("undo", lambda job: self._move("undid", self.workspace.earlier(), self.workspace.undo))
+        return self._submit("undo", lambda job: self._undo())
+
+    def _undo(self) -> tuple[Served, Result]:
+        undone = self.workspace.version(self.workspace.current)
+        version, model = self.workspace.undo()
+        return self._changed(model, version, f"undid: {undone.change.says}")
 
     def redo(self) -> Job:
         """Queue doing again what was undone last."""
-        return self._submit("redo", lambda job: self._move("did again", self.workspace.later(), self.workspace.redo))
+        return self._submit("redo", lambda job: self._redo())
+
+    def _redo(self) -> tuple[Served, Result]:
+        version, model = self.workspace.redo()
+        return self._changed(model, version, f"did again: {version.change.says}")
 
     def go_to(self, number: int) -> Job:
         """Queue serving another version."""
-        work = partial(self.workspace.go_to, number)
-        return self._submit("go to", lambda job: self._move("went to", self.workspace.version(number).number, work))
+        return self._submit("go to", lambda job: self._go_to(number))
+
+    def _go_to(self, number: int) -> tuple[Served, Result]:
+        version, model = self.workspace.go_to(number)
+        return self._changed(model, version, f"went to version {number}")
 
     def purge(self, photos: Literal["forgotten", "all"]) -> Job:
         """Queue deleting kept photos, and all versions but the served one, for good."""
-        return self._submit("purge", partial(self._purge, photos))
+        return self._submit("purge", lambda job: self._purge(photos))
 
-    def _purge(self, photos: Literal["forgotten", "all"], job: Job) -> tuple[Served | None, Result]:
+    def _purge(self, photos: Literal["forgotten", "all"]) -> tuple[None, Result]:
         count = self.workspace.purge(every=photos == "all")
-        says = f"deleted {count} {'photo' if count == 1 else 'photos'} and all other versions for good"
-        return None, {"changed": answers.Changed(version=self.workspace.current, says=says)}
-
-    def _move(self, did: str, number: int, record: Callable[[], Version]) -> tuple[Served, Result]:
-        """Serve a stored version: its bundle is read before the journal says that it is served."""
-        here, model = self.learner.served.version, self.workspace.load(number)
-        version = record()
-        subject = self.workspace.versions[here] if did == "undid" else version
-        says = f"{did}: {subject.change.says}" if did != "went to" else f"went to version {number}"
-        return self._served(model, version.number), {"changed": answers.Changed(version=version.number, says=says)}
+        says = f"deleted {number_of(count, 'photo')} and all other versions for good"
+        return None, {"changed": Changed(version=self.workspace.current, says=says)}
 
     def check_writable(self) -> None:
         """Raise RequestError if changes are refused."""
         if self.options.read_only:
             raise RequestError(403, "this service is read-only: it answers, but does not learn")
 
+    def _submit(self, action: str, work: Work) -> Job:
+        self.check_writable()
+        job = self.learner.submit(action, work)
+        job.result.add_done_callback(lambda _: self.gallery.update())
+        return job
+
+    def _changed(
+        self, model: Classifier, version: Version, says: str, exact: bool | None = None
+    ) -> tuple[Served, Result]:
+        changed = Changed(version=version.number, says=says, exact=exact)
+        return self._served(model, version.number), {"changed": changed}
+
     def _served(self, model: Classifier, number: int) -> Served:
         """Return a model to be served; what detects unknown photos is prepared now, so that no answer waits for it."""
         served = Served(model, number, self.options.unknown, self.options.coverage)
         served.judging()
         return served
-
-    def _submit(self, action: str, work: Work, always: Callable[[], None] | None = None) -> Job:
-        self.check_writable()
-
-        def whole(job: Job) -> tuple[Served | None, Result]:
-            try:
-                return work(job)
-            finally:
-                if always is not None:
-                    always()
-
-        job = self.learner.submit(action, whole)
-        job.result.add_done_callback(lambda _: self.gallery.update())
-        return job
 
 
 def require(model: Classifier, name: str) -> None:
@@ -287,8 +431,3 @@ def require(model: Classifier, name: str) -> None:
         model.labels([name])
     except UsageError as error:
         raise RequestError(404, str(error)) from error
-
-
-def stack(rows: Sequence[Tensor]) -> Tensor:
-    """Stack rows to a matrix; (0, 0) if there are none."""
-    return torch.stack(list(rows)) if rows else torch.zeros(0, 0)

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
-from PIL import Image
 
 from cifnet_pl.data.sets import FileSet
 from cifnet_pl.model.description import class_names
-from cifnet_pl.photos.files import FAILURES, about_unsafe, is_hidden
+from cifnet_pl.photos.files import about_unsafe, is_hidden
 from cifnet_pl.photos.photo import Photo, UnreadableImage, opened_square
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.utilities.errors import CheckpointError
@@ -52,39 +51,27 @@ class Limits:
     zip_ratio: float = 100.0
 
 
-@dataclass(frozen=True)
-class Upload:
-    """One photo of a request: its content, and the path it was sent with (used only for messages and the class)."""
-
-    name: str
-    content: bytes
-
-    @property
-    def folder(self) -> str | None:
-        """Name of the folder that holds the photo, if it was sent with one."""
-        parts = [component for component in self.name.replace("\\", "/").split("/") if component not in ("", ".")]
-        return parts[-2] if len(parts) > 1 else None
-
-
-def uploads(files: Iterable[tuple[str, IO[bytes]]], limits: Limits, zips: bool = False) -> Iterator[Upload]:
-    """Yield the photos of a request, one at a time.
+def uploads(files: Iterable[tuple[str, IO[bytes]]], limits: Limits) -> Iterator[tuple[str, bytes]]:
+    """Yield the photos of a request, those in zip files included, one at a time.
 
     Args:
         files: names and open files.
         limits: of one request.
-        zips: whether photos in zip files are yielded too.
+
+    Yields:
+        The path that a photo was sent with, used only for messages and the class, and its content.
 
     Raises:
         RequestError: more than the limits allow, or a zip file that is damaged or hostile.
     """
     count = 0
     for name, file in files:
-        packed = zips and name.lower().endswith(".zip")
-        for upload in _of_zip(name, file, limits) if packed else [Upload(name, _whole(name, file, limits))]:
+        packed = name.lower().endswith(".zip")
+        for photo in _of_zip(name, file, limits) if packed else [(name, _whole(name, file, limits))]:
             count += 1
             if count > limits.photos:
                 raise RequestError(413, f"more than {limits.photos} photos in one request: send them in parts")
-            yield upload
+            yield photo
 
 
 def _whole(name: str, file: IO[bytes], limits: Limits) -> bytes:
@@ -94,7 +81,7 @@ def _whole(name: str, file: IO[bytes], limits: Limits) -> bytes:
     return content
 
 
-def _of_zip(name: str, file: IO[bytes], limits: Limits) -> Iterator[Upload]:
+def _of_zip(name: str, file: IO[bytes], limits: Limits) -> Iterator[tuple[str, bytes]]:
     """Yield the photos in a zip file; nothing is unpacked to the disk, and no name in it is used as a path."""
     where = printable(name[:200])
     try:
@@ -106,13 +93,11 @@ def _of_zip(name: str, file: IO[bytes], limits: Limits) -> Iterator[Upload]:
             for entry in entries:
                 if not entry.is_dir() and not is_hidden(entry.filename):
                     with archive.open(entry) as content:
-                        yield Upload(entry.filename, _whole(entry.filename, content, limits))
-    except FAILURES as error:
+                        yield entry.filename, _whole(entry.filename, content, limits)
+    except RequestError:
+        raise
+    except Exception as error:  # zipfile and the decompressors each have errors of their own
         raise RequestError(422, f"{where} is damaged or not a zip file that can be read") from error
-    except Exception as error:  # the decompressors each have an error of their own
-        if isinstance(error, RequestError):
-            raise
-        raise RequestError(422, f"{where} is damaged") from error
 
 
 class _Bounded:
@@ -155,23 +140,25 @@ def _check_entries(entries: list[zipfile.ZipInfo], where: str, limits: Limits) -
             raise RequestError(422, f"{where} is encrypted")
 
 
-def opened(content: bytes, limits: Limits) -> Image.Image:
-    """Open a photo and check what its header says; nothing is decoded yet.
+def decoded(content: bytes, size: int, crop_ratio: float, limits: Limits) -> tuple[np.ndarray, str]:
+    """Decode a photo whose header says what may be decoded.
+
+    Args:
+        content: of the file.
+        size, crop_ratio: of the square that the model takes.
+        limits: of one request.
+
+    Returns:
+        (size, size, 3) uint8, and the extension of its format.
 
     Raises:
-        UnreadableImage: no image of a known format, or one with too many pixels.
+        UnreadableImage: no image of a known format, one that is damaged, or one with too many pixels.
     """
-    image = Photo(content).open([name for name in FORMATS if name != "MPO"])  # those are opened as JPEG
-    if image.width * image.height > limits.pixels:
-        image.close()
-        raise UnreadableImage(f"{image.width} × {image.height} pixels are more than {limits.pixels:,}")
-    return image
-
-
-def decoded(content: bytes, size: int, crop_ratio: float, limits: Limits) -> np.ndarray:
-    """Decode a photo to (size, size, 3) uint8; UnreadableImage if that fails."""
-    with opened(content, limits) as image:
-        return opened_square(image, size, crop_ratio)
+    formats = [name for name in FORMATS if name != "MPO"]  # those are opened as JPEG
+    with Photo(content).open(formats) as image:
+        if image.width * image.height > limits.pixels:
+            raise UnreadableImage(f"{image.width} × {image.height} pixels are more than {limits.pixels:,}")
+        return opened_square(image, size, crop_ratio), FORMATS[image.format or "PNG"]
 
 
 @dataclass
@@ -200,9 +187,8 @@ class Staged:
 
     def leave_out(self, learned: Mapping[str, list[str]]) -> None:
         """Leave out photos that were learned before as the same class; RequestError if none is left."""
-        new = [
-            (file, self.names[label]) for file, label in self.files if file not in learned.get(self.names[label], [])
-        ]
+        sent = [(file, self.names[label]) for file, label in self.files]
+        new = [(file, name) for file, name in sent if file not in learned.get(name, [])]
         if not new:
             raise RequestError(422, f"{len(self.files)} photos were sent, and all of them were learned before")
         self.names = list(dict.fromkeys(name for _, name in new))
@@ -214,20 +200,18 @@ class Staged:
 
 
 def stage(
-    photos: Iterable[Upload],
+    photos: Iterable[tuple[str, bytes]],
     class_name: str | None,
     incoming: Path,
-    limits: Limits,
-    readable: Callable[[bytes], object],
+    readable: Callable[[bytes], str],
 ) -> Staged:
     """Write the photos of a request into a folder of their own.
 
     Args:
-        photos: what was sent.
+        photos: names that they were sent with, and their contents.
         class_name: class of all of them; None for the name of the folder that each was sent with.
         incoming: where the folder is made.
-        limits: of the photos' headers.
-        readable: decodes a photo, or raises UnreadableImage.
+        readable: decodes a photo and returns the extension of its format, or raises UnreadableImage.
 
     Raises:
         RequestError: a photo without a class, a class name that cannot be stored, or no photo that can be read.
@@ -235,47 +219,42 @@ def stage(
     incoming.mkdir(parents=True, exist_ok=True)
     staged = Staged(Path(tempfile.mkdtemp(dir=incoming)))
     try:
-        for upload in photos:
-            _stage_one(upload, class_name, staged, limits, readable)
+        for sent, content in photos:
+            _stage_one(sent, content, class_name if class_name is not None else _folder(sent), staged, readable)
+        if not staged.files and not staged.unreadable:
+            raise RequestError(422, "no photo was sent")
         if not staged.files:
-            raise RequestError(422, _nothing(staged))
-        staged.names = _checked(staged.names)
-    except BaseException:
+            first, reason = staged.unreadable[0]
+            raise RequestError(
+                422,
+                f"none of {len(staged.unreadable)} photos can be read; the first, {printable(first[:200])}: {reason}",
+            )
+        staged.names = class_names(staged.names, "the request")
+    except BaseException as error:
         staged.remove()
+        if isinstance(error, CheckpointError):
+            raise RequestError(422, str(error)) from error
         raise
     return staged
 
 
-def _stage_one(
-    upload: Upload, class_name: str | None, staged: Staged, limits: Limits, readable: Callable[[bytes], object]
-) -> None:
-    name = class_name if class_name is not None else upload.folder
+def _stage_one(sent: str, content: bytes, name: str | None, staged: Staged, readable: Callable[[bytes], str]) -> None:
     if name is None:
-        raise RequestError(422, f"{printable(upload.name[:200])} has no class: give class_name, or send it in a folder")
+        raise RequestError(422, f"{printable(sent[:200])} has no class: give class_name, or send it in a folder")
     try:
-        with opened(upload.content, limits) as image:
-            kind = FORMATS[image.format or "PNG"]
-        readable(upload.content)
+        extension = readable(content)
     except UnreadableImage as error:
-        staged.unreadable.append((upload.name, str(error)))
+        staged.unreadable.append((sent, str(error)))
         return
     if name not in staged.names:
         staged.names.append(name)
-    entry = (f"{hashlib.sha256(upload.content).hexdigest()}.{kind}", staged.names.index(name))
+    entry = (f"{hashlib.sha256(content).hexdigest()}.{extension}", staged.names.index(name))
     if entry not in staged.files:
-        (staged.folder / entry[0]).write_bytes(upload.content)
+        (staged.folder / entry[0]).write_bytes(content)
         staged.files.append(entry)
 
 
-def _nothing(staged: Staged) -> str:
-    if not staged.unreadable:
-        return "no photo was sent"
-    name, reason = staged.unreadable[0]
-    return f"none of {len(staged.unreadable)} photos can be read; the first, {printable(name[:200])}: {reason}"
-
-
-def _checked(names: list[str]) -> list[str]:
-    try:
-        return class_names(names, "the request")
-    except CheckpointError as error:
-        raise RequestError(422, str(error)) from error
+def _folder(sent: str) -> str | None:
+    """Return the name of the folder that a photo was sent in, if it was."""
+    parts = [part for part in sent.replace("\\", "/").split("/") if part not in ("", ".")]
+    return parts[-2] if len(parts) > 1 else None

@@ -25,7 +25,6 @@ from cifnet_pl.heads import Head, RidgeHead
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.description import Event
 from cifnet_pl.serving.app import Access, make_app
-from cifnet_pl.serving.serve import PatientProtocol
 from cifnet_pl.serving.service import Options, Service
 from cifnet_pl.serving.workspace import Workspace
 from tests.command_line import command, environment
@@ -119,6 +118,7 @@ class ThreadServer(Address):
         access: Access | None = None,
         begun: Classifier | None = None,
         options: Options | None = None,
+        connections: int | None = None,
     ):
         begun = begun or model()
         self.folder = folder
@@ -127,7 +127,9 @@ class ThreadServer(Address):
         self._socket.bind(("127.0.0.1", 0))
         self._socket.listen()
         self.url = f"http://localhost:{self._socket.getsockname()[1]}"
-        self._server = uvicorn.Server(uvicorn.Config(app, http=PatientProtocol, log_config=None, access_log=False))
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, http="h11", limit_concurrency=connections, log_config=None, access_log=False)
+        )
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
         self._thread.start()
 

@@ -41,7 +41,7 @@ def test_models_of_earlier_versions(service, caplog):
     """After answers, and after a refused lesson, whose error is remembered, the next version replaces the model."""
     caplog.set_level("ERROR", "cifnet_pl.serving")  # pytest keeps what is logged, here an error with its traceback
     taught(service).result.result(60)
-    service.batcher.submit(service.decoder(photo("red", 50))).result(60)
+    service.score(photo("red", 50)).result(60)
     twice = taught(service)
     with pytest.raises(RequestError, match="all of them were learned before"):
         twice.result.result(60)

@@ -20,7 +20,7 @@ from tests.serving.services import Server, saved
         (["--host", "nowhere.invalid", "--token", "a" * 20], "cannot listen on nowhere.invalid"),
         (["--keep_versions", "1"], "expected at least 2"),
         (["--rate", "-1"], "expected 0 or more"),
-        (["--unknown", "1.5"], "--unknown is 1.5, expected a share between 0 and 1, or null"),
+        (["--unknown", "1.5"], "--unknown is 1.5, expected a share between 0 and 1"),
     ],
 )
 def test_refused_before_anything_is_written(options, sentence, tmp_path, capsys):

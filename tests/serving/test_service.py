@@ -15,9 +15,8 @@ from PIL import Image
 import cifnet_pl
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import LogisticHead, RidgeHead
-from cifnet_pl.serving import learner as teaching
-from cifnet_pl.serving.app import HEADERS, Access, Rate
-from cifnet_pl.serving.batches import Batcher, Served
+from cifnet_pl.serving import service as teaching
+from cifnet_pl.serving.app import HEADERS, Access
 from cifnet_pl.serving.inspection import stored_accuracy
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.service import Options, Service
@@ -46,7 +45,7 @@ def http(tmp_path):
 
 
 def test_answers_are_the_models_own(http, tmp_path):
-    """Through HTTP and batches, the same numbers as the model gives for the files."""
+    """Through HTTP, the same numbers as the model gives for the files."""
     own = model()
     for i, name in enumerate(["red", "green", "red"]):
         (tmp_path / f"{i}.png").write_bytes(photo(name, 50 + i))
@@ -76,7 +75,7 @@ def test_a_model_that_can_promise_nothing_says_nothing(tmp_path):
     made = model(head=LogisticHead(3 * SIDE**2))
     service = Service(Workspace(tmp_path / "w", made), made)
     good = photo("red", 1)
-    answer = service.answer("a", service.batcher.submit(service.decoder(good)).result(30), 1)
+    answer = service.answer("a", service.score(good).result(30), 1)
     assert (answer.known, answer.novelty, answer.p_value) == (None, None, None)
     service.close()
 
@@ -92,39 +91,15 @@ def test_an_unreadable_photo_does_not_stop_the_others(http):
     assert (bad["classes"], bad["unreadable"]) == ([], "no image of a known format")
 
 
-def test_many_clients_share_batches(tmp_path):
-    """Forty clients at once: everyone gets the answer to his own photo, and fewer batches than photos were embedded."""
-    with client(tmp_path / "w") as http:
-        names = ["red", "green"] * 20
+def test_many_clients_get_the_answers_to_their_own_photos(http):
+    names = ["red", "green"] * 20
 
-        def ask(i):
-            return names_of(http.post("/classify", files=[("files", (f"{i}.png", photo(names[i], i, 300)))]))
+    def ask(i):
+        return names_of(http.post("/classify", files=[("files", (f"{i}.png", photo(names[i], i, 300)))]))
 
-        with ThreadPoolExecutor(20) as pool:
-            assert list(pool.map(ask, range(40))) == [[name] for name in names]
-        lines = dict(line.rsplit(" ", 1) for line in http.get("/metrics").text.splitlines() if line[0] != "#")
-    assert float(lines["cifnet_batch_photos_sum"]) == 40
-    assert float(lines["cifnet_batch_photos_count"]) < 40
-
-
-def test_cores_answer_side_by_side():
-    """Two batches are embedded at the same time, and every photo gets its own answer."""
-    made, together = model(), threading.Barrier(2)
-    embed = made.embed
-
-    def both(images):
-        together.wait(30)
-        return embed(images)
-
-    made.embed = both
-    batcher = Batcher(lambda: Served(made, 1), window=0, workers=2)
-    squares = [np.asarray(Image.fromarray(pixels(name, 1)).resize((SIDE, SIDE))) for name in ("red", "green")]
-    first = batcher.submit(lambda: squares[0])
-    assert not together.broken
-    second = batcher.submit(lambda: (time.sleep(0.1), squares[1])[1])
-    found = [made.class_names[int(future.result(30).probabilities.argmax())] for future in (first, second)]
-    batcher.close()
-    assert found == ["red", "green"]
+    with ThreadPoolExecutor(20) as pool:
+        assert list(pool.map(ask, range(40))) == [[name] for name in names]
+    assert "cifnet_photos_classified_total 40.0" in http.get("/metrics").text
 
 
 def test_groups_of_photos_that_look_alike(http):
@@ -153,10 +128,10 @@ def test_taught_as_the_command_line_teaches(http, tmp_path):
 
 
 def test_a_trial_changes_nothing(http, tmp_path):
-    before = tree(tmp_path / "w" / "versions"), (tmp_path / "w" / "journal.jsonl").read_bytes()
+    before = tree(tmp_path / "w" / "versions"), (tmp_path / "w" / "journal.sqlite").read_bytes()
     lesson = taught(http, params={"dry_run": "true"})
     assert (lesson["version"], lesson["learned"]) == (None, {"blue": 10})
-    assert (tree(tmp_path / "w" / "versions"), (tmp_path / "w" / "journal.jsonl").read_bytes()) == before
+    assert (tree(tmp_path / "w" / "versions"), (tmp_path / "w" / "journal.sqlite").read_bytes()) == before
     assert len(http.get("/classes").json()) == 2
 
 
@@ -406,11 +381,18 @@ def test_pages_of_other_sites_are_refused(headers, status, http):
         assert http.post("/undo", headers=headers).status_code == status
 
 
+def test_the_page_of_the_api_lists_routes_parameters_and_answers(http):
+    page = http.get("/docs").text
+    says = ["class of all photos", "number of photos it was learned from", "kept photos that were judged"]
+    for said in ("POST /classify", "GET /health", "<code>class_name</code>", "<code>new</code>", *says):
+        assert said in page
+
+
 def test_no_cookie_no_cross_origin_and_a_strict_policy(http):
     for path in ("/", "/docs", "/classes", "/nothing", "/page/main.js", "/openapi.json"):
         answer = http.get(path)
-        for name, value in HEADERS:
-            assert answer.headers[name.decode()] == value.decode()
+        for name, value in HEADERS.items():
+            assert answer.headers[name] == value
         assert "set-cookie" not in answer.headers
         assert "access-control-allow-origin" not in answer.headers
 
@@ -439,16 +421,6 @@ def test_limits(tmp_path):
         assert all(set(answer.json()) == {"error"} for answer in (large, one, many))
 
 
-def test_rate_of_each_client():
-    now = [0.0]
-    rate = Rate(10, lambda: now[0])
-    assert sum(rate.allows("a") for _ in range(100)) == 20
-    assert rate.allows("b")
-    now[0] = 0.5
-    assert sum(rate.allows("a") for _ in range(100)) == 5
-    assert all(Rate(0).allows("a") for _ in range(1000))
-
-
 def test_too_many_requests(tmp_path):
     with client(tmp_path / "w", Access(rate=0.01)) as http:
         assert [http.get("/classes").status_code for _ in range(4)] == [200] + [429] * 3
@@ -464,7 +436,7 @@ def test_too_many_requests(tmp_path):
         ("POST", "/versions/0/serve", None, 422),
         ("POST", "/versions/99/serve", None, 404),
         ("GET", "/versions/1/compare/99999999999999999999", None, 422),
-        ("GET", "/photos/..%2f..%2fjournal.jsonl", None, 404),
+        ("GET", "/photos/..%2f..%2fjournal.sqlite", None, 404),
     ],
 )
 def test_bad_requests_get_one_sentence(method, path, content, status, http):
@@ -496,7 +468,7 @@ def test_what_is_not_known_is_said(tmp_path):
     service = Service(Workspace(tmp_path / "w", own), own)
 
     def answer(name):
-        return service.answer(name, service.batcher.submit(service.decoder(photo(name, 77))).result(30), 5)
+        return service.answer(name, service.score(photo(name, 77)).result(30), 5)
 
     try:
         red, yellow = answer("red"), answer("yellow")

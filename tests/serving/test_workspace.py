@@ -1,11 +1,13 @@
 """Versions: every change is stored before it counts; undo, redo, going back, comparing; a full disk; other models."""
 
 import errno
+import sqlite3
+from functools import partial
 
 import pytest
 import torch
 
-from cifnet_pl.serving import workspace as journal
+from cifnet_pl.serving import workspace as module
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.workspace import Change, Workspace
 from cifnet_pl.utilities import files
@@ -40,13 +42,19 @@ def test_versions_share_the_backbone_of_the_model_that_was_given(tmp_path):
     assert workspace.load(1).backbone is workspace.load(2).backbone is made.backbone
 
 
-def test_versions_are_not_removed_because_the_journal_is_lost(tmp_path):
+def test_versions_are_not_removed_because_the_journal_is_damaged_or_lost(tmp_path):
     workspace = Workspace(tmp_path / "w", model())
     renamed(workspace, "a")
     workspace.close()
     before = tree(tmp_path / "w" / "versions")
-    (tmp_path / "w" / "journal.jsonl").write_bytes(bytes(100))
-    with pytest.raises(CheckpointError, match="has lost records, it ends with version 0, but version 2 is stored"):
+    journal = tmp_path / "w" / "journal.sqlite"
+    whole = journal.read_bytes()
+    for damage in (bytes(100), b"no journal at all " * 100, whole[:100] + bytes(4000) + whole[4100:]):
+        journal.write_bytes(damage)
+        with pytest.raises(CheckpointError, match="damaged"):
+            Workspace(tmp_path / "w", model())
+    journal.unlink()
+    with pytest.raises(CheckpointError, match="ends with version 0, but version 2 is stored"):
         Workspace(tmp_path / "w", model())
     assert tree(tmp_path / "w" / "versions") == before
 
@@ -104,6 +112,9 @@ def test_compare(tmp_path):
 
 def test_kept_photos_follow_forgetting_and_renaming(tmp_path):
     workspace, made = Workspace(tmp_path / "w", model()), model()
+    (tmp_path / "w" / "photos").mkdir()
+    for name in "1234":
+        (tmp_path / "w" / "photos" / name).touch()
     workspace.commit(made, Change("extend", "", learned={"red": ["1"], "blue": ["2", "3"]}))
     workspace.commit(made, Change("rename", "", renamed=("blue", "navy")))
     workspace.commit(made, Change("extend", "", learned={"navy": ["3", "4"]}))
@@ -112,17 +123,29 @@ def test_kept_photos_follow_forgetting_and_renaming(tmp_path):
     assert workspace.kept(2) == {"red": ["1"], "blue": ["2", "3"]}
 
 
-@pytest.mark.parametrize("record", [{}, {"what": "version", "number": 2}, {"what": "dropped", "numbers": [9]}])
-def test_a_record_of_another_program_is_refused(record, tmp_path):
+def test_a_journal_of_another_format_is_refused(tmp_path):
     Workspace(tmp_path / "w", model()).close()
-    written = journal.Journal(tmp_path / "w" / "journal.jsonl")
-    written.append(record)
-    written.close()
-    with pytest.raises(CheckpointError, match="a record that this version cannot read"):
+    journal = sqlite3.connect(tmp_path / "w" / "journal.sqlite")
+    journal.execute("PRAGMA user_version = 7")
+    journal.close()
+    with pytest.raises(CheckpointError, match="format 7, expected 1"):
         Workspace(tmp_path / "w", model())
 
 
-@pytest.mark.parametrize("name", ["../journal.jsonl", "journal.jsonl", "/etc/passwd", "", "a" * 64, "0" * 64 + ".png"])
+def test_a_change_is_on_the_disk_before_it_is_acknowledged(tmp_path):
+    """Another connection sees it as soon as the call returns, and the bundle was written before."""
+    workspace, journal = Workspace(tmp_path / "w", model()), tmp_path / "w" / "journal.sqlite"
+    for number, change in enumerate([partial(renamed, workspace, "a"), workspace.undo, workspace.redo], 2):
+        change()
+        other = sqlite3.connect(journal)
+        assert other.execute("SELECT count(*), max(serves) FROM journal").fetchone() == (number, 2)
+        other.close()
+        assert (tmp_path / "w" / "versions" / "000002").is_dir()
+
+
+@pytest.mark.parametrize(
+    "name", ["../journal.sqlite", "journal.sqlite", "/etc/passwd", "", "a" * 64, "0" * 64 + ".png"]
+)
 def test_only_kept_photos_are_read(name, tmp_path):
     with pytest.raises(RequestError, match="no such photo"):
         Workspace(tmp_path / "w", model()).photo(name)
@@ -142,8 +165,22 @@ def test_oldest_versions_are_removed(tmp_path):
     assert Workspace(tmp_path / "w", model(), keep_versions=3).current == 3
 
 
+class Full(sqlite3.Connection):
+    """A journal on a disk that has room for so many statements; None for any number."""
+
+    left: int | None = None
+
+    def execute(self, *args):
+        if Full.left is not None and not args[0].startswith(("SELECT", "ROLLBACK")):
+            Full.left -= 1
+            if Full.left < 0:
+                raise sqlite3.OperationalError("database or disk is full")
+        return super().execute(*args)
+
+
 @pytest.mark.parametrize("place", ["bundle", "journal"])
 def test_full_disk_refuses_the_change_and_nothing_else(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(module.sqlite3, "connect", partial(sqlite3.connect, factory=Full))
     workspace = Workspace(tmp_path / "w", model())
     before = tree(tmp_path)
 
@@ -153,9 +190,10 @@ def test_full_disk_refuses_the_change_and_nothing_else(place, tmp_path, monkeypa
     if place == "bundle":
         monkeypatch.setattr(files.os, "replace", full)
     else:
-        monkeypatch.setattr(journal.os, "write", full)
-    with pytest.raises(CifnetError, match="No space left on device"):
+        Full.left = 3  # statements of a transaction: the fourth finds the disk full
+    with pytest.raises(CifnetError, match="nothing was changed"):
         renamed(workspace, "a")
+    Full.left = None
     monkeypatch.undo()
     assert (tree(tmp_path), workspace.current) == (before, 1)
     assert renamed(workspace, "b").number == 2
@@ -168,8 +206,6 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     model().save(tmp_path / "w" / "versions" / "000002")
     (tmp_path / "w" / "versions" / ".000002.x.tmp").mkdir()
     (tmp_path / "w" / "incoming" / "x").mkdir(parents=True)
-    with (tmp_path / "w" / "journal.jsonl").open("ab") as file:
-        file.write(b'0123456789abcdef {"what": "version", "num')
     again = Workspace(tmp_path / "w", model())
     assert again.current == 1
     assert tree(tmp_path / "w") == before | {".workspace.lock"}
@@ -182,26 +218,24 @@ def test_removing_old_versions_leaves_uploads_that_wait(tmp_path):
     (tmp_path / "w" / "incoming" / "photo.png").touch()
     for name in "abc":
         renamed(workspace, name)
-    assert not workspace.versions[2].here
+    assert not workspace.versions[2].stored
     assert (tmp_path / "w" / "incoming" / "photo.png").is_file()
 
 
 def test_a_stored_change_counts_even_if_old_versions_cannot_be_removed(tmp_path, monkeypatch, caplog):
     workspace = Workspace(tmp_path / "w", model(), keep_versions=2)
     renamed(workspace, "a")
-    append = workspace._journal.append
 
-    def full(record):
-        if record["what"] == "dropped":
-            raise CifnetError("No space left on device")
-        append(record)
+    def damaged(folder, **options):
+        if folder.name == "000001":
+            raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(workspace._journal, "append", full)
+    monkeypatch.setattr(module.shutil, "rmtree", damaged)
     assert renamed(workspace, "b").number == workspace.current == 3
-    assert "old versions were not removed: No space left on device" in caplog.text
+    assert "old versions were not removed: [Errno 5] Input/output error" in caplog.text
     monkeypatch.undo()
     renamed(workspace, "c")
-    assert [number for number, version in workspace.versions.items() if version.here] == [3, 4]
+    assert [number for number, version in workspace.versions.items() if version.stored] == [3, 4]
 
 
 def test_photos_that_no_version_learned_are_removed(tmp_path):

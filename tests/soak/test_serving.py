@@ -25,10 +25,10 @@ from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.serving.workspace import History, Workspace
+from cifnet_pl.serving.workspace import Workspace
 from tests.killing import ended, start
 from tests.serving.hostile import assert_refused_well, requests
-from tests.serving.kills import KEPT, NAMES
+from tests.serving.kills import KEPT, NAMES, serves
 from tests.serving.services import model, photo, pixels, saved, tree
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
@@ -100,15 +100,11 @@ def test_fifty_kills_over_http(tmp_path: Path) -> None:
                 version = change(url, draw)
                 told += [] if version is None else [version]
         workspace = Workspace(folder, model(), KEPT)
-        history, seen = History(), []
-        for record in workspace._journal.records:
-            history.apply(record)
-            if record["what"] != "dropped":
-                seen.append(history.current)
+        seen = serves(folder)
         new = seen[stored:] if stored else seen[1:]
         assert new[: len(told)] == told, (number, new, told)
         assert len(new) <= len(told) + 1
-        here = [n for n, version in workspace.versions.items() if version.here]
+        here = [n for n, version in workspace.versions.items() if version.stored]
         assert {path.name for path in (folder / "versions").iterdir()} == {f"{n:06d}" for n in here}
         assert all(workspace.load(n).counts == workspace.versions[n].counts for n in here)
         acknowledged, unsaid, stored = acknowledged + len(told), unsaid + len(new) - len(told), len(seen)
