@@ -15,7 +15,7 @@ from cifnet_pl.heads.confidence import near_copies
 from cifnet_pl.model.audit import LearningCurve, audit, learning_curve
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.metrics import percent
-from cifnet_pl.serving.learner import Scored
+from cifnet_pl.serving.answering import Scored
 from cifnet_pl.serving.refusals import RequestError
 
 LARGEST_CONFUSION = 40

@@ -1,4 +1,4 @@
-"""The model that is served: many threads answer from it, and one makes changes on a copy, one at a time."""
+"""Learn while answering: one change at a time, on a copy, which is stored before it is served."""
 
 from __future__ import annotations
 
@@ -7,17 +7,12 @@ import queue
 import secrets
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
-import torch
-
-from cifnet_pl.model.classifier import Classifier, Judged
-from cifnet_pl.model.open_set import Verdict, able
-from cifnet_pl.photos.reading import cores
+from cifnet_pl.serving.answering import Served
 from cifnet_pl.serving.refusals import FAILED, RequestError, explained
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.memory import give_back_freed_memory
@@ -28,43 +23,6 @@ REMEMBERED = 200
 """Finished jobs whose result can still be asked for."""
 
 Result = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Served:
-    """A model that answers, and the number of its version; replaced as a whole, never changed.
-
-    Attributes:
-        model: the model.
-        version: its number.
-        unknown, coverage: as for :meth:`Classifier.judge`; ignored if the model cannot keep the promise.
-    """
-
-    model: Classifier
-    version: int
-    unknown: float | None = None
-    coverage: float | None = None
-
-    def judging(self) -> Judged:
-        """Return a function from embeddings (n, d) and probabilities (n, C) to verdicts; prepared at the first call."""
-        return self.model.judging(*able(self.model, self.unknown, self.coverage))
-
-
-@dataclass(frozen=True)
-class Scored:
-    """The model's result for one photo.
-
-    Attributes:
-        served: the model and version that answered.
-        z: (d,) float32 embedding.
-        probabilities: (C,) float64, columns as the model's class names.
-        verdict: whether it is of a known class, and the set of classes that it may be, if the model can tell.
-    """
-
-    served: Served
-    z: torch.Tensor
-    probabilities: torch.Tensor
-    verdict: Verdict
 
 
 @dataclass
@@ -98,28 +56,22 @@ Work = Callable[[Job], tuple[Served | None, Result]]
 
 
 class Learner:
-    """The model that is served, the threads that answer from it, and the thread that changes it.
-
-    Each photo is answered by one thread, one core each: networks that run side by side are faster than one after the
-    other with all threads, because those wait for each other at every layer.
+    """The model that is served, and a thread that changes it.
 
     Args:
         served: the model to begin with.
         waiting: largest number of changes that wait.
-        photos: largest number of photos that are being answered or wait.
 
     Attributes:
         served: replaced as a whole when a change is stored.
-        under_way: photos that were taken in and not yet answered.
     """
 
-    def __init__(self, served: Served, waiting: int = 32, photos: int = 2048):
-        self.served, self.waiting, self.photos, self.under_way = served, waiting, photos, 0
+    def __init__(self, served: Served, waiting: int = 32):
+        self.served, self.waiting = served, waiting
         self._jobs: dict[str, Job] = {}
         self._queue: queue.SimpleQueue[tuple[Job, Work] | None] = queue.SimpleQueue()
         self._asked = self._finished = 0
         self._lock = threading.Lock()
-        self._answering = ThreadPoolExecutor(cores(), "answer")
         self._thread = threading.Thread(target=self._run, name="learn", daemon=True)
         self._thread.start()
 
@@ -127,40 +79,6 @@ class Learner:
         """Finish what is queued, and stop."""
         self._queue.put(None)
         self._thread.join()
-        self._answering.shutdown()
-
-    # ------------------------------------------------------------------ answers
-
-    def score(self, decode: Callable[[], np.ndarray]) -> Future[Scored]:
-        """Answer one photo.
-
-        Args:
-            decode: returns the photo as (s, s, 3) uint8; called in another thread. Its errors are those of the future.
-
-        Raises:
-            RequestError: too many photos are waiting.
-        """
-        with self._lock:
-            if self.under_way >= self.photos:
-                raise RequestError(503, "too many photos are waiting: try again in a few seconds")
-            self.under_way += 1
-        answer = self._answering.submit(self._score, decode)
-        answer.add_done_callback(self._answered)
-        return answer
-
-    def _score(self, decode: Callable[[], np.ndarray]) -> Scored:
-        pixels, served = np.array(decode()), self.served  # a copy, as PyTorch wants memory that it could write to
-        with torch.inference_mode():
-            z = served.model.embed(torch.from_numpy(pixels).permute(2, 0, 1)[None])
-            probabilities = served.model.head.probabilities(z)
-            (verdict,) = served.judging()(z, probabilities)
-        return Scored(served, z[0], probabilities[0].cpu(), verdict)
-
-    def _answered(self, answer: Future[Scored]) -> None:
-        with self._lock:
-            self.under_way -= 1
-
-    # ------------------------------------------------------------------ changes
 
     @property
     def queued(self) -> int:

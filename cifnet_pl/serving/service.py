@@ -20,15 +20,20 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.description import Event
 from cifnet_pl.model.learn import learn
 from cifnet_pl.photos.photo import UnreadableImage
+from cifnet_pl.serving.answering import Answering, Scored, Served
 from cifnet_pl.serving.inspection import Audit, Gallery, audited, groups_of, stored_accuracy
-from cifnet_pl.serving.learner import Job, Learner, Result, Scored, Served, Work
+from cifnet_pl.serving.learner import Job, Learner, Result, Work
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.uploads import Limits, Staged, decoded, stage, uploads
 from cifnet_pl.serving.workspace import Change, Version, Workspace
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.text import number_of, printable
 
+PHOTOS_WAITING = 2048
+"""Photos that are being answered or wait; more are refused."""
+
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60)
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Candidate(BaseModel):
@@ -142,6 +147,7 @@ class Measures:
         self.seconds = Histogram(
             "cifnet_request_seconds", "Time to answer", ["path"], buckets=SECONDS, registry=registry
         )
+        self.batches = Histogram("cifnet_batch_photos", "Photos embedded together", buckets=BATCHES, registry=registry)
         self.classified = Counter("cifnet_photos_classified", "Photos answered", registry=registry)
         self.unknown = Counter("cifnet_photos_unknown", "Photos answered with 'none of these'", registry=registry)
         self.unreadable = Counter("cifnet_photos_unreadable", "Photos that could not be decoded", registry=registry)
@@ -179,17 +185,18 @@ class Service:
 
     def __init__(self, workspace: Workspace, model: Classifier, options: Options | None = None):
         self.workspace, self.options, self.costly = workspace, options or Options(), Lock()
-        self.learner = Learner(self._served(model, workspace.current))
-        self.gallery = Gallery(lambda: self.workspace.kept(self.learner.served.version), self._score_kept)
-        self.gallery.update()
         self.measures = Measures(
             {
                 "cifnet_version": ("Version that is served", lambda: self.learner.served.version),
                 "cifnet_classes": ("Classes known", lambda: len(self.model.class_names)),
-                "cifnet_waiting_photos": ("Photos taken in, not yet answered", lambda: self.learner.under_way),
+                "cifnet_waiting_photos": ("Photos taken in, not yet answered", lambda: self.answering.under_way),
                 "cifnet_waiting_changes": ("Changes asked for, not yet done", lambda: self.learner.queued),
             }
         )
+        self.learner = Learner(self._served(model, workspace.current))
+        self.answering = Answering(lambda: self.learner.served, PHOTOS_WAITING, self.measures.batches.observe)
+        self.gallery = Gallery(lambda: self.workspace.kept(self.learner.served.version), self._score_kept)
+        self.gallery.update()
 
     @property
     def model(self) -> Classifier:
@@ -198,15 +205,16 @@ class Service:
 
     def close(self) -> None:
         """Finish what was asked for, and close the workspace."""
-        self.gallery.close()
         self.learner.close()
+        self.gallery.close()
+        self.answering.close()
         self.workspace.close()
 
     # ------------------------------------------------------------------ ask
 
     def score(self, content: bytes) -> Future[Scored]:
         """Answer one photo; RequestError if too many wait."""
-        return self.learner.score(lambda: self._decoded(content)[0])
+        return self.answering.submit(lambda: self._decoded(content)[0])
 
     def _score_kept(self, name: str) -> Future[Scored]:
         return self.score(self.workspace.photo(name).read_bytes())

@@ -1,25 +1,19 @@
-"""Answers side by side, jobs one after another: order, refusals, faults of ours, and queues that are full."""
+"""Jobs one after another: order, refusals, faults of ours, and a queue that is full."""
 
 import threading
 
-import numpy as np
 import pytest
-import torch
-from PIL import Image
 
-from cifnet_pl.serving.learner import Learner, Served
+from cifnet_pl.serving.answering import Served
+from cifnet_pl.serving.learner import Learner
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.utilities.errors import DataError
-from tests.serving.services import SIDE, model, pixels
-
-PHOTOS = [
-    np.asarray(Image.fromarray(pixels(name, i)).resize((SIDE, SIDE))) for i in range(6) for name in ("red", "green")
-]
+from tests.serving.services import model
 
 
 @pytest.fixture
 def learner():
-    made = Learner(Served(model(), 1), waiting=3, photos=20)
+    made = Learner(Served(model(), 1), waiting=3)
     yield made
     made.close()
 
@@ -65,43 +59,3 @@ def test_only_jobs_that_were_asked_for_are_known(learner):
     assert learner.job(job.key) is job
     with pytest.raises(RequestError, match="no such job"):
         learner.job("x")
-
-
-def test_each_photo_gets_the_models_answer(learner):
-    scored = [learner.score(lambda photo=photo: photo).result(30) for photo in PHOTOS]
-    expected = model().probabilities(torch.from_numpy(np.stack(PHOTOS)).permute(0, 3, 1, 2))
-    assert torch.allclose(torch.stack([one.probabilities for one in scored]), expected.cpu(), atol=1e-6)
-    assert {one.served.version for one in scored} == {1}
-
-
-def test_an_error_meets_only_its_photo(learner):
-    def broken():
-        raise ValueError("no photo")
-
-    bad, good = learner.score(broken), learner.score(lambda: PHOTOS[0])
-    assert good.result(30).probabilities.argmax() == 0
-    with pytest.raises(ValueError, match="no photo"):
-        bad.result(30)
-
-
-def test_cores_answer_side_by_side(learner, monkeypatch):
-    """Two photos are embedded at the same time, and each gets its own answer."""
-    monkeypatch.setattr("cifnet_pl.serving.learner.cores", lambda: 2)
-    made, together = model(), threading.Barrier(2)
-    embed = made.embed
-    made.embed = lambda images: (together.wait(30), embed(images))[1]
-    both = Learner(Served(made, 1))
-    answers = [both.score(lambda photo=photo: photo) for photo in PHOTOS[:2]]
-    assert [int(answer.result(30).probabilities.argmax()) for answer in answers] == [0, 1]
-    both.close()
-
-
-def test_too_many_are_refused_and_those_taken_in_are_answered(learner):
-    start = threading.Event()
-    answers = [learner.score(lambda: (start.wait(30), PHOTOS[1])[1]) for _ in range(20)]
-    with pytest.raises(RequestError, match="too many photos are waiting") as refusal:
-        learner.score(lambda: PHOTOS[1])
-    assert refusal.value.status == 503
-    start.set()
-    assert [int(answer.result(30).probabilities.argmax()) for answer in answers] == [1] * 20
-    assert learner.under_way <= 1

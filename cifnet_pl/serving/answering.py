@@ -1,0 +1,162 @@
+"""Answer with the model that is served: photos that wait are embedded together, each gets its own answer."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from cifnet_pl.model.classifier import Classifier, Judged
+from cifnet_pl.model.open_set import Verdict, able
+from cifnet_pl.photos.reading import cores
+from cifnet_pl.serving.refusals import RequestError
+
+ON_A_CORE, ON_A_DEVICE = 8, 64
+"""Photos that are embedded together at most: the first of them waits for all."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model that answers, and the number of its version; replaced as a whole, never changed.
+
+    Attributes:
+        model: the model.
+        version: its number.
+        unknown, coverage: as for :meth:`Classifier.judge`; ignored if the model cannot keep the promise.
+    """
+
+    model: Classifier
+    version: int
+    unknown: float | None = None
+    coverage: float | None = None
+
+    def judging(self) -> Judged:
+        """Return a function from embeddings (n, d) and probabilities (n, C) to verdicts; prepared at the first call."""
+        return self.model.judging(*able(self.model, self.unknown, self.coverage))
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The model's result for one photo.
+
+    Attributes:
+        served: the model and version that answered.
+        z: (d,) float32 embedding.
+        probabilities: (C,) float64, columns as the model's class names.
+        verdict: whether it is of a known class, and the set of classes that it may be, if the model can tell.
+    """
+
+    served: Served
+    z: torch.Tensor
+    probabilities: torch.Tensor
+    verdict: Verdict
+
+
+Decode = Callable[[], np.ndarray]
+"""Returns a photo as (s, s, 3) uint8."""
+
+
+class Answering:
+    """Threads that decode photos, and threads that embed those that are decoded, as many together as wait.
+
+    On a CPU one thread per core embeds. Networks that run side by side with one thread each are faster than one after
+    the other with all threads, because those wait for each other at every layer. Batches save about a tenth of the
+    CPU time where 16 clients ask at once.
+
+    Args:
+        served: returns the model that answers now.
+        waiting: largest number of photos under way; more are refused.
+        observe: called with the number of photos of each batch.
+
+    Attributes:
+        under_way: photos that were taken in and not yet answered.
+    """
+
+    def __init__(self, served: Callable[[], Served], waiting: int, observe: Callable[[int], object]):
+        self.served, self.waiting, self.observe, self.under_way = served, waiting, observe, 0
+        on_cpu = served().model.device.type == "cpu"
+        self._largest = ON_A_CORE if on_cpu else ON_A_DEVICE
+        self._lock = threading.Lock()
+        self._ready: queue.SimpleQueue[tuple[np.ndarray, Future[Scored]] | None] = queue.SimpleQueue()
+        self._decoders = ThreadPoolExecutor(cores(), "decode")
+        count = cores() if on_cpu else 1
+        self._threads = [threading.Thread(target=self._run, name="answer", daemon=True) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, decode: Decode) -> Future[Scored]:
+        """Answer one photo.
+
+        Args:
+            decode: called in another thread; its errors are those of the future.
+
+        Raises:
+            RequestError: too many photos are waiting.
+        """
+        with self._lock:
+            if self.under_way >= self.waiting:
+                raise RequestError(503, "too many photos are waiting: try again in a few seconds")
+            self.under_way += 1
+        answer: Future[Scored] = Future()
+        answer.add_done_callback(self._answered)
+        self._decoders.submit(self._decode, decode, answer)
+        return answer
+
+    def close(self) -> None:
+        """Answer everything that is under way, and stop."""
+        self._decoders.shutdown()
+        self._ready.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _answered(self, answer: Future[Scored]) -> None:
+        with self._lock:
+            self.under_way -= 1
+
+    def _decode(self, decode: Decode, answer: Future[Scored]) -> None:
+        if answer.set_running_or_notify_cancel():  # not where the client is gone already
+            try:
+                self._ready.put((decode(), answer))
+            except BaseException as error:  # whatever happened, someone waits for it
+                answer.set_exception(error)
+
+    def _run(self) -> None:
+        while batch := self._next():
+            self.observe(len(batch))
+            try:
+                self._score(batch)
+            except BaseException as error:  # as above
+                for _, answer in batch:
+                    if not answer.done():
+                        answer.set_exception(error)
+            del batch  # while this thread waits, it holds no model that is no longer served
+
+    def _score(self, batch: list[tuple[np.ndarray, Future[Scored]]]) -> None:
+        served = self.served()
+        with torch.inference_mode():
+            z = served.model.embed(torch.from_numpy(np.stack([pixels for pixels, _ in batch])).permute(0, 3, 1, 2))
+            probabilities = served.model.head.probabilities(z)
+            verdicts = served.judging()(z, probabilities)
+            probabilities = probabilities.cpu()
+        for row, (_, answer) in enumerate(batch):
+            answer.set_result(Scored(served, z[row], probabilities[row], verdicts[row]))
+
+    def _next(self) -> list[tuple[np.ndarray, Future[Scored]]]:
+        """Return the photos that wait; empty when the thread is to end."""
+        batch = []
+        found = self._ready.get()
+        while found is not None:
+            batch.append(found)
+            if len(batch) == self._largest:
+                return batch
+            try:
+                found = self._ready.get_nowait()
+            except queue.Empty:
+                return batch
+        self._ready.put(None)  # for the next thread
+        return batch

@@ -1,0 +1,92 @@
+"""Photos that are asked about at the same time are embedded together, and each gets its own answer."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cifnet_pl.serving.answering import Answering, Served
+from cifnet_pl.serving.refusals import RequestError
+from tests.serving.services import SIDE, model, pixels
+
+PHOTOS = [
+    np.asarray(Image.fromarray(pixels(name, i)).resize((SIDE, SIDE))) for i in range(6) for name in ("red", "green")
+]
+
+
+@pytest.fixture
+def sizes():
+    return []
+
+
+@pytest.fixture
+def answering(sizes, monkeypatch):
+    """Two threads that decode and two that embed; the sizes of their batches are noted."""
+    monkeypatch.setattr("cifnet_pl.serving.answering.cores", lambda: 2)
+    served = Served(model(), 3)
+    made = Answering(lambda: served, 12, sizes.append)
+    yield made
+    made.close()
+
+
+def test_each_photo_gets_the_models_answer(answering, sizes):
+    answers = [answering.submit(lambda photo=photo: photo) for photo in PHOTOS]
+    scored = [answer.result(30) for answer in answers]
+    expected = model().probabilities(torch.from_numpy(np.stack(PHOTOS)).permute(0, 3, 1, 2))
+    assert torch.allclose(torch.stack([one.probabilities for one in scored]), expected.cpu(), atol=1e-6)
+    assert {one.served.version for one in scored} == {3}
+    assert sum(sizes) == len(PHOTOS)
+    answering.close()
+    assert answering.under_way == 0
+
+
+def test_two_batches_at_a_time_and_what_comes_meanwhile_is_one(answering, sizes):
+    """Both threads embed a photo when eight more come: these wait for them, and are embedded together."""
+    own, together, go_on = answering.served().model, threading.Barrier(3), threading.Event()
+    embed = own.embed
+
+    def slow(images):
+        if len(images) == 1 and not go_on.is_set():
+            together.wait(30)
+            go_on.wait(30)
+        return embed(images)
+
+    own.embed = slow
+    first = answering.submit(lambda: PHOTOS[0])
+    while not sizes:
+        time.sleep(0.01)
+    second = answering.submit(lambda: PHOTOS[1])
+    together.wait(30)
+    later, decoded = [], threading.Semaphore(0)
+    for photo in PHOTOS[2:10]:
+        later.append(answering.submit(lambda photo=photo: (decoded.release(), photo)[1]))
+    for _ in later:
+        decoded.acquire(timeout=30)
+    go_on.set()
+    labels = [int(answer.result(30).probabilities.argmax()) for answer in (first, second, *later)]
+    assert labels == [0, 1] * 5
+    assert sizes[:2] == [1, 1]
+    assert len(sizes) < 10
+
+
+def test_an_error_meets_only_its_photo(answering):
+    def broken():
+        raise ValueError("no photo")
+
+    bad, good = answering.submit(broken), answering.submit(lambda: PHOTOS[0])
+    assert good.result(30).probabilities.argmax() == 0
+    with pytest.raises(ValueError, match="no photo"):
+        bad.result(30)
+
+
+def test_too_many_are_refused_and_those_taken_in_are_answered(answering):
+    start = threading.Event()
+    answers = [answering.submit(lambda: (start.wait(30), PHOTOS[1])[1]) for _ in range(12)]
+    with pytest.raises(RequestError) as refusal:
+        answering.submit(lambda: PHOTOS[1])
+    assert refusal.value.status == 503
+    start.set()
+    assert [int(answer.result(30).probabilities.argmax()) for answer in answers] == [1] * 12
