@@ -4,7 +4,6 @@ import contextlib
 import io
 import logging
 import socket
-import stat
 import struct
 import time
 import zipfile
@@ -38,14 +37,6 @@ def taught(server: ThreadServer, content: bytes, name: str = "a.zip", **data: st
     return httpx.post(f"{server.url}/extend", files={"files": (name, content)}, data=data, timeout=60)
 
 
-def entry(name: str, mode: int, content: bytes = b"x") -> bytes:
-    out, info = io.BytesIO(), zipfile.ZipInfo(name)
-    info.external_attr = mode << 16
-    with zipfile.ZipFile(out, "w") as archive:
-        archive.writestr(info, content)
-    return out.getvalue()
-
-
 def many_entries(count: int) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
@@ -76,15 +67,7 @@ def overlapping(copies: int = 200) -> bytes:
 ARCHIVES = {
     "bomb": (zipped({"a/1.png": bytes(30_000_000)}), 413, "unpacks to more than 100 times its size"),
     "overlapping": (overlapping(), 413, "unpacks to more than"),
-    "parent": (zipped({"../a/1.png": photo("blue", 0)}), 422, "outside of itself"),
-    "absolute": (zipped({"/etc/1.png": photo("blue", 0)}), 422, "outside of itself"),
-    "backslash": (zipped({"..\\a\\1.png": photo("blue", 0)}), 422, "outside of itself"),
-    "drive": (zipped({"C:/a/1.png": photo("blue", 0)}), 422, "outside of itself"),
-    "link": (entry("a/1.png", stat.S_IFLNK | 0o777, b"/etc/passwd"), 422, "holds a link"),
     "nested": (zipped({"a/inner.zip": zipped({"b/1.png": photo("blue", 0)})}), 422, "no image of a known format"),
-    "cut": (zipped({"a/1.png": photo("blue", 0)})[:-30], 422, "is damaged or not a zip file"),
-    "no zip": (b"PK\3\4 no zip file", 422, "is damaged or not a zip file"),
-    "empty": (zipped({}), 422, "no photo was sent"),
     "no class": (zipped({"1.png": photo("blue", 0)}), 422, "has no class"),
     "control character": (zipped({"a\x07b/1.png": photo("blue", 0)}), 422, "control character"),
 }
@@ -108,7 +91,7 @@ def test_a_list_of_entries_that_would_fill_the_memory_is_not_read(server, monkey
 
 def test_names_of_devices_and_html_are_names(server):
     """A reserved name, HTML, right-to-left and 1000 characters are kept as they are, and taken back."""
-    for name in ("CON", "nul", "<img src=x onerror=alert(1)>", "مرحبا", "x" * 1000):
+    for name in ("CON", "nul", "aux", "<img src=x onerror=alert(1)>", "مرحبا", "x" * 1000):
         answer = taught(server, photo("blue", len(name)), "COM1.png", class_name=name)
         assert answer.json()["learned"] == {name: 1}
         assert name in [one["name"] for one in server.get("/classes")]
@@ -128,11 +111,20 @@ def test_names_of_devices_and_html_are_names(server):
         ("/undo", {"host": "127.0.0.1.evil.example"}, b"", 421, "localhost"),
         ("/undo", {"host": "localhost@evil.example"}, b"", 421, "localhost"),
         ("/undo", {"host": ""}, b"", 421, "localhost"),
+        ("/undo", {"host": "localhost.evil.example:80"}, b"", 421, "localhost"),
+        ("/undo", {"origin": "null"}, b"", 403, "other sites"),
         ("/undo", {"sec-fetch-site": "cross-site"}, b"", 403, "other sites"),
     ],
 )
 def test_wrong_types_and_foreign_pages(path, headers, content, status, sentence, server):
     assert sentence in said(server, status, httpx.post(server.url + path, headers=headers, content=content))
+
+
+@pytest.mark.parametrize(
+    "headers", [{"host": "127.0.0.1:9999"}, {"host": "[::1]:80"}, {"host": "localhost", "origin": "http://localhost"}]
+)
+def test_this_machine_and_the_own_page_may_ask(headers, server):
+    assert httpx.get(f"{server.url}/classes", headers=headers).status_code == 200
 
 
 def test_a_reserve_of_two_seconds_that_fills_again():

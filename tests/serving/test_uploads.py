@@ -124,16 +124,6 @@ def test_staged_by_content(tmp_path):
     assert tree(tmp_path / "in") == set()
 
 
-def test_names_of_devices_are_names(tmp_path):
-    """What Windows opens as a device, and a class of that name: files are named by the hash of their content only."""
-    sent = [("CON/nul.png", photo("red", 0)), ("CON/LPT1.png", photo("red", 1)), ("aux", photo("red", 2))]
-    result = staged(sent[:2], None, tmp_path / "in")
-    assert result.names == ["CON"]
-    assert {len(path.name) for path in result.folder.iterdir()} == {68}
-    result.remove()
-    assert staged(sent[2:], "nul", tmp_path / "in").names == ["nul"]
-
-
 @pytest.mark.parametrize(
     ("photos", "name", "sentence"),
     [
