@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -382,9 +381,7 @@ def onnx(service: Served, number: Number) -> Response:
 
 def download(service: Service, number: int, suffix: str, write: Callable[[Path], object]) -> FileResponse:
     """Return a file that is written into the workspace, sent, and removed."""
-    incoming = service.workspace.folder / "incoming"
-    incoming.mkdir(exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=incoming))
+    folder = service.workspace.incoming()
     try:
         write(folder / f"file{suffix}")
     except BaseException:

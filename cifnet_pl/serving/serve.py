@@ -91,7 +91,6 @@ def serve(
     if opened.current != 1:
         loaded = opened.load(opened.current)
         print(f"workspace {folder} goes on at version {opened.current}")
-    (folder / "incoming").mkdir(exist_ok=True)
     tempfile.tempdir = str(folder / "incoming")  # where large uploads wait
     options = Options(name or _plain(path.resolve().name), read_only, keep_photos, unknown, coverage)
     app = make_app(Service(opened, loaded, options), Access(secret, host not in LOOPBACK, rate))

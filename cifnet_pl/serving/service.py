@@ -278,7 +278,7 @@ class Service:
     def stage(self, files: Sequence[tuple[str, IO[bytes]]], class_name: str | None) -> Staged:
         """Write photos into a folder for the learner; each is decoded once, to report unreadable ones early."""
         photos = uploads(files, self.options.limits)
-        return stage(photos, class_name, self.workspace.folder / "incoming", lambda content: self._decoded(content)[1])
+        return stage(photos, class_name, self.workspace.incoming(), lambda content: self._decoded(content)[1])
 
     def extend(self, staged: Staged, dry_run: bool) -> Job:
         """Queue a lesson; the staged photos are removed when it ends or is refused."""

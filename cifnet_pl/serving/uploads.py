@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -202,22 +201,21 @@ class Staged:
 def stage(
     photos: Iterable[tuple[str, bytes]],
     class_name: str | None,
-    incoming: Path,
+    folder: Path,
     readable: Callable[[bytes], str],
 ) -> Staged:
-    """Write the photos of a request into a folder of their own.
+    """Write the photos of a request into a folder of their own, which is removed where that fails.
 
     Args:
         photos: names that they were sent with, and their contents.
         class_name: class of all of them; None for the name of the folder that each was sent with.
-        incoming: where the folder is made.
+        folder: an empty one.
         readable: decodes a photo and returns the extension of its format, or raises UnreadableImage.
 
     Raises:
         RequestError: a photo without a class, a class name that cannot be stored, or no photo that can be read.
     """
-    incoming.mkdir(parents=True, exist_ok=True)
-    staged = Staged(Path(tempfile.mkdtemp(dir=incoming)))
+    staged = Staged(folder)
     try:
         for sent, content in photos:
             _stage_one(sent, content, class_name if class_name is not None else _folder(sent), staged, readable)

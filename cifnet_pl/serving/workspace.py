@@ -123,6 +123,7 @@ class Workspace:
             begun = self._open(stack, model)
             self._remove_leftovers()
             shutil.rmtree(folder / "incoming", ignore_errors=True)
+            (folder / "incoming").mkdir()
             self.remove_unused_photos()
             if not begun:
                 self.commit(model, Change("open", f"{len(model.class_names)} classes from the model that was given"))
@@ -262,17 +263,17 @@ class Workspace:
         if len(files) != count:
             yield None
             return
-        with self.incoming() as folder:
+        folder = self.incoming()
+        try:
             for file in files:
                 _link(self.folder / "photos" / file, folder / file)
             yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
-    @contextmanager
-    def incoming(self) -> Iterator[Path]:
-        """Open a folder for files of one request; a killed process leaves it until the workspace is opened again."""
-        (self.folder / "incoming").mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self.folder / "incoming") as folder:
-            yield Path(folder)
+    def incoming(self) -> Path:
+        """Make a folder for the files of one request; what a killed process leaves goes when a workspace is opened."""
+        return Path(tempfile.mkdtemp(dir=self.folder / "incoming"))
 
     # ------------------------------------------------------------------ changes
 

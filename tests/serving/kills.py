@@ -79,7 +79,7 @@ def assert_nothing_lost(folder: Path, acknowledged: Path) -> int:
                 assert workspace.load(number).counts == version.counts
         kept = {name for files in workspace.kept(workspace.current).values() for name in files}
         assert all((folder / "photos" / name).is_file() for name in kept)
-        assert not (folder / "incoming").exists()
+        assert list((folder / "incoming").iterdir()) == []
         return len(served)
     finally:
         workspace.close()

@@ -205,7 +205,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     before = tree(tmp_path / "w")
     model().save(tmp_path / "w" / "versions" / "000002")
     (tmp_path / "w" / "versions" / ".000002.x.tmp").mkdir()
-    (tmp_path / "w" / "incoming" / "x").mkdir(parents=True)
+    (tmp_path / "w" / "incoming" / "x").mkdir()
     again = Workspace(tmp_path / "w", model())
     assert again.current == 1
     assert tree(tmp_path / "w") == before | {".workspace.lock"}
@@ -214,7 +214,6 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
 
 def test_removing_old_versions_leaves_uploads_that_wait(tmp_path):
     workspace = Workspace(tmp_path / "w", model(), keep_versions=2)
-    (tmp_path / "w" / "incoming").mkdir(exist_ok=True)
     (tmp_path / "w" / "incoming" / "photo.png").touch()
     for name in "abc":
         renamed(workspace, name)
