@@ -74,7 +74,7 @@ def foreignness(head: Head, buffer: CalibrationBuffer, z: Tensor) -> Iterator[Te
     yield -head.probabilities(z).max(dim=1).values
     distances: ClassDistances = head.distances()
     rows = head._rows(z)
-    yield distances.near(rows)
+    yield distances.relative(0.0)(rows)
     yield distances.relative(1.0)(rows)
     yield head.novelty(z)
     unit = torch.nn.functional.normalize

@@ -18,8 +18,8 @@ import torch
 
 from benchmarks.embeddings import Photos, accuracy, learn, mean_eigenvalue, read_photos, study_parser
 from cifnet_pl.heads import ACILHead, Head, RidgeHead
-from cifnet_pl.heads.base import Ridge
 from cifnet_pl.model.metrics import average_accuracy
+from cifnet_pl.statistics import Ridge
 
 SMALL = 1e-4
 """The fixed ridge, as a share of the mean eigenvalue of the Gram matrix when as many samples as features were seen."""

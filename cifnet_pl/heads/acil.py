@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.heads.base import Dtype, Head, Ridge, check_ridge
+from cifnet_pl.heads.base import Dtype, Head, check_ridge
 from cifnet_pl.heads.sums import SumsHead, kept_weights
 from cifnet_pl.statistics import (
     Choice,
-    ClassSums,
-    Place,
+    ClassMoments,
+    Position,
+    Ridge,
     Sums,
     half_products,
     left_out_together,
-    solve_gcv,
-    solve_ridge,
+    solve,
 )
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 
@@ -46,10 +46,7 @@ class ACILHead(SumsHead):
 
     title = "ACIL"
     leaves_one_out = True
-    has_bias = False
 
-    sums: Sums
-    increment: Sums | None
     projection: Tensor
     fingerprint: Tensor
     ridge_used: Tensor
@@ -71,7 +68,7 @@ class ACILHead(SumsHead):
             raise UsageError(f"width is {width}, expected at least 1")
         super().__init__(in_features, width, dtype)
         self.width, self.ridge, self.seed = width, check_ridge(ridge), seed
-        self.place: Place = "given"
+        self.position: Position = "given"
         self.given = projection is not None
         matrix = (self._draw() if projection is None else projection).double()
         self.register_buffer("projection", matrix.to(self.dtype, copy=True), persistent=self.given)
@@ -83,23 +80,18 @@ class ACILHead(SumsHead):
         return draw_projection(self.width, self.in_features, self.seed)
 
     def settings(self) -> dict[str, Any]:
-        """Return the constructor arguments that a stored state depends on."""
+        """Return the constructor arguments that a stored state depends on; of a matrix that was given, that it was."""
         settings = super().settings()
-        seed = settings.pop("seed")
-        return settings | {"projection": "given" if self.given else f"seed {seed}"}
+        del settings["projection"]
+        return settings | ({"projection": "given"} if self.given else {})
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> ACILHead:
-        """Return an empty head (see :meth:`Head.from_settings`).
-
-        A projection that was given is zero until it is loaded.
-        """
-        arguments = dict(settings)
-        kind, _, seed = str(arguments.pop("projection")).partition(" ")
-        if kind == "given":
-            shape = int(arguments["width"]), int(arguments["in_features"])
-            return cls(**arguments, projection=torch.zeros(shape, dtype=torch.float64))
-        return cls(**arguments, seed=int(seed))
+        """Return an empty head (see :meth:`Head.from_settings`); a matrix that was given is zero until it is loaded."""
+        if "projection" not in settings:
+            return cls(**settings)
+        shape = int(settings["width"]), int(settings["in_features"])
+        return cls(**{**settings, "projection": torch.zeros(shape, dtype=torch.float64)})
 
     def fresh(self) -> ACILHead:
         """Return an empty head with the same projection."""
@@ -114,15 +106,21 @@ class ACILHead(SumsHead):
     def _features(self, z: Tensor) -> Tensor:
         return self._projected(z).relu_()
 
+    def _rows(self, z: Tensor) -> Tensor:
+        return self._features(z)
+
+    def _moments(self) -> ClassMoments:
+        return ClassMoments.of(self.sums.gram, self.sums.class_sums, self.sums.class_mass, None, self.sums.mass)
+
     def _solve(self) -> None:
         self._fold()
         self.weights, choice = solve_stream(self.sums, self.sums.class_mass.sum(), self.ridge)
         self.ridge_used.fill_(choice.ridge)
-        self.place = choice.place
+        self.position = choice.position
 
     def choices(self) -> list[Choice]:
         """Return the ridge of all classes."""
-        return [Choice(float(self.ridge_used), self.place)]
+        return [Choice(float(self.ridge_used), self.position)]
 
     def _leave_one_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
         h = self._features(z)
@@ -163,14 +161,9 @@ def solve_stream(sums: Sums, target_energy: Tensor, ridge: Ridge) -> tuple[Tenso
         target_energy: () sum of the squared targets; with one-hot targets, of the sample weights.
         ridge: a number, or "gcv".
     """
-    moment = sums.class_sums.T
-    if ridge == "gcv":
-        weights, chosen = solve_gcv(sums.gram, moment, target_energy, int(sums.seen))
-    else:
-        weights = solve_ridge(sums.gram, moment, moment.new_tensor(ridge), overwrite=True)
-        chosen = Choice(float(ridge), "given")
+    weights, choice = solve(sums.gram, sums.class_sums.T, ridge, target_energy, int(sums.seen), spare=True)
     # Row-major, as after loading: products round differently with the solver's column-major result.
-    return weights.contiguous(), chosen
+    return weights.contiguous(), choice
 
 
 def draw_projection(width: int, in_features: int, seed: int) -> Tensor:
@@ -248,7 +241,7 @@ class DSALHead(ACILHead):
         # Its class_sums are the moments of the residual targets.
         self.compensation = Sums(self.width, dtype=self.dtype)
         self.compensation_increment: Sums | None = None
-        self.compensation_place: Place = "given"
+        self.compensation_position: Position = "given"
         self.register_buffer("cross", torch.zeros(0, 0, dtype=self.dtype))
         self.register_buffer("compensation_weights", torch.zeros(self.width, 0, dtype=self.dtype))
         self.register_buffer("compensation_ridge", torch.zeros((), dtype=torch.float64))
@@ -259,10 +252,9 @@ class DSALHead(ACILHead):
         self.compensation.grow(new)
         self.residual_energy = torch.cat([self.residual_energy, self.residual_energy.new_zeros(new)])
 
-    def _open_increment(self) -> ClassSums:
+    def _open_increment(self) -> Sums:
         if self.compensation_increment is None:
-            sums = Sums(self.width, len(self.labels), dtype=self.dtype)
-            self.compensation_increment = sums.to(self.labels.device)
+            self.compensation_increment = self.compensation.empty(len(self.labels))
             self.cross = self.sums.products.new_zeros(self.width, self.width)
         return super()._open_increment()
 
@@ -283,7 +275,7 @@ class DSALHead(ACILHead):
 
     def choices(self) -> list[Choice]:
         """Return the ridges of the main stream and of the compensation stream."""
-        return [*super().choices(), Choice(float(self.compensation_ridge), self.compensation_place)]
+        return [*super().choices(), Choice(float(self.compensation_ridge), self.compensation_position)]
 
     def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
         super()._reduce(sum_in_place)
@@ -307,7 +299,7 @@ class DSALHead(ACILHead):
         weights, choice = solve_stream(self.compensation, self.residual_energy.sum(), self.ridge)
         self.compensation_weights = weights
         self.compensation_ridge.fill_(choice.ridge)
-        self.compensation_place = choice.place
+        self.compensation_position = choice.position
 
     def _teach(self, observed: Sums) -> None:
         """Replace the compensation moments of the classes just learned by those of their residual targets."""

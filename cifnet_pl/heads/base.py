@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.statistics import Choice, ClassDistances, ClassMoments, shared_groups
+from cifnet_pl.statistics import Choice, ClassDistances, ClassMoments, Ridge
 from cifnet_pl.utilities.errors import (
     CheckpointError,
     CifnetError,
@@ -73,21 +73,6 @@ def fits(shape: tuple[int, ...], sizes: Sizes) -> bool:
     """Return whether a tensor of ``shape`` is one of those that ``sizes`` allow."""
     pairs = zip(shape, sizes, strict=False)
     return len(shape) == len(sizes) and all(allowed is None or size in allowed for size, allowed in pairs)
-
-
-def renamed(shapes: Mapping[str, Sizes], prefix: str, to: str) -> dict[str, Sizes]:
-    """Select names by their prefix, and give them another one.
-
-    Args:
-        shapes: name → sizes.
-        prefix: that the names to select begin with.
-        to: what stands in its place.
-
-    Example:
-        >>> renamed({"sums.counts": (2,), "weights": (3, 2)}, "sums.", "old.")
-        {'old.counts': (2,)}
-    """
-    return {to + name.removeprefix(prefix): sizes for name, sizes in shapes.items() if name.startswith(prefix)}
 
 
 class Samples(GrowingModule):
@@ -200,7 +185,7 @@ R = TypeVar("R")
 AnyHead = TypeVar("AnyHead", bound="Head")
 
 
-def exact(method: Callable[Concatenate[AnyHead, P], R]) -> Callable[Concatenate[AnyHead, P], R]:
+def in_full_precision(method: Callable[Concatenate[AnyHead, P], R]) -> Callable[Concatenate[AnyHead, P], R]:
     """Decorate a method that changes statistics, so that no setting of the caller changes what is stored.
 
     Inside there is no autograd graph; no autocast, which would round products to bfloat16; and no inference mode, whose
@@ -217,9 +202,6 @@ def exact(method: Callable[Concatenate[AnyHead, P], R]) -> Callable[Concatenate[
 
 Dtype = Literal["float64", "float32"]
 """Precision of the statistics."""
-
-Ridge = float | Literal["gcv"]
-"""A positive number, or "gcv": chosen by generalised cross-validation at every solve."""
 
 Metric = Literal["cosine", "euclidean"]
 """How two embeddings are compared."""
@@ -303,8 +285,8 @@ OVERALL = 0.5
 """How much of the distance to the mean of all is subtracted: 0 is the plain distance, 1 the relative one."""
 
 
-class Stage:
-    """A mark that is replaced after every change of a head, and holds what was computed from its sums meanwhile.
+class Derived:
+    """What was computed from the sums of a head since they changed; each change replaces it by an empty one.
 
     Attributes:
         distances: of the head, or None until they are asked for.
@@ -315,8 +297,8 @@ class Stage:
         self.distances: ClassDistances | None = None
         self.measure: Callable[[Tensor], Tensor] | None = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Stage:
-        return Stage()
+    def __deepcopy__(self, memo: dict[int, Any]) -> Derived:
+        return Derived()
 
 
 class Head(nn.Module, ABC):
@@ -377,7 +359,7 @@ class Head(nn.Module, ABC):
         check_choice("dtype of the statistics", dtype, Dtype)
         self.in_features = in_features
         self.dtype: torch.dtype = getattr(torch, dtype)
-        self.stage = Stage()
+        self.derived = Derived()
         self.register_buffer("labels", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("task_of", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("solved", torch.tensor(True))
@@ -443,24 +425,6 @@ class Head(nn.Module, ABC):
         """Take the statistics of a head of the same class and settings out; for a head that ``subtracts``."""
         raise NotImplementedError
 
-    def note_names(self, names: Mapping[int, str]) -> None:
-        """Take note of the names of the next task's classes before it begins; a no-op if no argument names a class.
-
-        Args:
-            names: label → name.
-        """
-
-    def about_remembering(self, names: Sequence[str]) -> str | None:
-        """Return a note for the user about the memory that remembered classes take; None if there is nothing to say.
-
-        Args:
-            names: of all classes of the run.
-
-        Raises:
-            UsageError: an argument names a class that is not one of them.
-        """
-        return None
-
     def share_of(self, label: int) -> Any:
         """Return a head of the same settings that has learned the samples of one class alone.
 
@@ -512,7 +476,7 @@ class Head(nn.Module, ABC):
 
     # ------------------------------------------------------------------ learning
 
-    @exact
+    @in_full_precision
     def begin_task(self, classes: Sequence[int], counts: Sequence[int] | None = None) -> None:
         """Open a task.
 
@@ -532,7 +496,7 @@ class Head(nn.Module, ABC):
         self.under_way.fill_(True)
         self._begin(len(new), counts)
 
-    @exact
+    @in_full_precision
     def observe(self, z: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
         """Add samples of the current task to the sums.
 
@@ -554,7 +518,7 @@ class Head(nn.Module, ABC):
             self.solved.fill_(False)
             self._observe(z, columns, weight)
 
-    @exact
+    @in_full_precision
     def observe_past(self, z: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
         """Show samples of earlier classes to this task's neurons only (the calibration buffer).
 
@@ -576,7 +540,7 @@ class Head(nn.Module, ABC):
             self.solved.fill_(False)
             self._observe_past(z, columns, weight)
 
-    @exact
+    @in_full_precision
     def note_copies(self, count: int) -> None:
         """Count observed samples as copies of others; call it before ``solve``.
 
@@ -590,7 +554,7 @@ class Head(nn.Module, ABC):
             self.solved.fill_(False)
             self._note_copies(count)
 
-    @exact
+    @in_full_precision
     def reduce_(self, sum_in_place: Callable[[Tensor], object]) -> None:
         """Sum what this task observed over processes, once, before ``solve``.
 
@@ -603,7 +567,7 @@ class Head(nn.Module, ABC):
         self.require("reduces")
         self._reduce(sum_in_place)
 
-    @exact
+    @in_full_precision
     def solve(self) -> None:
         """Bring the weights up to date with everything observed.
 
@@ -616,14 +580,14 @@ class Head(nn.Module, ABC):
         if empty:
             raise CifnetError(f"class {empty[0]} has no samples: observe some, or leave the class out")
         self._solve()
-        self._begin_stage()
+        self.derived = Derived()
         self.solved.fill_(True)
         self.under_way.fill_(False)
 
     def refresh(self) -> None:
         """Do now what the first prediction after ``solve`` would do; a no-op for heads that ``solve`` at once."""
 
-    @exact
+    @in_full_precision
     def abort_task(self) -> None:
         """Forget the current task and all that was observed since it began; does nothing once it is solved.
 
@@ -643,7 +607,7 @@ class Head(nn.Module, ABC):
 
     # ------------------------------------------------------------------ the life of a model
 
-    @exact
+    @in_full_precision
     def merge_(self, other: Head) -> None:
         """Add the statistics of another head; call ``solve`` afterwards.
 
@@ -658,7 +622,7 @@ class Head(nn.Module, ABC):
         self._same_kind(other)
         self._merge(other)
 
-    @exact
+    @in_full_precision
     def subtract_(self, other: Head) -> None:
         """Take the statistics of another head out again; call ``solve`` afterwards.
 
@@ -673,7 +637,7 @@ class Head(nn.Module, ABC):
         self._same_kind(other)
         self._subtract(other)
 
-    @exact
+    @in_full_precision
     def remove_classes(self, classes: Sequence[int]) -> None:
         """Take classes out of the label space; their samples stay in the sums of the others.
 
@@ -692,7 +656,7 @@ class Head(nn.Module, ABC):
             raise UsageError("cannot remove all classes: at least one must stay")
         columns = columns.to(self.labels.device)
         self._keep(columns)
-        self._begin_stage()
+        self.derived = Derived()
         self.under_way.fill_(False)
         self._keep_labels(columns)
 
@@ -769,7 +733,7 @@ class Head(nn.Module, ABC):
         """
         return self.labels[self(z).argmax(dim=1)]
 
-    @exact
+    @in_full_precision
     def leave_one_out(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> Tensor:
         """Score learned samples, each as if that one, or all of its group, had never been learned: (n, C) float64.
 
@@ -805,7 +769,7 @@ class Head(nn.Module, ABC):
 
     # ------------------------------------------------------------------ novelty
 
-    @exact
+    @in_full_precision
     def distances(self) -> ClassDistances:
         """Return the distances of this head's features to its classes; computed once after each change.
 
@@ -816,9 +780,9 @@ class Head(nn.Module, ABC):
         self.require("tells_novelty")
         if not len(self.labels) or not self.solved:
             raise CifnetError("the head is not solved: call solve() after observe()")
-        if self.stage.distances is None:
-            self.stage.distances = ClassDistances(self._moments(), RIDGE)
-        return self.stage.distances
+        if self.derived.distances is None:
+            self.derived.distances = ClassDistances(self._moments(), RIDGE)
+        return self.derived.distances
 
     def novelty(self, z: Tensor) -> Tensor:
         """Measure how far embeddings are from everything learned.
@@ -840,17 +804,17 @@ class Head(nn.Module, ABC):
         with torch.autocast(z.device.type, enabled=False):
             return measure(z)
 
-    @exact
+    @in_full_precision
     def measuring(self) -> Callable[[Tensor], Tensor]:
         """Return :meth:`novelty` as a function whose steps do not depend on the embeddings' values.
 
         The embeddings are not checked: it is made for graphs.
         """
-        distances, stage = self.distances(), self.stage
-        measure = stage.measure = stage.measure or distances.relative(OVERALL)
+        distances, derived = self.distances(), self.derived
+        measure = derived.measure = derived.measure or distances.relative(OVERALL)
         return lambda z: measure(self._rows(z))
 
-    @exact
+    @in_full_precision
     def leave_one_out_novelty(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> Tensor:
         """Return the novelty (n,) float64 of learned samples, each as if it, or its group, had never been learned.
 
@@ -869,16 +833,8 @@ class Head(nn.Module, ABC):
         """
         check_samples(z, y, None, self.in_features)
         distances, columns = self.distances(), self._columns(y)
-        rows, weight = self._rows(z), self._learned_weight(columns)
-        near, overall = distances.left_out(rows, columns, weight)
-        for group in shared_groups(groups) if groups is not None else ():
-            own = (rows[group], columns[group], weight[group])
-            near[group], overall[group] = distances.left_out_together(*own)
+        near, overall = distances.left_out(self._rows(z), columns, self._learned_weight(columns), groups)
         return near - OVERALL * overall
-
-    def _begin_stage(self) -> None:
-        """Drop what was computed from the sums before they changed."""
-        self.stage = Stage()
 
     # ------------------------------------------------------------------ labels
 
@@ -1000,7 +956,7 @@ class Head(nn.Module, ABC):
         return {name: tuple(tensor.shape) for name, tensor in fresh.state_dict().items()}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        self._begin_stage()
+        self.derived = Derived()
         return cast(Any, super())._apply(keeping_dtypes(fn), recurse)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
@@ -1016,4 +972,4 @@ class Head(nn.Module, ABC):
             raise CheckpointError(
                 f"stored head has {labels.numel()} labels but {task_of.numel()} task numbers: the file is damaged"
             )
-        self._begin_stage()
+        self.derived = Derived()

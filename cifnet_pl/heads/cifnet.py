@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.heads.base import Dtype, Head, Ridge, Sizes, check_ridge, exact, renamed
+from cifnet_pl.heads.base import Dtype, Head, Sizes, check_ridge, in_full_precision
 from cifnet_pl.statistics import (
     Centred,
     Choice,
     ClassMoments,
-    Place,
+    Position,
+    Ridge,
     Sums,
     augment,
     half_products,
@@ -48,7 +48,7 @@ def joined_weights(one: Tensor, other: Tensor) -> Tensor:
     return torch.where(same, torch.where(one == 0, other, one), -torch.ones_like(one))
 
 
-class TaskStatistics(GrowingModule):
+class Cohort(GrowingModule):
     """All neurons that one task introduced: they have seen the same samples, so they share one Gram matrix.
 
     Buffers:
@@ -61,7 +61,7 @@ class TaskStatistics(GrowingModule):
         ridge_used: (C_j,) float64, λ of each class.
 
     Attributes:
-        places: where each λ of the last solve lies (:class:`~cifnet_pl.statistics.Choice`); not stored.
+        positions: where each λ of the last solve lies (:class:`~cifnet_pl.statistics.Choice`); not stored.
     """
 
     weights: Tensor
@@ -78,15 +78,15 @@ class TaskStatistics(GrowingModule):
         self.register_buffer("past", torch.zeros((), dtype=torch.int64))
         self.register_buffer("past_weight", torch.zeros(before, dtype=torch.float64))
         self.register_buffer("ridge_used", torch.zeros(0, dtype=torch.float64))
-        self.places: list[Place] = []
+        self.positions: list[Position] = []
         self.to(sums.products.device)
 
     def choices(self) -> list[Choice]:
         """Return the ridge of each class at the last solve."""
         ridges = self.ridge_used.tolist()
-        unknown: list[Place] = ["given"] * len(ridges)  # after loading, or after a class was removed
-        places = self.places if len(self.places) == len(ridges) else unknown
-        return [Choice(ridge, remark) for ridge, remark in zip(ridges, places, strict=True)]
+        unknown: list[Position] = ["given"] * len(ridges)  # after loading, or after a class was removed
+        positions = self.positions if len(self.positions) == len(ridges) else unknown
+        return [Choice(ridge, position) for ridge, position in zip(ridges, positions, strict=True)]
 
 
 Weighting = Literal["derivative", "released"]
@@ -146,83 +146,6 @@ def squared_slopes(weighting: Weighting, epsilon: float) -> tuple[float, float]:
     return (limit * (1 - limit)) ** 2, (limit * (1 + limit)) ** 2
 
 
-@dataclass(frozen=True)
-class WeightedRidge:
-    """Ridge regression of signed targets, every sample weighted by the squared slope at its target.
-
-    Attributes:
-        ridge: λ, or "gcv".
-        weighting: which slopes these are; with "released" every class has a Gram matrix of its own.
-        limit: L, the targets are ±L.
-        slopes: squared slopes of positive and of negative targets.
-    """
-
-    ridge: Ridge
-    weighting: Weighting
-    limit: float
-    slopes: tuple[float, float]
-
-    def solve(self, cohort: TaskStatistics) -> None:
-        """Solve the cohort's weights, and the λ of each of its classes, from its sums."""
-        sums, (positive, negative) = cohort.sums, self.slopes
-        total = sums.gram[0]
-        moment = self.limit * (positive * sums.class_sums - negative * (total - sums.class_sums)).T
-        square = self.limit**2 * (positive * sums.class_sums[:, 0] + negative * (total[0] - sums.class_sums[:, 0]))
-        samples = int(sums.seen)
-        solved = [
-            self._solve_system(gram, moment[:, columns], square[columns].sum(), samples)
-            for columns, gram in self.systems(cohort)
-        ]
-        cohort.weights = torch.cat([weights for weights, _ in solved], dim=1)
-        cohort.ridge_used = torch.cat([cohort.ridge_used.new_full((w.shape[1],), choice.ridge) for w, choice in solved])
-        cohort.places = [choice.place for weights, choice in solved for _ in range(weights.shape[1])]
-        cohort.stale.fill_(False)
-
-    def systems(self, cohort: TaskStatistics) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the columns of the cohort that share a Gram matrix, and this matrix (d+1, d+1), weighted by slopes."""
-        sums, (positive, negative) = cohort.sums, self.slopes
-        if self.weighting == "derivative":
-            yield slice(None), negative * sums.gram
-        else:
-            gram = sums.gram
-            for c in range(len(sums.class_grams)):
-                yield slice(c, c + 1), negative * gram + (positive - negative) * sums.class_gram(c)
-
-    def _solve_system(self, gram: Tensor, moment: Tensor, square: Tensor, samples: int) -> tuple[Tensor, Choice]:
-        if self.ridge == "gcv":
-            return Centred.from_augmented(gram, moment, square, samples).solve("gcv")
-        return solve_ridge(gram, moment, gram.new_tensor(self.ridge)), Choice(float(self.ridge), "given")
-
-    def left_out(
-        self, cohort: TaskStatistics, x: Tensor, scores: Tensor, targets: Tensor, weight: Tensor, groups: Tensor | None
-    ) -> Tensor:
-        """Return the scores (n, C_j) of learned samples without those of their group.
-
-        Args:
-            cohort: solved.
-            x: (n, d+1) ``[1; z]`` of the samples.
-            scores: (n, C_j) of the cohort's classes.
-            targets: (n, C_j), ±L.
-            weight: (n,) of each sample in the cohort's sums; 0 where it was never seen.
-            groups: (n,) int64 number of each sample's group; None where each stands alone.
-        """
-        positive, negative = self.slopes
-        result = scores.double().clone()
-        for columns, gram in self.systems(cohort):
-            ridge = cohort.ridge_used[columns][0].item()
-            if self.ridge == "gcv":
-                centred = Centred.from_augmented(gram, gram[:, :0], gram.new_zeros(()), 0)
-                half = centred.half_products(x[:, 1:], ridge, gram[0, 0])
-            else:
-                half = half_products(gram, gram.new_tensor(ridge), x)
-            # Both slopes are equal unless each class has a system of its own, of one column.
-            slope = negative + (positive - negative) * (targets[:, columns][:, 0] > 0).double()
-            result[:, columns] = left_out_together(
-                scores[:, columns], half, slope * weight, targets[:, columns], groups
-            )
-        return result
-
-
 class CIFNetHead(Head):
     """The paper's classifier (Section "Closed-Form Incremental Classifier"), solved per cohort.
 
@@ -264,7 +187,6 @@ class CIFNetHead(Head):
         self.slopes = squared_slopes(weighting, epsilon)
         self.epsilon, self.update_past, self.weighting = epsilon, update_past, weighting
         self.tells_novelty = update_past  # else no cohort has seen the samples of all classes
-        self.regression = WeightedRidge(self.ridge, weighting, self.limit, self.slopes)
         self.cohorts = nn.ModuleList()
         self.increment: Sums | None = None
         self.past_increment: Sums | None = None
@@ -277,7 +199,7 @@ class CIFNetHead(Head):
         return Sums(self.in_features + 1, classes, per_class=per_class, dtype=self.dtype).to(self.labels.device)
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
-        self.cohorts.append(TaskStatistics(self._new_sums(new), len(self.labels) - new))
+        self.cohorts.append(Cohort(self._new_sums(new), len(self.labels) - new))
 
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
         first = len(self.labels) - len(self._latest.sums.counts)
@@ -296,11 +218,11 @@ class CIFNetHead(Head):
         self.past_shown = joined_weights(shown, self.past_shown) if len(self.past_shown) else shown
 
     @property
-    def _parts(self) -> list[TaskStatistics]:
-        return cast("list[TaskStatistics]", list(self.cohorts))
+    def _parts(self) -> list[Cohort]:
+        return cast("list[Cohort]", list(self.cohorts))
 
     @property
-    def _latest(self) -> TaskStatistics:
+    def _latest(self) -> Cohort:
         return self._parts[-1]
 
     def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
@@ -337,7 +259,7 @@ class CIFNetHead(Head):
         """Solve the cohorts that are out of date."""
         self.weights()
 
-    @exact
+    @in_full_precision
     def weights(self) -> Tensor:
         """Return (d+1, C) weights of all classes in column order, row 0 the bias.
 
@@ -345,9 +267,40 @@ class CIFNetHead(Head):
         """
         for cohort in self._parts:
             if cohort.stale:
-                self.regression.solve(cohort)
+                self._solve_cohort(cohort)
         none = torch.zeros(self.in_features + 1, 0, dtype=self.dtype, device=self.labels.device)
         return torch.cat([none, *(cohort.weights for cohort in self._parts)], dim=1)
+
+    def _solve_cohort(self, cohort: Cohort) -> None:
+        """Solve ``(A_j + λI)⁻¹M_j``; each sample weighs the squared slope at its target."""
+        sums, (positive, negative) = cohort.sums, self.slopes
+        total, samples = sums.gram[0], int(sums.seen)
+        moment = self.limit * (positive * sums.class_sums - negative * (total - sums.class_sums)).T
+        square = self.limit**2 * (positive * sums.class_sums[:, 0] + negative * (total[0] - sums.class_sums[:, 0]))
+        weights, choices = [], []
+        for columns, gram in self._systems(cohort):
+            if self.ridge == "gcv":
+                regression = Centred.from_augmented(gram, moment[:, columns], square[columns].sum(), samples)
+                solved, choice = regression.solve("gcv")
+            else:
+                solved = solve_ridge(gram, moment[:, columns], gram.new_tensor(self.ridge))
+                choice = Choice(float(self.ridge), "given")
+            weights.append(solved)
+            choices += [choice] * solved.shape[1]
+        cohort.weights = torch.cat(weights, dim=1)
+        cohort.ridge_used = cohort.ridge_used.new_tensor([choice.ridge for choice in choices])
+        cohort.positions = [choice.position for choice in choices]
+        cohort.stale.fill_(False)
+
+    def _systems(self, cohort: Cohort) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the columns of the cohort that share a Gram matrix, and this matrix (d+1, d+1), weighted by slopes."""
+        sums, (positive, negative) = cohort.sums, self.slopes
+        gram = negative * sums.gram
+        if self.weighting == "derivative":
+            yield slice(None), gram
+        else:
+            for c in range(len(sums.counts)):
+                yield slice(c, c + 1), gram + (positive - negative) * sums.class_gram(c)
 
     def _scores(self, z: Tensor) -> Tensor:
         return self.scoring()(z)
@@ -369,11 +322,40 @@ class CIFNetHead(Head):
             cohort_columns = slice(start, start + len(cohort.sums.counts))
             targets = signed_targets(columns, len(self.labels), self.limit)[:, cohort_columns]
             weight = self._weights_in(cohort, columns, cohort_columns)
-            parts.append(self.regression.left_out(cohort, x, scores[:, cohort_columns], targets, weight, groups))
+            parts.append(self._left_out_of(cohort, x, scores[:, cohort_columns], targets, weight, groups))
             start = cohort_columns.stop
         return torch.cat(parts, dim=1)
 
-    def _weights_in(self, cohort: TaskStatistics, columns: Tensor, cohort_columns: slice) -> Tensor:
+    def _left_out_of(
+        self, cohort: Cohort, x: Tensor, scores: Tensor, targets: Tensor, weight: Tensor, groups: Tensor | None
+    ) -> Tensor:
+        """Return the scores (n, C_j) of learned samples without those of their group.
+
+        Args:
+            cohort: solved.
+            x: (n, d+1) ``[1; z]`` of the samples.
+            scores: (n, C_j) of the cohort's classes.
+            targets: (n, C_j), ±L.
+            weight: (n,) of each sample in the cohort's sums; 0 where it was never seen.
+            groups: (n,) int64 number of each sample's group; None where each stands alone.
+        """
+        positive, negative = self.slopes
+        result = scores.double().clone()
+        for columns, gram in self._systems(cohort):
+            ridge = cohort.ridge_used[columns][0].item()
+            if self.ridge == "gcv":
+                regression = Centred.from_augmented(gram, gram[:, :0], gram.new_zeros(()), 0)
+                half = regression.half_products(x[:, 1:], ridge, gram[0, 0])
+            else:
+                half = half_products(gram, gram.new_tensor(ridge), x)
+            # Both slopes are equal unless each class has a system of its own, of one column.
+            slope = negative + (positive - negative) * (targets[:, columns][:, 0] > 0).double()
+            result[:, columns] = left_out_together(
+                scores[:, columns], half, slope * weight, targets[:, columns], groups
+            )
+        return result
+
+    def _weights_in(self, cohort: Cohort, columns: Tensor, cohort_columns: slice) -> Tensor:
         """Return (n,) float64 weight that samples of the classes at ``columns`` have in the cohort's sums."""
         weight = torch.ones(len(columns), dtype=torch.float64, device=columns.device)
         earlier, later = columns < cohort_columns.start, columns >= cohort_columns.stop
@@ -481,14 +463,15 @@ class CIFNetHead(Head):
         shapes = {n: sizes for n, sizes in super().expected_shapes(task_sizes).items() if not n.startswith(first)}
         for task, classes in enumerate(task_sizes):
             prefix = f"cohorts.{task}."
-            shapes |= renamed(super().expected_shapes([classes]), first, prefix)
+            alone = super().expected_shapes([classes])
+            shapes |= {n.replace(first, prefix): sizes for n, sizes in alone.items() if n.startswith(first)}
             shapes[prefix + "past_weight"] = (frozenset({sum(task_sizes[:task])}),)  # one for each earlier class
         return shapes
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)
         prefixes = {key.split(".")[1] for key in state if key.startswith("cohorts.")}
-        self.cohorts = nn.ModuleList(TaskStatistics(self._new_sums(0)) for _ in prefixes)
+        self.cohorts = nn.ModuleList(Cohort(self._new_sums(0)) for _ in prefixes)
         parts = {key.split(".")[0] for key in state}
         self.increment = self._new_sums(0) if "increment" in parts else None
         self.past_increment = self._new_sums(0) if "past_increment" in parts else None

@@ -11,21 +11,22 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.heads.acil import ACILHead, fingerprint
-from cifnet_pl.heads.base import Dtype, Metric, Ridge, check_share, exact
+from cifnet_pl.heads.base import Dtype, Metric, check_share, in_full_precision
 from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
     Centred,
     ClassMoments,
-    ClassSums,
     Discriminant,
+    Ridge,
+    Sums,
     augment,
     factorise,
     gcv_ridge,
-    shared_groups,
     solve_ridge,
+    within_scatter,
 )
 from cifnet_pl.statistics.ridge import spectrum
-from cifnet_pl.statistics.sums import ClassGrams, Sums, unpack
+from cifnet_pl.statistics.sums import unpack
 from cifnet_pl.utilities.errors import CheckpointError, UsageError, check_choice
 
 Shrinkage = float | Literal["gcv", "oas"]
@@ -48,10 +49,9 @@ class NCMHead(SumsHead):
 
     title = "NCM"
     counterexamples = linear = tells_novelty = False
-    sums_type = ClassSums
 
     def __init__(self, in_features: int, metric: Metric = "cosine", dtype: Dtype = "float64"):
-        super().__init__(in_features, in_features + 1, dtype)
+        super().__init__(in_features, in_features + 1, dtype, gram=False)
         check_choice("metric", metric, Metric)
         self.metric = metric
 
@@ -88,9 +88,6 @@ class SLDAHead(SumsHead):
     title = "SLDA"
     leaves_one_out = True
 
-    sums: Sums
-    increment: Sums | None
-
     shrinkage_used: Tensor
 
     def __init__(self, in_features: int, shrinkage: Shrinkage = "gcv", dtype: Dtype = "float64"):
@@ -120,16 +117,11 @@ class SLDAHead(SumsHead):
         alpha = min(self.shrinkage_used.item(), ALMOST_ONE)
         ridge = alpha / (1 - alpha) * (sums.mass * scale).item()  # that of the scatter; it stays as it is
         rule = Discriminant.from_sums(sums.mass * within, sums.class_sums, sums.mass, ridge)
-        rows, weight = self._rows(z), self._learned_weight(columns)
-        scores = rule.left_out(rows, columns, weight)
-        for group in shared_groups(groups) if groups is not None else ():
-            scores[group] = rule.left_out_together(rows[group], columns[group], weight[group])
-        return scores / (1 - alpha)
+        return rule.left_out(self._rows(z), columns, self._learned_weight(columns), groups) / (1 - alpha)
 
     def within_scatter(self) -> Tensor:
         """Return (d, d) ``Σ ω zzᵀ − Σ_c n_c μ_c μ_cᵀ`` over all samples, those of removed classes included."""
-        weight, sums = self.sums.class_sums[:, :1], self.sums.class_sums[:, 1:]
-        return self.sums.gram[1:, 1:] - sums.T @ (sums / weight)
+        return within_scatter(self.sums.gram, self.sums.class_sums)
 
     def _choose_shrinkage(self, within: Tensor, scale: float) -> float:
         if isinstance(self.shrinkage, float):
@@ -154,7 +146,7 @@ class SLDAHead(SumsHead):
         super()._keep(columns)
 
 
-def class_means(sums: ClassSums) -> Tensor:
+def class_means(sums: Sums) -> Tensor:
     """Return the weighted means of the classes, (C, p−1).
 
     Args:
@@ -312,11 +304,9 @@ class FeCAMHead(SumsHead):
 
     title = "FeCAM"
     counterexamples = linear = False
-    sums_type = ClassGrams
-    sums: ClassGrams
 
     def __init__(self, in_features: int, power: float = 0.5, shrinkage: float = 1.0, dtype: Dtype = "float64"):
-        super().__init__(in_features, in_features + 1, dtype)
+        super().__init__(in_features, in_features + 1, dtype, gram=False, per_class=True)
         for name, value, most in (("power", power, 1.0), ("shrinkage", shrinkage, float("inf"))):
             if not 0 < value <= most or value == float("inf"):
                 raise UsageError(f"{name} is {value:g}, expected a positive number" + " of at most 1" * (most == 1))
@@ -327,11 +317,8 @@ class FeCAMHead(SumsHead):
         z = z.to(self.dtype)
         return augment(z.sign() * z.abs() ** self.power)
 
-    def _rows(self, z: Tensor) -> Tensor:
-        return self._features(z)[:, 1:]
-
     def _moments(self) -> ClassMoments:
-        gram = unpack(self.sums.grams.sum(dim=0), self.sums.width)
+        gram = unpack(self.sums.class_grams.sum(dim=0), self.sums.width)
         sums = self.sums.class_sums
         return ClassMoments.of(gram[1:, 1:], sums[:, 1:], sums[:, 0], None, sums[:, 0].sum())
 
@@ -341,7 +328,7 @@ class FeCAMHead(SumsHead):
 
     def _correlation(self, column: int) -> Tensor:
         """Return (d, d) shrunk correlation matrix of the class at ``column``, float64."""
-        gram = self.sums.gram(column).double()
+        gram = self.sums.class_gram(column).double()
         mean = gram[0, 1:] / gram[0, 0]
         covariance = gram[1:, 1:] / gram[0, 0] - torch.outer(mean, mean)
         spread, d = covariance.diagonal().mean(), len(covariance)
@@ -353,7 +340,7 @@ class FeCAMHead(SumsHead):
         scale = shrunk.diagonal().rsqrt()
         return scale[:, None] * shrunk * scale
 
-    @exact
+    @in_full_precision
     def refresh(self) -> None:
         """Invert the correlation matrices, if they are not inverted yet."""
         if self._inverses is None and len(self.labels):
@@ -387,7 +374,7 @@ class FeCAMHead(SumsHead):
 
     def state_elements(self) -> dict[str, int]:
         """Count the numbers kept between tasks: C(d+1)(d+2)/2 for the covariances and C(d+1) for the means."""
-        return {"factors": self.sums.grams.numel(), **super().state_elements()}
+        return {"factors": self.sums.class_grams.numel(), **super().state_elements()}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self._inverses = None

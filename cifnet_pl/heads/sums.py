@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from cifnet_pl.heads.base import Dtype, Head
-from cifnet_pl.statistics import ClassMoments, ClassSums, Sums, augment
+from cifnet_pl.statistics import ClassMoments, Sums, augment
 from cifnet_pl.utilities.errors import UsageError
 
 
@@ -23,43 +23,42 @@ class SumsHead(Head):
         in_features: width d of the embeddings.
         width: of the features that the sums are over.
         dtype: of the sums.
+        gram: whether the sums hold the Gram matrix of all samples.
+        per_class: whether they hold one of each class.
+
+    Attributes:
+        linear: whether scores are linear in the features.
+        sums: of all tasks that were solved.
+        increment: sums of what was observed since; None before the first sample.
     """
 
     merges = pools = subtracts = reduces = tells_novelty = True
     linear: ClassVar[bool] = True
-    """Whether scores are linear in the features."""
-    has_bias: ClassVar[bool] = True
-    """Whether the first feature is the constant one."""
 
-    sums_type: type[ClassSums] = Sums
-    sums: ClassSums
-    increment: ClassSums | None
     weights: Tensor
 
-    def __init__(self, in_features: int, width: int, dtype: Dtype = "float64"):
+    def __init__(
+        self, in_features: int, width: int, dtype: Dtype = "float64", *, gram: bool = True, per_class: bool = False
+    ):
         super().__init__(in_features, dtype)
-        self.sums = self.sums_type(width, dtype=self.dtype)
-        self.increment = None
+        self.sums = Sums(width, gram=gram, per_class=per_class, dtype=self.dtype)
+        self.increment: Sums | None = None
         if self.linear:
             self.register_buffer("weights", torch.zeros(width, 0, dtype=self.dtype))
 
     def _features(self, z: Tensor) -> Tensor:
-        """Return (n, width) features of embeddings (n, d), in the dtype of the sums."""
+        """Return (n, width) features of embeddings (n, d), in the dtype of the sums; here ``x̃ = [1; z]``."""
         return augment(z, self.dtype)
 
     def _scores(self, z: Tensor) -> Tensor:
         return (self._features(z) @ self.weights).double()
 
     def _rows(self, z: Tensor) -> Tensor:
-        features = self._features(z)
-        return features[:, 1:] if self.has_bias else features
+        return self._features(z)[:, 1:]
 
     def _moments(self) -> ClassMoments:
-        sums = cast(Sums, self.sums)
-        gram, of_classes, mass = sums.gram, sums.class_sums, sums.mass
-        if self.has_bias:
-            return ClassMoments.of(gram[1:, 1:], of_classes[:, 1:], of_classes[:, 0], gram[0], mass)
-        return ClassMoments.of(gram, of_classes, sums.class_mass, None, mass)
+        gram, sums = self.sums.gram, self.sums.class_sums
+        return ClassMoments.of(gram[1:, 1:], sums[:, 1:], sums[:, 0], gram[0], self.sums.mass)
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         self.sums.grow(new)
@@ -70,10 +69,9 @@ class SumsHead(Head):
     def _note_copies(self, count: int) -> None:
         self._open_increment().note_copies(count)
 
-    def _open_increment(self) -> ClassSums:
+    def _open_increment(self) -> Sums:
         if self.increment is None:
-            sums = self.sums_type(self.sums.width, len(self.labels), dtype=self.dtype)
-            self.increment = sums.to(self.labels.device)
+            self.increment = self.sums.empty(len(self.labels))
         return self.increment
 
     def _solve(self) -> None:
@@ -129,7 +127,7 @@ class SumsHead(Head):
         """
         elements = {"moments": self.sums.class_sums.numel()}
         if self.linear:
-            elements |= {"factors": cast(Sums, self.sums).products.numel(), "weights": self.weights.numel()}
+            elements |= {"factors": self.sums.products.numel(), "weights": self.weights.numel()}
         return elements
 
     def _before_load(self, state: Mapping[str, Any]) -> None:

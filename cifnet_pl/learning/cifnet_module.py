@@ -97,8 +97,6 @@ class CIFNetModule(TaskModule):
             if not self.head.reduces and self.trainer.world_size > 1:
                 name, processes = type(self.head).__name__, self.trainer.world_size
                 raise UsageError(f"{name} learns in one process, not in {processes}: --trainer.devices 1")
-            if note := self.head.about_remembering(self.data.source.class_names):
-                rank_zero_info(note)
         self.engine()
 
     def engine(self) -> str:

@@ -146,8 +146,8 @@ class Classifier(Model):
         Raises:
             UsageError, UnsupportedError: as for :class:`~cifnet_pl.model.open_set.Judge`.
         """
-        # The stage is another one after every change of the head, and so are the labels of the buffer.
-        state = (self.head.stage, self.buffer.y if self.buffer is not None else None)
+        # What is derived is another object after every change of the head, and so are the labels of the buffer.
+        state = (self.head.derived, self.buffer.y if self.buffer is not None else None)
         asked = (unknown, coverage, per_class, float(self.head.temperature), tuple(self.class_names))
         if self._judges is None or any(a is not b for a, b in zip(self._judges[0], state, strict=True)):
             self._judges = (state, {})

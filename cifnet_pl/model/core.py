@@ -404,7 +404,6 @@ class Model:
             self.buffer.discard_pending()
         if new or not old:
             start = max(label.values(), default=-1) + 1
-            self.head.note_names({start + k: names[i] for k, i in enumerate(new)})
             self.head.begin_task(range(start, start + len(new)), counts_of(new))
             self.class_names += [names[i] for i in new]
         self._task = TaskUnderWay(bool(new), more)

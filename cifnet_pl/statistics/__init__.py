@@ -6,16 +6,17 @@ from cifnet_pl.statistics.ridge import (
     GCV_GRID,
     Centred,
     Choice,
-    Place,
+    Position,
+    Ridge,
     factorise,
     gcv_ridge,
     half_products,
     left_out_together,
     shared_groups,
-    solve_gcv,
+    solve,
     solve_ridge,
 )
-from cifnet_pl.statistics.sums import ClassSums, Sums, augment
+from cifnet_pl.statistics.sums import Sums, augment
 
 __all__ = [
     "GCV_GRID",
@@ -23,9 +24,9 @@ __all__ = [
     "Choice",
     "ClassDistances",
     "ClassMoments",
-    "ClassSums",
     "Discriminant",
-    "Place",
+    "Position",
+    "Ridge",
     "Sums",
     "augment",
     "comparable",
@@ -39,7 +40,7 @@ __all__ = [
     "near_limit",
     "resembles",
     "shared_groups",
-    "solve_gcv",
+    "solve",
     "solve_ridge",
     "within_scatter",
 ]

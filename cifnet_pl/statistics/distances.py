@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics.ridge import ROUNDING, factorise, fewest_rows
+from cifnet_pl.statistics.ridge import ROUNDING, factorise, fewest_rows, shared_groups
 
 
 @dataclass(frozen=True)
@@ -126,50 +126,22 @@ class ClassDistances:
         unit = torch.nn.functional.normalize(x.double(), dim=1)
         return unit * (self.length if length is None else length[:, None])
 
-    def near(self, x: Tensor) -> Tensor:
-        """Compute the squared distance of each row to the nearest class mean.
-
-        Args:
-            x: (n, p) rows.
-
-        Returns:
-            (n,) float64.
-        """
-        return self._nearest(self.stretched(x) - self.centre, self.within_inverse)
-
-    def overall(self, x: Tensor) -> Tensor:
-        """Compute the squared distance of each row to the mean of all.
-
-        Args:
-            x: (n, p) rows.
-
-        Returns:
-            (n,) float64.
-        """
-        q = self.stretched(x) - self.centre
-        return self.moments.mass * _quadratic(q, self.total_inverse)
-
     def relative(self, share: float) -> Callable[[Tensor], Tensor]:
         """Return a function that computes relative distances by one product with a (p, p) matrix.
 
         Args:
-            share: of the overall distance that is subtracted.
+            share: of the overall distance that is subtracted; 0 for the distance to the nearest class mean alone.
 
         Returns:
             Function from rows (n, p) to (n,) ``near(x) − share·overall(x)``.
         """
-        inverse, _ = self.within_inverse - share * self.total_inverse, self._from_means
-        return lambda x: self._nearest(self.stretched(x) - self.centre, inverse)
+        inverse, (towards, offset) = self.within_inverse - share * self.total_inverse, self._from_means
 
-    def _nearest(self, q: Tensor, inverse: Tensor) -> Tensor:
-        """Return the smallest distance over classes, (n,), from centred rows q (n, p).
+        def measure(x: Tensor) -> Tensor:
+            q = self.stretched(x) - self.centre
+            return self.moments.mass * (_quadratic(q, inverse) + (offset - 2 * q @ towards).min(dim=1).values)
 
-        Args:
-            q: (n, p) stretched and centred.
-            inverse: (p, p) of the term ``qᵀ·inverse·q`` that all classes share.
-        """
-        towards, offset = self._from_means
-        return self.moments.mass * (_quadratic(q, inverse) + (offset - 2 * q @ towards).min(dim=1).values)
+        return measure
 
     @cached_property
     def _from_means(self) -> tuple[Tensor, Tensor]:
@@ -179,8 +151,10 @@ class ClassDistances:
 
     # ------------------------------------------------------------------ leave one out
 
-    def left_out(self, x: Tensor, columns: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return :meth:`near` and :meth:`overall` of learned rows, each as if that row had not been learned.
+    def left_out(
+        self, x: Tensor, columns: Tensor, weight: Tensor, groups: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the distances near and overall of learned rows, each as if it, or its group, had not been learned.
 
         Taking a row of weight ω out of its class c changes every scatter by a matrix of rank one,
         ``S_w − ω n_c/(n_c − ω)·(x − μ_c)(x − μ_c)ᵀ``, whose inverse is that of Sherman and Morrison. λ stays the same.
@@ -189,6 +163,7 @@ class ClassDistances:
             x: (n, p).
             columns: (n,) class of each.
             weight: (n,) ω of each in the sums.
+            groups: (n,) int64 number of each row's group; None where each stands alone.
 
         Returns:
             (n,) twice, float64. The only row of a class gets its distance to the other classes; NaN where there is no
@@ -197,13 +172,16 @@ class ClassDistances:
         x, moments, weight = x.double(), self.moments, weight.double()
         left = moments.mass - weight
         q = self.stretched(x, ((moments.square - weight * x.square().sum(dim=1)).clamp_min(0) / left).sqrt())
-        q, x = q - self.centre, x - self.centre
-        near = left * self._near_left_out(q, x, columns, weight)
-        overall = left * self._overall_left_out(q, x, weight)
-        return near.masked_fill(near.isinf(), torch.nan), overall
+        q, away = q - self.centre, x - self.centre
+        near = left * self._near_left_out(q, away, columns, weight)
+        near = near.masked_fill(near.isinf(), torch.nan)
+        overall = left * self._overall_left_out(q, away, weight)
+        for rows in shared_groups(groups):
+            near[rows], overall[rows] = self.left_out_together(x[rows], columns[rows], weight[rows])
+        return near, overall
 
     def left_out_together(self, x: Tensor, columns: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return :meth:`near` and :meth:`overall` of rows that were learned, as if none of them had been learned.
+        """Return the distances near and overall of rows that were learned, as if none of them had been learned.
 
         λ stays the same. Each class loses ``Σ ω vvᵀ + ssᵀ/(n_c − W)`` of its scatter and ``s/(n_c − W)`` of its mean,
         with ``v = x − μ_c`` and s, W the sums of ωv and ω over its rows here: a change of few directions (Woodbury).
@@ -342,8 +320,8 @@ class Discriminant:
         bias = -0.5 * (self.means.T * direction).sum(dim=0)
         return torch.cat([bias[None], direction])
 
-    def left_out(self, z: Tensor, columns: Tensor, weight: Tensor) -> Tensor:
-        """Return the scores (n, C) of learned rows, each as if that one had not been learned, at the same λ.
+    def left_out(self, z: Tensor, columns: Tensor, weight: Tensor, groups: Tensor | None = None) -> Tensor:
+        """Return the scores (n, C) of learned rows, each as if it, or its group, had not been learned, at the same λ.
 
         Without a row of class c and weight ω, with ``v = z − μ_c``, the scatter is ``S − β vvᵀ`` with
         ``β = ωn_c/(n_c − ω)``, and the mean ``μ_c − ω/(n_c − ω) v``. So every product ``aᵀ(S + λI)⁻¹b`` grows by
@@ -353,12 +331,13 @@ class Discriminant:
             z: (n, d) rows that are in the sums.
             columns: (n,) int64 class of each.
             weight: (n,) ω of each.
+            groups: (n,) int64 number of each row's group; None where each stands alone.
 
         Returns:
             NaN for a class that had no other row.
         """
         mass, remaining = self.class_mass[columns], self.class_mass[columns] - weight
-        only = remaining <= 1e-9 * mass  # the difference is rounding
+        only = remaining <= ROUNDING * mass
         remaining = torch.where(only, torch.ones_like(remaining), remaining)
         means, centred = self._half(self.means), self._half(z.double() - self.means[columns])
         row = centred + means[columns]  # half products: aᵀ(S + λI)⁻¹b is their inner product
@@ -376,7 +355,10 @@ class Discriminant:
         along_means = along_means.index_put((n, columns), onto_own - shift * spread)
         score = cross - square / 2 + gamma[:, None] * (along_row[:, None] - along_means / 2) * along_means
         score = (self.mass - weight)[:, None] * score
-        return score.index_put((n[only], columns[only]), score.new_tensor(torch.nan))
+        score = score.index_put((n[only], columns[only]), score.new_tensor(torch.nan))
+        for rows in shared_groups(groups):
+            score[rows] = self.left_out_together(z[rows], columns[rows], weight[rows])
+        return score
 
     def left_out_together(self, z: Tensor, columns: Tensor, weight: Tensor) -> Tensor:
         """Return the scores (m, C) of learned rows as if none of them had been learned, at the same λ.
@@ -396,7 +378,7 @@ class Discriminant:
         lost = torch.zeros_like(self.class_mass).index_add(0, columns, weight.double())
         moved = torch.zeros_like(self.means).index_add(0, columns, weight.double()[:, None] * v)
         remaining = self.class_mass - lost
-        gone = remaining <= 1e-9 * self.class_mass
+        gone = remaining <= ROUNDING * self.class_mass
         remaining = torch.where(gone, torch.ones_like(remaining), remaining)[:, None]
         moved = moved.masked_fill(gone[:, None], 0.0)
         touched = torch.unique(columns)

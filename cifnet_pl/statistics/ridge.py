@@ -17,6 +17,9 @@ from torch import Tensor
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.memory import one_thread
 
+Ridge = float | Literal["gcv"]
+"""A positive number, or "gcv": chosen by generalised cross-validation at every solve."""
+
 
 def solve_ridge(gram: Tensor, moment: Tensor, penalty: Tensor, overwrite: bool = False) -> Tensor:
     """Return ``(gram + diag(penalty))⁻¹ moment`` by one Cholesky factorisation (eq:weights_rrls without the SVD).
@@ -143,7 +146,11 @@ def _few_threads(width: int) -> AbstractContextManager[None]:
 
 @cache
 def _routine(name: str, arguments: int) -> Callable[..., None]:
-    """Return a LAPACK routine, all of whose arguments are pointers; ctypes lets go of Python's lock while it runs."""
+    """Return a LAPACK routine, all of whose arguments are pointers.
+
+    ctypes lets go of Python's lock while it runs. scipy's own wrappers hold it: a service would answer nobody for
+    0.12 s (p = 1281) or 16 s (4096).
+    """
     capsule = cython_lapack.__pyx_capi__[name]
     interface = ctypes.pythonapi
     interface.PyCapsule_GetName.restype, interface.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
@@ -191,14 +198,14 @@ def sytrd(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
     return packed, diagonal, below[: count - 1], scales[: count - 1]
 
 
-def stevd(diagonal: np.ndarray, below: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
+def stevd(diagonal: np.ndarray, below: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Compute the eigendecomposition of a tridiagonal matrix by divide and conquer.
 
     Args:
         diagonal, below: (p,) and (p−1,), float64 or float32.
 
     Returns:
-        (p,) eigenvalues, ascending; (p, p) eigenvectors in columns; whether it failed to converge.
+        (p,) eigenvalues, ascending; (p, p) eigenvectors in columns.
     """
     count, dtype = len(diagonal), diagonal.dtype
     values, rest = diagonal.copy(), np.append(below, np.zeros(1, dtype))
@@ -207,7 +214,9 @@ def stevd(diagonal: np.ndarray, below: np.ndarray) -> tuple[np.ndarray, np.ndarr
     work, whole = np.empty(1 + 4 * count + count**2, dtype), np.empty(3 + 5 * count, np.intc)
     with _few_threads(count):
         failed = _call("stevd", dtype, b"V", count, values, rest, vectors, count, work, len(work), whole, len(whole))
-    return values, vectors, bool(failed)
+    if failed:
+        raise np.linalg.LinAlgError("the eigenvalues of the Gram matrix did not converge")
+    return values, vectors
 
 
 FACTORED_FROM = 64
@@ -253,18 +262,17 @@ def spectrum(gram: Tensor, rank: int, columns: int) -> Spectrum:
     factored = gram.device.type == "cpu" and len(gram) >= max(FACTORED_FROM, 2 * columns)
     try:
         gram.diagonal().add_(shift)
-        result = _factored(gram) if factored else _whole(gram)
+        if factored:
+            result = _factored(gram)
+        else:
+            values, vectors = torch.linalg.eigh(gram)
+            result = Spectrum(values, lambda x: vectors.T @ x, lambda x: vectors @ x)
     finally:
         gram.diagonal().copy_(diagonal)
     result.values.sub_(shift)
     result.values[: len(gram) - min(len(gram), rank)] = 0
     result.values[result.values <= torch.finfo(gram.dtype).eps * result.values[-1]] = 0
     return result
-
-
-def _whole(gram: Tensor) -> Spectrum:
-    values, vectors = torch.linalg.eigh(gram)
-    return Spectrum(values, lambda x: vectors.T @ x, lambda x: vectors @ x)
 
 
 def _factored(gram: Tensor) -> Spectrum:
@@ -274,9 +282,7 @@ def _factored(gram: Tensor) -> Spectrum:
     reflectors of all rows but the first, in the form that ormqr applies, as LAPACK's own ormtr does.
     """
     packed, diagonal, below, scales = sytrd(gram.numpy().T)
-    values, vectors, failed = stevd(diagonal, below)
-    if failed:
-        raise np.linalg.LinAlgError("the eigenvalues of the Gram matrix did not converge")
+    values, vectors = stevd(diagonal, below)
     reflectors, scale, inner = torch.from_numpy(packed)[1:, :-1], torch.from_numpy(scales), torch.from_numpy(vectors)
 
     def reflected(x: Tensor, transpose: bool) -> Tensor:
@@ -302,33 +308,37 @@ NOTHING = 1000
 """Energy of the targets per sample, in units of rounding, up to which there is nothing to fit, as with one class."""
 
 
-Place = Literal["inside", "cap", "smallest", "largest", "given"]
-"""Where a ridge lies: "cap" if generalised cross-validation asks for more freedom than is allowed, "smallest" and
-"largest" at an edge of the grid, else "inside"; "given" if it was not chosen now."""
+Position = Literal["inside", "cap", "smallest", "largest", "given"]
+"""Where a ridge lies among the candidates: "smallest" and "largest" at an edge of the grid, else "inside"; "cap" if
+generalised cross-validation asks for more freedom than is allowed; "given" if it was not chosen now."""
 
 
 class Choice(NamedTuple):
-    """A ridge, and where it lies."""
+    """A ridge, and where it lies among the candidates."""
 
     ridge: float
-    place: Place
+    position: Position
 
 
-def solve_gcv(
-    gram: Tensor, moment: Tensor, target_energy: Tensor, samples: int, free: int = 0
+def solve(
+    gram: Tensor, moment: Tensor, ridge: Ridge, target_energy: Tensor, samples: int, free: int = 0, spare: bool = False
 ) -> tuple[Tensor, Choice]:
-    """Return ``(gram + λI)⁻¹ moment`` and the λ that :func:`gcv_ridge` chooses, from one eigendecomposition.
+    """Return ``(gram + λI)⁻¹ moment`` and λ: one Cholesky factorisation, or one eigendecomposition with "gcv".
 
     Args:
         gram: (p, p) symmetric positive semi-definite.
         moment: (p, C).
+        ridge: λ, or "gcv": the one that :func:`gcv_ridge` chooses.
         target_energy: () sum of the squared targets.
         samples: number of distinct samples.
         free: parameters of each class that are fitted without penalty, and are already out of the sums.
+        spare: whether ``gram`` is needed no more, so that it can be changed.
 
     Raises:
-        CifnetError: the sums overflowed.
+        CifnetError: the sums overflowed, or with this ridge they are not positive definite.
     """
+    if ridge != "gcv":
+        return solve_ridge(gram, moment, gram.new_tensor(ridge), overwrite=spare), Choice(float(ridge), "given")
     eigen = spectrum(gram, samples - free, moment.shape[1])
     rotated = torch.where(eigen.values[:, None] > 0, eigen.rotate(moment), 0)
     choice = gcv_ridge(eigen.values, rotated.square().sum(dim=1), target_energy, samples, free)
@@ -371,26 +381,24 @@ def gcv_ridge(eigenvalues: Tensor, energy: Tensor, target_energy: Tensor, sample
     score = rss / freedom.square()
     score[(freedom <= 0) | (grid < SMALLEST * torch.finfo(grid.dtype).eps * eigenvalues.max())] = torch.inf
     allowed = torch.where(freedom < (1 - MOST_FREEDOM) * (free + share.sum() + beyond * spare), torch.inf, score)
-    best = _last_smallest(allowed)
-    return Choice(
-        grid[best].item(), _place(score, best, bool(target_energy > NOTHING * torch.finfo(grid.dtype).eps * samples))
-    )
+    best, unbounded = _last_smallest(allowed), _last_smallest(score)
+    position: Position = "inside"
+    if target_energy > NOTHING * torch.finfo(grid.dtype).eps * samples:
+        if unbounded < best:
+            position = "cap"
+        elif best == len(grid) - 1:
+            position = "largest"
+        elif best == int(score.isfinite().int().argmax()):
+            position = "smallest"
+    return Choice(grid[best].item(), position)
 
 
 def _last_smallest(score: Tensor) -> int:
-    # Ties go to the largest ridge: with nothing to fit (one class so far) the simplest solution is right.
-    """Return the position of the smallest score; of several, the one with the largest ridge."""
+    """Return the position of the smallest score; of several, the one with the largest ridge.
+
+    With nothing to fit (one class so far) all are equal, and the simplest solution is right.
+    """
     return len(score) - 1 - int(score.flip(0).argmin())
-
-
-def _place(score: Tensor, best: int, learnable: bool) -> Place:
-    if not learnable:
-        return "inside"
-    if _last_smallest(score) < best:
-        return "cap"
-    if best == len(score) - 1:
-        return "largest"
-    return "smallest" if best == int(score.isfinite().int().argmax()) else "inside"
 
 
 ROUNDING = 1e-9
@@ -416,28 +424,10 @@ def half_products(gram: Tensor, penalty: Tensor, x: Tensor) -> Tensor:
     return half.T
 
 
-def left_out(scores: Tensor, share: Tensor, targets: Tensor) -> Tensor:
-    """Return the scores of samples without their own part in the solve: ``(score − h·y)/(1 − h)``.
-
-    Args:
-        scores: (n, C) of samples that were learned.
-        share: h, (n,) or (n, C): the sample's weight times its leverage; 0 where it was never seen.
-        targets: (n, C) targets that the solve used.
-
-    Returns:
-        (n, C) float64; NaN where h is 1 but for rounding: without the sample nothing is known of its score.
-
-    Example:
-        >>> left_out(torch.tensor([[2.0]]), torch.tensor([0.5]), torch.tensor([[3.0]])).item()
-        1.0
-    """
-    share = (share if share.ndim == 2 else share[:, None]).double()
-    result = (scores.double() - share * targets) / (1 - share)
-    return result.masked_fill(1 - share < ROUNDING, torch.nan)
-
-
-def shared_groups(groups: Tensor) -> Iterator[Tensor]:
-    """Yield the rows of every group (n,) int64 that has more than one."""
+def shared_groups(groups: Tensor | None) -> Iterator[Tensor]:
+    """Yield the rows of every group (n,) int64 that has more than one; nothing where there are no groups."""
+    if groups is None:
+        return
     order = torch.argsort(groups, stable=True)
     sizes = torch.unique_consecutive(groups[order], return_counts=True)[1]
     for rows in torch.split(order, sizes.tolist()):
@@ -448,6 +438,8 @@ def shared_groups(groups: Tensor) -> Iterator[Tensor]:
 def left_out_together(scores: Tensor, half: Tensor, weight: Tensor, targets: Tensor, groups: Tensor | None) -> Tensor:
     """Return the scores (n, C) of samples without all samples of their group, at the same ridge.
 
+    For one alone it is ``(score − h·y)/(1 − h)`` with h its weight times its leverage.
+
     Args:
         scores: (n, C) of samples that were learned.
         half: (n, p) from :func:`half_products`.
@@ -457,10 +449,16 @@ def left_out_together(scores: Tensor, half: Tensor, weight: Tensor, targets: Ten
 
     Returns:
         (n, C) float64; NaN where without the group nothing is known of a sample's score.
+
+    Example:
+        >>> half = torch.tensor([[0.5**0.5]])  # leverage 0.5
+        >>> left_out_together(torch.tensor([[2.0]]), half, torch.ones(1), torch.tensor([[3.0]]), None).round().item()
+        1.0
     """
     weight, targets, scores = weight.double(), targets.double(), scores.double()
-    result = left_out(scores, weight * half.square().sum(dim=1), targets)
-    for rows in shared_groups(groups) if groups is not None else ():
+    share = (weight * half.square().sum(dim=1))[:, None].double()
+    result = ((scores - share * targets) / (1 - share)).masked_fill(1 - share < ROUNDING, torch.nan)
+    for rows in shared_groups(groups):
         result[rows] = _without_all(scores[rows], half[rows], weight[rows], targets[rows])
     return result
 
@@ -530,7 +528,7 @@ class Centred:
             samples=samples,
         )
 
-    def solve(self, ridge: float | str) -> tuple[Tensor, Choice]:
+    def solve(self, ridge: Ridge) -> tuple[Tensor, Choice]:
         """Solve for the weights.
 
         Args:
@@ -539,11 +537,7 @@ class Centred:
         Returns:
             The weights (d+1, C) with the bias in row 0, and the ridge used.
         """
-        if ridge == "gcv":
-            weights, chosen = solve_gcv(self.gram, self.moment, self.target_energy, self.samples, free=1)
-        else:
-            chosen = Choice(float(ridge), "given")
-            weights = solve_ridge(self.gram, self.moment, self.gram.new_tensor(chosen.ridge))
+        weights, chosen = solve(self.gram, self.moment, ridge, self.target_energy, self.samples, free=1)
         bias = self.target_mean - self.mean @ weights
         return torch.cat([bias[None], weights]), chosen
 

@@ -106,7 +106,7 @@ def augment(z: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return torch.cat([z.new_ones(len(z), 1, dtype=dtype), z], dim=1).to(dtype)
 
 
-class ClassSums(GrowingModule):
+class Sums(GrowingModule):
     """Sums and counts of weighted rows ``x`` of width p, some of them belonging to one of C classes.
 
     Buffers (dtype as given, float64 unless told otherwise):
@@ -115,10 +115,15 @@ class ClassSums(GrowingModule):
         seen: () int64, number of distinct rows in all, whether or not they belong to one of the classes; copies that
             are known (``note_copies``) do not count.
         mass: () ``Σ ω`` over all rows.
+        products: with ``gram`` only, ``Σ ω x xᵀ`` over all rows, packed (:func:`pack`). While rows are added they are
+            summed up in a square, which is packed in ``settle``. Read ``gram``.
+        class_grams: with ``per_class`` only, (C, …), ``Σ_{y=c} ω x xᵀ``, packed. They leave with their class.
 
     Args:
         width: number of features p, the bias feature included where there is one.
         classes: number of classes C.
+        gram: whether to keep the Gram matrix of all rows.
+        per_class: whether to keep a Gram matrix of each class.
         dtype: of the sums.
     """
 
@@ -126,18 +131,38 @@ class ClassSums(GrowingModule):
     counts: Tensor
     seen: Tensor
     mass: Tensor
+    products: Tensor
+    class_grams: Tensor
 
-    def __init__(self, width: int, classes: int = 0, *, dtype: torch.dtype = torch.float64):
+    def __init__(
+        self,
+        width: int,
+        classes: int = 0,
+        *,
+        gram: bool = True,
+        per_class: bool = False,
+        dtype: torch.dtype = torch.float64,
+    ):
         super().__init__()
+        self.width, self.has_gram, self.per_class = width, gram, per_class
+        shape = packed_shape(width)
         self.register_buffer("class_sums", torch.zeros(classes, width, dtype=dtype))
         self.register_buffer("counts", torch.zeros(classes, dtype=torch.int64))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         self.register_buffer("mass", torch.zeros((), dtype=dtype))
+        self.register_buffer("products", torch.zeros(shape, dtype=dtype) if gram else None)
+        self.register_buffer("class_grams", torch.zeros(classes, *shape, dtype=dtype) if per_class else None)
+        self._square: Tensor | None = None  # (p, p), where rows are being added: then it holds all of the products
 
     @property
-    def width(self) -> int:
-        """Number of features p, the bias feature included where there is one."""
-        return self.class_sums.shape[1]
+    def gram(self) -> Tensor:
+        """(p, p) ``Σ ω x xᵀ`` over all rows; a copy, made at each reading."""
+        self.settle()
+        return unpack(self.products, self.width)
+
+    def class_gram(self, column: int) -> Tensor:
+        """Return (p, p) ``Σ_{y=c} ω x xᵀ`` of the class at ``column``; only ``per_class``."""
+        return unpack(self.class_grams[column], self.width)
 
     @property
     def class_mass(self) -> Tensor:
@@ -147,10 +172,30 @@ class ClassSums(GrowingModule):
         """
         return self.mass * self.counts / torch.maximum(self.seen, self.counts.sum())
 
+    def empty(self, classes: int) -> Sums:
+        """Return sums of the same kind over no rows, on the same device, with ``classes`` classes."""
+        dtype, device = self.class_sums.dtype, self.class_sums.device
+        return Sums(self.width, classes, gram=self.has_gram, per_class=self.per_class, dtype=dtype).to(device)
+
+    def of_class(self, column: int) -> Sums:
+        """Return the sums over the rows of the class at ``column`` alone; only ``per_class`` and with ``gram``."""
+        sums = self.empty(1)
+        sums.class_sums[0], sums.counts[0] = self.class_sums[column], self.counts[column]
+        sums.seen += self.counts[column]
+        sums.mass += self.class_sums[column, 0]
+        sums.class_grams[0] = self.class_grams[column]
+        sums.products = self.class_grams[column].clone()
+        return sums
+
+    # ------------------------------------------------------------------ rows
+
     def grow(self, classes: int) -> None:
         """Make room for ``classes`` more classes, at the end, with zero sums."""
         self.class_sums = torch.cat([self.class_sums, self.class_sums.new_zeros(classes, self.width)])
         self.counts = torch.cat([self.counts, self.counts.new_zeros(classes)])
+        if self.per_class:
+            more = self.class_grams.new_zeros(classes, *packed_shape(self.width))
+            self.class_grams = torch.cat([self.class_grams, more])
 
     def add(self, x: Tensor, index: Tensor, weight: Tensor | None = None) -> None:
         """Add rows.
@@ -165,7 +210,17 @@ class ClassSums(GrowingModule):
             weighted = x if weight is None else x * weight.to(x)[:, None]
             self.seen += len(x)
             self.mass += len(x) if weight is None else weight.to(x).sum()
-            self._add_rows(x, weighted, index)
+            if self.has_gram:
+                if self._square is None:
+                    self._square, self.products = unpack(self.products, self.width), self.products.new_zeros(0, 0)
+                add_lower_(self._square, weighted, x)
+            member = index >= 0
+            if not member.all():
+                x, weighted, index = x[member], weighted[member], index[member]
+            self.class_sums.index_add_(0, index, weighted)
+            self.counts += torch.bincount(index, minlength=len(self.counts))
+            for c in torch.unique(index).tolist() if self.per_class else ():
+                self.class_grams[c] += pack(weighted[index == c].T @ x[index == c])
 
     def note_copies(self, count: int) -> None:
         """Count rows as copies of others: ``seen`` falls, the sums stay.
@@ -174,93 +229,6 @@ class ClassSums(GrowingModule):
             count: number of rows; a negative number takes an earlier call back.
         """
         self.seen -= count
-
-    def _add_rows(self, x: Tensor, weighted: Tensor, index: Tensor) -> None:
-        """Add rows (n, p) and their weighted form (n, p) to what depends on their classes ``index`` (n,)."""
-        member = index >= 0
-        if not member.all():
-            weighted, index = weighted[member], index[member]
-        self.class_sums.index_add_(0, index, weighted)
-        self.counts += torch.bincount(index, minlength=len(self.counts))
-
-    def merge(self, other: ClassSums, columns: Tensor | None = None, sign: int = 1) -> None:
-        """Add or subtract the sums of another object.
-
-        Args:
-            other: sums of the same kind and width.
-            columns: (C',) int64 column of each of its classes here; None if the classes are the same.
-            sign: 1 to add, -1 to subtract.
-        """
-        device = self.class_sums.device
-        if columns is None:
-            columns = torch.arange(len(other.counts), device=device)
-        self.class_sums.index_add_(0, columns, sign * other.class_sums.to(device))
-        self.counts.index_add_(0, columns, sign * other.counts.to(device))
-        self.seen += sign * other.seen.to(device)
-        self.mass += sign * other.mass.to(device)
-
-    def keep(self, columns: Tensor) -> None:
-        """Drop all classes but those in ``columns``."""
-        self.class_sums = self.class_sums[columns]
-        self.counts = self.counts[columns]
-
-    def reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
-        """Sum over processes.
-
-        Args:
-            sum_in_place: replaces a tensor by its sum over processes; called for every tensor, in a fixed order.
-        """
-        for tensor in (self.class_sums, self.counts, self.seen, self.mass):
-            sum_in_place(tensor)
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        for name in ("products", "class_grams"):  # versions before 0.2 stored them empty where there is no Gram matrix
-            if name not in self._buffers and prefix + name in state_dict and not state_dict[prefix + name].numel():
-                del state_dict[prefix + name]
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-    def _before_load(self, state: Mapping[str, Any]) -> None:
-        stored = state.get("class_sums")
-        if isinstance(stored, Tensor) and stored.shape[1:] != (self.width,):
-            raise CheckpointError(
-                f"stored class sums have shape {tuple(stored.shape)}, expected (classes, {self.width}): "
-                "they are of embeddings of another width"
-            )
-
-
-class Sums(ClassSums):
-    """:class:`ClassSums` and the Gram matrix of all rows.
-
-    Buffers, besides those of :class:`ClassSums`:
-        products: ``Σ ω x xᵀ`` over all rows, as a triangle (:mod:`cifnet_pl.statistics.sums`). While rows
-            are added they are summed up in a square, which becomes part of it in ``settle``. Read ``gram``.
-        class_grams: (C, …), ``Σ_{y=c} ω x xᵀ`` as triangles; empty (0, …) unless ``per_class``.
-
-    Args:
-        width, classes, dtype: as for :class:`ClassSums`.
-        per_class: whether to keep a Gram matrix for each class.
-    """
-
-    products: Tensor
-    class_grams: Tensor
-
-    def __init__(self, width: int, classes: int = 0, *, per_class: bool = False, dtype: torch.dtype = torch.float64):
-        super().__init__(width, classes, dtype=dtype)
-        self.per_class = per_class
-        shape = packed_shape(width)
-        self.register_buffer("products", torch.zeros(shape, dtype=dtype))
-        self.register_buffer("class_grams", torch.zeros(classes if per_class else 0, *shape, dtype=dtype))
-        self._square: Tensor | None = None  # (p, p), where rows are being added: then it holds all of the products
-
-    @property
-    def gram(self) -> Tensor:
-        """(p, p) ``Σ ω x xᵀ`` over all rows; a copy, made at each reading."""
-        self.settle()
-        return unpack(self.products, self.width)
-
-    def class_gram(self, column: int) -> Tensor:
-        """Return (p, p) ``Σ_{y=c} ω x xᵀ`` of the class at ``column``; only ``per_class``."""
-        return unpack(self.class_grams[column], self.width)
 
     def settle(self) -> None:
         """Pack the square matrix that rows were added to into a triangle, and free the square."""
@@ -272,20 +240,26 @@ class Sums(ClassSums):
         """Free the memory of the Gram matrix; only the sums of the classes are of use afterwards."""
         self.products, self._square = self.products.new_zeros(0, 0), None
 
-    def grow(self, classes: int) -> None:
-        """Make room for ``classes`` more classes, at the end, with zero sums."""
-        super().grow(classes)
-        if self.per_class:
-            more = self.class_grams.new_zeros(classes, *self.class_grams.shape[1:])
-            self.class_grams = torch.cat([self.class_grams, more])
+    # ------------------------------------------------------------------ other sums
 
-    def _add_rows(self, x: Tensor, weighted: Tensor, index: Tensor) -> None:
-        if self._square is None:
-            self._square, self.products = unpack(self.products, self.width), self.products.new_zeros(0, 0)
-        add_lower_(self._square, weighted, x)
-        super()._add_rows(x, weighted, index)
-        for c in torch.unique(index[index >= 0]).tolist() if self.per_class else ():
-            self.class_grams[c] += pack(weighted[index == c].T @ x[index == c])
+    def merge(self, other: Sums, columns: Tensor | None = None, sign: int = 1) -> None:
+        """Add or subtract the sums of another object.
+
+        Args:
+            other: sums of the same kind and width.
+            columns: (C',) int64 column of each of its classes here; None if the classes are the same.
+            sign: 1 to add, -1 to subtract.
+        """
+        device = self.class_sums.device
+        into = torch.arange(len(other.counts), device=device) if columns is None else columns
+        self.class_sums.index_add_(0, into, sign * other.class_sums.to(device))
+        self.counts.index_add_(0, into, sign * other.counts.to(device))
+        self.seen += sign * other.seen.to(device)
+        self.mass += sign * other.mass.to(device)
+        if self.has_gram:
+            self._add_products(other, sign)
+        if self.per_class:
+            self.class_grams.index_add_(0, into, sign * other.class_grams.to(device))
 
     def add_gram_of(self, other: Sums) -> None:
         """Add the rows of ``other`` as rows that belong to none of these classes.
@@ -311,25 +285,9 @@ class Sums(ClassSums):
         self.settle()
         self.products.sub_(pack(rows.T @ rows))
 
-    def merge(self, other: ClassSums, columns: Tensor | None = None, sign: int = 1) -> None:
-        """Add or subtract the sums of another object.
-
-        Args:
-            other: sums of the same kind and width.
-            columns: (C',) int64 column of each of its classes here; None if the classes are the same.
-            sign: 1 to add, -1 to subtract.
-        """
-        assert isinstance(other, Sums)
-        device = self.products.device
-        super().merge(other, columns, sign)
-        self._add_products(other, sign)
-        if self.per_class:
-            into = torch.arange(len(other.counts), device=device) if columns is None else columns
-            self.class_grams.index_add_(0, into, sign * other.class_grams.to(device))
-
     def keep(self, columns: Tensor) -> None:
         """Drop all classes but those in ``columns``; their rows stay in ``gram`` as rows of no class."""
-        super().keep(columns)
+        self.class_sums, self.counts = self.class_sums[columns], self.counts[columns]
         if self.per_class:
             self.class_grams = self.class_grams[columns]
 
@@ -340,9 +298,10 @@ class Sums(ClassSums):
             sum_in_place: replaces a tensor by its sum over processes; called for every tensor, in a fixed order.
         """
         self.settle()
-        sum_in_place(self.products)
-        super().reduce(sum_in_place)
-        sum_in_place(self.class_grams)
+        for tensor in self.buffers():
+            sum_in_place(tensor)
+
+    # ------------------------------------------------------------------ storing
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self.settle()
@@ -353,193 +312,13 @@ class Sums(ClassSums):
         if self._square is not None:  # not settled: nothing that is computed may depend on when a state was stored
             destination[prefix + "products"] = pack(self._square)
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        for name in ("products", "class_grams"):  # files of formats 1 and 2 hold squares
-            stored = state_dict.get(prefix + name)
-            if isinstance(stored, Tensor) and stored.shape[-2:] == (self.width, self.width) != self.products.shape:
-                state_dict[prefix + name] = pack(stored)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
     def _before_load(self, state: Mapping[str, Any]) -> None:
         self._square = None
-        gram, shape = state.get("products"), packed_shape(self.width)
-        if isinstance(gram, Tensor) and gram.shape != shape:
-            raise CheckpointError(
-                f"stored sums have a Gram matrix of shape {tuple(gram.shape)}, expected {shape}: "
-                "they are of embeddings of another width"
-            )
-
-
-class ClassGrams(ClassSums):
-    """:class:`ClassSums` and the Gram matrix of each class, which leaves with its class.
-
-    Buffers, besides those of :class:`ClassSums`:
-        grams: (C, …), ``Σ_{y=c} ω x xᵀ`` as triangles (:mod:`cifnet_pl.statistics.sums`).
-
-    Args:
-        width, classes, dtype: as for :class:`ClassSums`.
-    """
-
-    grams: Tensor
-
-    def __init__(self, width: int, classes: int = 0, *, dtype: torch.dtype = torch.float64):
-        super().__init__(width, classes, dtype=dtype)
-        self.register_buffer("grams", torch.zeros(classes, *packed_shape(width), dtype=dtype))
-
-    def gram(self, column: int) -> Tensor:
-        """Return (p, p) ``Σ_{y=c} ω x xᵀ`` of the class at ``column``."""
-        return unpack(self.grams[column], self.width)
-
-    def grow(self, classes: int) -> None:
-        """Make room for ``classes`` more classes, at the end, with zero sums."""
-        super().grow(classes)
-        self.grams = torch.cat([self.grams, self.grams.new_zeros(classes, *self.grams.shape[1:])])
-
-    def _add_rows(self, x: Tensor, weighted: Tensor, index: Tensor) -> None:
-        super()._add_rows(x, weighted, index)
-        for c in torch.unique(index[index >= 0]).tolist():
-            self.grams[c] += pack(weighted[index == c].T @ x[index == c])
-
-    def merge(self, other: ClassSums, columns: Tensor | None = None, sign: int = 1) -> None:
-        """Add or subtract the sums of another object.
-
-        Args:
-            other: sums of the same kind and width.
-            columns: (C',) int64 column of each of its classes here; None if the classes are the same.
-            sign: 1 to add, -1 to subtract.
-        """
-        assert isinstance(other, ClassGrams)
-        super().merge(other, columns, sign)
-        device = self.grams.device
-        into = torch.arange(len(other.counts), device=device) if columns is None else columns
-        self.grams.index_add_(0, into, sign * other.grams.to(device))
-
-    def keep(self, columns: Tensor) -> None:
-        """Drop all classes but those in ``columns``."""
-        super().keep(columns)
-        self.grams = self.grams[columns]
-
-    def reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
-        """Sum over processes.
-
-        Args:
-            sum_in_place: replaces a tensor by its sum over processes; called for every tensor, in a fixed order.
-        """
-        super().reduce(sum_in_place)
-        sum_in_place(self.grams)
-
-
-class RememberingSums(Sums):
-    """:class:`Sums` with a Gram matrix for each of some classes.
-
-    Buffers, besides those of :class:`Sums`:
-        place: (C,) int64, position of each class's matrix in ``own``; −1 for a class without one.
-        own: (R, …), ``Σ_{y=c} ω x xᵀ`` of R classes, as triangles.
-
-    Args:
-        width, classes, dtype: as for :class:`Sums`.
-    """
-
-    place: Tensor
-    own: Tensor
-
-    def __init__(self, width: int, classes: int = 0, *, dtype: torch.dtype = torch.float64):
-        super().__init__(width, classes, dtype=dtype)
-        self.register_buffer("place", torch.full((classes,), -1, dtype=torch.int64))
-        self.register_buffer("own", torch.zeros(0, *packed_shape(width), dtype=dtype))
-
-    def remember(self, columns: Tensor) -> None:
-        """Keep the matrices of the classes at ``columns`` (n,) from now on; they must have no rows yet."""
-        new = columns[self.place[columns] < 0]
-        self.place[new] = torch.arange(len(self.own), len(self.own) + len(new), device=self.place.device)
-        self.own = torch.cat([self.own, self.own.new_zeros(len(new), *self.own.shape[1:])])
-
-    def share(self, column: int) -> RememberingSums | None:
-        """Return the sums over the rows of one class.
-
-        Args:
-            column: of the class.
-
-        Returns:
-            Sums of that class alone; None if its matrix is not kept.
-        """
-        if self.place[column] < 0:
-            return None
-        sums = RememberingSums(self.width, 1, dtype=self.class_sums.dtype).to(self.class_sums.device)
-        sums.class_sums[0], sums.counts[0] = self.class_sums[column], self.counts[column]
-        sums.seen += self.counts[column]
-        sums.mass += self.class_sums[column, 0]
-        sums.remember(torch.zeros_like(self.place[:1]))
-        sums.own[0] = self.own[self.place[column]]
-        sums.products = sums.own[0].clone()
-        return sums
-
-    def grow(self, classes: int) -> None:
-        """Make room for ``classes`` more classes, at the end, with zero sums and without a matrix."""
-        super().grow(classes)
-        self.place = torch.cat([self.place, self.place.new_full((classes,), -1)])
-
-    def _add_rows(self, x: Tensor, weighted: Tensor, index: Tensor) -> None:
-        super()._add_rows(x, weighted, index)
-        for c in torch.unique(index[index >= 0]).tolist():
-            if self.place[c] >= 0:
-                self.own[self.place[c]] += pack(weighted[index == c].T @ x[index == c])
-
-    def merge(self, other: ClassSums, columns: Tensor | None = None, sign: int = 1) -> None:
-        """Add or subtract the sums of another object.
-
-        A class stays remembered if the matrices of all its rows are kept on both sides.
-
-        Args:
-            other: sums of the same kind and width.
-            columns: (C',) int64 column of each of its classes here; None if the classes are the same.
-            sign: 1 to add, -1 to subtract.
-        """
-        into = torch.arange(len(other.counts)) if columns is None else columns
-        before = self.counts[into] > 0
-        super().merge(other, columns, sign)
-        place = other.place if isinstance(other, RememberingSums) else torch.full_like(other.counts, -1)
-        for c, column in enumerate(into.tolist()):
-            if not other.counts[c]:
-                continue
-            if place[c] < 0:
-                self._drop(column)
-            elif not before[c]:
-                self.remember(into[c : c + 1])
-            if self.place[column] >= 0:
-                assert isinstance(other, RememberingSums)
-                self.own[self.place[column]] += sign * other.own[place[c]].to(self.own.device)
-
-    def _drop(self, column: int) -> None:
-        gone = int(self.place[column])
-        if gone >= 0:
-            self.own = torch.cat([self.own[:gone], self.own[gone + 1 :]])
-            self.place[column] = -1
-            self.place[self.place > gone] -= 1
-
-    def keep(self, columns: Tensor) -> None:
-        """Drop all classes but those in ``columns``, and their matrices."""
-        super().keep(columns)
-        place = self.place[columns]
-        kept = place[place >= 0]
-        self.own = self.own[kept]
-        place[place >= 0] = torch.arange(len(kept), device=place.device)
-        self.place = place
-
-    def reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
-        """Sum over processes.
-
-        Args:
-            sum_in_place: replaces a tensor by its sum over processes; called for every tensor, in a fixed order.
-        """
-        super().reduce(sum_in_place)
-        sum_in_place(self.own)
-
-    def _before_load(self, state: Mapping[str, Any]) -> None:
-        super()._before_load(state)
-        place, matrices = state.get("place"), state.get("own")
-        if isinstance(place, Tensor) and isinstance(matrices, Tensor):
-            used = place[place >= 0].sort().values
-            shape = packed_shape(self.width)
-            if matrices.shape[1:] != shape or not torch.equal(used.cpu(), torch.arange(len(matrices))):
-                raise CheckpointError("the stored matrices of single classes do not fit its classes: it is damaged")
+        packed = packed_shape(self.width)
+        for name, shape in (("class_sums", (self.width,)), ("products", packed), ("class_grams", packed)):
+            stored = state.get(name)
+            if isinstance(stored, Tensor) and stored.shape[-len(shape) :] != shape:
+                raise CheckpointError(
+                    f"stored sums '{name}' have shape {tuple(stored.shape)}, expected {shape} at its end: "
+                    "they are of embeddings of another width"
+                )

@@ -127,7 +127,7 @@ def test_heads_with_different_projections_do_not_combine() -> None:
     here = ACILHead(4, width=10)
     learn_random(here)
     before = copy.deepcopy(here.state_dict())
-    with pytest.raises(UsageError, match="different projection: seed 0 and seed 1"):
+    with pytest.raises(UsageError, match="different seed: 0 and 1"):
         here.merge_(ACILHead(4, width=10, seed=1))
     one, two = (ACILHead(4, projection=draw_projection(10, 4, seed)) for seed in (1, 2))
     for combine in (one.merge_, one.subtract_):

@@ -109,7 +109,7 @@ def test_choices_are_the_ridges_of_the_last_solve(make: Callable[[], Head]) -> N
     if isinstance(head, SLDAHead):
         assert choices == []
         return
-    assert all(choice.ridge > 0 and choice.place in ("inside", "cap", "smallest", "largest") for choice in choices)
+    assert all(choice.ridge > 0 and choice.position in ("inside", "cap", "smallest", "largest") for choice in choices)
     again = make()
     again.load_state_dict(head.state_dict())
     assert [choice.ridge for choice in again.choices()] == [choice.ridge for choice in choices]
@@ -138,4 +138,4 @@ def test_nothing_is_told_of_a_single_class():
         head.begin_task([0])
         head.observe(z, torch.zeros(24, dtype=torch.int64))
         head.solve()
-        assert [choice.place for choice in head.choices()] == ["inside"]
+        assert [choice.position for choice in head.choices()] == ["inside"]

@@ -250,6 +250,6 @@ def test_a_copy_does_not_carry_the_distances() -> None:
     head = learn(RidgeHead(WIDTH), TASKS)
     head.novelty(QUERIES)
     twin = copy.deepcopy(head)
-    assert twin.stage.distances is None
-    assert head.stage.distances is not None
+    assert twin.derived.distances is None
+    assert head.derived.distances is not None
     assert torch.equal(twin.novelty(QUERIES), head.novelty(QUERIES))

@@ -127,12 +127,12 @@ def test_bursts_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     head.solve()
     groups = near_copies(z, y)
     assert groups is not None
-    expected = [head._ridge_left_out(z, y, groups), head._discriminant_left_out(z, y, groups)]
+    expected = [head._regression_left_out(z, y, groups), head._discriminant_left_out(z, y, groups)]
     seen: list[Tensor] = []
     monkeypatch.setattr(module, "is_better", lambda other, current, columns: bool(seen.extend([current, other])))
     head.decide(z, y)
     assert all(torch.equal(one, other) for one, other in zip(seen, expected, strict=True))
-    assert not torch.allclose(seen[0], head._ridge_left_out(z, y))
+    assert not torch.allclose(seen[0], head._regression_left_out(z, y))
 
 
 def test_a_difference_that_may_be_an_accident_changes_nothing() -> None:
@@ -167,16 +167,6 @@ def test_noise_keeps_the_decision_along_a_stream() -> None:
         head.decide(torch.cat([z for z, _ in kept]), torch.cat([y for _, y in kept]))
         changes += before != bool(head.discriminates)
     assert changes <= 2
-
-
-def test_files_of_ridge_regression_are_as_they_were() -> None:
-    head = RidgeHead(D)
-    assert "decision" not in head.settings()
-    assert not {"removed_sums", "discriminates"} & set(head.state_dict())
-    assert RidgeHead.from_settings(head.settings()).decision == "ridge"
-    auto = RidgeHead(D, decision="auto")
-    assert auto.settings()["decision"] == "auto"
-    assert RidgeHead.from_settings(auto.settings()).decides
 
 
 def test_an_unknown_decision_is_refused_with_the_nearest() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics import Centred, Choice, augment
+from cifnet_pl.statistics import Centred, Choice, Ridge, augment
 from cifnet_pl.statistics.ridge import shares_of_independent_error
 
 CLASSES, PER_CLASS, WIDTH = 12, 25, 400
@@ -25,7 +25,7 @@ def draw(per_class: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(z), torch.from_numpy(y)
 
 
-def learn(z: Tensor, y: Tensor, samples: int | None = None, ridge: float | str = "gcv") -> tuple[Tensor, Choice]:
+def learn(z: Tensor, y: Tensor, samples: int | None = None, ridge: Ridge = "gcv") -> tuple[Tensor, Choice]:
     """Weights and λ of ridge regression on ±1 targets; ``samples`` of them are distinct."""
     x, target = augment(z), 2 * torch.nn.functional.one_hot(y, CLASSES).double() - 1
     energy = target.square().sum()
@@ -82,7 +82,7 @@ def test_the_rule_without_the_cap_and_the_shares_would_collapse() -> None:
 def test_each_sample_twice_is_each_once_where_the_distinct_ones_are_counted() -> None:
     twice, choice = learn(torch.cat([Z, Z]), torch.cat([Y, Y]), samples=len(Z))
     assert choice.ridge == pytest.approx(2 * DISTINCT[1].ridge, rel=1e-9)
-    assert choice.place == DISTINCT[1].place == "inside"
+    assert choice.position == DISTINCT[1].position == "inside"
     torch.testing.assert_close(twice, DISTINCT[0], rtol=1e-7, atol=1e-9)
 
 
@@ -103,11 +103,11 @@ def test_distinct_samples_all_have_error_of_their_own(per_class: int, classes: i
 
 def test_with_nothing_to_learn_the_largest_ridge_is_chosen_and_said() -> None:
     z = torch.randn(300, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert learn(z, torch.arange(300) % CLASSES)[1].place == "largest"
+    assert learn(z, torch.arange(300) % CLASSES)[1].position == "largest"
 
 
 def test_one_class_alone_is_no_edge_of_the_grid() -> None:
-    assert learn(Z[Y == 0], Y[Y == 0])[1].place == "inside"
+    assert learn(Z[Y == 0], Y[Y == 0])[1].position == "inside"
 
 
 def test_a_rule_without_error_takes_the_smallest_ridge_and_says_so() -> None:
@@ -115,12 +115,12 @@ def test_a_rule_without_error_takes_the_smallest_ridge_and_says_so() -> None:
     target = z[:, :1]
     x = augment(z)
     _, choice = Centred.from_augmented(x.T @ x, x.T @ target, target.square().sum(), 2000).solve("gcv")
-    assert choice.place == "smallest"
+    assert choice.position == "smallest"
 
 
 def test_few_easy_samples_are_at_the_cap() -> None:
     z, y = Z[::8] + 5 * torch.nn.functional.one_hot(Y[::8], WIDTH), Y[::8]
     _, choice = learn(z, y)
-    assert choice.place == "cap"
+    assert choice.position == "cap"
     values = torch.linalg.eigvalsh((z - z.mean(0)) @ (z - z.mean(0)).T).clamp_min(0)
     assert 1 + (values / (values + choice.ridge)).sum() <= 0.5 * len(z)
