@@ -140,12 +140,8 @@ class ACILHead(SumsHead):
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)
-        stored = state.get("fingerprint")
-        if isinstance(stored, Tensor) and not self.given and int(stored) != int(self.fingerprint):
-            raise CheckpointError(
-                f"the stored head used another projection than width {self.width} and seed {self.seed} give "
-                f"for embeddings of width {self.in_features}: use the arguments that it was made with"
-            )
+        if not self.given:
+            check_drawn(state, self.fingerprint, f"width {self.width} and seed {self.seed}")
         matrix = state.get("projection")
         if isinstance(matrix, Tensor) and matrix.shape != self.projection.shape:
             raise CheckpointError(
@@ -189,6 +185,22 @@ def fingerprint(matrix: Tensor) -> int:
     """Return 63 bits of the SHA-256 of a float64 matrix and its shape."""
     content = str(tuple(matrix.shape)).encode() + matrix.detach().cpu().contiguous().numpy().tobytes()
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
+
+
+def check_drawn(state: Mapping[str, Any], own: Tensor, arguments: str) -> None:
+    """Raise CheckpointError if a stored head drew another projection than ``arguments`` give here.
+
+    Args:
+        state: of the head, with the fingerprint of its projection.
+        own: () fingerprint of the projection here.
+        arguments: which ones, for the error.
+    """
+    stored = state.get("fingerprint")
+    if isinstance(stored, Tensor) and int(stored) != int(own):
+        raise CheckpointError(
+            f"the stored head used another projection than {arguments} give for embeddings of this width: "
+            "use the arguments that it was made with"
+        )
 
 
 class DSALHead(ACILHead):

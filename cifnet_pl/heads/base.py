@@ -219,33 +219,20 @@ def check_ridge(ridge: Ridge) -> Ridge:
     Raises:
         UsageError: neither.
     """
-    return ridge if ridge == "gcv" else _positive("ridge", ridge, "a positive number or gcv")
+    return ridge if ridge == "gcv" else positive("ridge", ridge, "a positive number or gcv")
 
 
-def check_share(name: str, value: float | str, choices: tuple[str, ...]) -> float | str:
-    """Check a share.
+def positive(name: str, value: float | str, expected: str) -> float:
+    """Return a positive, finite number.
 
     Args:
         name: of the argument, for the error.
-        value: a number in (0, 1], or one of ``choices``.
-        choices: names that are allowed instead of a number.
-
-    Returns:
-        The number as a float, or the name.
+        value: a number, or a text of one.
+        expected: what the error says was expected.
 
     Raises:
-        UsageError: neither.
+        UsageError: it is none.
     """
-    expected = f"a number in (0, 1], {' or '.join(choices)}"
-    if isinstance(value, str) and value in choices:
-        return value
-    number = _positive(name, value, expected)
-    if number > 1:
-        raise UsageError(f"{name} is {number:g}, expected {expected}")
-    return number
-
-
-def _positive(name: str, value: float | str, expected: str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):

@@ -20,7 +20,6 @@ from cifnet_pl.utilities.errors import UsageError
 
 if TYPE_CHECKING:
     from cifnet_pl.buffer import CalibrationBuffer
-    from cifnet_pl.heads.base import Head
 
 RANGE = math.log(1e3)
 """How far, in the logarithm and either way, a temperature may lie from the spread of the scores."""

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.heads.acil import ACILHead, fingerprint
-from cifnet_pl.heads.base import Dtype, Metric, check_share, in_full_precision
+from cifnet_pl.heads.acil import ACILHead, check_drawn, fingerprint
+from cifnet_pl.heads.base import Dtype, Metric, in_full_precision, positive
 from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
     Centred,
@@ -27,7 +27,7 @@ from cifnet_pl.statistics import (
 )
 from cifnet_pl.statistics.ridge import spectrum
 from cifnet_pl.statistics.sums import unpack
-from cifnet_pl.utilities.errors import CheckpointError, UsageError, check_choice
+from cifnet_pl.utilities.errors import UsageError, check_choice
 
 Shrinkage = float | Literal["gcv", "oas"]
 """A share in (0, 1], or how it is chosen."""
@@ -92,7 +92,7 @@ class SLDAHead(SumsHead):
 
     def __init__(self, in_features: int, shrinkage: Shrinkage = "gcv", dtype: Dtype = "float64"):
         super().__init__(in_features, in_features + 1, dtype)
-        self.shrinkage = check_share("shrinkage", shrinkage, ("gcv", "oas"))
+        self.shrinkage = check_shrinkage(shrinkage)
         self.register_buffer("shrinkage_used", torch.zeros((), dtype=torch.float64))
 
     def _solve(self) -> None:
@@ -144,6 +144,21 @@ class SLDAHead(SumsHead):
         sums = self.sums.class_sums[gone]
         self.sums.subtract_products(sums / sums[:, :1].sqrt())
         super()._keep(columns)
+
+
+def check_shrinkage(shrinkage: Shrinkage) -> Shrinkage:
+    """Return a shrinkage as a float, "gcv" or "oas".
+
+    Raises:
+        UsageError: it is neither of them, nor in (0, 1].
+    """
+    if shrinkage == "gcv" or shrinkage == "oas":
+        return shrinkage
+    expected = "a number in (0, 1], gcv or oas"
+    number = positive("shrinkage", shrinkage, expected)
+    if number > 1:
+        raise UsageError(f"shrinkage is {number:g}, expected {expected}")
+    return number
 
 
 def class_means(sums: Sums) -> Tensor:
@@ -259,7 +274,7 @@ class KLDAHead(SLDAHead):
         if not 0 < gamma < float("inf"):
             raise UsageError(f"gamma is {gamma:g}, expected a positive number")
         SumsHead.__init__(self, in_features, width + 1, dtype)
-        self.shrinkage = check_share("shrinkage", shrinkage, ("gcv", "oas"))
+        self.shrinkage = check_shrinkage(shrinkage)
         self.width, self.gamma, self.seed = width, float(gamma), seed
         raw = np.random.PCG64(seed).jumped().random_raw(width) >> np.uint64(11)
         phases = torch.from_numpy(raw.astype(np.float64) * 2.0**-53) * (2 * math.pi)
@@ -275,12 +290,7 @@ class KLDAHead(SLDAHead):
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)
-        stored = state.get("fingerprint")
-        if isinstance(stored, Tensor) and int(stored) != int(self.fingerprint):
-            raise CheckpointError(
-                f"the stored head used other random features than width {self.width}, gamma {self.gamma:g} and seed "
-                f"{self.seed} give for embeddings of width {self.in_features}: use the arguments that it was made with"
-            )
+        check_drawn(state, self.fingerprint, f"width {self.width}, gamma {self.gamma:g} and seed {self.seed}")
 
 
 SMALLEST = 1e-9

@@ -34,4 +34,4 @@ def test_the_second_class_is_no_surprise(tmp_path: Path):
     one = empty("ridge").extend(make_photos(tmp_path / "one", ["ant"], 12)).model
     result = one.extend(make_photos(tmp_path / "two", ["bee", "cat"], 12))
     assert result.warnings == []
-    assert result.model.head.choices()[0].place != "largest"
+    assert result.model.head.choices()[0].position != "largest"
