@@ -11,15 +11,16 @@ from cifnet_pl.report.accuracy_figures import ablation_bars, calibration_maps, s
 from cifnet_pl.report.comparison import Pair, comparison_picture, comparison_table, folders_of, in_words
 from cifnet_pl.report.comparison import compare as compared
 from cifnet_pl.report.cost_figures import buffer_points, energy_points, memory_points, time_bubbles
-from cifnet_pl.report.external_results import read_external
-from cifnet_pl.report.outcomes import group_order, group_runs
+from cifnet_pl.report.external_results import published_groups, read_external
 from cifnet_pl.report.page import Table, to_csv_table, to_latex, to_markdown, to_page
 from cifnet_pl.report.runs import find_missing, read_runs
-from cifnet_pl.report.study import REFERENCE, Study
+from cifnet_pl.report.settings import notes_of
+from cifnet_pl.report.study import REFERENCE, Study, group_order, group_runs
 from cifnet_pl.report.style import SETTINGS, Picture, render
 from cifnet_pl.report.tables import all_tables
 from cifnet_pl.utilities.errors import DataError, UsageError, unknown_name
 from cifnet_pl.utilities.files import write_bytes, write_text
+from cifnet_pl.utilities.text import number_of
 
 __all__ = ["Study", "read_study", "report"]
 
@@ -53,17 +54,19 @@ def report(
         raise UsageError("no runs are given: name them before the options, cifnet report RUNS …")
     study = read_study(folders, external, reference)
     pairs = compared(study, compare) if compare is not None else []
-    for sentence in study.left_out:
-        print(f"left out: {sentence}")
-    for sentence in study.missing:
-        print(f"missing: {sentence}")
+    for kind, sentences in (("left out", study.left_out), ("missing", study.missing)):
+        for sentence in sentences:
+            print(f"{kind}: {sentence}")
     write_report(study, Path(output), pairs)
     for pair in pairs:
         for line in pair.lines:
             print(in_words(pair, line))
-    used = sum(len(group.outcomes) for group in study.groups if group.kind == "measured")
     configurations = sum(group.kind == "measured" for group in study.groups)
-    print(f"{used} runs of {configurations} configurations: {Path(output) / 'report.html'}")
+    print(f"{_runs(study)} runs of {configurations} configurations: {Path(output) / 'report.html'}")
+
+
+def _runs(study: Study) -> int:
+    return sum(len(group.outcomes) for group in study.groups if group.kind == "measured")
 
 
 def read_study(runs: Sequence[str | Path], external: str | Path | None = None, reference: str = REFERENCE) -> Study:
@@ -84,15 +87,13 @@ def read_study(runs: Sequence[str | Path], external: str | Path | None = None, r
         reason = f" ({left_out[0]})" if left_out else ""
         raise DataError(f"no finished run in {', '.join(map(str, runs))}{reason}")
     groups, replaced = group_runs(whole)
-    missing = [str(point) for point in find_missing(runs)]
-    study = Study(groups, left_out + replaced, missing, reference)
+    settings = Study(groups).settings
     if external is not None:
-        groups = sorted(groups + read_external(Path(external), study.settings), key=group_order)
-        study = Study(groups, left_out + replaced, missing, reference)
-    names = [name for group in study.groups for name in (group.label, group.name)]
+        groups = sorted(groups + read_external(Path(external), settings), key=group_order)
+    names = [name for group in groups for name in (group.label, group.name)]
     if reference not in (REFERENCE, *names):
         raise unknown_name("method for --reference", reference, dict.fromkeys(names))
-    return study
+    return Study(groups, published_groups(settings), left_out + replaced, find_missing(runs), reference)
 
 
 def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None:
@@ -103,8 +104,8 @@ def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None
         folder: where the files are written.
         pairs: comparisons of two methods.
     """
-    own_tables = {COMPARISON: [comparison_table(pair).without_empty() for pair in pairs]} if pairs else {}
-    tables = {**own_tables, **all_tables(study)}
+    tables = {COMPARISON: [comparison_table(pair).without_empty() for pair in pairs]} if pairs else {}
+    tables.update(all_tables(study))
     drawn: dict[str, list[tuple[Picture, bytes]]] = {}
     for section, pictures in all_pictures(study, pairs).items():
         for picture in pictures:
@@ -116,18 +117,31 @@ def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None
         write_text(folder / "tables" / f"{table.name}.csv", to_csv_table(table))
         write_text(folder / "tables" / f"{table.name}.tex", to_latex(table))
         write_text(folder / "tables" / f"{table.name}.md", to_markdown(table))
-    count = f"{len(study.missing)} point{'s' if len(study.missing) > 1 else ''}"
-    missing = f"Missing: {count} of the sweep without a whole run: "
+    missing = f"{number_of(len(study.missing), 'point')} of the sweep without a whole run: {'; '.join(study.missing)}"
     warnings = [
-        *([missing + "; ".join(study.missing)] if study.missing else []),
+        *([f"Missing: {missing}"] if study.missing else []),
         *study.data_notes,
-        *study.notes,
+        *notes_of(study.settings),
         *study.cache_note(study.groups),
         *(f"Left out: {sentence}" for sentence in study.left_out),
     ]
-    plain = {section: [picture for picture, _ in pairs] for section, pairs in drawn.items()}
-    write_text(folder / "report.md", _markdown(study, warnings, tables, plain))
-    write_text(folder / "report.html", to_page(TITLE, _lead(study), warnings, tables, drawn))
+    lead = f"{_runs(study)} runs. {'; '.join(setting.title for setting in study.settings)}."
+    write_text(folder / "report.md", _markdown(lead, warnings, tables, drawn))
+    write_text(folder / "report.html", to_page(TITLE, lead, warnings, tables, drawn))
+
+
+def _markdown(
+    lead: str,
+    warnings: Sequence[str],
+    tables: Mapping[str, Sequence[Table]],
+    pictures: Mapping[str, Sequence[tuple[Picture, bytes]]],
+) -> str:
+    """Return the report as Markdown, with the arguments of :func:`cifnet_pl.report.page.to_page`."""
+    lines = [f"# {TITLE}", "", lead, "", *(f"> {text}\n" for text in warnings)]
+    for section in dict.fromkeys([*tables, *pictures]):
+        lines += [f"## {section}", "", *map(to_markdown, tables.get(section, ()))]
+        lines += [f"![{p.caption}](figures/{p.name}.png)\n\n{p.caption}\n" for p, _ in pictures.get(section, ())]
+    return "\n".join(lines)
 
 
 def all_pictures(study: Study, pairs: Sequence[Pair] = ()) -> dict[str, list[Picture]]:
@@ -151,23 +165,3 @@ def all_pictures(study: Study, pairs: Sequence[Pair] = ()) -> dict[str, list[Pic
             "Buffer": [*value_curves(study, "buffer.capacity"), *sampling_bars(study)],
             "Other settings": value_curves(study, *study.other_keys()),
         }
-
-
-def _lead(study: Study) -> str:
-    runs = sum(len(group.outcomes) for group in study.groups if group.kind == "measured")
-    settings = "; ".join(setting.title for setting in study.settings)
-    return f"{runs} runs. {settings}."
-
-
-def _markdown(
-    study: Study,
-    warnings: Sequence[str],
-    tables: Mapping[str, Sequence[Table]],
-    pictures: Mapping[str, Sequence[Picture]],
-) -> str:
-    lines = [f"# {TITLE}", "", _lead(study), "", *(f"> {text}\n" for text in warnings)]
-    for section in dict.fromkeys([*tables, *pictures]):
-        lines += [f"## {section}", ""]
-        lines += [to_markdown(table) for table in tables.get(section, ())]
-        lines += [f"![{p.caption}](figures/{p.name}.png)\n\n{p.caption}\n" for p in pictures.get(section, ())]
-    return "\n".join(lines)

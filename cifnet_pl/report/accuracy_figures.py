@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from cifnet_pl.report.outcomes import Group, Stat, with_seeds
+from cifnet_pl.report.external_results import published_of
 from cifnet_pl.report.page import Column, cell_text
-from cifnet_pl.report.settings import Setting, heading, strategy_name
-from cifnet_pl.report.study import ABLATIONS, ANALYTIC, CLASSIFIERS, Study
-from cifnet_pl.report.style import (
-    SMALL,
-    Look,
-    Picture,
-    figure,
-    fill,
-    fitted,
-    legend_below,
-    legend_beside,
-    legend_of_bars,
-    looks,
-    wrapped,
-)
+from cifnet_pl.report.settings import JOINT, LACKING, Setting, heading, value_name
+from cifnet_pl.report.significance import Stat
+from cifnet_pl.report.study import Group, Study, differing_seeds
+from cifnet_pl.report.style import SMALL, Picture, figure, fitted, label_rows, legend_below, looks, wrapped
+
+CLASSIFIERS = ("SLDA", "NCM", "kNN", "Logistic regression", "Linear (SGD)", JOINT)
+"""Classifiers that are compared with the analytic heads on the same frozen backbone (fig:classifier_ablation)."""
+
+ANALYTIC = ("CIFNet", "Exact ridge")
+"""Heads that are shown with those classifiers."""
 
 LONG = 40
 """Tasks from which on a sequence counts as a long horizon (fig:long_tail has 50)."""
@@ -36,6 +32,19 @@ MOST = 8
 BARS = "Bars: ± one standard deviation over seeds, where there are several."
 
 
+def _plain(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name.lower())
+
+
+def _with_seeds(labels: Sequence[str], groups: Sequence[Group]) -> list[str]:
+    """Append the number of seeds to the labels of measured groups if these have different ones: "CIFNet (n = 2)"."""
+    counts = differing_seeds(groups)
+    return [f"{label} ({count})" if count else label for label, count in zip(labels, counts, strict=True)]
+
+
+# ---------------------------------------------------------------------- trajectories
+
+
 def trajectories(study: Study, setting: Setting) -> list[Picture]:
     """Draw A_k over classes seen: of the methods (fig:curves), of the classifiers, and of the variants.
 
@@ -44,31 +53,26 @@ def trajectories(study: Study, setting: Setting) -> list[Picture]:
         setting: whose groups are drawn.
     """
     slug, name = study.slug(setting), study.names[setting]
-    every = study.compared(setting)
-    methods = [group for group in every if group.name not in CLASSIFIERS]
-    classifiers = [group for group in every if group.name in CLASSIFIERS]
-    long = setting.n_tasks >= LONG
+    compared = study.compared(setting)
+    methods = [group for group in compared if group.name not in CLASSIFIERS]
+    classifiers = [group for group in compared if group.name in CLASSIFIERS]
     figures = []
     if _drawable(methods):
-        kind = "long_horizon" if long else "trajectory"
+        long = setting.n_tasks >= LONG
         title = "Long horizon" if long else "Accuracy over all classes seen"
         caption = f"{title}: A_k after each task, {name}. {BARS}"
-        figures.append(Picture(f"{kind}_{slug}", caption, _lines(methods, name)))
+        figures.append(Picture(f"{'long_horizon' if long else 'trajectory'}_{slug}", caption, _lines(methods, name)))
     if classifiers and _drawable(classifiers):
         beside = [group for group in methods if group.name in ANALYTIC]
         caption = f"Classifiers on the same frozen backbone: A_k after each task, {name}. {BARS}"
         figures.append(Picture(f"heads_{slug}", caption, _lines(beside + classifiers, name)))
-    for reference in study.references(setting):
-        family = study.variants(reference, *ABLATIONS)
-        if _drawable(family):
+    for family in study.varied(*LACKING):
+        reference = family[0]
+        if reference.setting == setting and _drawable(family):
             caption = f"{reference.label} without one of its parts: A_k after each task, {name}. {BARS}"
-            figure_name = f"ablation_curves_{slug}_{_plain(reference.name)}"
-            figures.append(Picture(figure_name, caption, _lines(family, f"{reference.label}: {name}", variants=True)))
+            chart = _lines(family, f"{reference.label}: {name}", variants=True)
+            figures.append(Picture(f"ablation_curves_{slug}_{_plain(reference.name)}", caption, chart))
     return figures
-
-
-def _plain(name: str) -> str:
-    return "".join(c if c.isalnum() else "_" for c in name.lower())
 
 
 def _drawable(groups: Sequence[Group]) -> bool:
@@ -80,20 +84,20 @@ def _lines(groups: Sequence[Group], title: str, variants: bool = False) -> Figur
     names = [group.variant if variants else group.label for group in drawn]
     names = [f"\u2009{n}" if n.startswith("_") else n for n in names]  # else legends leave it out
     names = [f"{n} (external)" if g.kind == "external" else n for n, g in zip(names, drawn, strict=True)]
-    names = with_seeds(names, drawn)
+    names = _with_seeds(names, drawn)
     parts = np.array_split(np.arange(len(drawn)), -(-len(drawn) // MOST))
-    height = 4.0 + 0.24 * len(drawn) if len(parts) == 1 else 0.6 + 2.9 * len(parts)
-    chart = figure(6.4, height)
+    chart = figure(6.4, 4.0 + 0.24 * len(drawn) if len(parts) == 1 else 0.6 + 2.9 * len(parts))
     panels = chart.subplots(len(parts), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
-    styles = [look for rows in parts for look in looks(len(rows))]
-    seen = next((group.classes_seen for group in drawn if group.classes_seen), ())
+    seen = [o.run.classes_seen for group in drawn for o in group.outcomes if o.run is not None]
     for axes, rows in zip(panels, parts, strict=True):
-        for i in rows:
-            _line(axes, drawn[i], seen, styles[i], names[i], i / len(drawn))
+        for i, look in zip(rows, looks(len(rows)), strict=True):
+            _line(axes, drawn[i], seen[0] if seen else (), look, names[i], i / len(drawn))
         axes.set(ylabel="accuracy $A_k$ (%)")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if len(parts) > 1:
-            legend_beside(axes)
+            handles, labels = axes.get_legend_handles_labels()
+            labels = [fitted(label, 24) for label in labels]
+            axes.legend(handles, labels, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=SMALL)
     panels[0].set_title(wrapped(title, 52))
     panels[-1].set_xlabel("classes seen")
     bottom, top = panels[0].get_ylim()
@@ -103,20 +107,16 @@ def _lines(groups: Sequence[Group], title: str, variants: bool = False) -> Figur
     return chart
 
 
-def _line(axes: Axes, group: Group, seen: Sequence[int], look: Look, label: str, phase: float) -> None:
+def _line(axes: Axes, group: Group, seen: Sequence[int], look: dict[str, Any], label: str, phase: float) -> None:
     """Draw A_k with its deviation; in a long sequence only some tasks have a marker, at other tasks for each method."""
-    stats = group.curve()
-    x = list(group.classes_seen or seen or range(1, len(stats) + 1))[: len(stats)]
-    known = [(a, s) for a, s in zip(x, stats, strict=True) if s is not None]
-    places, means = [a for a, _ in known], np.array([s.mean for _, s in known])
-    spread = np.array([s.sd or 0.0 for _, s in known])
-    every = max(1, len(places) // 10)
-    start = int(phase * every)
-    axes.errorbar(
-        places, means, np.stack([np.minimum(spread, means), np.minimum(spread, 100 - means)]) if spread.any() else None,
-        linestyle=look.line, marker=look.marker, markevery=(start, every), errorevery=(start, every), color=look.colour,
-        label=label, capsize=2, elinewidth=0.8,
-    )  # fmt: skip
+    run = group.outcomes[0].run
+    places = (run.classes_seen if run is not None else ()) or seen or range(1, len(group.curve()) + 1)
+    known = [(x, stat.mean, stat.sd or 0.0) for x, stat in zip(places, group.curve(), strict=False) if stat is not None]
+    x, means, spread = np.array(known, dtype=float).T
+    step = max(1, len(x) // 10)
+    shown = (int(phase * step), step)
+    bars = np.stack([np.minimum(spread, means), np.minimum(spread, 100 - means)]) if spread.any() else None
+    axes.errorbar(x, means, bars, markevery=shown, errorevery=shown, label=label, capsize=2, elinewidth=0.8, **look)
 
 
 # ---------------------------------------------------------------------- bars and sizes
@@ -124,19 +124,15 @@ def _line(axes: Axes, group: Group, seen: Sequence[int], look: Look, label: str,
 
 def ablation_bars(study: Study) -> list[Picture]:
     """Draw Ā and A_K of the method and of its variants, one panel per setting (tab:ablation)."""
-    families = study.varied(*ABLATIONS)
     figures = []
-    for family in families:
-        setting, name = family[0].setting, family[0].label
+    for family in study.varied(*LACKING):
+        setting, reference = family[0].setting, family[0]
         bars = _bars([group.variant for group in family], family)
-        averages = study.published_of("tab:ablation", setting, "A_bar") if family[0].name == "CIFNet" else {}
-        finals = study.published_of("tab:ablation", setting, "A_K") if family[0].name == "CIFNet" else {}
-        bars += [(f"{v or 'full method'} (published)", averages.get(v), finals.get(v)) for v in sorted(finals)]
-        caption = f"{name} without one of its parts, {study.names[setting]}. {BARS}"
-        title = f"{name}: {study.names[setting]}"
-        figures.append(
-            Picture(f"ablation_{study.slug(setting)}_{_plain(family[0].name)}", caption, pair_bars(bars, title))
-        )
+        if reference.name == "CIFNet":
+            averages, finals = (published_of("tab:ablation", setting, key) for key in ("A_bar", "A_K"))
+            bars += [(f"{v or 'full method'} (published)", averages.get(v), finals[v]) for v in sorted(finals)]
+        caption = f"{reference.label} without one of its parts, {study.names[setting]}. {BARS}"
+        figures.append(_pair_picture("ablation", caption, bars, reference, study))
     return figures
 
 
@@ -145,25 +141,36 @@ def sampling_bars(study: Study) -> list[Picture]:
     figures = []
     for family in study.varied("buffer.strategy"):
         setting = family[0].setting
-        bars = _bars([strategy_name(group.config["buffer.strategy"]) for group in family], family)
-        values = study.published_of("tab:sampling", setting, "A_K")
-        bars += [(f"{strategy_name(strategy)} (published)", None, value) for strategy, value in values.items()]
+        key = "buffer.strategy"
+        bars = _bars([value_name(key, group.config[key]) for group in family], family)
+        published = published_of("tab:sampling", setting, "A_K")
+        bars += [(f"{value_name(key, strategy)} (published)", None, stat) for strategy, stat in published.items()]
         caption = f"Selection of the buffer, {study.names[setting]}. {BARS}"
-        title = f"{family[0].label}: {study.names[setting]}"
-        figures.append(
-            Picture(f"sampling_{study.slug(setting)}_{_plain(family[0].name)}", caption, pair_bars(bars, title))
-        )
+        figures.append(_pair_picture("sampling", caption, bars, family[0], study))
     return figures
 
 
-def _bars(names: Sequence[str], groups: Sequence[Group]) -> list[tuple[str, Stat | None, Stat | None]]:
-    return [
-        (label, group.stat("A_bar"), group.stat("A_K"))
-        for label, group in zip(with_seeds(names, groups), groups, strict=True)
-    ]
+Bar = tuple[str, Stat | None, Stat | None]
+"""Label, Ā and A_K."""
+
+SIDES: tuple[tuple[int, float, str, dict[str, Any]], ...] = (
+    (1, -0.19, r"average accuracy $\bar{A}$", {"facecolor": "#FFFFFF", "hatch": "///"}),
+    (2, 0.19, "final accuracy $A_K$", {"facecolor": "#222222"}),
+)
+"""The two bars of a label: place in :data:`Bar`, offset, name, and a fill that differs on paper without colours."""
 
 
-def pair_bars(bars: Sequence[tuple[str, Stat | None, Stat | None]], title: str) -> Figure:
+def _bars(names: Sequence[str], groups: Sequence[Group]) -> list[Bar]:
+    labels = _with_seeds(names, groups)
+    return [(label, group.stat("A_bar"), group.stat("A_K")) for label, group in zip(labels, groups, strict=True)]
+
+
+def _pair_picture(kind: str, caption: str, bars: Sequence[Bar], reference: Group, study: Study) -> Picture:
+    chart = pair_bars(bars, f"{reference.label}: {study.names[reference.setting]}")
+    return Picture(f"{kind}_{study.slug(reference.setting)}_{_plain(reference.name)}", caption, chart)
+
+
+def pair_bars(bars: Sequence[Bar], title: str) -> Figure:
     """Draw two horizontal bars for each label: Ā hatched, A_K filled, each with its number at the end.
 
     Args:
@@ -172,23 +179,23 @@ def pair_bars(bars: Sequence[tuple[str, Stat | None, Stat | None]], title: str) 
     """
     chart = figure(6.4, 1.4 + 0.58 * len(bars))
     axes = chart.subplots()
-    top = 0.0
-    places = range(len(bars) - 1, -1, -1)
-    for side, offset in enumerate((0.19, -0.19)):
-        stats = [(average, final)[side] for _, average, final in bars]
-        known = [(position + offset, stat) for position, stat in zip(places, stats, strict=True) if stat is not None]
-        for position, stat in known:
-            axes.barh(position, stat.mean, 0.36, xerr=stat.sd, ecolor="#888888", capsize=2, **fill(1 - side))
-            end = stat.mean + (stat.sd or 0.0)
+    ends = [0.0]
+    for side, offset, name, fill in SIDES:
+        known = [(row + offset, stat) for row, bar in enumerate(bars) if isinstance(stat := bar[side], Stat)]
+        if known:
+            axes.barh(
+                [place for place, _ in known], [stat.mean for _, stat in known], 0.36, label=name, edgecolor="black",
+                linewidth=0.7, xerr=[np.nan if stat.sd is None else stat.sd for _, stat in known], ecolor="#888888",
+                capsize=2, **fill,
+            )  # fmt: skip
+        for place, stat in known:
+            ends.append(stat.mean + (stat.sd or 0.0))
             text = cell_text(stat, Column("", 1))
-            axes.annotate(text, (end, position), (4, 0), textcoords="offset points", va="center", fontsize=SMALL)
-            top = max(top, end)
-    axes.set_yticks(places, [fitted(bar[0], 24) for bar in bars])
-    axes.set(xlabel="accuracy (%)", xlim=(0, 1.22 * top), ylim=(-0.6, len(bars) - 0.4), title=wrapped(title, 52))
+            axes.annotate(text, (ends[-1], place), (4, 0), textcoords="offset points", va="center", fontsize=SMALL)
+    label_rows(axes, [fitted(bar[0], 24) for bar in bars], [])
+    axes.set(xlabel="accuracy (%)", xlim=(0, 1.22 * max(ends)), title=wrapped(title, 52))
     axes.grid(visible=False, axis="y")
-    shown = [side for side in (0, 1) if any(bar[1 + side] for bar in bars)]
-    names = (r"average accuracy $\bar{A}$", "final accuracy $A_K$")
-    legend_of_bars(chart, [names[side] for side in shown], [1 - side for side in shown], "lower center", 2)
+    legend_below(chart, axes, 2)
     return chart
 
 
@@ -201,13 +208,14 @@ def value_curves(study: Study, *keys: str) -> list[Picture]:
     """
     figures = []
     for key in keys:
-        families = [[g for g in f if _is_number(g.config.get(key))] for f in study.varied(key)]
+        families = [
+            [g for g in family if _is_number(g.config.get(key)) and g.stat("A_K")] for family in study.varied(key)
+        ]
         families = [family for family in families if len(family) > 1]
         if families:
             name = "buffer_size" if key == "buffer.capacity" else f"by_{_plain(key)}"
-            title = heading(key)
-            caption = f"Final accuracy by {title}. {BARS}"
-            figures.append(Picture(name, caption, _values(study, families, key, title)))
+            caption = f"Final accuracy by {heading(key)}. {BARS}"
+            figures.append(Picture(name, caption, _values(study, families, key)))
     return figures
 
 
@@ -215,26 +223,24 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def _values(study: Study, families: Sequence[Sequence[Group]], key: str, title: str) -> Figure:
+def _values(study: Study, families: Sequence[Sequence[Group]], key: str) -> Figure:
     chart = figure(6.0, 3.8 + 0.18 * len(families))
     axes = chart.subplots()
-    names = [f"{study.names[family[0].setting]}: {family[0].label}" for family in families]
     ticks: set[float] = set()
-    for family, name, look in zip(families, names, looks(len(families)), strict=True):
-        points = sorted((g.config[key], stat) for g in family if (stat := g.stat("A_K")) is not None)
-        axes.errorbar(
-            [x for x, _ in points], [s.mean for _, s in points], [s.sd or 0.0 for _, s in points], capsize=3,
-            linestyle=look.line, marker=look.marker, color=look.colour, label=name,
-        )  # fmt: skip
-        for x, stat in points if len({stat.n for _, stat in points}) > 1 else ():
-            axes.annotate(f"n = {stat.n}", (x, stat.mean), (5, 5), textcoords="offset points", fontsize=SMALL)
-        ticks.update(x for x, _ in points)
+    for family, look in zip(families, looks(len(families)), strict=True):
+        name = f"{study.names[family[0].setting]}: {family[0].label}"
+        points = sorted((g.config[key], stat.mean, stat.sd or 0.0, stat.n) for g in family if (stat := g.stat("A_K")))
+        x, means, spread, counts = zip(*points, strict=True)
+        axes.errorbar(x, means, spread, capsize=3, label=name, **look)
+        for place, mean, count in zip(x, means, counts, strict=True) if len(set(counts)) > 1 else ():
+            axes.annotate(f"n = {count}", (place, mean), (5, 5), textcoords="offset points", fontsize=SMALL)
+        ticks.update(x)
     axes.set_xscale("log")
     # Only the values that were run, and of those that would touch each other only the first.
     shown = [x for i, x in enumerate(sorted(ticks)) if i == 0 or x / sorted(ticks)[i - 1] > 1.15]
     axes.set_xticks(shown, [f"{x:g}" for x in shown])
     axes.set_xticks([], minor=True)
-    axes.set(xlabel=title, ylabel="final accuracy $A_K$ (%)")
+    axes.set(xlabel=heading(key), ylabel="final accuracy $A_K$ (%)")
     legend_below(chart, axes, 1)
     return chart
 
@@ -246,8 +252,8 @@ def calibration_maps(study: Study) -> list[Picture]:
     """Draw how much later neurons respond to earlier classes, with and without calibration (fig:buffer_overlapping)."""
     figures = []
     for family in study.varied("buffer"):
-        shown = [(group, matrix) for group in reversed(family) if (matrix := mean_activations(group)) is not None]
-        if len(shown) == 2:
+        maps = [(group, matrix) for group in reversed(family) if (matrix := mean_activations(group)) is not None]
+        if len(maps) == 2:
             name = study.names[family[0].setting]
             caption = (
                 f"Effect of calibration, {name}: largest activation among the neurons of one task (columns), averaged "
@@ -256,7 +262,7 @@ def calibration_maps(study: Study) -> list[Picture]:
                 "calibration they fire on them."
             )
             figure_name = f"calibration_{study.slug(family[0].setting)}_{_plain(family[0].name)}"
-            figures.append(Picture(figure_name, caption, _maps(shown)))
+            figures.append(Picture(figure_name, caption, _maps(maps)))
     return figures
 
 
@@ -266,34 +272,31 @@ def mean_activations(group: Group) -> np.ndarray | None:
     Returns:
         (K, K); None if no run recorded them.
     """
-    recorded = [o.run.activations for o in group.outcomes if o.run is not None and o.run.activations is not None]
-    shapes = {len(matrix) for matrix in recorded}
-    if len(shapes) != 1:
+    runs = [outcome.run for outcome in group.outcomes if outcome.run is not None]
+    recorded = [run.activations for run in runs if run.activations is not None]
+    if len({matrix.shape for matrix in recorded}) != 1:
         return None
-    whole: np.ndarray = np.array(recorded, dtype=float).mean(axis=0)
-    return whole
+    return np.asarray(np.mean(recorded, axis=0))
 
 
-def _maps(shown: Sequence[tuple[Group, np.ndarray]]) -> Figure:
-    size = len(shown[0][1])
+def _maps(maps: Sequence[tuple[Group, np.ndarray]]) -> Figure:
     chart = figure(6.4, 5.0)
     panels = chart.subplots(1, 2, sharey=True)
-    for axes, (group, shares) in zip(panels, shown, strict=True):
-        matrix = 100 * shares
+    for axes, (group, shares) in zip(panels, maps, strict=True):
+        matrix, size = 100 * shares, len(shares)
         image = axes.imshow(matrix, cmap="Greys", vmin=0, vmax=100, extent=(0.5, size + 0.5, size + 0.5, 0.5))
         later = matrix[np.triu_indices(size, 1)]
         mean = f"\nabove the diagonal: {np.nanmean(later):.0f} %" if len(later) else ""
-        axes.set_title(
-            ("without calibration" if group.changes.get("buffer", "yes") is None else "with calibration") + mean
-        )
+        without = group.changes.get("buffer", "yes") is None
+        axes.set_title(f"{'without' if without else 'with'} calibration{mean}")
         axes.set_xlabel("neurons of task")
         axes.grid(visible=False)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
-        for i, j in np.ndindex(size, size) if size <= 10 else ():
-            if not np.isnan(matrix[i, j]):
-                colour = "white" if matrix[i, j] > 50 else "black"
-                axes.text(j + 1, i + 1, f"{matrix[i, j]:.0f}", ha="center", va="center", color=colour, fontsize=SMALL)
+        for (i, j), value in np.ndenumerate(matrix) if size <= 10 else ():
+            if not np.isnan(value):
+                colour = "white" if value > 50 else "black"
+                axes.text(j + 1, i + 1, f"{value:.0f}", ha="center", va="center", color=colour, fontsize=SMALL)
     panels[0].set_ylabel("test images of task")
     chart.colorbar(image, ax=list(panels), label="mean activation (%)", location="bottom", shrink=0.6, aspect=30)
     return chart

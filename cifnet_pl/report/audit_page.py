@@ -15,7 +15,7 @@ from PIL import Image
 from cifnet_pl.learning.callbacks.pictures import png
 from cifnet_pl.model.audit import LearningCurve
 from cifnet_pl.photos.photo import UnreadableImage, read_square
-from cifnet_pl.report.page import template
+from cifnet_pl.report.page import TEMPLATES
 from cifnet_pl.utilities.text import printable
 
 PIXELS = 136
@@ -107,7 +107,7 @@ def audit_page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> 
         lead: sentences at the top.
         sections: parts of the page.
     """
-    return template("audit.html").render(title=title, lead=lead, sections=sections)
+    return TEMPLATES.get_template("audit.html").render(title=title, lead=lead, sections=sections)
 
 
 def draw_learning_curve(curve: LearningCurve) -> Figure:

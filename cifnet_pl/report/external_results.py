@@ -3,118 +3,107 @@
 from __future__ import annotations
 
 import csv
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any
+
+import pandas as pd
+from pydantic import BaseModel, Field, ValidationError
 
 from cifnet_pl.model.metrics import max_drop
-from cifnet_pl.report.outcomes import Conditions, Group, Outcome
 from cifnet_pl.report.settings import Setting
+from cifnet_pl.report.significance import Stat, fixed
+from cifnet_pl.report.study import Conditions, Group, Outcome
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import first_line
 
-COLUMNS = ("method", "seed", "task", "A_k", "seconds", "kWh")
-OPTIONAL = ("dataset", "classes_per_task", "params")
 PUBLISHED_ENERGY = "published (CodeCarbon)"
 RESULT_TABLES = ("tab:accuracy-results", "tab:cifar100-efficiency", "tab:imagenet100-efficiency", "fig:long_tail")
 
 
-class Published(NamedTuple):
-    """One number of the paper.
+# ---------------------------------------------------------------------- the paper's numbers
 
-    Attributes:
-        table: label of the table that it is in.
-        dataset, classes_per_task: the setting; an empty protocol means any.
-        method, variant: what it was measured with.
-        quantity: such as ``A_K``.
-        value: the number.
+
+@cache
+def published_numbers() -> pd.DataFrame:
+    """Return all numbers of the paper that ship with this package.
+
+    Returns:
+        A row for each with the columns table, dataset, classes_per_task (empty: any), method, variant, quantity, value.
     """
-
-    table: str
-    dataset: str
-    classes_per_task: str
-    method: str
-    variant: str
-    quantity: str
-    value: float
+    with (files("cifnet_pl.report") / "published.csv").open("rb") as file:
+        return pd.read_csv(file, dtype=str, keep_default_na=False).astype({"value": float})
 
 
-def published_numbers() -> list[Published]:
-    """Return all numbers of the paper that ship with this package."""
-    text = (files("cifnet_pl.report") / "published.csv").read_text(encoding="utf-8")
-    return [Published(**{**row, "value": float(row["value"])}) for row in csv.DictReader(text.splitlines())]  # type: ignore[arg-type]
+def _of_setting(setting: Setting) -> pd.DataFrame:
+    """Return the paper's numbers for a setting; none where only some of the data set's classes are learned."""
+    numbers = published_numbers()
+    whole = setting.tune is None and setting.n_classes == (50 if setting.dataset == "CORe50" else 100)
+    same = (numbers["dataset"] == setting.dataset) & numbers["classes_per_task"].isin(["", setting.protocol])
+    return numbers[same & whole]
 
 
-def published_values(numbers: Sequence[Published], table: str, setting: Setting, quantity: str) -> dict[str, float]:
-    """Return the numbers of the paper's own method in one of its tables, if data set and protocol match the setting.
+def published_of(table: str, setting: Setting, quantity: str) -> dict[str, Stat | None]:
+    """Return the paper's numbers for its own method in one of its tables.
 
     Args:
-        numbers: of the paper.
         table: label of the table.
-        setting: of a report.
+        setting: whose data set and protocol must match.
         quantity: such as ``A_K``.
 
     Returns:
-        Variant → value.
+        Variant → number.
     """
-    return {
-        n.variant: n.value
-        for n in numbers
-        if n.table == table and n.method == "CIFNet" and n.quantity == quantity and _matches(n, setting)
-    }
-
-
-def _matches(number: Published, setting: Setting) -> bool:
-    return number.dataset == setting.dataset and number.classes_per_task in ("", setting.protocol) and _whole(setting)
-
-
-def _whole(setting: Setting) -> bool:
-    """Tell whether the paper's data set is learned as a whole: with fewer classes the numbers do not compare."""
-    return setting.tune is None and setting.n_classes == (50 if setting.dataset == "CORe50" else 100)
+    rows = _of_setting(setting)
+    rows = rows[(rows["table"] == table) & (rows["method"] == "CIFNet") & (rows["quantity"] == quantity)]
+    return {variant: fixed(value, 3) for variant, value in zip(rows["variant"], rows["value"], strict=True)}
 
 
 def published_groups(settings: Sequence[Setting]) -> list[Group]:
     """Return the paper's rows for every setting with its data set and classes per task, in the paper's order."""
     groups = []
-    numbers = published_numbers()
     for setting in settings:
-        methods: dict[str, dict[str, float]] = defaultdict(dict)
-        parts: dict[str, dict[str, float]] = defaultdict(dict)
-        for number in numbers:
-            if not _matches(number, setting):
-                continue
-            if number.table in RESULT_TABLES:
-                methods[number.method][number.quantity] = number.value
-            elif number.table == "tab:memory_breakdown" and number.quantity == "elements_m":
-                parts[number.method][number.variant] = number.value * 1e6
-        for method, values in methods.items():
-            groups.append(_published_group(setting, method, values, parts.get(method, {})))
+        rows = _of_setting(setting)
+        kept = rows[(rows["table"] == "tab:memory_breakdown") & (rows["quantity"] == "elements_m")]
+        for method, results in rows[rows["table"].isin(RESULT_TABLES)].groupby("method", sort=False):
+            printed = dict(zip(results["quantity"], results["value"], strict=True))
+            known: dict[str, float | None] = {
+                key: printed.get(key) for key in ("A_bar", "A_K", "energy_kwh", "A_K_per_kwh")
+            }
+            known["backbone_params"] = printed["params_m"] * 1e6 if "params_m" in printed else None
+            own = kept[kept["method"] == method]
+            parts = {name: count * 1e6 for name, count in zip(own["variant"], own["value"], strict=True)}
+            known["kept_elements"] = total = parts.pop("total", None)
+            known["kept_bytes"] = 4 * total if total else None  # as the paper counts
+            conditions = Conditions(source=PUBLISHED_ENERGY if "energy_kwh" in printed else "")
+            group = Group(setting, method, "published", [Outcome(None, (), known, conditions)], components=parts)
+            groups.append(group)
     return groups
-
-
-def _published_group(setting: Setting, method: str, values: Mapping[str, float], parts: Mapping[str, float]) -> Group:
-    known: dict[str, float | None] = {key: values.get(key) for key in ("A_bar", "A_K", "energy_kwh", "A_K_per_kwh")}
-    known["backbone_params"] = values["params_m"] * 1e6 if "params_m" in values else None
-    known["kept_elements"] = parts.get("total")
-    known["kept_bytes"] = 4 * parts["total"] if parts else None  # as the paper counts
-    conditions = Conditions(source=PUBLISHED_ENERGY if "energy_kwh" in values else "")
-    components = {name: count for name, count in parts.items() if name != "total"}
-    return Group(setting, method, "published", [Outcome(None, (), known, conditions)], components=components)
 
 
 # ---------------------------------------------------------------------- methods run elsewhere
 
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
-class ExternalRow(NamedTuple):
+
+class ExternalRow(BaseModel):
     """One line of the file; None where a cell is empty. A line without a task is about the whole run."""
 
-    task: int | None
-    accuracy: float | None
-    seconds: float | None
-    kwh: float | None
-    params: float | None
+    method: str
+    seed: str = ""
+    task: Annotated[int, Field(ge=1)] | None = None
+    A_k: Annotated[Amount, Field(le=100)] | None = None
+    seconds: Amount | None = None
+    kWh: Amount | None = None
+    dataset: str = ""
+    classes_per_task: str = ""
+    params: Amount | None = None
+
+
+COLUMNS = ("method", "seed", "task", "A_k", "seconds", "kWh")
+"""Columns that a file must have; the others of :class:`ExternalRow` may be left out."""
 
 
 def read_external(path: Path, settings: Sequence[Setting]) -> list[Group]:
@@ -134,6 +123,42 @@ def read_external(path: Path, settings: Sequence[Setting]) -> list[Group]:
         DataError: no CSV file, a cell that is not a number, a line with more or fewer cells than columns, two lines
             for one task, or accuracies that are fractions instead of percentages.
     """
+    rows = pd.DataFrame(_read_rows(path), columns=["line", *ExternalRow.model_fields])
+    rows = rows.astype(dict.fromkeys(["task", "A_k", "seconds", "kWh", "params"], float))
+    names = ["method", "dataset", "classes_per_task"]
+    for _, twice in rows[rows.duplicated([*names, "seed", "task"])].iterrows():
+        task = "none" if pd.isna(twice["task"]) else int(twice["task"])
+        raise DataError(
+            f"{path}, line {twice['line']}: {twice['method']} has two lines for task {task} of one seed"
+        )  # fmt: skip
+    groups = []
+    for (method, dataset, per_task), own in rows.groupby(names, sort=False):
+        if 0 < own["A_k"].max() <= 1:
+            raise DataError(
+                f"{path}: no A_k of {method} is above {own['A_k'].max():g}: give percentages, not fractions"
+            )
+        tasks = int(own["task"].max()) if own["task"].notna().any() else 0
+        fitting = [
+            s for s in settings
+            if dataset in ("", s.dataset) and per_task in ("", s.protocol)
+            and (tasks in (0, s.n_tasks) or len(settings) == 1)
+        ]  # fmt: skip
+        if len(fitting) != 1 or tasks > fitting[0].n_tasks:
+            known = "; ".join(f"{s.short} ({s.n_tasks} tasks)" for s in settings)
+            raise UsageError(
+                f"{path}: {method} with {tasks} tasks fits {len(fitting) if len(fitting) > 1 else 'none'} of the "
+                f"settings of this report ({known}): name one in the columns dataset and classes_per_task"
+            )
+        outcomes = [
+            _external_outcome(seed, lines, fitting[0].n_tasks) for seed, lines in own.groupby("seed", sort=False)
+        ]
+        outcomes.sort(key=lambda outcome: (outcome.seed is None, outcome.seed or 0))
+        groups.append(Group(fitting[0], method, "external", outcomes))
+    return groups
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of an external file, checked one by one, each with its number."""
     if not path.is_file():
         raise UsageError(f"no file {path}: --external takes a CSV file with the columns {', '.join(COLUMNS)}")
     try:
@@ -148,104 +173,49 @@ def read_external(path: Path, settings: Sequence[Setting]) -> list[Group]:
         raise UsageError(
             f"{path} has no column {', '.join(missing)}: expected {', '.join(COLUMNS)}, with commas between"
         )
-    twice = [name for name in header if header.count(name) > 1]
-    if twice:
-        raise UsageError(f"{path} has the column {twice[0]} twice")
-    runs: dict[tuple[str, str, str], dict[str, list[ExternalRow]]] = defaultdict(lambda: defaultdict(list))
-    for number, row in lines:
-        if len(row) != len(header):
+    for name in header:
+        if header.count(name) > 1:
+            raise UsageError(f"{path} has the column {name} twice")
+    rows = []
+    for number, cells in lines:
+        if len(cells) != len(header):
             raise DataError(
-                f"{path}, line {number}: {len(row)} cells, but the header names {len(header)} columns; a cell may be "
+                f"{path}, line {number}: {len(cells)} cells, but the header names {len(header)} columns; a cell may be "
                 "empty, but not left out; put a method's name that holds a comma in quotation marks"
             )
-        cells = {**dict.fromkeys(OPTIONAL, ""), **dict(zip(header, map(str.strip, row), strict=True))}
-        if not cells["method"]:
-            raise DataError(f"{path}, line {number}: the method has no name")
-        line = f"{path}, line {number}"
-        seed_rows = runs[cells["method"], cells["dataset"], cells["classes_per_task"]][cells["seed"]]
-        seed_rows.append(_external_row(cells, line))
-        if sum(r.task == seed_rows[-1].task for r in seed_rows) > 1:
-            raise DataError(
-                f"{line}: {cells['method']} has two lines for task {seed_rows[-1].task or 'none'} of one seed"
-            )
-    for key, seeds in runs.items():
-        _refuse_fractions(path, key[0], [row.accuracy for rows in seeds.values() for row in rows])
-    return [_external_group(path, key, seeds, settings) for key, seeds in runs.items()]
-
-
-def _refuse_fractions(path: Path, method: str, accuracies: Sequence[float | None]) -> None:
-    known = [accuracy for accuracy in accuracies if accuracy]
-    if known and max(known) <= 1:
-        raise DataError(
-            f"{path}: no A_k of {method} is above {max(known):g}: give percentages from 0 to 100, not fractions"
-        )
-
-
-def _external_row(cells: Mapping[str, str], line: str) -> ExternalRow:
-    def number(name: str) -> float | None:
+        known = {name: cell.strip() for name, cell in zip(header, cells, strict=True) if cell.strip()}
         try:
-            value = float(cells[name]) if cells[name] else None
-        except ValueError:
-            raise DataError(f"{line}: {name} is '{cells[name]}', expected a number or an empty cell") from None
-        if value is not None and not 0 <= value < float("inf"):
-            raise DataError(f"{line}: {name} is {cells[name]}, expected a number that is not negative")
-        return value
-
-    task = number("task")
-    if task is not None and (task < 1 or task != int(task)):
-        raise DataError(f"{line}: task is '{cells['task']}', expected 1, 2, … or an empty cell")
-    accuracy = number("A_k")
-    if accuracy is not None and accuracy > 100:
-        raise DataError(f"{line}: A_k is {accuracy:g}, expected a percentage from 0 to 100")
-    params = number("params")
-    return ExternalRow(int(task) if task is not None else None, accuracy, number("seconds"), number("kWh"), params)
+            rows.append({"line": number, **ExternalRow.model_validate(known).model_dump()})
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            name = str(first["loc"][0])
+            said = f"is '{known[name]}'" if name in known else "is empty"
+            raise DataError(f"{path}, line {number}: {name} {said}: {first['msg']}") from error
+    return rows
 
 
-def _external_group(
-    path: Path, key: tuple[str, str, str], seeds: Mapping[str, list[ExternalRow]], settings: Sequence[Setting]
-) -> Group:
-    method, dataset, per_task = key
-    tasks = max((row.task or 0 for rows in seeds.values() for row in rows), default=0)
-    fitting = [
-        s for s in settings
-        if dataset in ("", s.dataset) and per_task in ("", s.protocol)
-        and (tasks in (0, s.n_tasks) or len(settings) == 1)
-    ]  # fmt: skip
-    if len(fitting) != 1 or tasks > fitting[0].n_tasks:
-        known = "; ".join(f"{s.short} ({s.n_tasks} tasks)" for s in settings)
-        raise UsageError(
-            f"{path}: {method} with {tasks} tasks fits {len(fitting) if len(fitting) > 1 else 'none'} of the settings "
-            f"of this report ({known}): name one in the columns dataset and classes_per_task"
-        )
-    outcomes = [_external_outcome(seed, rows, fitting[0].n_tasks) for seed, rows in seeds.items()]
-    return Group(fitting[0], method, "external", sorted(outcomes, key=lambda o: (o.seed is None, o.seed or 0)))
-
-
-def _external_outcome(seed: str, rows: Sequence[ExternalRow], tasks: int) -> Outcome:
-    by_task = {row.task: row for row in rows}
-    whole = by_task.pop(None, None)
-    each = [by_task.get(k + 1) for k in range(tasks)]
-    trajectory = tuple(row.accuracy if row else None for row in each) if by_task else ()
+def _external_outcome(seed: str, rows: pd.DataFrame, tasks: int) -> Outcome:
+    """Return the results of one seed: of its lines for tasks, and of the line without a task where that says more."""
+    each = rows[rows["task"].notna()].set_index("task").reindex(range(1, tasks + 1))
+    whole = rows[rows["task"].isna()]
 
     def total(name: str) -> float | None:
-        if whole is not None and getattr(whole, name) is not None:
-            return float(getattr(whole, name))
-        parts = [getattr(row, name) if row else None for row in each]
-        known = [float(component) for component in parts if component is not None]
-        return sum(known) if known and len(known) == tasks else None
+        known = [*whole[name].dropna()] or ([sum(each[name])] if each[name].notna().all() else [])
+        return float(known[0]) if known else None
 
-    known = [a for a in trajectory if a is not None]
-    final = whole.accuracy if whole is not None and whole.accuracy is not None else (trajectory or (None,))[-1]
-    energy, params = total("kwh"), next((row.params for row in rows if row.params is not None), None)
+    measured = each["A_k"].notna()
+    trajectory = tuple(None if pd.isna(accuracy) else float(accuracy) for accuracy in each["A_k"])
+    final = next(iter(whole["A_k"].dropna()), trajectory[-1])
+    energy, params = total("kWh"), rows["params"].dropna()
     values = {
         "A_K": final,
-        "A_bar": sum(known) / tasks if len(known) == tasks else None,
-        "max_drop": max_drop(trajectory) if len(known) == tasks else None,
+        "A_bar": sum(each["A_k"]) / tasks if measured.all() else None,
+        "max_drop": max_drop(trajectory) if measured.all() else None,
         "train_seconds": total("seconds"),
         "energy_kwh": energy,
         "A_K_per_kwh": final / energy if final is not None and energy else None,
-        "backbone_params": params,
+        "backbone_params": next(iter(params), None),
     }
-    number = int(seed) if seed.lstrip("-").isdigit() else None
     conditions = Conditions(source="external file" if energy is not None else "")
-    return Outcome(number, trajectory if known else (), values, conditions, key=seed)
+    number = int(seed) if seed.lstrip("-").isdigit() else None
+    return Outcome(number, trajectory if measured.any() else (), values, conditions, key=seed)

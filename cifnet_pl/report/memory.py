@@ -6,18 +6,13 @@ CIFAR-100 and 278.5 and 548.5 million for ImageNet-100, where it prints 72.1, 14
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from cifnet_pl.report.external_results import published_numbers
-from cifnet_pl.report.outcomes import Group, fixed
 from cifnet_pl.report.page import Cell, Column, Table
 from cifnet_pl.report.settings import Setting
-from cifnet_pl.report.study import Study
-
-Elements = dict[str, int]
-"""Numbers by component: projection, factors, moments, weights, buffer."""
+from cifnet_pl.report.significance import fixed
+from cifnet_pl.report.study import Group, Study
 
 
 @dataclass(frozen=True)
@@ -39,77 +34,54 @@ class Sizes:
     buffer: int = 2000
 
 
-def paper_acil(sizes: Sizes) -> Elements:
-    """Return ``M = Bd + B² + CB``."""
-    d, c, b = sizes.features, sizes.classes, sizes.width
-    return {"projection": b * d, "factors": b**2, "weights": c * b}
+def numbers_in_paper(sizes: Sizes) -> dict[str, dict[str, int]]:
+    """Return how many numbers each method keeps by the paper's formulas.
 
+    ACIL: ``Bd + B² + CB``; DS-AL: ``Bd + 2B² + 2CB``; CIFNet: ``B_cal·d + C(2(d+1) + (d+1)r + r)`` at full rank
+    ``r = d+1``, U and S of every class.
 
-def paper_dsal(sizes: Sizes) -> Elements:
-    """Return ``M = Bd + 2B² + 2CB``."""
-    d, c, b = sizes.features, sizes.classes, sizes.width
-    return {"projection": b * d, "factors": 2 * b**2, "weights": 2 * c * b}
+    Args:
+        sizes: of the embeddings, the stream and the buffer.
 
-
-def paper_cifnet(sizes: Sizes) -> Elements:
-    """Return ``M = B_cal·d + C(2(d+1) + (d+1)r + r)`` at full rank ``r = d+1``: U and S of every class."""
-    d, c = sizes.features, sizes.classes
-    rank = d + 1
-    return {
-        "factors": c * ((d + 1) * rank + rank),
-        "moments": c * (d + 1),
-        "weights": c * (d + 1),
-        "buffer": sizes.buffer * d,
-    }
-
-
-def triangle(width: int) -> int:
-    """Return how many different numbers a symmetric matrix of some width has.
-
-    Example:
-        >>> triangle(3)
-        6
+    Returns:
+        Method → component → numbers.
     """
-    return width * (width + 1) // 2
-
-
-def own_acil(sizes: Sizes) -> Elements:
-    """Return ``B(B+1)/2 + 2CB``: the projection is drawn from its seed, and half of a symmetric matrix is stored."""
-    c, b = sizes.classes, sizes.width
-    return {"projection": 0, "factors": triangle(b), "moments": c * b, "weights": c * b}
-
-
-def own_dsal(sizes: Sizes) -> Elements:
-    """Return ``B(B+1) + 4CB``."""
-    c, b = sizes.classes, sizes.width
-    return {"projection": 0, "factors": 2 * triangle(b), "moments": 2 * c * b, "weights": 2 * c * b}
-
-
-def own_cifnet(sizes: Sizes) -> Elements:
-    """Return ``B_cal·d + K(d+1)(d+2)/2 + 2C(d+1)``: one Gram matrix for all classes of a task."""
-    d, c = sizes.features, sizes.classes
+    d, c, b, rank = sizes.features, sizes.classes, sizes.width, sizes.features + 1
+    of_class = c * (d + 1)
     return {
-        "factors": sizes.tasks * triangle(d + 1),
-        "moments": c * (d + 1),
-        "weights": c * (d + 1),
-        "buffer": sizes.buffer * d,
-    }
+        "ACIL": {"projection": b * d, "factors": b**2, "weights": c * b},
+        "DS-AL": {"projection": b * d, "factors": 2 * b**2, "weights": 2 * c * b},
+        "CIFNet": {
+            "factors": c * ((d + 1) * rank + rank), "moments": of_class, "weights": of_class,
+            "buffer": sizes.buffer * d,
+        },
+    }  # fmt: skip
 
 
-def own_ridge(sizes: Sizes) -> Elements:
-    """Return ``(d+1)(d+2)/2 + 2C(d+1)`` for any number of tasks; a buffer for calibration is not included."""
-    d, c = sizes.features, sizes.classes
-    return {"factors": triangle(d + 1), "moments": c * (d + 1), "weights": c * (d + 1)}
+def numbers_kept(sizes: Sizes) -> dict[str, dict[str, int]]:
+    """Return how many numbers the heads of this package keep.
 
+    ACIL: ``B(B+1)/2 + 2CB``, as the projection is drawn from its seed, and half of a symmetric matrix is stored; DS-AL:
+    twice that; CIFNet: ``B_cal·d + K(d+1)(d+2)/2 + 2C(d+1)``, one Gram matrix for all classes of a task; exact ridge:
+    ``(d+1)(d+2)/2 + 2C(d+1)`` for any number of tasks, a buffer for calibration not included.
 
-Formula = Callable[[Sizes], Elements]
-FORMULAS: dict[str, tuple[Formula | None, Formula]] = {
-    "ACIL": (paper_acil, own_acil),
-    "DS-AL": (paper_dsal, own_dsal),
-    "CIFNet": (paper_cifnet, own_cifnet),
-    "Exact ridge": (None, own_ridge),
-}
-"""Method → the paper's formula, where it has one, and this package's."""
+    Args:
+        sizes: of the embeddings, the stream and the buffer.
+
+    Returns:
+        Method → component → numbers.
+    """
+    d, c, b = sizes.features, sizes.classes, sizes.width
+    half_of_gram, half_of_random = (d + 1) * (d + 2) // 2, b * (b + 1) // 2
+    of_class = c * (d + 1)
+    return {
+        "ACIL": {"projection": 0, "factors": half_of_random, "moments": c * b, "weights": c * b},
+        "DS-AL": {"projection": 0, "factors": 2 * half_of_random, "moments": 2 * c * b, "weights": 2 * c * b},
+        "CIFNet": {
+            "factors": sizes.tasks * half_of_gram, "moments": of_class, "weights": of_class, "buffer": sizes.buffer * d,
+        },
+        "Exact ridge": {"factors": half_of_gram, "moments": of_class, "weights": of_class},
+    }  # fmt: skip
 
 
 PAPER_BYTES, EMBEDDING_BYTES, SUM_BYTES = 4, 4, 8
@@ -130,13 +102,12 @@ def memory_table(study: Study, setting: Setting) -> Table:
     """
     groups = [group for group in study.with_published(setting) if group.stat("kept_elements")]
     parts = list(dict.fromkeys(component for group in groups for component in group.components))
-    columns = [Column("method"), Column("numbers")]
-    columns += [Column(f"{component} (M)", None, None, 1e-6, False) for component in parts]
-    columns += [
-        Column("total (M)", None, "min", 1e-6, False),
-        Column("stored (MB)", None, "min", 1e-6, False),
+    columns = [
+        Column("method"), Column("numbers"),
+        *(Column(f"{component} (M)", None, None, 1e-6, False) for component in parts),
+        Column("total (M)", None, "min", 1e-6, False), Column("stored (MB)", None, "min", 1e-6, False),
         Column("backbone (M)", 2, None, 1e-6, False),
-    ]
+    ]  # fmt: skip
     rows: list[list[Cell]] = []
     for group in groups:
         cells: list[Cell] = [fixed(group.components.get(component), group.seeds) for component in parts]
@@ -158,7 +129,8 @@ def scaling_tables(study: Study) -> list[Table]:
 
     They are made only if the report has one of their methods.
     """
-    if not any(group.kind == "measured" and group.name in FORMULAS for group in study.groups):
+    methods = numbers_kept(PAPER_SIZES["CIFAR-100"])
+    if not any(group.kind == "measured" and group.name in methods for group in study.groups):
         return []
     return [_breakdown(), _scaling()]
 
@@ -166,22 +138,24 @@ def scaling_tables(study: Study) -> list[Table]:
 def _breakdown() -> Table:
     """Tabulate tab:memory_breakdown: every component, as published, by the paper's formula, and as kept here."""
     columns = [Column("method"), Column("component")]
+    counts = {}  # (method, component, column) → numbers
+    printed = published_numbers()
+    printed = printed[(printed["table"] == "tab:memory_breakdown") & (printed["quantity"] == "elements_m")]
     for name, sizes in PAPER_SIZES.items():
-        short = f"{name}, B = {sizes.width:,}"
-        columns += [Column(f"{short}: {kind} (M)", 2, None, 1e-6) for kind in ("published", "formula", "here")]
-    published = {
-        (n.dataset, n.method, n.variant): n.value * 1e6
-        for n in published_numbers() if n.table == "tab:memory_breakdown" and n.quantity == "elements_m"
-    }  # fmt: skip
+        headers = [f"{name}, B = {sizes.width:,}: {kind} (M)" for kind in ("published", "formula", "here")]
+        columns += [Column(header, 2, None, 1e-6) for header in headers]
+        own = printed[printed["dataset"] == name]
+        for method, component, millions in zip(own["method"], own["variant"], own["value"], strict=True):
+            counts[method, component, headers[0]] = millions * 1e6
+        for header, by_method in zip(headers[1:], (numbers_in_paper(sizes), numbers_kept(sizes)), strict=True):
+            for method, parts in by_method.items():
+                for component, count in {**parts, "total": sum(parts.values())}.items():
+                    counts[method, component, header] = float(count)
     rows: list[list[Cell]] = []
-    for method, (paper, our_formula) in FORMULAS.items():
-        counts = {name: (paper(sizes) if paper else {}, our_formula(sizes)) for name, sizes in PAPER_SIZES.items()}
-        first = next(iter(counts.values()))
-        for component in [*dict.fromkeys([*first[0], *first[1]]), "total"]:
-            cells: list[Cell] = []
-            for name, (theirs, ours) in counts.items():
-                pair = [sum(c.values()) if component == "total" and c else c.get(component) for c in (theirs, ours)]
-                cells += [fixed(published.get((name, method, component))), *(fixed(count) for count in pair)]
+    theirs = numbers_in_paper(PAPER_SIZES["CIFAR-100"])
+    for method, ours in numbers_kept(PAPER_SIZES["CIFAR-100"]).items():
+        for component in [*dict.fromkeys([*theirs.get(method, {}), *ours]), "total"]:
+            cells = [fixed(counts.get((method, component, column.header))) for column in columns[2:]]
             rows.append([method, component, *cells])
     notes = [
         "d = 512, 100 classes, 10 tasks, a buffer of 2000 embeddings; B: random features of ACIL and DS-AL. "
@@ -197,11 +171,13 @@ def _scaling() -> Table:
     columns = [Column("method"), Column("grows with"), Column("the paper's formula (MB)", 1)]
     columns += [Column(f"here, {k} tasks (MB)", 1) for k in tasks]
     growth = {"ACIL": "B²", "DS-AL": "2B²", "CIFNet": "C·d² (paper), K·d² (here)", "Exact ridge": "d²"}
+    theirs = numbers_in_paper(PAPER_SIZES["CIFAR-100"])
+    ours = [numbers_kept(Sizes(512, 100, k)) for k in tasks]
     rows: list[list[Cell]] = []
-    for method, (paper, our_formula) in FORMULAS.items():
-        theirs = fixed(PAPER_BYTES * 1e-6 * sum(paper(PAPER_SIZES["CIFAR-100"]).values())) if paper else None
-        ours = [_stored(our_formula(Sizes(512, 100, k))) for k in tasks]
-        rows.append([method, growth[method], theirs, *(fixed(1e-6 * count) for count in ours)])
+    for method, grows_with in growth.items():
+        paper = fixed(PAPER_BYTES * 1e-6 * sum(theirs[method].values())) if method in theirs else None
+        here = [fixed(1e-6 * _stored(by_method[method])) for by_method in ours]
+        rows.append([method, grows_with, paper, *here])
     notes = [
         "d = 512, 100 classes, B = 8,192, a buffer of 2000 embeddings. The paper counts 4 bytes a number; here sums "
         "are float64 (8 bytes) and embeddings float32."
@@ -210,69 +186,51 @@ def _scaling() -> Table:
 
 
 def _stored(parts: dict[str, int]) -> float:
-    return float(
-        sum(count * (EMBEDDING_BYTES if component == "buffer" else SUM_BYTES) for component, count in parts.items())
-    )
+    return float(sum(n * (EMBEDDING_BYTES if part == "buffer" else SUM_BYTES) for part, n in parts.items()))
 
 
 # ---------------------------------------------------------------------- the buffer
 
 
-def buffered(study: Study) -> list[Group]:
+@dataclass(frozen=True)
+class BufferSize:
+    """A buffer after the last task: its samples, the width of its embeddings, and the side of the images in pixels."""
+
+    samples: int
+    features: int
+    side: int
+
+    @property
+    def megabytes(self) -> tuple[float, float, float]:
+        """As embeddings (float32), as images of bytes, and as images of float32 (the paper's count)."""
+        pixels = self.samples * 3 * self.side * self.side
+        return self.samples * self.features * 4e-6, pixels * 1e-6, pixels * 4e-6
+
+
+def buffers(study: Study) -> list[tuple[Group, BufferSize]]:
     """Return the references that keep a buffer and know the size of their images; one for each data set and size."""
-    by_setting: dict[Any, Group] = {}
-    for group in (group for group in study.groups if group.is_reference and raw_images(group) is not None):
-        by_setting.setdefault((group.setting.dataset, raw_images(group)), group)
-    return list(by_setting.values())
-
-
-def raw_images(group: Group) -> tuple[int, int, int] | None:
-    """Return the size of a group's buffer after the last task.
-
-    Returns:
-        Samples, features and side of the images in pixels; None if they are not known.
-    """
-    run = group.outcomes[0].run if group.outcomes else None
-    if run is None or not run.summary.get("buffer_elements") or not run.summary.get("image_size"):
-        return None
-    features = (run.summary.get("head_settings") or {}).get("in_features")
-    if not features:
-        return None
-    return int(run.summary["buffer_elements"]) // int(features), int(features), int(run.summary["image_size"])
-
-
-def buffer_megabytes(samples: int, features: int, side: int) -> tuple[float, float, float]:
-    """Return the megabytes of a buffer.
-
-    Args:
-        samples: number of embeddings or images.
-        features: width of the embeddings.
-        side: of the images in pixels.
-
-    Returns:
-        As embeddings (float32), as images of bytes, and as images of float32 (the paper's count).
-    """
-    pixels = samples * 3 * side * side
-    return samples * features * 4e-6, pixels * 1e-6, pixels * 4e-6
+    found: dict[tuple[str, BufferSize], Group] = {}
+    for group in (group for group in study.groups if group.is_reference):
+        run = group.outcomes[0].run
+        about = {} if run is None else {**(run.summary.get("head_settings") or {}), **run.summary}
+        elements, features, side = (about.get(key) for key in ("buffer_elements", "in_features", "image_size"))
+        if elements and features and side:
+            size = BufferSize(int(elements) // int(features), int(features), int(side))
+            found.setdefault((group.setting.dataset, size), group)
+    return [(group, size) for (_, size), group in found.items()]
 
 
 def buffer_bytes_table(study: Study) -> Table:
     """Tabulate a buffer of embeddings against as many raw images (the paper: 4.1 MB against 1206 MB)."""
-    headers = ("embeddings (MB)", "images, uint8 (MB)", "images, float32 (MB)")
-    columns = [
-        Column("setting"),
-        Column("method"),
-        *(Column(header, 0, spread=False) for header in ("samples", "width", "pixels")),
-    ]
-    columns += [Column(header, None, spread=False) for header in headers]
+    sizes, megabytes = ("samples", "width", "pixels"), ("embeddings (MB)", "images, uint8 (MB)", "images, float32 (MB)")
+    columns = [Column("setting"), Column("method"), *(Column(header, 0, spread=False) for header in sizes)]
+    columns += [Column(header, None, spread=False) for header in megabytes]
     rows: list[list[Cell]] = []
-    for group in buffered(study):
-        shape = raw_images(group)
-        assert shape is not None
-        numbers = [*map(float, shape), *buffer_megabytes(*shape)]
-        rows.append([study.names[group.setting], group.label, *(fixed(x, group.seeds) for x in numbers)])
+    for group, size in buffers(study):
+        numbers = [size.samples, size.features, size.side, *size.megabytes]
+        rows.append([study.names[group.setting], group.label, *(fixed(number, group.seeds) for number in numbers)])
     if rows:
-        paper = [fixed(x) for x in (2000.0, 512.0, 224.0, 4.10)]
-        rows.append(["ImageNet-100 (published)", "CIFNet", *paper, None, fixed(1206.40)])
+        paper = [fixed(number) for number in (2000, 512, 224, 4.10, None, 1206.40)]
+        rows.append(["ImageNet-100 (published)", "CIFNet", *paper])
     notes = ["The same samples kept as embeddings (float32), as raw images (bytes), and as float32 images."]
     return Table("buffer_bytes", "A buffer of embeddings against as many raw images", columns, rows, notes)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from pydantic import Field, TypeAdapter, ValidationError
 
 from cifnet_pl.model.description import Number, Table
@@ -22,7 +23,18 @@ from cifnet_pl.utilities.files import read_yaml
 from cifnet_pl.utilities.run_folders import versions
 from cifnet_pl.utilities.text import first_line, printable
 
-ACTIVATIONS, ANSWER_SETS = "activations.csv", "answer_sets.csv"
+FILES = {
+    "summary.json": "the run did not finish",
+    "config.yaml": "so its settings are not known",
+    "tasks.csv": "the run did not finish its first task",
+}
+"""File that a complete run has → what it means if it is not there."""
+
+POINT = "point.yaml"
+"""Configuration of a sweep's point, in its experiment's folder."""
+FAILURE = "failure.txt"
+"""Why a point failed the last time, beside it."""
+
 MEASURED = (
     "A_K", "A_bar", "forgetting", "bwt", "forward_transfer", "max_drop", "top5", "ece", "nll", "epochs",
     "set_size", "set_coverage", "called_unknown", "unknown_auroc", "unknown_fpr95",
@@ -30,8 +42,6 @@ MEASURED = (
     "buffer_elements",
 )  # fmt: skip
 """Keys of ``summary.json`` that have a number, or null where something was not measured."""
-
-NEEDED = ("A_K", "A_bar", "A_k", "n_tasks", "n_classes", "head", "train_seconds", "energy_kwh", "state_elements")
 
 
 class SummaryTable(Table):
@@ -67,217 +77,20 @@ class DataSection(Table):
     tune: Number | None = None
 
 
-def read_summary(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Read ``summary.json``.
-
-    Args:
-        path: the file.
-
-    Returns:
-        Its content, with null for numbers that are not finite; and the keys of those.
-
-    Raises:
-        DataError: no such file, it is damaged, or it lacks something.
-    """
-    if not path.is_file():
-        raise DataError(f"{path.parent}: no summary.json, the run did not finish")
-    with _damaged(path):
-        content = json.loads(path.read_text(encoding="utf-8"))
-    missing = [key for key in NEEDED if not isinstance(content, dict) or key not in content]
-    if missing:
-        raise DataError(f"{path} is not a run's summary: it lacks {missing[0]}")
-    doubtful = [key for key, value in content.items() if _without_infinite(value) != value]
-    content = {key: _without_infinite(value) for key, value in content.items()}
-    with _damaged(path):
-        SummaryTable.model_validate(content)
-        TypeAdapter(dict[str, Number | None]).validate_python({key: content.get(key) for key in MEASURED})
-    return content, doubtful
-
-
-def _without_infinite(value: Any) -> Any:
-    """Return a value of a JSON file with None for NaN and infinite numbers."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return [_without_infinite(item) for item in value] if isinstance(value, list) else value
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Read ``config.yaml``.
-
-    Args:
-        path: the file.
-
-    Raises:
-        DataError: no such file, or it is damaged.
-    """
-    if not path.is_file():
-        raise DataError(f"{path.parent}: no config.yaml, so its settings are not known")
-    with _damaged(path):
-        content = read_yaml(path)
-        if not isinstance(content, dict) or not isinstance(content.get("data"), dict):
-            raise DataError(f"{path} is not a run's configuration: it has no section data")
-        DataSection.model_validate(content["data"])
-    return content
-
-
-def read_rows(path: Path) -> list[Mapping[str, str]]:
-    """Read ``tasks.csv``.
-
-    Args:
-        path: the file.
-
-    Raises:
-        DataError: no such file, or it is damaged.
-    """
-    if not path.is_file():
-        raise DataError(f"{path.parent}: no tasks.csv, the run did not finish its first task")
-    with _damaged(path), path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def read_activations(path: Path) -> tuple[tuple[float | None, ...], ...] | None:
-    """Read ``activations.csv``; None if there is none.
-
-    Args:
-        path: the file.
-
-    Raises:
-        DataError: it is damaged.
-    """
-    if not path.is_file():
-        return None
-    with _damaged(path):
-        with path.open(newline="", encoding="utf-8") as file:
-            body = list(csv.reader(file))[1:]
-        return tuple(tuple(float(cell) if cell else None for cell in row[1:]) for row in body)
-
-
-def read_answer_sets(path: Path) -> dict[str, tuple[float, float]]:
-    """Read ``answer_sets.csv``: class → percent covered and mean number of answers; nothing if there is no file.
-
-    Args:
-        path: the file.
-
-    Raises:
-        DataError: it is damaged.
-    """
-    if not path.is_file():
-        return {}
-    with _damaged(path), path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-        rows = [row for row in csv.DictReader(file) if row["covered"]]  # classes with test images
-        return {row["class"]: (float(row["covered"]), float(row["answers"])) for row in rows}
-
-
-@contextmanager
-def _damaged(path: Path) -> Iterator[None]:
-    """Within the block, say of a file that cannot be read or understood that it is damaged."""
-    try:
-        yield
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        entry = ".".join(printable(str(key))[:60] for key in first["loc"])
-        raise DataError(f"{path} is damaged: {entry} {first['msg'].replace('Input should', 'should')}") from error
-    except (ValueError, KeyError, TypeError, OSError, RecursionError, csv.Error, UsageError) as error:
-        raise DataError(f"{path} is damaged: {first_line(error)}") from error
-
-
-FILE = "predictions.parquet"
-NOT_INSTALLED = "no run is compared over its test images: that needs pyarrow (pip install 'cifnet_pl[tables]')"
-
-
-def answers_of(folder: Path) -> Path | None:
-    """Return the file with the predictions of a run; None if it did not keep them.
-
-    Args:
-        folder: of the run.
-
-    Raises:
-        DataError: the file cannot be read; the sentence says why.
-    """
-    path = folder / FILE
-    if not path.is_file():
-        return None
-    if find_spec("pyarrow") is None:
-        raise DataError(NOT_INSTALLED)
-    right_answers(path)
-    return path
-
-
-@lru_cache(maxsize=64)
-def right_answers(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return which test images a run named right after its last task.
-
-    Args:
-        path: its ``predictions.parquet``.
-
-    Returns:
-        (n,) identities of the images, class and name, sorted; (n,) bool.
-
-    Raises:
-        DataError: the file is damaged.
-    """
-    table = _last_task(path)
-    names = [f"{label}\0{image}" for label, image in zip(table["label"], table["image"], strict=True)]
-    identities = np.array(names, dtype=np.str_)
-    right = np.array([a == b for a, b in zip(table["label"], table["top_1"], strict=True)], dtype=bool)
-    order = np.argsort(identities, kind="stable")
-    return identities[order], right[order]
-
-
-def _last_task(path: Path) -> dict[str, list[Any]]:
-    """Return the label, the image and first answer of the last task's rows; each task is a row group."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            tables = (file.read_row_group(i) for i in reversed(range(file.num_row_groups)))
-            table = next((t for t in tables if len(t)), None)
-        if table is None:
-            return {"label": [], "image": [], "top_1": []}
-        last = pc.max(table["task"]).as_py()
-        table = table.filter(pc.equal(table["task"], last))
-        return {name: table[name].to_pylist() for name in ("label", "image", "top_1")}
-    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-        raise DataError(f"{path} is damaged, so its run is not compared over test images") from error
-
-
-def paired(a: Path, b: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return whether two runs are right on the test images that both have.
-
-    Args:
-        a, b: their ``predictions.parquet``.
-
-    Returns:
-        (n,) identities of the images; (n,) bool twice, in the same order.
-    """
-    ours, theirs = right_answers(a), right_answers(b)
-    images, i, j = np.intersect1d(ours[0], theirs[0], assume_unique=False, return_indices=True)
-    return images, ours[1][i], theirs[1][j]
-
-
-POINT = "point.yaml"
-"""Configuration of a sweep's point, in its experiment's folder."""
-FAILURE = "failure.txt"
-"""Why a point failed the last time, beside it."""
-FILES = ("config.yaml", "tasks.csv", "summary.json")
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """One complete run: its configuration, its summary and its rows, as the run's folder holds them.
 
     Attributes:
         folder: where it was read from.
         config: content of ``config.yaml``.
-        summary: content of ``summary.json``.
+        summary: content of ``summary.json``, with None for numbers that are not finite.
         classes_seen: number of classes after each task.
-        activations: ``activations.csv`` if the run recorded it: row i, column j is the mean over the test images
+        activations: (K, K) ``activations.csv`` if the run recorded it: row i, column j is the mean over the test images
             of task i of the largest activation among the neurons of task j.
         answer_sets: class → percent of its test images that have it among the answers at 95 %, and their mean number
             of answers, if the run is calibrated.
-        answers: its ``predictions.parquet`` if it kept its predictions.
+        predictions: its ``predictions.parquet`` if it kept one.
         doubts: sentences about what of it is not shown.
     """
 
@@ -285,9 +98,9 @@ class Run:
     config: dict[str, Any]
     summary: dict[str, Any]
     classes_seen: tuple[int, ...]
-    activations: tuple[tuple[float | None, ...], ...] | None = None
+    activations: np.ndarray | None = None
     answer_sets: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    answers: Path | None = None
+    predictions: Path | None = None
     doubts: tuple[str, ...] = ()
 
     @property
@@ -295,36 +108,6 @@ class Run:
         """Seed of the buffer and the projections."""
         seed = self.config.get("seed_everything")
         return seed if isinstance(seed, int) and not isinstance(seed, bool) else self.summary.get("seed")
-
-
-def find_folders(paths: Iterable[str | Path]) -> list[Path]:
-    """Find all run folders at or below some paths: folders with one of a run's files or checkpoints.
-
-    Args:
-        paths: folders.
-
-    Returns:
-        The run folders, sorted, each once.
-
-    Raises:
-        UsageError: a path that does not exist.
-    """
-    folders: dict[Path, Path] = {}
-    for path in map(Path, paths):
-        if not path.is_dir():
-            raise UsageError(f"no folder {path}: give run folders, or folders that hold them")
-        inner = (entry for entry in path.rglob("*") if entry.is_dir())
-        for folder in [path, *inner]:
-            if any((folder / name).is_file() for name in FILES) or (folder / "checkpoints").is_dir():
-                folders.setdefault(folder.resolve(), folder)
-    return sorted(folders.values(), key=lambda folder: [natural(component) for component in folder.parts])
-
-
-def natural(name: str) -> tuple[str, int]:
-    """Return the sort key that puts version_10 after version_9."""
-    head = name.rstrip("0123456789")
-    digits = name[len(head) :]
-    return head, int(digits) if digits else -1
 
 
 def read_run(folder: Path) -> Run:
@@ -336,22 +119,106 @@ def read_run(folder: Path) -> Run:
     Raises:
         DataError: the run is not complete, or a file of it is damaged; the sentence says which.
     """
-    summary, doubtful = read_summary(folder / "summary.json")
-    config = read_config(folder / "config.yaml")
-    rows = read_rows(folder / "tasks.csv")
-    tasks, trajectory = summary["n_tasks"], summary["A_k"]
-    if not len(rows) == tasks == len(trajectory):
-        raise DataError(f"{folder}: tasks.csv has {len(rows)} rows, but summary.json says {tasks} tasks")
-    try:
-        seen = tuple(int(row["classes_seen"]) for row in rows)
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{folder}: tasks.csv is damaged, a row has no number of classes") from error
-    if seen[-1] != summary["n_classes"]:
-        raise DataError(f"{folder}: tasks.csv ends with {seen[-1]} classes, summary.json with {summary['n_classes']}")
-    activations, answer_sets = read_activations(folder / ACTIVATIONS), read_answer_sets(folder / ANSWER_SETS)
-    about = f"{folder}/summary.json: not finite, shown as not measured: {', '.join(doubtful)}"
-    doubts = (about,) if doubtful else ()
+    for name, meaning in FILES.items():
+        if not (folder / name).is_file():
+            raise DataError(f"{folder}: no {name}, {meaning}")
+    with _damaged(folder / "summary.json") as path:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        summary = _without_infinite(content)
+        SummaryTable.model_validate(summary)
+        TypeAdapter(dict[str, Number | None]).validate_python({key: summary.get(key) for key in MEASURED})
+    with _damaged(folder / "config.yaml") as path:
+        config = read_yaml(path)
+        if not isinstance(config, dict) or not isinstance(config.get("data"), dict):
+            raise DataError(f"{path} is not a run's configuration: it has no section data")
+        DataSection.model_validate(config["data"])
+    with _damaged(folder / "tasks.csv") as path:
+        rows = pd.read_csv(path)
+        if not len(rows) == summary["n_tasks"] == len(summary["A_k"]):
+            raise DataError(f"{path} has {len(rows)} rows, but summary.json says {summary['n_tasks']} tasks")
+        seen = tuple(int(count) for count in rows["classes_seen"])
+        if seen[-1] != summary["n_classes"]:
+            raise DataError(f"{path} ends with {seen[-1]} classes, summary.json with {summary['n_classes']}")
+    activations, answer_sets = None, {}
+    with _damaged(folder / "activations.csv") as path:
+        if path.is_file():
+            activations = pd.read_csv(path, index_col=0).to_numpy(float)
+    with _damaged(folder / "answer_sets.csv") as path:
+        if path.is_file():
+            with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+                tested = [row for row in csv.DictReader(file) if row["covered"]]  # classes with test images
+            answer_sets = {row["class"]: (float(row["covered"]), float(row["answers"])) for row in tested}
+    doubtful = ", ".join(key for key in content if content[key] != summary[key])
+    doubts = (f"{folder}/summary.json: not finite, shown as not measured: {doubtful}",) if doubtful else ()
     return Run(folder, config, summary, seen, activations, answer_sets, doubts=doubts)
+
+
+@contextmanager
+def _damaged(path: Path) -> Iterator[Path]:
+    """Within the block, say of a file that cannot be read or understood that it is damaged."""
+    try:
+        yield path
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        entry = ".".join(printable(str(key))[:60] for key in first["loc"])
+        raise DataError(f"{path} is damaged: {entry} {first['msg'].replace('Input should', 'should')}") from error
+    except (ValueError, KeyError, TypeError, OSError, RecursionError, csv.Error, UsageError) as error:
+        raise DataError(f"{path} is damaged: {first_line(error)}") from error
+
+
+def _without_infinite(value: Any) -> Any:
+    """Return the content of a JSON file with None for NaN and infinite numbers."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _without_infinite(item) for key, item in value.items()}
+    return [_without_infinite(item) for item in value] if isinstance(value, list) else value
+
+
+def is_complete(folder: Path) -> bool:
+    """Return whether ``folder`` holds a complete run."""
+    try:
+        read_run(folder)
+    except DataError:
+        return False
+    return True
+
+
+# ---------------------------------------------------------------------- many folders
+
+
+def natural(name: str) -> tuple[str, int]:
+    """Return the sort key that puts version_10 after version_9."""
+    head = name.rstrip("0123456789")
+    digits = name[len(head) :]
+    return head, int(digits) if digits else -1
+
+
+def _in_order(folders: Mapping[Path, Path]) -> list[Path]:
+    """Return the folders, each once however it was reached."""
+    return sorted(folders.values(), key=lambda folder: [natural(component) for component in folder.parts])
+
+
+def find_folders(paths: Iterable[str | Path]) -> list[Path]:
+    """Find all run folders at or below some paths: folders with one of a run's files or checkpoints.
+
+    Args:
+        paths: folders; files among them are passed over.
+
+    Returns:
+        The run folders, sorted, each once.
+
+    Raises:
+        UsageError: a path that does not exist.
+    """
+    folders: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        if not path.exists():
+            raise UsageError(f"no folder {path}: give run folders, or folders that hold them")
+        for folder in [path, *path.rglob("*")]:
+            if any((folder / name).is_file() for name in FILES) or (folder / "checkpoints").is_dir():
+                folders.setdefault(folder.resolve(), folder)
+    return _in_order(folders)
 
 
 def read_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
@@ -361,12 +228,13 @@ def read_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
         paths: folders.
 
     Returns:
-        The complete runs, and a sentence for each folder, or part of a run, that is left out.
+        The complete runs, and a sentence for each path, folder, or part of a run, that is left out.
 
     Raises:
         UsageError: a path that does not exist.
     """
-    runs, left_out = [], []
+    runs = []
+    left_out = [f"{path} is a file, not a folder of runs" for path in map(Path, paths) if path.is_file()]
     for folder in find_folders(paths):
         try:
             run = read_run(folder)
@@ -374,12 +242,38 @@ def read_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
             left_out.append(str(error))
             continue
         left_out += run.doubts
+        predictions = folder / "predictions.parquet"
         try:
-            runs.append(replace(run, answers=answers_of(folder)))
+            if predictions.is_file():
+                right_answers(predictions)
+                run = replace(run, predictions=predictions)
         except DataError as error:  # the rest of the run is whole
             left_out.append(str(error))
-            runs.append(run)
+        runs.append(run)
     return runs, list(dict.fromkeys(left_out))
+
+
+def find_missing(paths: Iterable[str | Path]) -> list[str]:
+    """Find the points of sweeps that have no complete run.
+
+    Args:
+        paths: folders.
+
+    Returns:
+        A sentence for each point at or below the paths, sorted by name: why there is no run, as far as is known.
+    """
+    # A run's own folder belongs to a point too, but then the user asked for that run alone.
+    points = {file.parent.resolve(): file.parent for path in map(Path, paths) for file in path.rglob(POINT)}
+    missing = []
+    for folder in _in_order(points):
+        begun, failure = versions(folder), folder / FAILURE
+        if any(is_complete(version) for version in begun):
+            continue
+        reason = "begun, but not finished" if begun else "not run yet"
+        if failure.is_file():
+            reason = printable(failure.read_text(encoding="utf-8", errors="replace").strip())
+        missing.append(f"{folder.name}: {reason}")
+    return missing
 
 
 def at_one_place(runs: Sequence[Run]) -> list[Run]:
@@ -395,52 +289,45 @@ def at_one_place(runs: Sequence[Run]) -> list[Run]:
     for run in runs:
         root, mark = run.config["data"].get("root"), run.summary.get("data_fingerprint")
         common = roots.setdefault(str(mark), root) if root is not None and mark else root
-        config = {**run.config, "data": {**run.config["data"], "root": common}}
-        placed.append(run if common == root else replace(run, config=config))
+        placed.append(replace(run, config={**run.config, "data": {**run.config["data"], "root": common}}))
     return placed
 
 
-@dataclass(frozen=True)
-class MissingPoint:
-    """A point of a sweep that has no complete run, and why, as far as the sweep knows."""
-
-    folder: Path
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.folder.name}: {self.reason}"
+# ---------------------------------------------------------------------- answers to single test images
 
 
-def find_missing(paths: Iterable[str | Path]) -> list[MissingPoint]:
-    """Find the points of sweeps that have no complete run.
+@lru_cache(maxsize=64)
+def right_answers(path: Path) -> pd.Series:
+    """Return which test images a run named right after its last task.
 
     Args:
-        paths: folders.
+        path: its ``predictions.parquet``.
 
     Returns:
-        The points at or below the paths, sorted by name.
+        (n,) bool, with the label and the name of each image as index.
+
+    Raises:
+        DataError: the file is damaged, or pyarrow, which reads it, is not installed.
     """
-    missing = {}
-    for path in map(Path, paths):
-        # A run's own folder belongs to a point too, but then the user asked for that run alone.
-        for file in path.rglob(POINT):
-            folder = file.parent
-            if not any(is_complete(version) for version in versions(folder)):
-                missing[folder.resolve()] = MissingPoint(folder, _reason(folder))
-    return sorted(missing.values(), key=lambda point: [natural(component) for component in point.folder.parts])
+    if find_spec("pyarrow") is None:
+        raise DataError("no run is compared over its test images: that needs pyarrow (pip install 'cifnet_pl[tables]')")
+    from pyarrow import ArrowException
 
-
-def _reason(folder: Path) -> str:
-    failure = folder / FAILURE
-    if failure.is_file():
-        return printable(failure.read_text(encoding="utf-8", errors="replace").strip())
-    return "begun, but not finished" if versions(folder) else "not run yet"
-
-
-def is_complete(folder: Path) -> bool:
-    """Return whether ``folder`` holds a complete run."""
     try:
-        read_run(folder)
-    except DataError:
-        return False
-    return True
+        answers = pd.read_parquet(path, columns=["task", "label", "image", "top_1"])
+    except (ArrowException, OSError, KeyError, ValueError) as error:
+        raise DataError(f"{path} is damaged, so its run is not compared over test images") from error
+    last = answers[answers["task"] == answers["task"].max()].drop_duplicates(["label", "image"])
+    return (last["label"] == last["top_1"]).set_axis(pd.MultiIndex.from_frame(last[["label", "image"]]))
+
+
+def paired(a: Path, b: Path) -> pd.DataFrame:
+    """Return whether two runs are right on the test images that both have.
+
+    Args:
+        a, b: their ``predictions.parquet``.
+
+    Returns:
+        (n, 2) bool with the columns ``a`` and ``b``, a row for each image.
+    """
+    return pd.concat([right_answers(a), right_answers(b)], axis=1, join="inner", keys=["a", "b"])

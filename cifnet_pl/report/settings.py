@@ -1,4 +1,4 @@
-"""Read a run's configuration: the setting (data, protocol, backbone), and everything else that makes a method."""
+"""Read a run's configuration: the setting (data, protocol, backbone), all else that makes a method, and their names."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import PurePath
 from typing import Any
 
-from cifnet_pl import heads
+from lightning.pytorch import Trainer
+
+from cifnet_pl import heads, iterative
 from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.data import CIFNetDataModule
+from cifnet_pl.learning.callbacks import EnergyMonitor, TaskCheckpoint
+from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.report.runs import Run
 from cifnet_pl.utilities.text import printable
 
@@ -25,48 +31,22 @@ DATASETS = {
 """Data source → name of the data set, as in the paper's tables. Other sources keep their own name."""
 
 NOT_SETTINGS = (
-    "seed_everything",
-    "data.class_order",
-    "experiment",
-    "logs",
-    "ckpt_path",
-    "weights_only",
-    "trainer.enable_progress_bar",
-    "trainer.accelerator",
-    "method",
-    "download",
-    "engine",
-    "data.cache",
-    "data.cache_folder",
-    "data.num_workers",
-    "data.unknown",
-    "data.memory_mb",
-    "data.on_corrupt",
-    "energy.enabled",
-    "energy.tracking_mode",
-    "energy.measure_seconds",
-    "predictions.every_task",
-    "words",
-    "checkpoint.every_minutes",
-    "trainer.devices",
-    "trainer.num_nodes",
-    "trainer.enable_model_summary",
-    "trainer.log_every_n_steps",
-)
+    "seed_everything", "data.class_order", "experiment", "logs", "ckpt_path", "weights_only", "method", "download",
+    "engine", "words", "data.cache", "data.cache_folder", "data.num_workers", "data.unknown", "data.memory_mb",
+    "data.on_corrupt", "energy.enabled", "energy.tracking_mode", "energy.measure_seconds", "predictions.every_task",
+    "checkpoint.every_minutes", "trainer.accelerator", "trainer.devices",
+    "trainer.num_nodes", "trainer.enable_model_summary", "trainer.enable_progress_bar", "trainer.log_every_n_steps",
+)  # fmt: skip
 """Keys of ``config.yaml`` that do not make another configuration: seeds, names, and how the same was computed."""
 
 OF_SETTING = (
-    "data.source",
-    "data.root",
-    "data.classes_per_task",
-    "data.initial_classes",
-    "data.max_tasks",
-    "data.image_size",
-    "data.tune",
-    "backbone",
-    "architecture",
-)
+    "data.source", "data.root", "data.classes_per_task", "data.initial_classes", "data.max_tasks", "data.image_size",
+    "data.tune", "backbone", "architecture",
+)  # fmt: skip
 """Keys that belong to the setting; the others belong to the method."""
+
+
+# ---------------------------------------------------------------------- the setting
 
 
 @dataclass(frozen=True)
@@ -133,90 +113,9 @@ class Setting:
         return None
 
 
-def configuration(run: Run) -> dict[str, Any]:
-    """Return the run's settings by dotted name, without seeds and names of folders.
-
-    ``model.init_args.head.init_args.ridge`` becomes ``head.ridge``, and so on for the buffer. A buffer that the
-    head had no use for is left out.
-
-    Args:
-        run: a complete run.
-    """
-    config = {key: value for key, value in run.config.items() if key not in ("model", "lightning.pytorch")}
-    flat = flatten(config)
-    flat.update(_model(run))
-    flat = {**_defaults(flat), **flat}
-    callbacks = flat.get("trainer.callbacks")
-    if isinstance(callbacks, list):
-        flat["trainer.callbacks"] = [c for c in callbacks if "ActivationTable" not in str(c)] or None
-    if isinstance(run.config["data"].get("class_order"), list):
-        flat["data.order"] = run.config["data"]["class_order"]
-    return {key: value for key, value in flat.items() if key not in NOT_SETTINGS and key.split(".")[-1] != "seed"}
-
-
-def _defaults(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of settings that an older version of this package did not have or did not write."""
-    from lightning.pytorch import Trainer
-
-    from cifnet_pl.data import CIFNetDataModule
-    from cifnet_pl.learning.callbacks import EnergyMonitor, TaskCheckpoint
-    from cifnet_pl.learning.cifnet_module import CIFNetModule
-
-    owners: dict[str, Any] = {
-        "trainer.": Trainer, "data.": CIFNetDataModule, "energy.": EnergyMonitor, "checkpoint.": TaskCheckpoint,
-        "head.": heads.HEADS.get(str(flat.get("head"))),
-        "": CIFNetModule if str(flat.get("module")).endswith("CIFNetModule") else None,
-        "buffer.": CalibrationBuffer if flat.get("buffer") == "yes" else None,
-    }  # fmt: skip
-    return {
-        prefix + name: parameter.default
-        for prefix, owner in owners.items()
-        if owner is not None
-        for name, parameter in inspect.signature(owner).parameters.items()
-        if parameter.default is not inspect.Parameter.empty and name not in ("head", "buffer")
-    }
-
-
-def _model(run: Run) -> dict[str, Any]:
-    model = _section(run.config.get("model"))
-    arguments = dict(_section(model.get("init_args")))
-    head, buffer = arguments.pop("head", None), arguments.pop("buffer", None)
-    flat = {"module": model.get("class_path"), **flatten(arguments), "head": run.summary["head"]}
-    options = _section(head).get("init_args")
-    if not isinstance(options, Mapping):  # the head was left to its defaults, which the summary spells out
-        settings = run.summary.get("head_settings") or {}
-        options = {k: v for k, v in settings.items() if k != "in_features" and not str(v).startswith("seed ")}
-    flat.update(flatten(options, "head."))
-    if isinstance(buffer, Mapping) and run.summary.get("buffer_settings") is not None:
-        flat["buffer"] = "yes"
-        flat.update(flatten(_section(buffer.get("init_args")), "buffer."))
-    elif getattr(heads.HEADS.get(run.summary["head"]), "uses_buffer", False):
-        flat["buffer"] = None
-    return flat
-
-
-def _section(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested mappings to one level; an empty mapping becomes None.
-
-    Args:
-        config: nested mappings.
-        prefix: of all keys.
-
-    Example:
-        >>> flatten({"head": {"ridge": 1.0}, "buffer": {}})
-        {'head.ridge': 1.0, 'buffer': None}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{key}.") if value else {f"{prefix}{key}": None})
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+def notes_of(settings: Sequence[Setting]) -> list[str]:
+    """Return the notes about the backbones of ``settings``, once each."""
+    return list(dict.fromkeys(setting.note for setting in settings if setting.note))
 
 
 def setting_of(run: Run) -> Setting:
@@ -225,10 +124,12 @@ def setting_of(run: Run) -> Setting:
     source, root = str(flat.get("data.source", "")), printable(str(flat.get("data.root") or ""))
     name = PurePath(root).name if source == "folder" else source.removeprefix("torchvision:")
     backbone = str(flat.get("backbone") or run.summary.get("backbone") or "no backbone")
-    architecture = flat.get("architecture")
+    architecture, initial = flat.get("architecture"), flat.get("data.initial_classes")
+    per_task = flat.get("data.classes_per_task")
+    protocol = ", ".join(map(str, per_task)) if isinstance(per_task, list) else str(per_task)
     return Setting(
         dataset=DATASETS.get(source, name or source),
-        protocol=protocol_name(flat.get("data.classes_per_task"), flat.get("data.initial_classes")),
+        protocol=f"{initial} + {protocol}" if initial else protocol,
         n_tasks=run.summary["n_tasks"],
         n_classes=run.summary["n_classes"],
         image_size=flat.get("data.image_size"),
@@ -236,21 +137,6 @@ def setting_of(run: Run) -> Setting:
         root=root,
         tune=flat.get("data.tune"),
     )
-
-
-def protocol_name(per_task: Any, initial: Any = None) -> str:
-    """Return the classes of each task in words.
-
-    Args:
-        per_task: one number, or a list.
-        initial: classes of a larger first task, or None.
-
-    Example:
-        >>> protocol_name(10, 50), protocol_name([4, 3, 3])
-        ('50 + 10', '4, 3, 3')
-    """
-    text = ", ".join(map(str, per_task)) if isinstance(per_task, list) else str(per_task)
-    return f"{initial} + {text}" if initial else text
 
 
 OF_NETWORK: tuple[Callable[[Setting], str], ...] = (
@@ -286,23 +172,101 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
 
 
+# ---------------------------------------------------------------------- the configuration
+
+
+def configuration(run: Run) -> dict[str, Any]:
+    """Return the run's settings by dotted name, without seeds and names of folders.
+
+    ``model.init_args.head.init_args.ridge`` becomes ``head.ridge``, and so on for the buffer. A buffer that the
+    head had no use for is left out. What the run did not write, as one from plain Python, is the default.
+
+    Args:
+        run: a complete run.
+    """
+    model, head = _section(run.config.get("model")), str(run.summary["head"])
+    arguments = dict(_section(model.get("init_args")))
+    given, buffer = _section(arguments.pop("head", None)), arguments.pop("buffer", None)
+    options = given.get("init_args")
+    if not isinstance(options, Mapping):  # the head was left to its defaults, which the summary spells out
+        learned = run.summary.get("head_settings") or {}
+        options = {k: v for k, v in learned.items() if k != "in_features" and not str(v).startswith("seed ")}
+    parts = {key: value for key, value in run.config.items() if key not in ("model", "lightning.pytorch")}
+    flat = {**flatten(parts), "module": model.get("class_path"), **flatten(arguments), "head": head}
+    flat.update(flatten(options, "head."))
+    if isinstance(buffer, Mapping) and run.summary.get("buffer_settings") is not None:
+        flat.update({"buffer": "yes", **flatten(_section(buffer.get("init_args")), "buffer.")})
+    elif getattr(heads.HEADS.get(head), "uses_buffer", False):
+        flat["buffer"] = None
+    left = {k: v for k, v in defaults(head).items() if flat.get("buffer") == "yes" or not k.startswith("buffer.")}
+    flat = {**left, **flat}
+    callbacks = flat.get("trainer.callbacks")
+    if isinstance(callbacks, list):
+        flat["trainer.callbacks"] = [c for c in callbacks if "ActivationTable" not in str(c)] or None
+    if isinstance(run.config["data"].get("class_order"), list):
+        flat["data.order"] = run.config["data"]["class_order"]
+    return {key: value for key, value in flat.items() if key not in NOT_SETTINGS and key.split(".")[-1] != "seed"}
+
+
+@cache
+def defaults(head: str) -> dict[str, Any]:
+    """Return the default of every setting that has one, by dotted name.
+
+    Args:
+        head: class of the head, or of the module that trains a network.
+    """
+    module = next((method for method in iterative.METHODS if method.__name__ == head), CIFNetModule)
+    owners: dict[str, Any] = {
+        "trainer.": Trainer, "data.": CIFNetDataModule, "energy.": EnergyMonitor, "checkpoint.": TaskCheckpoint,
+        "buffer.": CalibrationBuffer, "head.": heads.HEADS.get(head), "": module,
+    }  # fmt: skip
+    return {
+        prefix + name: parameter.default
+        for prefix, owner in owners.items()
+        if owner is not None
+        for name, parameter in inspect.signature(owner).parameters.items()
+        if parameter.default is not inspect.Parameter.empty and name not in ("head", "buffer", "seed")
+    }
+
+
+def _section(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested mappings to one level; an empty mapping becomes None.
+
+    Args:
+        config: nested mappings.
+        prefix: of all keys.
+
+    Example:
+        >>> flatten({"head": {"ridge": 1.0}, "buffer": {}})
+        {'head.ridge': 1.0, 'buffer': None}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = None if isinstance(value, Mapping) else value
+    return flat
+
+
+# ---------------------------------------------------------------------- names in tables and figures
+
 METHODS = {
     **{name: kind.title or name.removesuffix("Head") for name, kind in heads.HEADS.items()},
+    **{method.__name__: method.__name__.removesuffix("Module") for method in iterative.METHODS},
     "FinetuneModule": "Fine-tuning",
-    "ReplayModule": "Replay",
-    "ICaRLModule": "iCaRL",
-    "WAModule": "WA",
-    "PODNetModule": "PODNet",
-    "DERModule": "DER",
-    "FOSTERModule": "FOSTER",
-    "MEMOModule": "MEMO",
-    "CREATEModule": "CREATE",
-    "TagFexModule": "TagFex",
 }
 """Class of a head, or of a module that trains the network → its name in tables, in the order of the rows."""
 
 JOINT = "Joint logistic regression (bound)"
 """Logistic regression on all embeddings ever seen: a reference, not a way to learn a stream."""
+
+ALL_EMBEDDINGS = 10_000_000
+"""A buffer of this capacity keeps every embedding: logistic regression on it is the joint bound."""
 
 WORDS: dict[tuple[str, Any], str] = {
     ("buffer", None): "no buffer",
@@ -323,8 +287,11 @@ WORDS: dict[tuple[str, Any], str] = {
 }
 """(setting, value) → how a method's name says so; other settings are named by :func:`words`."""
 
-LACKING = (("buffer", None), ("buffer.oversample", False), ("head.update_past", False), ("head.weighting", "released"))
-"""Settings that a method's name always mentions, whether or not there is anything to compare it with."""
+LACKING = {"buffer": None, "buffer.oversample": False, "head.update_past": False, "head.weighting": "released"}
+"""Settings that a method's name always mentions at this value, whether or not there is anything to compare it with.
+
+A change of one of them takes a part of the method away (tab:ablation), each by itself.
+"""
 
 SHORT = {"head.ridge": "λ", "buffer.capacity": "buffer", "buffer.per_class": "buffer per class"}
 """Setting → its name before a value."""
@@ -345,20 +312,24 @@ LONG = {
     "head.decision": "decision rule",
     "head.metric": "distance",
     "head.projection": "given projection",
-    "head.neighbours": "neighbours",
     "engine": "engine of the network",
     "data.image_size": "size of the images (pixels)",
     "trainer.precision": "precision of the network",
 }
 """Setting → its name as a heading or the label of an axis."""
 
-
 SAID_BY_HEADING = ("buffer.oversample", "head.update_past", "head.balanced", "buffer.per_class")
 """Settings whose heading says what yes and no mean."""
 
 
-def method_name(head: str) -> str:
-    """Return the name of a head's or module's class in tables."""
+def method_of(run: Run) -> str:
+    """Return the name of a run's method: ``--method`` if the run has one, else that of its head or module."""
+    declared = run.config.get("method")
+    if isinstance(declared, str):
+        return declared
+    head, buffer = str(run.summary["head"]), run.summary.get("buffer_settings") or {}
+    if head == "LogisticHead" and (buffer.get("capacity") or 0) >= ALL_EMBEDDINGS:
+        return JOINT
     return METHODS.get(head, head.removesuffix("Head").removesuffix("Module"))
 
 
@@ -376,8 +347,8 @@ def words(key: str, value: Any) -> str:
     known = WORDS.get((key, value)) if isinstance(value, str | bool | None) else None
     if known is not None:
         return known
-    name = SHORT.get(key) or _last(key)
-    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {'none' if value is None else value}"
+    shown = f"{value:g}" if isinstance(value, float) else "none" if value is None else value
+    return f"{SHORT.get(key) or _last(key)} {shown}"
 
 
 def heading(key: str) -> str:
@@ -390,26 +361,23 @@ def heading(key: str) -> str:
     return LONG.get(key) or _last(key)
 
 
+def _last(key: str) -> str:
+    return key.split(".")[-1].replace("_", " ")
+
+
 def value_name(key: str, value: Any) -> str:
     """Return a setting's value as it is shown under its heading.
 
     Args:
         key: dotted name of the setting.
         value: of the setting.
+
+    Example:
+        >>> value_name("buffer.strategy", "kmeans"), value_name("head.update_past", False)
+        ('k-means', 'no')
     """
-    if key == "buffer.strategy":
-        return strategy_name(value)
-    if key in SAID_BY_HEADING and isinstance(value, bool | None):
-        return {True: "yes", False: "no", None: "none"}[value]
+    if key in SAID_BY_HEADING and isinstance(value, bool):
+        return "yes" if value else "no"
     plain = "none" if value is None else str(value)
     text = WORDS.get((key, value), plain) if isinstance(value, str | bool | None) else plain
-    return text.removeprefix("λ ").removesuffix(" weighting")  # the heading has these words
-
-
-def strategy_name(strategy: object) -> str:
-    """Return the name of a way to select the buffer."""
-    return WORDS.get(("buffer.strategy", strategy), str(strategy)).removesuffix(" buffer")
-
-
-def _last(key: str) -> str:
-    return key.split(".")[-1].replace("_", " ")
+    return re.sub("^λ | weighting$| buffer$", "", text) if "." in key else text  # the heading has these words

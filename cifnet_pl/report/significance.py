@@ -1,15 +1,18 @@
-"""Test which differences between methods are more than chance: paired over seeds, and over test images."""
+"""Average over seeds, and test which differences are more than chance: paired over seeds, and over test images."""
 
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
-from cifnet_pl.report.outcomes import Stat
+from cifnet_pl.model.evaluate import Comparison
 from cifnet_pl.report.runs import paired
 
 LEVEL = 0.05
@@ -17,6 +20,67 @@ RESAMPLES, BLOCK = 10_000, 500
 """Resamples of a bootstrap, and how many of them are drawn at once."""
 ROUNDING = 1e-12
 """Differences that differ by less are the same: percentages are computed in float64."""
+
+
+@dataclass(frozen=True)
+class Stat:
+    """Mean and deviation over seeds.
+
+    Attributes:
+        mean: over seeds.
+        sd: standard deviation (n − 1); None for a single seed.
+        n: number of seeds.
+        by_seed: value of each seed.
+        predictions: files of the predictions of each seed, for values that are a share of right answers.
+    """
+
+    mean: float
+    sd: float | None
+    n: int
+    by_seed: Mapping[str, float] = field(default_factory=dict, compare=False)
+    predictions: Mapping[str, Path] = field(default_factory=dict, compare=False)
+
+
+def stat_of(values: Mapping[str, float | None], predictions: Mapping[str, Path] | None = None) -> Stat | None:
+    """Return the mean and sample standard deviation of the values that are not None.
+
+    Args:
+        values: one for each seed.
+        predictions: files of the predictions of seeds.
+
+    Returns:
+        None if all are None.
+
+    Example:
+        >>> stat_of({"1": 96.0, "2": 98.0, "3": None}).mean
+        97.0
+    """
+    known = {key: float(value) for key, value in values.items() if value is not None}
+    if not known:
+        return None
+    sd = statistics.stdev(known.values()) if len(known) > 1 else None
+    return Stat(statistics.fmean(known.values()), sd, len(known), known, predictions or {})
+
+
+def fixed(value: float | None, seeds: int = 1) -> Stat | None:
+    """Return a number without deviation, such as that of a formula or of the paper.
+
+    Args:
+        value: the number, or None.
+        seeds: number of seeds to show.
+    """
+    return None if value is None else Stat(float(value), None, seeds)
+
+
+def ratio(cell: Stat | None, reference: Stat | None) -> Stat | None:
+    """Return ``cell`` / ``reference``, over common seeds if there are any; None if one of them is missing."""
+    if cell is None or reference is None or not reference.mean:
+        return None
+    common = {key: x / reference.by_seed[key] for key, x in cell.by_seed.items() if reference.by_seed.get(key)}
+    return stat_of(common) or Stat(cell.mean / reference.mean, None, min(cell.n, reference.n))
+
+
+# ---------------------------------------------------------------------- over seeds
 
 
 def common_differences(a: Stat, b: Stat) -> np.ndarray:
@@ -45,6 +109,57 @@ def paired_test(differences: np.ndarray) -> float | None:
     return float(stats.ttest_1samp(differences, 0.0).pvalue)
 
 
+def seed_interval(differences: np.ndarray) -> tuple[float, float] | None:
+    """Return the 95 % t interval of the mean over seeds; None for fewer than two, or if all are the same."""
+    if len(differences) < 2 or np.ptp(differences) <= ROUNDING:
+        return None
+    half = float(stats.t.ppf(1 - LEVEL / 2, len(differences) - 1) * stats.sem(differences))
+    return float(differences.mean()) - half, float(differences.mean()) + half
+
+
+# ---------------------------------------------------------------------- over test images
+
+
+def mcnemar(both: pd.DataFrame) -> Comparison:
+    """Count on which images two runs are right; its ``p_value`` is that of McNemar's exact test.
+
+    Args:
+        both: as :func:`cifnet_pl.report.runs.paired` returns it.
+    """
+    a, b = both["a"].to_numpy(bool), both["b"].to_numpy(bool)
+    return Comparison(*(int(cell.sum()) for cell in (a & b, a & ~b, b & ~a, ~a & ~b)))
+
+
+def bootstrap(answers: Sequence[pd.DataFrame], seed: int = 0) -> tuple[float, float]:
+    """Return the 95 % percentile interval of the mean difference of accuracy a − b in percentage points.
+
+    Seeds are drawn with replacement, and so are test images, the same ones for all seeds, as an image that is hard is
+    hard for all of them. The interval covers other class orders and other photos; with one seed, other photos only.
+
+    Args:
+        answers: of both methods, for each common seed, as :func:`cifnet_pl.report.runs.paired` returns them.
+        seed: of the resampling.
+    """
+    draw, n_seeds = np.random.default_rng(seed), len(answers)
+    # A row for each image, a column for each seed, NaN where a seed has not been tested on the image.
+    each = pd.concat([both["a"].astype(int) - both["b"].astype(int) for both in answers], axis=1).to_numpy(float)
+    means = np.nanmean(each, axis=0)
+    # Images with the same differences are alike: a resample follows from how many of each kind are drawn.
+    table = np.hstack([np.nan_to_num(each), ~np.isnan(each)]).astype(np.int64)
+    kinds, counts = np.unique(table, axis=0, return_counts=True)
+    totals = []
+    for _ in range(RESAMPLES // BLOCK):
+        drawn = draw.multinomial(len(each), counts / len(each), size=BLOCK) @ kinds
+        sums, sizes = drawn[:, :n_seeds], drawn[:, n_seeds:]
+        accuracies = np.where(sizes > 0, sums / np.maximum(sizes, 1), means)
+        totals.append((draw.multinomial(n_seeds, np.full(n_seeds, 1 / n_seeds), size=BLOCK) * accuracies).mean(axis=1))
+    low, high = np.quantile(np.concatenate(totals), [LEVEL / 2, 1 - LEVEL / 2])
+    return 100 * float(low), 100 * float(high)
+
+
+# ---------------------------------------------------------------------- the best of a column
+
+
 def is_worse(cell: Stat, rival: Stat, better: str) -> bool | None:
     """Test whether one cell is significantly worse than another, over common seeds or over one seed's test images.
 
@@ -57,21 +172,14 @@ def is_worse(cell: Stat, rival: Stat, better: str) -> bool | None:
     """
     differences = common_differences(cell, rival)
     p = paired_test(differences)
-    if p is None:
-        p = _single_run_test(cell, rival)
+    both = [key for key in cell.predictions if key in rival.predictions]
+    if p is None and both:
+        answers = paired(cell.predictions[both[0]], rival.predictions[both[0]])
+        p = mcnemar(answers).p_value if len(answers) else None
     if p is None or not len(differences):
         return None
     behind = differences.mean() < 0 if better == "max" else differences.mean() > 0
     return bool(behind and p < LEVEL)
-
-
-def _single_run_test(cell: Stat, rival: Stat) -> float | None:
-    """Compute McNemar's p of two runs of a common seed that kept their predictions; None where they did not."""
-    common = [key for key in cell.answers if key in rival.answers]
-    if not common:
-        return None
-    _, a, b = paired(cell.answers[common[0]], rival.answers[common[0]])
-    return mcnemar(a, b)[2] if len(a) else None
 
 
 def marked(cells: Sequence[Stat | None], better: str, exact: bool = False) -> set[int]:
@@ -99,89 +207,3 @@ def marked(cells: Sequence[Stat | None], better: str, exact: bool = False) -> se
     ordered = sorted(known, key=lambda i: known[i].mean, reverse=better == "max")
     leading = set(itertools.takewhile(lambda i: i in tested and True not in tested[i], ordered))
     return leading if len(tested) > len(leading) else set()
-
-
-# ---------------------------------------------------------------------- over test images
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A difference with its 95 % interval; percentage points."""
-
-    mean: float
-    low: float
-    high: float
-
-
-Answers = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""(n,) identities of test images, and (n,) bool twice: whether the first and the second method are right on them."""
-
-
-def bootstrap(answers: Sequence[Answers], seed: int = 0) -> Interval:
-    """Return the mean difference of accuracy a − b in percentage points, with its percentile interval.
-
-    Seeds are drawn with replacement, and so are test images, the same ones for all seeds, as an image that is hard is
-    hard for all of them. The interval covers other class orders and other photos; with one seed, other photos only.
-
-    Args:
-        answers: of both methods, for each common seed.
-        seed: of the resampling.
-    """
-    draw, n_seeds = np.random.default_rng(seed), len(answers)
-    names, position = np.unique(np.concatenate([images for images, _, _ in answers]), return_inverse=True)
-    differences = np.zeros((len(names), n_seeds), dtype=np.int64)
-    tested = np.zeros_like(differences)
-    column = np.repeat(np.arange(n_seeds), [len(images) for images, _, _ in answers])
-    differences[position, column] = np.concatenate([a.astype(np.int64) - b for _, a, b in answers])
-    tested[position, column] = 1
-    means = differences.sum(axis=0) / tested.sum(axis=0)
-    # Images with the same differences are alike: a resample follows from how many of each kind are drawn.
-    kinds, counts = np.unique(np.hstack([differences, tested]), axis=0, return_counts=True)
-    totals = []
-    for _ in range(RESAMPLES // BLOCK):
-        drawn = draw.multinomial(len(names), counts / len(names), size=BLOCK) @ kinds
-        sums, sizes = drawn[:, :n_seeds], drawn[:, n_seeds:]
-        each = np.where(sizes > 0, sums / np.maximum(sizes, 1), means)
-        totals.append((draw.multinomial(n_seeds, np.full(n_seeds, 1 / n_seeds), size=BLOCK) * each).mean(axis=1))
-    low, high = np.quantile(np.concatenate(totals), [LEVEL / 2, 1 - LEVEL / 2])
-    return Interval(100 * float(means.mean()), 100 * float(low), 100 * float(high))
-
-
-def mcnemar(a: np.ndarray, b: np.ndarray) -> tuple[int, int, float]:
-    """Compute the exact McNemar test of two classifiers on the same images.
-
-    Args:
-        a: (n,) bool, whether the first is right.
-        b: (n,) bool, whether the second is right.
-
-    Returns:
-        (images that only a has right, images that only b has right, two-sided p).
-    """
-    only_a, only_b = int(np.sum(a & ~b)), int(np.sum(b & ~a))
-    if only_a + only_b == 0:
-        return 0, 0, 1.0
-    return only_a, only_b, float(stats.binomtest(only_a, only_a + only_b).pvalue)
-
-
-def seed_interval(differences: np.ndarray) -> Interval | None:
-    """Return the mean difference with its t interval over seeds; None for fewer than two, or if all are the same."""
-    if len(differences) < 2 or np.ptp(differences) <= ROUNDING:
-        return None
-    half = float(stats.t.ppf(1 - LEVEL / 2, len(differences) - 1) * stats.sem(differences))
-    mean = float(differences.mean())
-    return Interval(mean, mean - half, mean + half)
-
-
-def ratio(cell: Stat | None, reference: Stat | None) -> Stat | None:
-    """Return ``cell`` / ``reference``, over common seeds if there are any; None if one of them is missing."""
-    if cell is None or reference is None or not reference.mean:
-        return None
-    common: Mapping[str, float] = {
-        key: cell.by_seed[key] / reference.by_seed[key]
-        for key in cell.by_seed if reference.by_seed.get(key)
-    }  # fmt: skip
-    if not common:
-        return Stat(cell.mean / reference.mean, None, min(cell.n, reference.n))
-    values = np.array(list(common.values()))
-    sd = float(values.std(ddof=1)) if len(values) > 1 else None
-    return Stat(float(values.mean()), sd, len(values), common)

@@ -1,25 +1,38 @@
-"""Hold all results of a report, and select what can be compared: methods, ablations, values of one setting."""
+"""Hold all results of a report: group runs by configuration, name the groups, and select what can be compared."""
 
 from __future__ import annotations
 
+import json
+import math
 import string
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
-from cifnet_pl.report.external_results import Published, published_groups, published_numbers, published_values
-from cifnet_pl.report.outcomes import Conditions, Group, Stat, fixed, method_order
-from cifnet_pl.report.settings import JOINT, OF_DATA, OF_NETWORK, Setting, distinct_names, file_name
-from cifnet_pl.report.significance import ratio
+from cifnet_pl.model.metrics import max_drop
+from cifnet_pl.report.runs import MEASURED, Run, at_one_place, natural
+from cifnet_pl.report.settings import (
+    JOINT,
+    LACKING,
+    METHODS,
+    OF_DATA,
+    OF_NETWORK,
+    OF_SETTING,
+    Setting,
+    configuration,
+    defaults,
+    distinct_names,
+    file_name,
+    method_of,
+    setting_of,
+    words,
+)
+from cifnet_pl.report.significance import Stat, fixed, ratio, stat_of
 
-ABLATIONS = ("buffer", "buffer.oversample", "head.update_past", "head.weighting")
-"""Settings whose change takes a part of the method away (tab:ablation), each by itself."""
-
-CLASSIFIERS = ("SLDA", "NCM", "kNN", "Logistic regression", "Linear (SGD)", JOINT)
-"""Classifiers that are compared with the analytic heads on the same frozen backbone (fig:classifier_ablation)."""
-
-ANALYTIC = ("CIFNet", "Exact ridge")
-"""Heads that are shown with those classifiers."""
+COSTS = ("train_seconds", "eval_seconds", "energy_kwh", "A_K_per_kwh", "co2_kg")
+"""Values that depend on the machine, on how energy was measured, and on the embedding cache."""
 
 EXTERNAL = "external: the file does not say which machine, nor how energy was measured"
 """Conditions of the rows of an external file."""
@@ -28,18 +41,357 @@ REFERENCE = "CIFNet"
 """Method whose energy others are divided by, unless another one is asked for."""
 
 
+@dataclass(frozen=True, order=True)
+class Conditions:
+    """What time and energy depend on besides the method; costs under different ones are neither averaged nor ranked.
+
+    Attributes:
+        cached: whether embeddings were read from the cache, so that the backbone did not run for them.
+        machine: processor or GPU, with its number, and how many threads were used where that is another number.
+        source: how energy was measured, e.g. "cpu estimated (cpu_load), ram estimated".
+        scope: "machine", or "process" if other processes were not counted.
+        engine: what the network ran in, "torch" or "onnxruntime"; empty where that is not known.
+    """
+
+    cached: bool = False
+    machine: str = ""
+    source: str = ""
+    scope: str = "machine"
+    engine: str = ""
+
+    @property
+    def comparable(self) -> Conditions:
+        """The conditions without the engine: methods are ranked whatever engine each of them uses."""
+        return replace(self, engine="")
+
+    @property
+    def words(self) -> dict[str, str]:
+        """Each attribute in words, in the order in which a method's name says them."""
+        return {
+            "machine": self.machine,
+            "source": self.source or "energy not measured",
+            "scope": "this process only" if self.scope == "process" else "whole machine",
+            "engine": f"engine {self.engine or 'not known'}",
+            "cached": "embeddings from the cache" if self.cached else "embeddings computed",
+        }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The results of one seed.
+
+    Attributes:
+        seed: of the run; None if it is not known.
+        trajectory: A_k in percent after each task.
+        values: percentages, seconds, kWh by name; None where something was not measured.
+        conditions: of time and energy.
+        run: the run, if it was one of this package.
+        key: seed and class order; outcomes of two methods with the same key are a pair.
+    """
+
+    seed: int | None
+    trajectory: tuple[float | None, ...]
+    values: Mapping[str, float | None]
+    conditions: Conditions = Conditions()
+    run: Run | None = None
+    key: str = ""
+
+
+@dataclass
+class Group:
+    """All seeds of one configuration, or of one method that was run or published elsewhere.
+
+    Attributes:
+        setting: what it can be compared with.
+        name: of the head or the method.
+        kind: "measured", "external" or "published".
+        outcomes: one per seed, by seed.
+        config: settings of the method by dotted name; empty for what was not run here.
+        changes: settings in which it differs from the reference of its method in its setting, empty for the reference.
+        named: settings in which it differs from the method's main configuration over all settings; part of its label.
+        components: numbers kept between tasks, by component, without the backbone.
+        conditions_label: what tells its costs from those of other seeds of the same configuration.
+    """
+
+    setting: Setting
+    name: str
+    kind: str
+    outcomes: list[Outcome]
+    config: dict[str, Any] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
+    named: dict[str, Any] = field(default_factory=dict)
+    components: dict[str, float] = field(default_factory=dict)
+    conditions_label: str = ""
+
+    @property
+    def label(self) -> str:
+        """Name of the method, what it lacks of the paper's, and what is changed against its main configuration."""
+        return ", ".join(filter(None, [self.name, self._in_words(self.named), self.conditions_label]))
+
+    @property
+    def variant(self) -> str:
+        """The label without the method's name: "full method" for the reference of its setting."""
+        return self._in_words(self.changes) or "full method"
+
+    def _in_words(self, settings: Mapping[str, Any]) -> str:
+        # The joint bound has its buffer for something else.
+        lacking = {} if self.name == JOINT else {k: v for k, v in LACKING.items() if self.config.get(k, "") == v}
+        return ", ".join(words(key, value) for key, value in sorted({**lacking, **settings}.items()))
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether this is the configuration that the others of its method and setting are compared with."""
+        return self.kind == "measured" and not self.changes
+
+    @property
+    def seeds(self) -> int:
+        """Number of different seeds and class orders."""
+        return len({outcome.key for outcome in self.outcomes})
+
+    @property
+    def conditions(self) -> list[Conditions]:
+        """The conditions under which the costs of its seeds were measured."""
+        return sorted({outcome.conditions for outcome in self.outcomes})
+
+    def by_conditions(self) -> list[Group]:
+        """Return the group once for each condition of its costs; if there are several, their labels differ."""
+        if len(self.conditions) == 1:
+            return [self]
+        alike = [
+            replace(self, outcomes=[o for o in self.outcomes if o.conditions == conditions])
+            for conditions in self.conditions
+        ]
+        differing = [name for name in Conditions().words if len({getattr(c, name) for c in self.conditions}) > 1]
+        for group, conditions in zip(alike, self.conditions, strict=True):
+            group.conditions_label = ", ".join(filter(None, map(conditions.words.get, differing)))
+        return alike
+
+    def stat(self, key: str) -> Stat | None:
+        """Return the mean and deviation of a value over the seeds that have it.
+
+        Args:
+            key: name of the value.
+
+        Returns:
+            None if no seed has it, or if it is a cost that was measured under different conditions
+            (:meth:`by_conditions`).
+        """
+        if key in COSTS and len(self.conditions) > 1:
+            return None
+        values = {outcome.key: outcome.values.get(key) for outcome in self.outcomes}
+        kept = {o.key: o.run.predictions for o in self.outcomes if o.run is not None and o.run.predictions is not None}
+        return stat_of(values, kept if key == "A_K" else None)
+
+    def mean(self, key: str) -> float:
+        """Return the mean of a value.
+
+        Raises:
+            KeyError: no seed has it.
+        """
+        stat = self.stat(key)
+        if stat is None:
+            raise KeyError(f"{self.label} has no {key}")
+        return stat.mean
+
+    def curve(self) -> list[Stat | None]:
+        """Return A_k of each task over seeds."""
+        length = max((len(outcome.trajectory) for outcome in self.outcomes), default=0)
+        return [
+            stat_of({o.key: o.trajectory[k] if k < len(o.trajectory) else None for o in self.outcomes})
+            for k in range(length)
+        ]
+
+
+def differing_seeds(groups: Sequence[Group]) -> list[str]:
+    """Return "n = 2" for each measured group if these have different numbers of seeds, else empty texts.
+
+    Args:
+        groups: that are shown beside each other.
+    """
+    differ = len({group.seeds for group in groups if group.kind == "measured"}) > 1
+    return [f"n = {group.seeds}" if differ and group.kind == "measured" else "" for group in groups]
+
+
+# ---------------------------------------------------------------------- one run
+
+
+def outcome_of(run: Run) -> Outcome:
+    """Return the values of one run that tables and figures use."""
+    summary, components = run.summary, kept_components(run)
+    values = {**{name: summary.get(name) for name in MEASURED}, "max_drop": max_drop(summary["A_k"])}
+    if components:
+        sizes = summary.get("state_bytes_per_element") or {}
+        values["kept_elements"] = sum(components.values())
+        values["kept_bytes"] = math.fsum(count * (sizes.get(name) or 4) for name, count in components.items())
+    return Outcome(run.seed, tuple(summary["A_k"]), values, _conditions(run), run, _seed_and_order(run))
+
+
+def _seed_and_order(run: Run) -> str:
+    return json.dumps([run.seed, run.config["data"].get("class_order")])
+
+
+def _conditions(run: Run) -> Conditions:
+    summary, energy = run.summary, run.config.get("energy")
+    machine = str(summary.get("machine") or summary.get("device") or "")
+    threads = summary.get("threads")
+    if threads and not summary.get("gpu") and threads != summary.get("cores"):
+        machine += f", {threads} thread{'s' if threads > 1 else ''}"
+    scope = energy.get("tracking_mode") if isinstance(energy, Mapping) else None
+    source = ", ".join(sorted((summary.get("energy_source") or "").split(", ")))  # trackers list hardware in any order
+    cached = bool(summary.get("cached_images"))
+    return Conditions(cached, machine, source, scope or "machine", str(summary.get("engine") or ""))
+
+
+def kept_components(run: Run) -> dict[str, float]:
+    """Count the numbers kept between tasks by component, without the backbone that every method has.
+
+    A method that trains the network counts all of its parameters: those of one backbone are subtracted.
+
+    Args:
+        run: a complete run.
+
+    Returns:
+        Component → numbers.
+    """
+    parts = {name: float(count or 0) for name, count in (run.summary.get("state_components") or {}).items()}
+    if "parameters" in parts:
+        parts["parameters"] = max(0.0, parts["parameters"] - (run.summary.get("backbone_params") or 0))
+    return {name: count for name, count in parts.items() if count}
+
+
+# ---------------------------------------------------------------------- groups
+
+
+def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
+    """Group runs that differ by their seed only.
+
+    The same configuration on a folder that has got further classes since is another number of tasks, so another group.
+
+    Args:
+        runs: complete runs.
+
+    Returns:
+        The groups in the order of tables, and a sentence for each run that a later one of the same seed replaces.
+    """
+    runs_of: dict[str, dict[Any, Run]] = defaultdict(dict)
+    replaced = []
+    for run in at_one_place(runs):
+        learned = [run.summary[name] for name in ("n_tasks", "n_classes")]
+        same = runs_of[json.dumps([method_of(run), learned, configuration(run)], sort_keys=True, default=str)]
+        # The same seed on another machine, or with the cache, is another measurement of time and energy.
+        key = (_seed_and_order(run), _conditions(run))
+        earlier = same.pop(key, None)
+        if earlier is not None and earlier.activations is not None and run.activations is None:
+            run, earlier = earlier, run
+        if earlier is not None:
+            replaced.append(f"{earlier.folder}: the same configuration and seed as {run.folder}, which is used instead")
+        same[key] = run
+    by_method: dict[str, list[Group]] = defaultdict(list)
+    for same in runs_of.values():
+        seeds = sorted(same.values(), key=lambda run: (run.seed is None, run.seed))
+        config = {key: value for key, value in configuration(seeds[0]).items() if key not in OF_SETTING}
+        group = Group(setting_of(seeds[0]), method_of(seeds[0]), "measured", [outcome_of(run) for run in seeds], config)
+        group.components = kept_components(seeds[0])
+        by_method[group.name].append(group)
+    for family in by_method.values():
+        _name_variants(family)
+    return sorted((group for family in by_method.values() for group in family), key=group_order), replaced
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of ``b`` that differ from ``a``; if only one has a buffer, only its presence is listed.
+
+    Args:
+        a, b: settings by dotted name.
+    """
+    keys = {key for key in a.keys() | b.keys() if a.get(key) != b.get(key) or type(a.get(key)) is not type(b.get(key))}
+    if "buffer" in keys:
+        keys = {key for key in keys if not key.startswith("buffer.")}
+    return {key: b.get(key) for key in keys}
+
+
+def _name_variants(family: list[Group]) -> None:
+    """Name each group of one method by its differences from the method's main configuration over all settings.
+
+    The reference of a setting, which its ablations are variants of, may be another one; its label then says so.
+    """
+    main = _reference(family)
+    by_setting: dict[tuple[Any, ...], list[Group]] = defaultdict(list)
+    for group in family:
+        group.named = differences(main.config, group.config)
+        by_setting[group.setting.order].append(group)
+    for same in by_setting.values():
+        reference = main if any(group is main for group in same) else _reference(same)
+        for group in same:
+            group.changes = differences(reference.config, group.config)
+        _tell_apart(same, lambda group: group.label, lambda group: group.named)
+        _tell_apart(same, lambda group: group.variant, lambda group: group.changes)
+
+
+def _tell_apart(groups: Sequence[Group], name: Callable[[Group], str], said: Callable[[Group], dict[str, Any]]) -> None:
+    """Add, to what is said of groups of one name, the settings in which they differ.
+
+    Two buffers beside a reference without any are such groups.
+    """
+    by_name: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        by_name[name(group)].append(group)
+    for alike in by_name.values():
+        keys = {key for group in alike for key in differences(alike[0].config, group.config)}
+        for group in alike:
+            said(group).update({key: group.config.get(key) for key in keys})
+
+
+def _reference(family: Sequence[Group]) -> Group:
+    """Return the configuration with the fewest differences to all others together.
+
+    Ties go to the one that is nearest to the package's defaults, then to the one with the most seeds.
+    """
+
+    def cost(group: Group) -> tuple[Any, ...]:
+        total = sum(len(differences(group.config, other.config)) for other in family)
+        departures = sum(group.config.get(key) != value for key, value in defaults(str(group.config["head"])).items())
+        return total, departures, -group.seeds, json.dumps(group.config, sort_keys=True, default=str)
+
+    return min(family, key=cost)
+
+
+def group_order(group: Group) -> tuple[Any, ...]:
+    """Return the sort key of a group: setting, measured before external, method, reference first, numbers by size."""
+    changes = [(key, *by_size(value)) for key, value in sorted(group.changes.items())]
+    return (group.setting.order, *method_order(group), len(changes), changes)
+
+
+def by_size(value: Any) -> tuple[bool, float, str]:
+    """Return the sort key of a setting's value: numbers by size, then texts."""
+    is_number = isinstance(value, int | float)
+    return not is_number, value if is_number else 0, str(value)
+
+
+def method_order(group: Group) -> tuple[int, int, tuple[str, int]]:
+    """Return the sort key of a method within a setting."""
+    kinds, known = ["measured", "external", "published"], [*METHODS.values(), JOINT]
+    position = known.index(group.name) if group.name in known else len(known)
+    return kinds.index(group.kind), position, natural(group.name)
+
+
+# ---------------------------------------------------------------------- all of them
+
+
 @dataclass
 class Study:
     """All results of a report.
 
     Attributes:
         groups: measured ones, then those of external files, in the order of tables.
+        published: the paper's rows of every setting.
         left_out: a sentence for each folder that was not read, or not used.
         missing: a sentence for each point of a sweep that has no complete run.
         reference: label of the method whose energy others are divided by.
     """
 
     groups: list[Group]
+    published: list[Group] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     reference: str = REFERENCE
@@ -57,23 +409,8 @@ class Study:
     @cached_property
     def data_names(self) -> dict[Setting, str]:
         """One setting of each data and task protocol, the first of those that differ in network, with a short name."""
-        first: dict[tuple[object, ...], Setting] = {}
-        for setting in self.settings:
-            first.setdefault((setting.data, setting.root), setting)
-        return distinct_names(list(first.values()), OF_DATA)
-
-    def on_the_same_data(self, setting: Setting) -> list[Setting]:
-        """Return a setting and those that differ from it in network and size of images only."""
-        return [s for s in self.settings if (s.data, s.root) == (setting.data, setting.root)]
-
-    def of_all_networks(self, setting: Setting) -> list[Group]:
-        """Return the groups of :meth:`with_published` of all networks on a setting's data; the paper's rows once."""
-        beside = self.on_the_same_data(setting)
-        return [g for s in beside for g in self.compared(s)] + self.published_in(setting)
-
-    def name_of(self, setting: Setting) -> str:
-        """Return the name of a setting, of this study or not."""
-        return self.names.get(setting, setting.short)
+        first = [s for s in self.settings if self.on_the_same_data(s)[0] == s]
+        return distinct_names(first, OF_DATA)
 
     def slug(self, setting: Setting) -> str:
         """Return the setting's name for a file."""
@@ -83,17 +420,11 @@ class Study:
         """Return the name of a setting's data for a file."""
         return file_name(self.data_names, setting)
 
+    def on_the_same_data(self, setting: Setting) -> list[Setting]:
+        """Return a setting and those that differ from it in network and size of images only."""
+        return [s for s in self.settings if (s.data, s.root) == (setting.data, setting.root)]
+
     # ------------------------------------------------------------------ groups
-
-    @cached_property
-    def published(self) -> list[Group]:
-        """The paper's rows of every setting."""
-        return published_groups(self.settings)
-
-    @cached_property
-    def numbers(self) -> list[Published]:
-        """All of the paper's numbers."""
-        return published_numbers()
 
     def of(self, setting: Setting) -> list[Group]:
         """Return the measured and external groups of a setting."""
@@ -103,71 +434,40 @@ class Study:
         """Return the paper's rows of a setting."""
         return [group for group in self.published if group.setting == setting]
 
-    def references(self, setting: Setting) -> list[Group]:
-        """Return one group for each method of a setting: the one that the others are variations of."""
-        return [group for group in self.of(setting) if group.is_reference]
-
     def compared(self, setting: Setting) -> list[Group]:
-        """Return the references and external methods of a setting."""
+        """Return one group for each method of a setting, its reference, and external methods."""
         return [group for group in self.of(setting) if group.is_reference or group.kind == "external"]
 
     def with_published(self, setting: Setting) -> list[Group]:
         """Return the groups of :meth:`compared`, and the paper's rows."""
         return self.compared(setting) + self.published_in(setting)
 
-    def row_order(self, group: Group) -> tuple[object, ...]:
-        """Return the sort key of a row for several settings: measured, external, published in the paper's order."""
-        kind, position, name = method_order(group)
-        measured_order = (
-            (position, name, len(group.named), group.label) if group.kind == "measured" else (0, ("", 0), 0, "")
-        )
-        return (kind, *measured_order)
-
-    def variants(self, reference: Group, *keys: str) -> list[Group]:
-        """Return a reference, and the groups of its method that differ from it in exactly one setting.
-
-        Args:
-            reference: a group.
-            keys: dotted names of the settings.
-
-        Returns:
-            Nothing if there are no such groups.
-        """
-        variants = [
-            group for group in self.of(reference.setting)
-            if group.kind == "measured" and group.name == reference.name
-            and len(group.changes) == 1 and next(iter(group.changes)) in keys
-        ]  # fmt: skip
-        return [reference, *variants] if variants else []
+    def of_all_networks(self, setting: Setting) -> list[Group]:
+        """Return the groups of :meth:`with_published` of all networks on a setting's data; the paper's rows once."""
+        beside = self.on_the_same_data(setting)
+        return [group for s in beside for group in self.compared(s)] + self.published_in(setting)
 
     def varied(self, *keys: str) -> list[list[Group]]:
-        """Return :meth:`variants` of every reference that has some.
+        """Return each reference that has variants with those: they differ from it in exactly one setting.
 
         Args:
             keys: dotted names of the settings.
         """
-        references = [group for group in self.groups if group.is_reference]
-        return [family for family in (self.variants(ref, *keys) for ref in references) if family]
+        families = []
+        for reference in (group for group in self.groups if group.is_reference):
+            variants = [
+                group for group in self.of(reference.setting)
+                if group.kind == "measured" and group.name == reference.name
+                and len(group.changes) == 1 and next(iter(group.changes)) in keys
+            ]  # fmt: skip
+            if variants:
+                families.append([reference, *variants])
+        return families
 
     def other_keys(self) -> list[str]:
         """Return the settings other than those of the paper's ablations that some groups vary by themselves."""
-        named = {*ABLATIONS, "buffer.capacity", "buffer.strategy"}
-        changed = {next(iter(g.changes)) for g in self.groups if len(g.changes) == 1}
-        return sorted(changed - named)
-
-    def published_of(self, table: str, setting: Setting, quantity: str) -> dict[str, Stat]:
-        """Return the paper's numbers for its own method in one of its tables.
-
-        Args:
-            table: label of the table.
-            setting: whose data set and protocol must match.
-            quantity: such as ``A_K``.
-
-        Returns:
-            Variant → number.
-        """
-        values = published_values(self.numbers, table, setting, quantity)
-        return {variant: stat for variant, value in values.items() if (stat := fixed(value, 3)) is not None}
+        changed = {next(iter(group.changes)) for group in self.groups if len(group.changes) == 1}
+        return sorted(changed - {*LACKING, "buffer.capacity", "buffer.strategy"})
 
     # ------------------------------------------------------------------ costs
 
@@ -176,53 +476,47 @@ class Study:
 
         That is the reference on the same network, else the one on another network if there is only one.
         """
-        references = [g for g in groups if self._is_reference(g) and len(g.conditions) == 1]
+        references = [group for group in groups if self._is_reference(group) and len(group.conditions) == 1]
         ratios: list[Stat | None] = []
         for group in groups:
-            rival = _rival(group, references)
+            energy, rival = group.stat("energy_kwh"), _rival(group, references)
             if rival is group:
-                ratios.append(fixed(1.0, group.seeds) if group.stat("energy_kwh") else None)
+                ratios.append(fixed(1.0, group.seeds) if energy else None)
             else:
-                ratios.append(ratio(group.stat("energy_kwh"), rival.stat("energy_kwh")) if rival else None)
+                ratios.append(ratio(energy, rival.stat("energy_kwh")) if rival else None)
         return ratios
 
     def _is_reference(self, group: Group) -> bool:
         names = {group.label, replace(group, conditions_label="").label}
         return self.reference in names or (self.reference == group.name and not group.changes)
 
-    def condition_letters(self, groups: Sequence[Group]) -> dict[tuple[str, Conditions], str]:
-        """Return a letter for each kind of row and its conditions, as a reference to a note."""
+    def conditions_of(self, groups: Sequence[Group]) -> dict[tuple[str, Conditions], tuple[str, str]]:
+        """Return a letter and words for each kind of row and its comparable conditions."""
+        said = {}
         keys = dict.fromkeys((group.kind, conditions.comparable) for group in groups for conditions in group.conditions)
-        return {key: _letter(i) for i, key in enumerate(keys)}
-
-    def condition_words(self, groups: Sequence[Group]) -> dict[str, str]:
-        """Return what each letter of :meth:`condition_letters` stands for."""
-        phrases = {}
-        for (kind, conditions), letter in self.condition_letters(groups).items():
-            shown = [name for name in ("machine", "source") if getattr(conditions, name) or name == "source"]
-            more = [name for name in ("scope", "cached") if getattr(conditions, name) in ("process", True)]
-            text = conditions.words([*shown, *more])
-            phrases[letter] = {"measured": text, "external": EXTERNAL}.get(kind, f"{kind}, {text}")
-        return phrases
+        for i, (kind, conditions) in enumerate(keys):
+            shown = ["machine", "source", *(["scope"] if conditions.scope == "process" else [])]
+            shown += ["cached"] if conditions.cached else []
+            text = ", ".join(filter(None, map(conditions.words.get, shown)))
+            phrase = {"measured": text, "external": EXTERNAL}.get(kind, f"{kind}, {text}")
+            letter = string.ascii_lowercase[i % 26] + (str(i // 26) if i >= 26 else "")
+            said[kind, conditions] = letter, phrase
+        return said
 
     # ------------------------------------------------------------------ what a reader must know
 
     def cache_note(self, groups: Sequence[Group]) -> list[str]:
-        """Return a note about the costs of runs with the embedding cache.
-
-        It is empty where there are no such runs.
-        """
-        cached = []
+        """Return a note about the costs of runs with the embedding cache; nothing where there are no such runs."""
+        cached = set()
         for group in groups:
-            read = len({o.key for o in group.outcomes if o.conditions.cached})
+            read = len({outcome.key for outcome in group.outcomes if outcome.conditions.cached})
             seeds = f" ({read} of {group.seeds} seeds)" if read < group.seeds else ""
-            cached += [f"{replace(group, conditions_label='').label}{seeds}"] if read else []
+            cached |= {f"{replace(group, conditions_label='').label}{seeds}"} if read else set()
         if not cached:
             return []
-        names = "; ".join(sorted(set(cached)))
         return [
-            f"Embeddings were read from the cache: {names}. Their times and energies are without the backbone's, so "
-            "they are neither averaged with nor ranked beside those of runs that computed them."
+            f"Embeddings were read from the cache: {'; '.join(sorted(cached))}. Their times and energies are without "
+            "the backbone's, so they are neither averaged with nor ranked beside those of runs that computed them."
         ]
 
     @property
@@ -230,10 +524,10 @@ class Study:
         """A sentence for each setting whose runs did not all have the same photos, by their fingerprints."""
         sentences = []
         for setting in self.settings:
-            folders: dict[str, list[str]] = {}
+            folders: dict[str, list[str]] = defaultdict(list)
             for run in (o.run for g in self.of(setting) for o in g.outcomes if o.run is not None):
                 if run.summary.get("data_fingerprint"):
-                    folders.setdefault(str(run.summary["data_fingerprint"]), []).append(str(run.folder))
+                    folders[str(run.summary["data_fingerprint"])].append(str(run.folder))
             if len(folders) > 1:
                 parts = "; ".join(f"{len(runs)} with {mark}, such as {runs[0]}" for mark, runs in folders.items())
                 sentences.append(
@@ -246,20 +540,13 @@ class Study:
         """Return a note that says what the deviations are over: seeds, class orders, or both."""
         runs = [o.run for g in groups if g.kind == "measured" for o in g.outcomes if o.run is not None]
         orders = [run.config["data"].get("class_order") for run in runs]
-        both = [order == run.seed and order is not None for run, order in zip(runs, orders, strict=True)]
-        drawn = {repr(order) for order in orders}
-        if runs and all(both):
+        if runs and all(order == run.seed and order is not None for run, order in zip(runs, orders, strict=True)):
             over = "a seed sets both seed_everything and the class order"
-        elif len(drawn) == 1:
+        elif len(set(map(repr, orders))) == 1:
             over = "all runs have the same class order; a seed sets everything else that is drawn"
         else:
             over = "class orders and seeds vary, but not together: the table of runs has them"
         return f"Mean ± standard deviation over seeds; {over}."
-
-    @property
-    def notes(self) -> list[str]:
-        """Notes about the backbones, once each."""
-        return notes_of(self.settings)
 
 
 def _rival(group: Group, references: Sequence[Group]) -> Group | None:
@@ -271,20 +558,4 @@ def _rival(group: Group, references: Sequence[Group]) -> Group | None:
     near = [r for r in fitting if r.setting == group.setting]
     if not near and len({r.setting for r in fitting}) > 1:
         return None
-    return next(iter(sorted(near or fitting, key=lambda r: r.conditions[0] != own)), None)
-
-
-def _letter(i: int) -> str:
-    return string.ascii_lowercase[i] if i < 26 else f"{string.ascii_lowercase[i % 26]}{i // 26}"
-
-
-def notes_of(settings: Sequence[Setting]) -> list[str]:
-    """Return the notes about the backbones of ``settings``, once each."""
-    notes = [setting.note for setting in settings]
-    return list(dict.fromkeys(note for note in notes if note))
-
-
-def sources(groups: Sequence[Group]) -> str | None:
-    """Return a sentence that says where the energies of groups come from; None if there are none."""
-    names = sorted({group.energy_source for group in groups if group.energy_source})
-    return f"Energy: {'; '.join(names)}." if names else None
+    return min(near or fitting, key=lambda r: r.conditions[0] != own, default=None)

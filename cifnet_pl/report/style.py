@@ -11,17 +11,10 @@ from typing import Any, cast
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#7A5C00", "#8B8B8B", "#A50026", "#E69F00")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2, 1, 2)))
-FILLS = (
-    ("#222222", ""), ("#FFFFFF", "///"), ("#999999", ""), ("#D9D9D9", "..."), ("#FFFFFF", "xxx"),
-    ("#666666", "\\\\\\"), ("#D9D9D9", ""), ("#FFFFFF", "---"), ("#BBBBBB", "+++"), ("#FFFFFF", "ooo"),
-)  # fmt: skip
-"""Colour and hatch of the bars of a figure: they differ on paper without colours."""
 
 SMALL = 10.5
 """Points of numbers, long labels and titles of panels: half a page wide a figure is still legible."""
@@ -54,21 +47,15 @@ class Picture:
     figure: Figure
 
 
-@dataclass(frozen=True)
-class Look:
-    """The colour, marker and line of one method."""
-
-    colour: str
-    marker: str
-    line: Any
-
-
-def looks(count: int) -> list[Look]:
-    """Return the looks of ``count`` lines of a panel.
+def looks(count: int) -> list[dict[str, Any]]:
+    """Return colour, marker and line style of ``count`` lines of a panel.
 
     The lists of colours, markers and lines have different lengths, so that no two of them are the same.
     """
-    return [Look(COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)], LINES[i % len(LINES)]) for i in range(count)]
+    return [
+        {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "linestyle": LINES[i % len(LINES)]}
+        for i in range(count)
+    ]
 
 
 def figure(width: float, height: float) -> Figure:
@@ -80,36 +67,18 @@ def figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
-def fill(index: int) -> dict[str, Any]:
-    """Return how bars of the kind ``index`` are drawn."""
-    colour, hatch = FILLS[index % len(FILLS)]
-    return {"facecolor": colour, "hatch": hatch, "edgecolor": "black", "linewidth": 0.7}
-
-
-def legend_of_bars(target: Figure, names: Sequence[str], kinds: Sequence[int], location: str, columns: int = 1) -> None:
-    """Add a legend of bars outside the axes.
+def label_rows(axes: Axes, names: Sequence[str], numbers: Sequence[str]) -> None:
+    """Name the rows of a figure, 0 at the top, at the left, and write their numbers at the right.
 
     Args:
-        target: the figure.
-        names: of the kinds of bars.
-        kinds: number of each kind, as for :func:`fill`.
-        location: such as "lower center".
-        columns: of the legend.
+        axes: with something at y = 0, 1, …
+        names: of the rows.
+        numbers: of the rows.
     """
-    patches = [Patch(label=name, **fill(kind)) for name, kind in zip(names, kinds, strict=True)]
-    target.legend(handles=patches, loc=cast(Any, f"outside {location}"), ncols=columns)
-
-
-def legend_of_points(target: Figure, names: Sequence[str]) -> None:
-    """Add a legend below the axes that says which component each marker stands for; the first marker is filled."""
-    handles = [
-        Line2D(
-            [], [], linestyle="none", marker=MARKERS[i], markersize=7, label=fitted(name, 24), markeredgewidth=1.4,
-            markeredgecolor=COLOURS[i], markerfacecolor="black" if i == 0 else "none",
-        )
-        for i, name in enumerate(names)
-    ]  # fmt: skip
-    target.legend(handles=handles, loc="outside lower center", ncols=_columns(target, names, 4))
+    for row, text in enumerate(numbers):
+        axes.annotate(text, (1.02, row), xycoords=("axes fraction", "data"), va="center", fontsize=SMALL)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
 
 
 def legend_below(target: Figure, axes: Axes, columns: int) -> None:
@@ -118,25 +87,14 @@ def legend_below(target: Figure, axes: Axes, columns: int) -> None:
     Args:
         target: figure with a constrained layout.
         axes: whose handles and labels the legend shows.
-        columns: number of columns, fewer if the names are too wide for that.
+        columns: number of columns, fewer if the names are too wide: a letter is about 6 points, the sample line 50.
     """
     handles, labels = axes.get_legend_handles_labels()
     names = [fitted(label, 54 if columns == 1 else 26) for label in labels]
-    target.legend(handles, names, loc="outside lower center", ncols=_columns(target, names, columns))
-
-
-def legend_beside(axes: Axes) -> None:
-    """Add a legend at the right of the axes; long names are cut."""
-    handles, labels = axes.get_legend_handles_labels()
-    names = [fitted(label, 24) for label in labels]
-    axes.legend(handles, names, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=SMALL)
-
-
-def _columns(target: Figure, names: Sequence[str], wanted: int) -> int:
-    """Return how many columns fit, at most ``wanted``: a letter is about 6 points wide, the sample line 50."""
     longest = max((len(line) for name in names for line in name.splitlines()), default=1)
     fitting = int(72 * target.get_figwidth() / (6 * longest + 50))
-    return max(1, min(wanted, fitting, len(names)))
+    columns = max(1, min(columns, fitting, len(names)))
+    target.legend(handles, names, loc=cast(Any, "outside lower center"), ncols=columns)
 
 
 def wrapped(text: str, width: int) -> str:

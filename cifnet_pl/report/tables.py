@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from cifnet_pl.report.comparison import answer_sets_table
+from cifnet_pl.report.external_results import published_of
 from cifnet_pl.report.memory import buffer_bytes_table, memory_table, scaling_tables
-from cifnet_pl.report.outcomes import Group, Stat, fixed
 from cifnet_pl.report.page import CONDITIONS, SEEDS, Cell, Column, Table
 from cifnet_pl.report.runs import Run
-from cifnet_pl.report.settings import Setting, heading, strategy_name, value_name
-from cifnet_pl.report.study import ABLATIONS, Study, notes_of, sources
+from cifnet_pl.report.settings import LACKING, Setting, heading, notes_of, value_name
+from cifnet_pl.report.significance import Stat, fixed, stat_of
+from cifnet_pl.report.study import Group, Study, by_size, method_order
+from cifnet_pl.utilities.text import printable
 
 BEST = (
     "Bold: in the order of their means, the measured rows of the same setting before the first one that another row is "
@@ -32,6 +33,10 @@ PUBLISHED = (
 PUBLISHED_DER = (
     "The paper's row DER cites Dark Experience Replay, but its numbers of parameters, about twenty times one network, "
     "are those of the dynamically expandable network (Yan et al. 2021)."
+)
+LOCKED = (
+    "Old neurons are updated with each new task in the full method, as in the authors' released code; the paper "
+    "says that they are locked."
 )
 ACCURACY = (("Ā", "A_bar"), ("A_K", "A_K"))
 
@@ -59,27 +64,147 @@ def all_tables(study: Study) -> dict[str, list[Table]]:
     return {name: tables for name, tables in kept.items() if tables}
 
 
-def accuracy_table(study: Study) -> Table:
-    """Tabulate Ā and A_K of every method in every setting (tab:accuracy-results); one row is one configuration."""
-    columns = [Column("method"), Column("numbers")]
+# ---------------------------------------------------------------------- accuracy
+
+Accuracies = Mapping[tuple[Setting, str], Stat | None]
+"""(setting, key of ``ACCURACY``) → number."""
+
+
+def _accuracies(
+    study: Study, first: str, rows: Mapping[tuple[str, str], Accuracies]
+) -> tuple[list[Column], list[list[Cell]]]:
+    """Return columns and rows of a table with Ā and A_K in each setting.
+
+    Args:
+        study: all results.
+        first: header of the first column.
+        rows: text of the first column and kind → numbers.
+    """
+    cells = [(setting, key) for setting in study.settings for _, key in ACCURACY]
+    columns = [Column(first), Column("numbers")]
     for setting in study.settings:
         columns += [Column(f"{study.names[setting]}: {header}", 2, "max") for header, _ in ACCURACY]
-    by_setting = {s: {(g.label, g.kind): g for g in [*study.of(s), *study.published_in(s)]} for s in study.settings}
+    shown = {key: [numbers.get(cell) for cell in cells] for key, numbers in rows.items()}
+    return columns, [[*key, *numbers] for key, numbers in shown.items() if any(numbers)]
+
+
+def _row_order(group: Group) -> tuple[object, ...]:
+    """Return the sort key of a row for several settings: measured, external, published in the paper's order."""
+    kind, position, name = method_order(group)
+    return (kind, *((position, name, len(group.named), group.label) if group.kind == "measured" else ()))
+
+
+def accuracy_table(study: Study) -> Table:
+    """Tabulate Ā and A_K of every method in every setting (tab:accuracy-results); one row is one configuration."""
     compared = [group for setting in study.settings for group in study.with_published(setting)]
-    keys = dict.fromkeys((group.label, group.kind) for group in sorted(compared, key=study.row_order))
+    shown: dict[tuple[str, str], dict[tuple[Setting, str], Stat | None]] = {
+        (group.label, group.kind): {} for group in sorted(compared, key=_row_order)
+    }
+    for group in [*study.groups, *study.published]:
+        row = shown.get((group.label, group.kind), {})
+        row.update({(group.setting, key): group.stat(key) for _, key in ACCURACY})
+    columns, rows = _accuracies(study, "method", shown)
+    notes = [study.seeds_note(study.groups), BEST, *_published_notes(compared), *notes_of(study.settings)]
+    title = "Average accuracy Ā and final accuracy A_K in %"
+    return Table("accuracy", title, columns, rows, notes, [str(row[1]) for row in rows])
+
+
+def _published_notes(groups: Sequence[Group]) -> list[str]:
+    names = {group.name for group in groups if group.kind == "published"}
+    return [*([PUBLISHED] if names else []), *([PUBLISHED_DER] if "DER" in names else [])]
+
+
+def ablation_table(study: Study) -> Table:
+    """Tabulate the method without one of its parts at a time (tab:ablation)."""
+    families = study.varied(*LACKING)
+    settings = [s for s in study.settings if any(family[0].setting == s for family in families)]
+    shown: dict[tuple[str, str], dict[tuple[Setting, str], Stat | None]] = {}
+    blocks: dict[tuple[str, str], str] = {}
+    for method, variant, group in ((family[0].label, group.variant, group) for family in families for group in family):
+        row = shown.setdefault((f"{method}, {variant}", "measured"), {})
+        row.update({(group.setting, key): group.stat(key) for _, key in ACCURACY})
+        blocks[f"{method}, {variant}", "measured"] = f"measured {method}"
+    for setting, key in ((setting, key) for setting in settings for _, key in ACCURACY):
+        for variant, value in published_of("tab:ablation", setting, key).items():
+            shown.setdefault((f"CIFNet, {variant or 'full method'}", "published"), {})[setting, key] = value
+    columns, rows = _accuracies(study, "variant", shown)
+    groups = [group for family in families for group in family]
+    notes = [study.seeds_note(groups), BEST]
+    notes += [LOCKED] if any("locked" in variant for variant, _ in shown) else []
+    notes += [PUBLISHED] if any(kind == "published" for _, kind in shown) else []
+    notes += notes_of(settings)
+    return Table(
+        "ablation", "The method without one of its parts", columns, rows, notes,
+        [blocks.get((str(row[0]), str(row[1])), "published") for row in rows],
+    )  # fmt: skip
+
+
+def value_table(study: Study, key: str, name: str) -> Table:
+    """Tabulate the final accuracy for each value of one setting (fig:buffer_ablation for the size of the buffer).
+
+    Args:
+        study: all results.
+        key: dotted name of the setting.
+        name: of the table's files.
+    """
+    families = study.varied(key)
+    groups = [group for family in families for group in family]
+    values = sorted({str(g.config.get(key)): g.config.get(key) for g in groups}.values(), key=by_size)
+    columns = [Column(heading(key))]
+    columns += [Column(f"{study.names[f[0].setting]}: {f[0].label}", 2, "max") for f in families]
     rows: list[list[Cell]] = []
-    for key in keys:
-        groups = [by_setting[setting].get(key) for setting in study.settings]
-        cells: list[Cell] = [g.stat(name) if g else None for g in groups for _, name in ACCURACY]
-        if any(cells):
-            rows.append([*key, *cells])
-    notes = [study.seeds_note(study.groups), BEST, *_published_notes(compared), *study.notes]
-    return Table("accuracy", "Average accuracy Ā and final accuracy A_K in %", columns, rows, notes, _kinds(rows))
+    for value in values:
+        members = [next((g for g in family if g.config.get(key) == value), None) for family in families]
+        rows.append([value_name(key, value), *(g.stat("A_K") if g else None for g in members)])
+    notes = [study.seeds_note(groups), BEST, *notes_of([family[0].setting for family in families])]
+    return Table(name, f"Final accuracy A_K in % by {heading(key)}", columns, rows, notes)
 
 
-def _kinds(rows: Sequence[Sequence[Cell]]) -> list[str]:
-    """Return the block of each row: measured rows are compared with measured ones, and so on."""
-    return [str(row[1]) for row in rows]
+def sampling_table(study: Study) -> Table:
+    """Tabulate final accuracy for each strategy of the buffer (tab:sampling), with the paper's numbers beside it."""
+    key = "buffer.strategy"
+    table = value_table(study, key, "sampling")
+    for setting in dict.fromkeys(family[0].setting for family in study.varied(key)):
+        published = {value_name(key, v): stat for v, stat in published_of("tab:sampling", setting, "A_K").items()}
+        if published:
+            table.columns.append(Column(f"{study.names[setting]}: CIFNet (published)", 2))
+            table.rows = [[*row, published.get(str(row[0]))] for row in table.rows]
+            table.notes.insert(0, "Columns marked published are the paper's own numbers, not measured here.")
+    return table
+
+
+# ---------------------------------------------------------------------- accuracy and costs
+
+EFFICIENCY = (
+    ("backbone_params", Column("network (M)", 2, "min", 1e-6, False)),
+    ("epochs", Column("epochs", 0, None, 1.0, False)),
+    ("train_seconds", Column("training (min)", None, "min", 1 / 60)),
+    ("energy_kwh", Column("energy (kWh)", None, "min")),
+    ("ratio", Column("energy ÷ {reference}", 3)),
+    ("A_K", Column("A_K (%)", 2, "max")),
+    ("A_K_per_kwh", Column("A_K per kWh", None, "max")),
+    ("co2_kg", Column("CO₂ (kg)", None, "min")),
+)
+RESULTS = (
+    ("A_bar", Column("Ā (%)", 2, "max")),
+    ("A_K", Column("A_K (%)", 2, "max")),
+    ("top5", Column("top-5 (%)", 2, "max", further=True)),
+    ("forgetting", Column("forgetting (%)", 2, "min")),
+    ("bwt", Column("backward transfer (%)", 2, "max", further=True)),
+    ("forward_transfer", Column("forward transfer (%)", 2, "max", further=True)),
+    ("max_drop", Column("largest drop (%)", 2, "min", further=True)),
+    ("ece", Column("ECE (%)", 2, "min")),
+    ("nll", Column("NLL", 3, "min")),
+    ("set_size", Column("answers at 95 % (classes)", 2, "min", further=True)),
+    ("set_coverage", Column("covered (%)", 2, further=True)),
+    ("called_unknown", Column("called unknown at 5 % (%)", 2, further=True)),
+    ("unknown_auroc", Column("unknown: AUROC (%)", 2, "max", further=True)),
+    ("unknown_fpr95", Column("unknown: FPR95 (%)", 2, "min", further=True)),
+    ("train_seconds", Column("training (min)", None, "min", 1 / 60)),
+    ("energy_kwh", Column("energy (kWh)", None, "min")),
+    ("co2_kg", Column("CO₂ (kg)", None, "min", further=True)),
+)
+"""Value of a group and its column, of the two tables that have both."""
 
 
 def efficiency_table(study: Study, setting: Setting) -> Table:
@@ -97,37 +222,21 @@ def efficiency_table(study: Study, setting: Setting) -> Table:
         alike for group in study.of_all_networks(setting) for alike in group.by_conditions()
         if alike.stat("energy_kwh") or alike.stat("train_seconds")
     ]  # fmt: skip
-    relative = study.energy_ratios(groups)
-    columns = [
-        Column("method"),
-        Column("numbers"),
-        Column(SEEDS),
-        Column("network"),
-        Column("network (M)", 2, "min", 1e-6, False),
-        Column("epochs", 0, None, 1.0, False),
-        Column("training (min)", None, "min", 1 / 60),
-        Column("energy (kWh)", None, "min"),
-        Column(f"energy ÷ {study.reference}", 3),
-        Column("A_K (%)", 2, "max"),
-        Column("A_K per kWh", None, "max"),
-        Column("CO₂ (kg)", None, "min"),
-        Column(CONDITIONS),
-    ]
-    letters = study.condition_letters(groups)
+    said = study.conditions_of(groups)
     rows: list[list[Cell]] = []
-    for group, factor in zip(groups, relative, strict=True):
-        before = [group.stat(name) for name in ("backbone_params", "epochs", "train_seconds", "energy_kwh")]
-        after = [group.stat(name) for name in ("A_K", "A_K_per_kwh", "co2_kg")]
+    for group, factor in zip(groups, study.energy_ratios(groups), strict=True):
         seeds = "" if group.kind == "published" else str(group.seeds)
-        letter = letters[group.kind, group.conditions[0].comparable]
         network = group.setting.network if group.kind == "measured" and len(beside) > 1 else ""
-        rows.append([group.label, group.kind, seeds, network, *before, factor, *after, letter])
-    legend = [f"{letter}: {text}." for letter, text in study.condition_words(groups).items()]
+        numbers = [factor if key == "ratio" else group.stat(key) for key, _ in EFFICIENCY]
+        letter, _ = said[group.kind, group.conditions[0].comparable]
+        rows.append([group.label, group.kind, seeds, network, *numbers, letter])
+    shown = [replace(column, header=column.header.format(reference=study.reference)) for _, column in EFFICIENCY]
+    columns = [*map(Column, ("method", "numbers", SEEDS, "network")), *shown, Column(CONDITIONS)]
     notes = [
         "Training: all tasks, without evaluation. Epochs: passes over the images of a task. "
         f"Energy ÷ {study.reference}: among rows of the same conditions.",
         *([OTHER_NETWORKS.format(reference=study.reference)] if len(beside) > 1 else []),
-        *legend,
+        *(f"{letter}: {text}." for letter, text in said.values()),
         study.seeds_note(groups),
         f"{BEST} {COST_BEST}",
         *_published_notes(groups),
@@ -135,119 +244,67 @@ def efficiency_table(study: Study, setting: Setting) -> Table:
         *notes_of(beside),
     ]
     blocks = [f"{row[1]} {row[3]}" for row in rows]  # where the numbers are from, and the network
-    name = study.data_names[setting]
-    title = f"Accuracy and energy: {name}"
+    title = f"Accuracy and energy: {study.data_names[setting]}"
     return Table(f"efficiency_{study.data_slug(setting)}", title, columns, rows, notes, blocks)
-
-
-def _published_notes(groups: Sequence[Group]) -> list[str]:
-    names = {group.name for group in groups if group.kind == "published"}
-    return [*([PUBLISHED] if names else []), *([PUBLISHED_DER] if "DER" in names else [])]
-
-
-def ablation_table(study: Study) -> Table:
-    """Tabulate the method without one of its parts at a time (tab:ablation)."""
-    families = study.varied(*ABLATIONS)
-    settings = [s for s in study.settings if any(family[0].setting == s for family in families)]
-    columns = [Column("variant"), Column("numbers")]
-    cells: dict[tuple[str, str, str], dict[tuple[Setting, str], Stat | None]] = {}
-    for family in families:
-        for group in family:
-            row = cells.setdefault((family[0].label, group.variant, "measured"), {})
-            row.update({(group.setting, name): group.stat(name) for _, name in ACCURACY})
-    for setting in settings:
-        columns += [Column(f"{study.names[setting]}: {header}", 2, "max") for header, _ in ACCURACY]
-        for _, name in ACCURACY:
-            for variant, value in study.published_of("tab:ablation", setting, name).items():
-                cells.setdefault(("CIFNet", variant or "full method", "published"), {})[setting, name] = value
-    rows: list[list[Cell]] = [
-        [f"{method}, {variant}", kind, *(row.get((s, name)) for s in settings for _, name in ACCURACY)]
-        for (method, variant, kind), row in cells.items()
-    ]
-    groups = [group for family in families for group in family]
-    published = [PUBLISHED] if any(key[2] == "published" for key in cells) else []
-    departure = (
-        "Old neurons are updated with each new task in the full method, as in the authors' released code; the paper "
-        "says that they are locked."
-    )
-    footnotes = [departure] if any("locked" in variant for _, variant, _ in cells) else []
-    notes = [study.seeds_note(groups), BEST, *footnotes, *published, *notes_of(settings)]
-    blocks = [f"{kind} {method}" for method, _, kind in cells]
-    return Table("ablation", "The method without one of its parts", columns, rows, notes, blocks)
-
-
-def value_table(study: Study, key: str, name: str) -> Table:
-    """Tabulate the final accuracy for each value of one setting (fig:buffer_ablation for the size of the buffer).
-
-    Args:
-        study: all results.
-        key: dotted name of the setting.
-        name: of the table's files.
-    """
-    families = study.varied(key)
-    values = {str(g.config.get(key)): g.config.get(key) for family in families for g in family}
-    ordered = sorted(
-        values.values(), key=lambda v: (not isinstance(v, int | float), v if isinstance(v, int | float) else 0, str(v))
-    )
-    columns = [Column(heading(key))]
-    columns += [Column(f"{study.names[f[0].setting]}: {f[0].label}", 2, "max") for f in families]
-    rows: list[list[Cell]] = []
-    for value in ordered:
-        members = [next((g for g in family if g.config.get(key) == value), None) for family in families]
-        rows.append([value_name(key, value), *(g.stat("A_K") if g else None for g in members)])
-    groups = [group for family in families for group in family]
-    notes = [study.seeds_note(groups), BEST, *notes_of([family[0].setting for family in families])]
-    return Table(name, f"Final accuracy A_K in % by {heading(key)}", columns, rows, notes)
-
-
-def sampling_table(study: Study) -> Table:
-    """Tabulate final accuracy for each strategy of the buffer (tab:sampling), with the paper's numbers beside it."""
-    table = value_table(study, "buffer.strategy", "sampling")
-    families = study.varied("buffer.strategy")
-    for setting in dict.fromkeys(family[0].setting for family in families):
-        values = study.published_of("tab:sampling", setting, "A_K")
-        if values:
-            table.columns.append(Column(f"{study.names[setting]}: CIFNet (published)", 2))
-            by_name = {strategy_name(variant): value for variant, value in values.items()}
-            for row in table.rows:
-                row.append(by_name.get(str(row[0])))
-            table.notes.insert(0, "Columns marked published are the paper's own numbers, not measured here.")
-    return table
 
 
 def results_table(study: Study, setting: Setting) -> Table:
     """Tabulate everything that was measured in one setting; what a page has no room for are further columns."""
-    further = partial(Column, further=True)
-    columns = [
-        Column("method"), Column("numbers"), Column(SEEDS), Column("Ā (%)", 2, "max"), Column("A_K (%)", 2, "max"),
-        further("top-5 (%)", 2, "max"), Column("forgetting (%)", 2, "min"), further("backward transfer (%)", 2, "max"),
-        further("forward transfer (%)", 2, "max"), further("largest drop (%)", 2, "min"), Column("ECE (%)", 2, "min"),
-        Column("NLL", 3, "min"), further("answers at 95 % (classes)", 2, "min"), further("covered (%)", 2),
-        further("called unknown at 5 % (%)", 2), further("unknown: AUROC (%)", 2, "max"),
-        further("unknown: FPR95 (%)", 2, "min"), Column("training (min)", None, "min", 1 / 60),
-        Column("energy (kWh)", None, "min"), further("CO₂ (kg)", None, "min"), Column(CONDITIONS),
-    ]  # fmt: skip
-    keys = ("A_bar", "A_K", "top5", "forgetting", "bwt", "forward_transfer", "max_drop", "ece", "nll",
-            "set_size", "set_coverage", "called_unknown", "unknown_auroc", "unknown_fpr95",
-            "train_seconds", "energy_kwh", "co2_kg")  # fmt: skip
     groups = study.of(setting)
-    letters = study.condition_letters(groups)
-    rows: list[list[Cell]] = [
-        [g.label, g.kind, str(g.seeds), *(g.stat(name) for name in keys),
-         ", ".join(dict.fromkeys(letters[g.kind, own.comparable] for own in g.conditions))]
-        for g in groups
-    ]  # fmt: skip
-    several = [group.label for group in groups if len(group.conditions) > 1]
-    mixed = (
-        [f"Seeds of {'; '.join(several)} ran under different conditions: their costs stand in the table of efficiency."]
-        if several
-        else []
-    )
-    legend = [f"{letter}: {text}." for letter, text in study.condition_words(groups).items()]
-    notes = [f"{setting.title}.", *legend, *mixed, study.seeds_note(groups), f"{BEST} {COST_BEST}"]
-    notes += [*study.cache_note(groups), *([setting.note] if setting.note else [])]
+    said = study.conditions_of(groups)
+    rows: list[list[Cell]] = []
+    for group in groups:
+        letters = dict.fromkeys(said[group.kind, own.comparable][0] for own in group.conditions)
+        numbers = [group.stat(key) for key, _ in RESULTS]
+        rows.append([group.label, group.kind, str(group.seeds), *numbers, ", ".join(letters)])
+    columns = [*map(Column, ("method", "numbers", SEEDS)), *(column for _, column in RESULTS), Column(CONDITIONS)]
+    notes = [f"{setting.title}.", *(f"{letter}: {text}." for letter, text in said.values())]
+    mixed = "; ".join(group.label for group in groups if len(group.conditions) > 1)
+    if mixed:
+        notes.append(f"Seeds of {mixed} ran under different conditions: their costs stand in the table of efficiency.")
+    notes += [study.seeds_note(groups), f"{BEST} {COST_BEST}", *study.cache_note(groups), *notes_of([setting])]
     title = f"All results: {study.names[setting]}"
-    return Table(f"results_{study.slug(setting)}", title, columns, rows, notes, _kinds(rows))
+    return Table(f"results_{study.slug(setting)}", title, columns, rows, notes, [group.kind for group in groups])
+
+
+# ---------------------------------------------------------------------- single classes, settings and runs
+
+
+def answer_sets_table(study: Study, setting: Setting) -> Table:
+    """Tabulate coverage and mean size of the sets of answers at 95 % of each class, the least covered first.
+
+    Args:
+        study: all results.
+        setting: whose calibrated runs are shown.
+    """
+    columns = [Column("class")]
+    by_class: dict[str, dict[str, Stat | None]] = {}
+    calibrated = [g for g in study.of(setting) if any(o.run is not None and o.run.answer_sets for o in g.outcomes)]
+    for group in calibrated:
+        sets = {o.key: o.run.answer_sets for o in group.outcomes if o.run is not None}
+        headers = [f"{group.label}: covered (%)", f"{group.label}: classes"]
+        columns += [Column(header, 1) for header in headers]
+        for name in {name for own in sets.values() for name in own}:
+            for i, header in enumerate(headers):
+                values = {key: own[name][i] if name in own else None for key, own in sets.items()}
+                by_class.setdefault(name, {})[header] = stat_of(values)
+
+    def coverage(name: str) -> list[float]:
+        """Return what each group covers of a class."""
+        stats = [by_class[name].get(column.header) for column in columns[1::2]]
+        return [100.0 if stat is None else stat.mean for stat in stats]
+
+    rows: list[list[Cell]] = [
+        [printable(name), *(by_class[name].get(column.header) for column in columns[1:])]
+        for name in sorted(sorted(by_class), key=coverage)
+    ]
+    notes = [
+        "Of the test images of a class, how many have it among the answers, and how many classes are among these. The "
+        "answers are to hold the right class of 95 % of all images; single classes may lie above or below.",
+        study.seeds_note(calibrated),
+    ]
+    title = f"Sets of answers at 95 %, by class: {study.names[setting]}"
+    return Table(f"answer_sets_{study.slug(setting)}", title, columns, rows, notes)
 
 
 def settings_table(study: Study) -> Table:
@@ -255,7 +312,7 @@ def settings_table(study: Study) -> Table:
     rows: list[list[Cell]] = []
     for group in (g for g in study.groups if g.is_reference):
         shown = {k: v for k, v in group.config.items() if k.startswith(("head.", "buffer.")) or k == "buffer"}
-        if str(group.head).endswith("Module"):  # it has no head, and settings of its own
+        if str(group.config["head"]).endswith("Module"):  # it has no head, and settings of its own
             shown = {k: v for k, v in group.config.items() if "." not in k and k not in ("module", "head", "download")}
         if shown.get("buffer") == "yes":
             del shown["buffer"]
@@ -274,16 +331,16 @@ def _class_order(run: Run) -> str:
 def runs_table(study: Study) -> Table:
     """Tabulate every run that was used, with its folder and its machine."""
     rows: list[list[Cell]] = []
-    for group in study.groups:
-        for outcome in group.outcomes:
-            values: list[Cell] = [fixed(outcome.values.get(n)) for _, n in ACCURACY]
-            seed = "" if outcome.seed is None else str(outcome.seed)
-            order = "" if outcome.run is None else _class_order(outcome.run)
-            about = outcome.run.summary if outcome.run else {}
-            commit = str(about.get("git_commit") or "")[:10]
-            folder = str(outcome.run.folder) if outcome.run else "external file"
-            rows.append([study.names[group.setting], group.label, seed, order, *values, outcome.conditions.machine,
-                         sources([group]) and outcome.conditions.source, commit, folder])  # fmt: skip
+    for group, outcome in [(g, outcome) for g in study.groups for outcome in g.outcomes]:
+        run, conditions = outcome.run, outcome.conditions
+        seed = "" if outcome.seed is None else str(outcome.seed)
+        source = None if outcome.values.get("energy_kwh") is None else conditions.source
+        commit = str(run.summary.get("git_commit") or "")[:10] if run else ""
+        rows.append([
+            study.names[group.setting], group.label, seed, _class_order(run) if run else "",
+            *(fixed(outcome.values.get(key)) for _, key in ACCURACY), conditions.machine, source, commit,
+            str(run.folder) if run else "external file",
+        ])  # fmt: skip
     headers = ("setting", "method", "seed", "class order", "Ā (%)", "A_K (%)", "machine", "energy measured by",
                "commit", "folder")  # fmt: skip
     return Table("runs", "Runs", [Column(header) for header in headers], rows)

@@ -8,8 +8,8 @@ import yaml
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.sweep_plan import Point, choose, read_points
-from cifnet_pl.report.outcomes import group_runs
 from cifnet_pl.report.runs import read_runs
+from cifnet_pl.report.study import group_runs
 
 PAPER = Path(__file__).parents[2] / "configs" / "paper"
 SWEEPS = PAPER.parent / "sweeps"

@@ -102,7 +102,8 @@ def write_run(
     record.write_summary(
         folder, head=head, head_settings=settings, buffer_settings=kept if used else None,
         backbone=backbone, backbone_params=11_170_000, seed=seed, versions={}, **{"device": "x86_64", **(about or {})},
-        state_components=components, image_size=config["data"]["image_size"],
+        state_components=components, state_bytes_per_element={n: 4 if n == "buffer" else 8 for n in components},
+        image_size=config["data"]["image_size"],
     )  # fmt: skip
     if activations:
         strong = 0.1 if kept is not None else 0.7

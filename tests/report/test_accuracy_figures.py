@@ -5,9 +5,9 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from cifnet_pl.report.accuracy_figures import pair_bars, trajectories
-from cifnet_pl.report.outcomes import Group, Outcome, Stat
 from cifnet_pl.report.settings import Setting
-from cifnet_pl.report.study import Study
+from cifnet_pl.report.significance import Stat
+from cifnet_pl.report.study import Group, Outcome, Study
 from cifnet_pl.report.style import SETTINGS
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 
 from cifnet_pl.heads import HEADS
-from cifnet_pl.report.settings import METHODS, heading, method_name, strategy_name, value_name, words
+from cifnet_pl.report.settings import METHODS, heading, value_name, words
 
 
 def test_every_head_has_a_name_of_its_own():
-    names = [method_name(head) for head in HEADS]
+    names = [METHODS[head] for head in HEADS]
     assert len(set(names)) == len(names)
-    assert method_name("OutsideHead") == "Outside"
-    assert METHODS["CIFNetHead"] == method_name("CIFNetHead")
 
 
 @pytest.mark.parametrize(
@@ -22,13 +20,10 @@ def test_every_head_has_a_name_of_its_own():
         ("buffer.capacity", 500, "buffer 500", "500"),
         ("head.update_past", False, "locked old neurons", "no"),
         ("head.unheard_of", None, "unheard of none", "none"),
+        ("buffer.strategy", "herding", "herding buffer", "herding"),
     ],
 )
 def test_settings_and_values(key: str, value: object, name: str, cell: str):
     assert words(key, value) == name
     assert value_name(key, value) == cell
-
-
-def test_headings_and_strategies():
     assert heading("head.unheard_of") == "unheard of"
-    assert not strategy_name("herding").endswith("buffer")

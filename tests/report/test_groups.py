@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from cifnet_pl.report.outcomes import Group, group_runs, stat_of
 from cifnet_pl.report.runs import read_runs
-from cifnet_pl.report.settings import configuration, flatten, protocol_name
-from cifnet_pl.report.study import Study
+from cifnet_pl.report.settings import configuration, flatten
+from cifnet_pl.report.significance import stat_of
+from cifnet_pl.report.study import Group, Study, group_runs
 from tests.report.synthetic import write_run
 
 
@@ -72,7 +72,7 @@ def test_names_of_folders_and_terminals_do_not_split_a_group(tmp_path: Path) -> 
     assert len(group_runs(read_runs([tmp_path])[0])[0]) == 1
 
 
-def test_a_setting_that_an_older_version_did_not_have_is_its_default(tmp_path: Path) -> None:
+def test_a_setting_that_a_run_did_not_write_is_its_default(tmp_path: Path) -> None:
     write_run(tmp_path / "new" / "version_0", seed=1, tasks=3, data={"split_seed": 0, "options": None})
     write_run(tmp_path / "old" / "version_0", seed=2, tasks=3)
     write_run(tmp_path / "other" / "version_0", seed=3, tasks=3, data={"split_seed": 1})
@@ -196,11 +196,18 @@ def test_a_folder_whose_name_is_no_text_is_shown_by_codes(tmp_path: Path) -> Non
     assert group.setting.root.isprintable()
 
 
-def test_flattening_and_names() -> None:
+def test_nested_settings_get_dotted_names() -> None:
     assert flatten({"a": {"b": 1, "c": {}}, "d": [1]}) == {"a.b": 1, "a.c": None, "d": [1]}
-    assert protocol_name(10) == "10"
-    assert protocol_name(10, 50) == "50 + 10"
-    assert protocol_name([4, 3, 3]) == "4, 3, 3"
+
+
+@pytest.mark.parametrize(
+    ("per_task", "initial", "name"), [(10, None, "10"), (10, 50, "50 + 10"), ([4, 3, 3], None, "4, 3, 3")]
+)
+def test_a_protocol_says_the_classes_of_each_task(
+    per_task: int | list[int], initial: int | None, name: str, tmp_path: Path
+) -> None:
+    (group,) = groups_of(tmp_path, {"data": {"classes_per_task": per_task, "initial_classes": initial}})
+    assert group.setting.protocol == name
 
 
 def test_seeds_are_no_part_of_a_configuration(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from cifnet_pl.report.outcomes import Stat, stat_of
 from cifnet_pl.report.page import Cell, Column, Table, cell_text, latex, to_csv_table, to_html, to_latex, to_markdown
+from cifnet_pl.report.significance import Stat, stat_of
 
 
 def stat(*values: float) -> Stat:

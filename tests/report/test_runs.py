@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from cifnet_pl.__main__ import main
 from cifnet_pl.report.runs import find_folders, is_complete, read_run, read_runs
 from cifnet_pl.utilities.errors import UsageError
 from tests.report.synthetic import write_run
@@ -15,8 +16,8 @@ def test_a_whole_run_is_read_as_written(tmp_path: Path) -> None:
     assert run.classes_seen == (5, 10, 15)
     assert len(run.summary["A_k"]) == 3
     assert run.activations is not None
-    assert [len(row) for row in run.activations] == [3, 3, 3]
-    assert run.activations[0][0] == 0.9
+    assert run.activations.shape == (3, 3)
+    assert run.activations[0, 0] == 0.9
 
 
 def test_folders_are_found_at_any_depth_in_natural_order(tmp_path: Path) -> None:
@@ -55,13 +56,13 @@ def damage(folder: Path, how: str) -> None:
 HOW = [
     ("no summary", "no summary.json"),
     ("truncated summary", "is damaged"),
-    ("other summary", "lacks A_K"),
-    ("summary of a list", "lacks A_K"),
+    ("other summary", "is damaged: A_k"),
+    ("summary of a list", "is damaged"),
     ("fewer rows", "tasks.csv has 2 rows, but summary.json says 3"),
     ("no rows", "no tasks.csv"),
     ("no config", "no config.yaml"),
     ("damaged config", "is damaged"),
-    ("other tables", "tasks.csv is damaged, a row has no number of classes"),
+    ("other tables", "tasks.csv is damaged"),
 ]
 
 
@@ -90,3 +91,16 @@ def test_unmeasured_values_are_allowed(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "version_0", tasks=2, kwh=None)
     assert json.loads((folder / "summary.json").read_text())["energy_kwh"] is None
     assert read_run(folder).summary["A_K_per_kwh"] is None
+
+
+def test_a_file_among_the_folders_is_passed_over_with_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of ``report lightning_logs/*``, where the runs lie beside a README."""
+    write_run(tmp_path / "logs" / "e" / "version_0", tasks=2)
+    readme = tmp_path / "logs" / "README.md"
+    readme.write_text("about the runs")
+    arguments = ["report", *map(str, sorted(readme.parent.iterdir())), "--output", str(tmp_path / "out")]
+    assert main(arguments) == 0
+    assert f"left out: {readme} is a file" in capsys.readouterr().out
+    assert main(["report", str(readme), "--output", str(tmp_path / "none")]) == 1

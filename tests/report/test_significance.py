@@ -3,11 +3,21 @@
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
-from cifnet_pl.report.outcomes import Stat, stat_of
-from cifnet_pl.report.significance import bootstrap, is_worse, marked, mcnemar, paired_test, ratio, seed_interval
+from cifnet_pl.report.significance import (
+    Stat,
+    bootstrap,
+    is_worse,
+    marked,
+    mcnemar,
+    paired_test,
+    ratio,
+    seed_interval,
+    stat_of,
+)
 
 
 def of(**values: float) -> Stat:
@@ -29,7 +39,7 @@ def test_the_paired_test_is_scipys() -> None:
     interval = seed_interval(a - b)
     assert interval is not None
     low, high = stats.ttest_rel(a, b).confidence_interval()
-    assert (interval.low, interval.high) == pytest.approx((low, high))
+    assert interval == pytest.approx((low, high))
 
 
 def test_only_common_seeds_are_compared() -> None:
@@ -53,38 +63,40 @@ def test_ties_are_marked_alike_and_nothing_where_nothing_differs() -> None:
     assert marked([best, tied, worse, of(a=65.0)], "max") == {0, 1}
 
 
+def answers(a: np.ndarray, b: np.ndarray, seed: str = "") -> pd.DataFrame:
+    """Whether two methods are right on images of one class."""
+    return pd.DataFrame({"a": a, "b": b}, index=[("class", f"{seed}{i}") for i in range(len(a))])
+
+
 def test_the_bootstrap_covers_the_truth() -> None:
     draw = np.random.default_rng(0)
-    names, a, b = np.arange(4000).astype(str), draw.random(4000) < 0.70, draw.random(4000) < 0.66
-    interval = bootstrap([(names, a, b)])
-    assert interval.mean == pytest.approx(100 * (a.mean() - b.mean()))
-    assert interval.low < 4.0 < interval.high
+    a, b = draw.random(4000) < 0.70, draw.random(4000) < 0.66
+    low, high = bootstrap([answers(a, b)])
+    assert low < 4.0 < high
     # The interval of a mean of independent images, by the normal approximation.
     half = 1.96 * 100 * (a.astype(float) - b).std() / 4000**0.5
-    assert interval.high - interval.low == pytest.approx(2 * half, rel=0.05)
-    assert bootstrap([(names, a, a)]).low <= 0 <= bootstrap([(names, a, a)]).high
-    assert bootstrap([(names, a, b)]) == bootstrap([(names, a, b)])
+    assert high - low == pytest.approx(2 * half, rel=0.05)
+    assert bootstrap([answers(a, a)]) == (0, 0)
+    assert bootstrap([answers(a, b)]) == (low, high)
     # Four seeds that answer alike are one measurement: they say no more about other photos than one of them.
-    four = bootstrap([(names, a, b)] * 4)
-    assert four.high - four.low == pytest.approx(2 * half, rel=0.05)
+    low, high = bootstrap([answers(a, b)] * 4)
+    assert high - low == pytest.approx(2 * half, rel=0.05)
 
 
 def test_seeds_with_images_of_their_own_are_independent() -> None:
     draw = np.random.default_rng(0)
-    seeds = [(np.char.add(f"{s} ", np.arange(1000).astype(str)), draw.random(1000) < 0.7, draw.random(1000) < 0.6)
-             for s in range(2)]  # fmt: skip
-    interval = bootstrap(seeds)
-    assert interval.mean == pytest.approx(50 * sum(float(a.mean() - b.mean()) for _, a, b in seeds))
-    assert interval.low < interval.mean < interval.high
+    seeds = [answers(draw.random(1000) < 0.7, draw.random(1000) < 0.6, f"{s} ") for s in range(2)]
+    low, high = bootstrap(seeds)
+    assert low < 50 * sum(both["a"].mean() - both["b"].mean() for both in seeds) < high
 
 
 def test_mcnemar_counts_the_images_that_one_alone_has_right() -> None:
     a = np.array([True] * 12 + [False] * 3 + [True] * 50)
     b = np.array([False] * 12 + [True] * 3 + [True] * 50)
-    only_a, only_b, p = mcnemar(a, b)
-    assert (only_a, only_b) == (12, 3)
-    assert p == pytest.approx(2 * stats.binom.cdf(3, 15, 0.5))
-    assert mcnemar(a, a)[2] == 1.0
+    counts = mcnemar(answers(a, b))
+    assert (counts.both, counts.first, counts.second, counts.neither) == (50, 12, 3, 0)
+    assert counts.p_value == pytest.approx(2 * stats.binom.cdf(3, 15, 0.5))
+    assert mcnemar(answers(a, a)).p_value == 1.0
 
 
 def test_a_ratio_is_over_common_seeds() -> None:
