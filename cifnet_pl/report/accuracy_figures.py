@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -195,7 +195,7 @@ def pair_bars(bars: Sequence[Bar], title: str) -> Figure:
     label_rows(axes, [fitted(bar[0], 24) for bar in bars], [])
     axes.set(xlabel="accuracy (%)", xlim=(0, 1.22 * max(ends)), title=wrapped(title, 52))
     axes.grid(visible=False, axis="y")
-    legend_below(chart, axes, 2)
+    chart.legend(loc=cast(Any, "outside lower center"), ncols=2)
     return chart
 
 

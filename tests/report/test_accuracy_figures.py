@@ -13,7 +13,9 @@ from cifnet_pl.report.style import SETTINGS
 
 def test_bars_are_as_long_as_their_numbers() -> None:
     bars = [("full", Stat(80.0, 1.5, 3), Stat(70.0, None, 1)), ("published", None, Stat(64.2, None, 1))]
-    (axes,) = pair_bars(bars, "An ablation").axes
+    chart = pair_bars(bars, "An ablation")
+    (axes,), (legend,) = chart.axes, chart.legends
+    assert [text.get_text() for text in legend.get_texts()] == [r"average accuracy $\bar{A}$", "final accuracy $A_K$"]
     lengths = sorted(bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle))
     assert lengths == pytest.approx([64.2, 70.0, 80.0])
     assert [label.get_text() for label in axes.get_yticklabels()] == ["full", "published"]
