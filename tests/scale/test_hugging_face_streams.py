@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,13 @@ import pytest
 from cifnet_pl.data.loading import ImageLoader, shard_batches
 from cifnet_pl.data.sets import Source, SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.data.sources import hugging_face as hugging_face_streams
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.command_line import environment
 
 pytest.importorskip("datasets")
 from tests.scale.tables import in_pieces
 
+MODULE = import_module("cifnet_pl.data.sources.hugging_face")  # a function of this name stands beside it
 pytestmark = [pytest.mark.scale, pytest.mark.timeout(600)]
 
 
@@ -41,8 +42,8 @@ def test_a_stream_reads_one_row_group_at_a_time_and_no_other_column(pieces: Path
     rows = source.train.read.rows
     assert np.diff(rows.starts).tolist() == [1, 2, 2, 2, 2, 1, 2, 2, 1]
     opened: list[int] = []
-    real = hugging_face_streams._cells
-    monkeypatch.setattr(hugging_face_streams, "_cells", lambda *given: (opened.append(given[1]), real(*given))[1])
+    real = MODULE._cells
+    monkeypatch.setattr(MODULE, "_cells", lambda *given: (opened.append(given[1]), real(*given))[1])
     contents = [source.train.given(i) for i in range(len(source.train))]
     assert len(opened) == 7  # each once
     assert rows.files[0].column_names == ["image"]
