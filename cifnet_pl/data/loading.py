@@ -35,6 +35,13 @@ class Decoded(NamedTuple):
     unreadable: tuple[str, ...]  # "place: reason" of each of the others
 
 
+class Failed(NamedTuple):
+    """What a worker sends instead of a batch; the traceback is text, as it cannot be sent itself."""
+
+    error: Exception
+    traceback: str
+
+
 Decode = Callable[[Sequence[int], np.ndarray], Decoded]
 """Positions of a batch's images, and memory (len or more, s, s, 3) uint8 that their squares are written to."""
 
@@ -150,8 +157,8 @@ class WorkerPool:
         except (EOFError, ConnectionError) as error:
             raise CifnetError(KILLED) from error
         self._taken += 1
-        if isinstance(result, Exception):
-            raise result
+        if isinstance(result, Failed):
+            raise result.error from RuntimeError(f"in a process that decodes photos:\n{result.traceback}")
         return self._slots[worker, turn % (AHEAD + 1)], cast(Decoded, result)
 
     def close(self) -> None:
@@ -176,8 +183,7 @@ def _work(pipe: Connection, decode: Decode, slots: Tensor) -> None:
             try:
                 pipe.send(decode(rows, slots[turn].numpy()))
             except Exception as error:
-                error.add_note(format_exc())
-                pipe.send(error)
+                pipe.send(Failed(error, format_exc()))
             turn = (turn + 1) % len(slots)
     except (EOFError, ConnectionError):
         return

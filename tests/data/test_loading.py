@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +101,10 @@ def test_a_fault_of_ours_is_not_taken_for_a_bad_image(workers: int) -> None:
         def given(self, index: int) -> Image.Image:
             raise KeyError("a bug")
 
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError) as caught:
         list(loader_of(Faulty(1), workers, 1).set_batches([np.array([0])]))
+    where = str(caught.value.__cause__) if workers else "".join(traceback.format_tb(caught.tb))
+    assert 'raise KeyError("a bug")' in where  # the place in the worker is shown, too
 
 
 def test_same_workers_over_all_tasks() -> None:
