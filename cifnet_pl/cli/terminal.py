@@ -77,17 +77,11 @@ def warn(warnings: Iterable[str], unreadable: Iterable[tuple[Path, str]] = ()) -
 
 
 LOST = "another process of this run ended: its own message says why"
-KILLED = (
-    "a process that decodes photos was killed, as systems do when memory is short: "
-    "use fewer --data.num_workers or a smaller --data.batch_size; --ckpt_path last goes on"
-)
 SIGNS = {
     "closed by peer": LOST,
     "reset by peer": LOST,
     "Broken pipe": LOST,
     "remote process exited": LOST,
-    "is killed by signal": KILLED,
-    "exited unexpectedly": KILLED,
 }
 """Part of a RuntimeError's message → what to say instead."""
 

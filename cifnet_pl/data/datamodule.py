@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import chain
@@ -173,14 +172,6 @@ class CIFNetDataModule(LightningDataModule):
         """Return the positions of the training samples of ``task``; none after the last."""
         rows = self.plan.rows(task, self.learner.learned_tasks[:task])
         return np.sort(rows) if self.source.train.sequential else rows
-
-    def order_mark(self, task: int) -> str:
-        """Return a hash of the training samples of ``task`` in their order, and of the size of their batches."""
-        digest, samples = hashlib.sha256(str(self.rows_per_batch).encode()), self.source.train
-        for row in self.task_rows(task):
-            name = f"{self.source.class_names[samples.labels[row]]}\0{samples.names[row]}\0"
-            digest.update(name.encode("utf-8", "surrogateescape"))
-        return digest.hexdigest()
 
     def returning_classes(self, task: int) -> list[str]:
         """Return the names of classes that ``task`` brings samples of, but an earlier task introduced."""

@@ -689,7 +689,7 @@ class IterativeModule(TaskModule):
     def probabilities_by_way(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the probabilities of ``prediction``, and those of each of ``ways``."""
         if not self.ways:
-            return self.probabilities(batch), {}
+            return super().probabilities_by_way(batch)
         z = self.embed(cast(ImageBatch, batch).image)
         found = {way: self._answers(z, way) for way in self.ways}
         return found[self.prediction], found
