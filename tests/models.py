@@ -16,9 +16,8 @@ from torch import Tensor
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head
-from cifnet_pl.model.bundle import CONFIG
+from cifnet_pl.model.bundle import CONFIG, Event
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.description import Event
 from tests.heads.suite import HEADS
 
 SIDE = 2

@@ -318,7 +318,7 @@ def _pairs(result: Audit, files: list[Path]) -> Section:
 
 
 def _classes(result: Audit) -> Section:
-    from cifnet_pl.model.evaluate import interval
+    from cifnet_pl.model.metrics import interval
     from cifnet_pl.report.audit_page import Section
 
     scores = result.scored.class_scores()

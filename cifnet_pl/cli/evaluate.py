@@ -20,7 +20,7 @@ from cifnet_pl.utilities.text import is_or_are, number_of, printable
 if TYPE_CHECKING:
     from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
     from cifnet_pl.model.classifier import Classifier
-    from cifnet_pl.model.evaluate import Comparison, Evaluation
+    from cifnet_pl.model.metrics import Comparison, Evaluation
 
 ON_SCREEN = 25
 """Classes in the table on the screen, the worst first."""
@@ -53,7 +53,7 @@ def evaluate(
     """
     from cifnet_pl.data.sources.folders import has_parts
     from cifnet_pl.model.class_photos import ClassPhotos
-    from cifnet_pl.model.evaluate import compare
+    from cifnet_pl.model.metrics import compare
     from cifnet_pl.model.store import load
     from cifnet_pl.photos.files import expanded
 
@@ -92,7 +92,7 @@ def evaluate(
 def _evaluate(model: Classifier, photos: ClassPhotos, unreadable: list[Unreadable], name: str) -> Evaluation:
     import numpy as np
 
-    from cifnet_pl.model.evaluate import evaluate as evaluate_photos
+    from cifnet_pl.model.metrics import evaluate as evaluate_photos
 
     known = photos.of(set(model.class_names))
     strange = [printable(each) for each in photos.class_names if each not in set(model.class_names)]
@@ -144,7 +144,7 @@ def copy_lines(evaluation: Evaluation, knows_photos: bool) -> list[str]:
 
 def class_table(evaluation: Evaluation) -> Table:
     """Tabulate the classes, the worst first."""
-    from cifnet_pl.model.evaluate import FEW, interval
+    from cifnet_pl.model.metrics import FEW, interval
 
     table = Table("class", "photos", "right %", "95 % interval", "most often taken for")
     for column in table.columns[1:4]:
@@ -243,7 +243,7 @@ def tables_of(evaluation: Evaluation, unjudged: Mapping[str, int] | None = None)
         unjudged: class → number of its photos, where it could not be judged.
     """
     from cifnet_pl.learning.run_record import to_csv
-    from cifnet_pl.model.evaluate import interval
+    from cifnet_pl.model.metrics import interval
 
     header = ["class", "photos", "right", "accuracy", "low", "high", "tested", "taken_for", "times"]
     rows: list[list[Any]] = []

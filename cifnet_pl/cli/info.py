@@ -11,8 +11,8 @@ from rich.table import Table
 from cifnet_pl.utilities.text import number_of, printable
 
 if TYPE_CHECKING:
+    from cifnet_pl.model.bundle import Event
     from cifnet_pl.model.classifier import Classifier
-    from cifnet_pl.model.description import Event
 
 
 def info(model: str, trust: bool = False) -> None:

@@ -53,7 +53,7 @@ def sums(
         DataError: samples that cannot be read.
         CifnetError: parts that failed however often they were tried.
     """
-    from cifnet_pl.model.description import outside_parts
+    from cifnet_pl.model.bundle import outside_parts
     from cifnet_pl.model.sums import Shard
 
     folder, options = Path(output).expanduser(), [word for name, value in overrides for word in (f"--{name}", value)]

@@ -37,7 +37,7 @@ def unpack(
     """
     from cifnet_pl.data.sets import ImageSet, SourceOptions
     from cifnet_pl.data.sources import build_source
-    from cifnet_pl.model.description import class_names
+    from cifnet_pl.model.bundle import class_names
     from cifnet_pl.photos.files import expanded
 
     target = expanded(Path(output))

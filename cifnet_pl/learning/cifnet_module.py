@@ -17,9 +17,9 @@ from cifnet_pl.heads import confidence as calibration
 from cifnet_pl.heads.ridge import about_choices
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.model.bundle import Description, parse
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.core import PhotoHashes
-from cifnet_pl.model.description import Description, parse
 from cifnet_pl.utilities.errors import CheckpointError, UnsupportedError, UsageError
 from cifnet_pl.utilities.plugins import import_name
 from cifnet_pl.utilities.text import first_line

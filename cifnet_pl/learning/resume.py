@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from lightning.pytorch import Trainer
 from pydantic import Field
 
-from cifnet_pl.model.description import ImagesTable, Table, check_format, parse
+from cifnet_pl.model.bundle import ImagesTable, Table, check_format, parse
 from cifnet_pl.utilities.errors import CheckpointError
 
 

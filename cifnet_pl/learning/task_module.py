@@ -15,7 +15,7 @@ from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.evaluation import Evaluation, EvaluationCounts
 from cifnet_pl.learning.resume import count_tasks, image_options, read_stored, require_same, rewind_checkpoint
-from cifnet_pl.model.description import FORMAT
+from cifnet_pl.model.bundle import FORMAT
 from cifnet_pl.utilities.errors import CheckpointError, DataError, UsageError
 
 

@@ -27,7 +27,7 @@ from cifnet_pl.heads.base import RIDGE
 from cifnet_pl.heads.confidence import fit_temperature
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
 from cifnet_pl.model.core import Model
-from cifnet_pl.model.evaluate import BINS, FEW, Evaluation
+from cifnet_pl.model.metrics import BINS, FEW, Evaluation
 from cifnet_pl.photos.cache import EmbeddingCache, pipeline_key
 from cifnet_pl.statistics import comparable, joined, left_out_groups, near_limit
 from cifnet_pl.statistics.near_copies import SAMPLED

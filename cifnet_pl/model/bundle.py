@@ -1,8 +1,11 @@
-"""Store a model as a folder: ``config.json``, and one safetensors file named by the hash of its content.
+"""The format of a stored model: its description, and a bundle's folder with ``config.json`` and one safetensors file.
 
-``config.json`` names the file that belongs to it. Replacing ``config.json`` is the only step that makes a new model the
-folder's content: a reader finds either the old model or the new one, complete, whenever the writer is killed. Reading
-never executes anything; both checksums, all types, sizes and numbers are checked first.
+A description is plain tables and lists, the same in a bundle and in a checkpoint. pydantic checks what comes from a
+file, strictly: nothing is converted to another type, and reading never executes anything.
+
+``config.json`` names the file of tensors that belongs to it, by the hash of its content. Replacing ``config.json`` is
+the only step that makes a new model the folder's content: a reader finds either the old model or the new one, complete,
+whenever the writer is killed.
 """
 
 from __future__ import annotations
@@ -10,22 +13,229 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from cifnet_pl.model.description import FORMAT, Table, check_format, parse
+from cifnet_pl.backbones import imports
+from cifnet_pl.photos.photo import LARGEST_IMAGE
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from cifnet_pl.utilities.files import write_atomic, write_json
-from cifnet_pl.utilities.text import first_line, printable
+from cifnet_pl.utilities.plugins import names_import
+from cifnet_pl.utilities.text import first_line, has_controls, printable
+
+FORMAT = 1
+"""Version of the description and of the files that hold it, bundles and checkpoints."""
+
+Engine = Literal["torch", "onnxruntime"]
+
+Text = Annotated[str, Strict()]
+Count = Annotated[int, Strict(), Field(ge=0, lt=2**63)]
+Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+Setting = Annotated[bool, Strict()] | Annotated[int, Strict()] | Number | Text | None
+
+
+@dataclass(frozen=True)
+class Event:
+    """One step in a model's life: a task of its run, or an extension, or classes forgotten.
+
+    Percentages are 0–100, times in seconds, energies in kWh; None where something was not measured.
+
+    Attributes:
+        what: "task", "extend", "merge" or "forget".
+        classes: number of classes known afterwards.
+        photos: photos taken in (extend, merge) or out (forget).
+        accuracy: A_k after a task; for an extension, on the fifth of the new photos that was held back.
+        old_accuracy_before: of the earlier classes, on the photos of ``--check``, before the extension.
+        old_accuracy: the same afterwards.
+        date: when, in UTC.
+        class_names: classes that were learned, merged or forgotten; None where that is not told.
+        parents: identities (:attr:`Model.identity`) of the models that this step started from.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    what: Text
+    classes: Count
+    photos: Count | None = None
+    accuracy: Number | None = None
+    old_accuracy_before: Number | None = None
+    old_accuracy: Number | None = None
+    seconds: Number | None = None
+    energy_kwh: Number | None = None
+    energy_source: Text | None = None
+    date: Text | None = None
+    class_names: list[Text] | None = None
+    parents: list[Text] = field(default_factory=list)
+
+
+class Table(BaseModel):
+    """A table from a file, checked strictly; entries that this version does not know are passed over."""
+
+    model_config = ConfigDict(strict=True)
+
+
+def _distinct(engines: list[Engine]) -> list[Engine]:
+    if len(set(engines)) < len(engines):
+        raise ValueError("each engine once")
+    return engines
+
+
+class BackboneTable(Table):
+    """The network that embeds, and the hash of its weights."""
+
+    name: str
+    sha256: str
+    architecture: str | None = None
+
+
+class ImagesTable(Table):
+    """How photos are prepared; ``held_back`` are the share and the seed of the run's own split."""
+
+    image_size: int = Field(ge=1, le=LARGEST_IMAGE)
+    crop_ratio: Number = Field(gt=0, le=1)
+    held_back: tuple[Annotated[Number, Field(gt=0, lt=1)], Annotated[int, Strict()]] | None = Field(strict=False)
+
+
+class BufferTable(Table):
+    """The settings of the buffer."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    capacity: int
+    per_class: int | None
+    strategy: str
+    seed: int
+    oversample: bool
+
+
+class Description(Table):
+    """The description of a model in a bundle's ``config.json`` and in a checkpoint: everything but its tensors."""
+
+    backbone: BackboneTable
+    precision: str
+    engines: Annotated[list[Engine], AfterValidator(_distinct)]
+    images: ImagesTable
+    head: dict[str, Setting]
+    buffer: BufferTable | None
+    class_names: list[Any]
+    task_sizes: list[Annotated[int, Strict(), Field(gt=0)]]
+    history: list[Event] = Field(strict=False)
+
+
+T = TypeVar("T", bound=BaseModel)
+
+
+def parse(kind: type[T], content: Any, where: str) -> T:
+    """Check a table from a file.
+
+    Args:
+        kind: what it should be.
+        content: what the file holds.
+        where: the file, for messages.
+
+    Raises:
+        CheckpointError: an entry is missing, of another type, or not known.
+    """
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{where} is damaged or not a model: its description is not a table")
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise CheckpointError(f"{where} is damaged or not a model: {_sentence(content, error)}") from error
+
+
+def _sentence(content: Any, error: ValidationError) -> str:
+    """Describe the first wrong entry: where it is, what it is and what was expected."""
+    errors = error.errors(include_url=False)
+    first = errors[0]
+    if first["type"] == "missing":
+        return f"it has no {'.'.join(printable(str(key))[:60] for key in first['loc'])}"
+    path: list[str] = []
+    for key in first["loc"]:  # which ends with the name of a type where several types are allowed
+        entries = dict(enumerate(content)) if isinstance(content, list) else content
+        if not isinstance(entries, dict) or key not in entries:
+            break
+        path.append(printable(str(key))[:60])
+        content = entries[key]
+    depth = len(path)
+    expected = [e["msg"].replace("Input should be ", "") for e in errors if e["loc"][:depth] == first["loc"][:depth]]
+    return f"{'.'.join(path)} is {shown(first['input'])}, expected {' or '.join(dict.fromkeys(expected))}"
+
+
+def check_format(number: Any, where: str) -> None:
+    """Check that the format that a file names is that of this version.
+
+    Args:
+        number: what the file says.
+        where: what an error calls the file.
+
+    Raises:
+        CheckpointError: it is another one.
+    """
+    if type(number) is not int or number != FORMAT:
+        raise CheckpointError(f"{where} has format {shown(number)}, this version reads {FORMAT}: update cifnet_pl")
+
+
+def class_names(names: Sequence[Any], where: str) -> list[str]:
+    """Return class names from a file, if each is a plain, unique name that is safe to show and to use in a path.
+
+    Args:
+        names: the names that a file holds.
+        where: what an error calls the file.
+
+    Raises:
+        CheckpointError: no name, one that occurs twice or is not text, control characters, or a path that leads out of
+            the folder it is joined to.
+    """
+    if not names:
+        raise CheckpointError(f"{where} names no class")
+    for name in names:
+        if not isinstance(name, str) or not name or len(name) > 1000:
+            raise CheckpointError(
+                f"{where} has {shown(name)} for a class name, expected a text of 1 to 1000 characters"
+            )
+        if has_controls(name):
+            raise CheckpointError(f"{where} has control characters in class name {shown(name)}: rename the class")
+        if any(component in ("", ".", "..") for component in name.replace("\\", "/").split("/")):
+            raise CheckpointError(f"{where} has a path for a class name, {shown(name)}: rename the class")
+    if len(set(names)) < len(names):
+        raise CheckpointError(f"{where} has class {shown(Counter(names).most_common(1)[0][0])} twice")
+    return list(names)
+
+
+def outside_parts(head: Any, backbone: str, architecture: str | None = None) -> list[str]:
+    """Return the imports from outside the package that a model needs; nothing is imported.
+
+    Args:
+        head: class of the head, as a description names it.
+        backbone, architecture: as for :func:`~cifnet_pl.backbones.build_backbone`.
+    """
+    return [*[head] * (isinstance(head, str) and names_import(head)), *imports(backbone, architecture)]
+
+
+def now() -> str:
+    """Return the date and time in UTC, to the second."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def shown(value: Any) -> str:
+    """Return a value from a file as a message may show it: quoted, short, on one line."""
+    return f"'{printable(str(value)[:60])}'"
+
+
+# ---------------------------------------------------------------------- the files of a bundle
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -40,6 +250,11 @@ class TensorsTable(Table):
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     bytes: int
 
+    @property
+    def name(self) -> str:
+        """Name of the file."""
+        return f"tensors-{self.sha256[:16]}.safetensors"
+
 
 class FileTable(Table):
     """The part of a ``config.json`` about the files of its bundle."""
@@ -47,6 +262,33 @@ class FileTable(Table):
     sha256: str
     tensors: TensorsTable
     versions: dict[str, str] = Field(default_factory=dict)
+
+
+class StoredTensors(NamedTuple):
+    """The tensors of an open safetensors file.
+
+    Attributes:
+        metadata: the notes of its writer.
+        shapes: shape of every tensor.
+        read: () → the tensors; call it once the shapes are known to be right.
+    """
+
+    metadata: Mapping[str, str]
+    shapes: Shapes
+    read: Callable[[], dict[str, Tensor]]
+
+
+@contextmanager
+def open_tensors(path: Path) -> Iterator[StoredTensors]:
+    """Open a safetensors file; within the block, errors of reading it are CheckpointErrors that name it."""
+    try:
+        with safe_open(path, framework="pt") as stored:
+            shapes = {key: tuple(stored.get_slice(key).get_shape()) for key in stored.keys()}  # noqa: SIM118, no mapping
+            yield StoredTensors(
+                stored.metadata() or {}, shapes, lambda: {key: stored.get_tensor(key) for key in shapes}
+            )
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
 
 
 def is_bundle(folder: Path) -> bool:
@@ -103,23 +345,26 @@ def write_bundle(
     """
     refuse_existing(folder, overwrite)
     content = save(dict(tensors))
-    digest = hashlib.sha256(content).hexdigest()
-    versions = {"cifnet_pl": version("cifnet_pl"), "python": platform.python_version(), "torch": torch.__version__}
+    file = TensorsTable(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
     config = {
         "format": FORMAT,
         **description,
-        "versions": {name: str(number) for name, number in versions.items()},
-        "tensors": {"sha256": digest, "bytes": len(content)},
+        "versions": {
+            "cifnet_pl": version("cifnet_pl"),
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+        },
+        "tensors": file.model_dump(),
     }
     fresh = not folder.exists()
     try:
-        write_atomic(folder / _file_name(digest), lambda file: file.write(content))
+        write_atomic(folder / file.name, lambda target: target.write(content))
         write_json(folder / CONFIG, {**config, "sha256": _digest(config)})
     except BaseException:
         if fresh:
             _remove_leftovers(folder, keep=None)
         raise
-    _remove_leftovers(folder, keep=_file_name(digest))
+    _remove_leftovers(folder, keep=file.name)
 
 
 @contextmanager
@@ -139,21 +384,21 @@ def open_bundle(folder: Path) -> Iterator[tuple[dict[str, Any], Shapes, Callable
     content, file = _read_config(folder)
     if not is_utf8(folder):
         raise CheckpointError(f"{printable(str(folder))} is not UTF-8, as a bundle's path must be: rename the folder")
-    path = folder / _file_name(file.tensors.sha256)
-    size = file.tensors.bytes
+    path, size = folder / file.tensors.name, file.tensors.bytes
     if not path.is_file() or path.stat().st_size != size:
         raise CheckpointError(f"{folder} is not whole: {path.name} with {size} bytes is missing; copy the bundle again")
-    try:
-        with safe_open(path, framework="pt") as stored:
-            shapes = {key: tuple(stored.get_slice(key).get_shape()) for key in stored.keys()}  # noqa: SIM118, no mapping
 
-            def read() -> dict[str, Tensor]:
-                _verify(path, file.tensors.sha256)
-                return {key: stored.get_tensor(key) for key in shapes}
+    def read() -> dict[str, Tensor]:
+        digest = hashlib.sha256()
+        with path.open("rb") as content:
+            while block := content.read(2**20):
+                digest.update(block)
+        if digest.hexdigest() != file.tensors.sha256:
+            raise CheckpointError(f"{path} is damaged: its checksum is wrong; copy the bundle again")
+        return stored.read()
 
-            yield content, shapes, read
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
+    with open_tensors(path) as stored:
+        yield content, stored.shapes, read
 
 
 def read_versions(folder: Path) -> dict[str, str]:
@@ -165,7 +410,7 @@ def read_versions(folder: Path) -> dict[str, str]:
 def tensors_name(folder: Path) -> str:
     """Return the name of the file of tensors that belongs to the ``config.json`` of ``folder``, there or not."""
     _, file = _read_config(folder)
-    return _file_name(file.tensors.sha256)
+    return file.tensors.name
 
 
 def _read_config(folder: Path) -> tuple[dict[str, Any], FileTable]:
@@ -175,36 +420,22 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], FileTable]:
     if path.stat().st_size > LARGEST_CONFIG:
         raise CheckpointError(f"{path} is larger than {LARGEST_CONFIG} bytes: it is not a bundle's")
     try:
-        content = json.loads(path.read_bytes().decode("utf-8"), parse_constant=_no_constant)
-    except (OSError, ValueError, RecursionError) as error:
+        content = json.loads(path.read_bytes().decode("utf-8"))
+        digest = _digest(content)
+    except (OSError, ValueError, RecursionError) as error:  # NaN has no digest
         raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
     if isinstance(content, dict):
         check_format(content.get("format"), str(folder))
     file = parse(FileTable, content, str(folder))
-    if file.sha256 != _digest({key: value for key, value in content.items() if key != "sha256"}):
+    if file.sha256 != digest:
         raise CheckpointError(f"{path} is damaged or was edited: its checksum is wrong; copy the bundle again")
     return content, file
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number")
-
-
-def _verify(path: Path, expected: str) -> None:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    if digest.hexdigest() != expected:
-        raise CheckpointError(f"{path} is damaged: its checksum is wrong; copy the bundle again")
-
-
-def _digest(config: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(config, sort_keys=True, allow_nan=False).encode()).hexdigest()
-
-
-def _file_name(digest: str) -> str:
-    return f"tensors-{digest[:16]}.safetensors"
+def _digest(config: Any) -> str:
+    """Hash the content of a ``config.json``, but for the hash in it; ValueError for what is not JSON, such as NaN."""
+    hashed = {key: value for key, value in config.items() if key != "sha256"} if isinstance(config, dict) else config
+    return hashlib.sha256(json.dumps(hashed, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def _ours(entry: Path) -> bool:

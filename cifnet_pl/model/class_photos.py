@@ -1,8 +1,8 @@
-"""Read photos in class folders, and embed them by a learned model."""
+"""Read photos in class folders, embed them by a learned model, and tell which of them it has learned already."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -13,15 +13,16 @@ from torch import Tensor
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.data.sets import FileSet
 from cifnet_pl.data.sources.embeddings import EmbeddingSet, labelled
-from cifnet_pl.data.sources.folders import file_set, require_classes
+from cifnet_pl.data.sources.folders import about_nesting, file_set, require_classes
+from cifnet_pl.model.bundle import class_names
 from cifnet_pl.model.core import Model
-from cifnet_pl.model.description import class_names
-from cifnet_pl.photos.copies import held_back, held_back_together
+from cifnet_pl.photos.copies import Duplicates, about_copies, about_labels, held_back, held_back_together
+from cifnet_pl.photos.copies import find_repeats as compared
 from cifnet_pl.photos.files import expanded, listing, place, require_folder, sub_folders
 from cifnet_pl.photos.photo import Look, Photo
 from cifnet_pl.photos.reading import SKIPPED, PhotoBatch, batch_size, look_at, place_of, squares
 from cifnet_pl.utilities.errors import CheckpointError, DataError
-from cifnet_pl.utilities.text import counted
+from cifnet_pl.utilities.text import counted, printable
 
 
 class Unreadable(NamedTuple):
@@ -238,3 +239,88 @@ class ClassEmbeddings(ClassPhotos):
 def samples_of(model: Model) -> type[ClassPhotos]:
     """Return what a model learns from: photos in class folders, or a file of embeddings."""
     return ClassPhotos if model.backbone.takes_images else ClassEmbeddings
+
+
+# ---------------------------------------------------------------------- copies
+
+
+class Repeats(NamedTuple):
+    """Photos whose content occurs elsewhere.
+
+    Attributes:
+        learned: (n,) bool: those that a model has learned in the same class.
+        twice: (n,) bool: those that are copies of an earlier one of their class, which was not learned.
+        mislabelled: those that are in another class, too, as messages name them.
+    """
+
+    learned: np.ndarray
+    twice: np.ndarray
+    mislabelled: list[str]
+
+
+def find_repeats(model: Model, photos: ClassPhotos) -> Repeats:
+    """Compare photos with each other and with those that a model has learned.
+
+    Args:
+        model: a learned model.
+        photos: those that cannot be read are never copies.
+    """
+    names = list(dict.fromkeys([*photos.class_names, *model.class_names]))
+    hashes = photos.files.hashes(np.arange(len(photos.files)))
+    repeats = compared(enumerate(hashes.tolist()), photos.files.labels, classes_of_hashes(model, names))
+    learned, twice = np.zeros((2, len(hashes)), dtype=bool)
+    learned[repeats.learned], twice[list(repeats.twice)] = True, True
+    others = repeats.other_class.items()
+    mislabelled = [f"{_shown(photos, row)} (also in {printable(names[other])})" for row, other in others]
+    return Repeats(learned, twice, mislabelled)
+
+
+def classes_of_hashes(model: Model, names: Sequence[str]) -> dict[int, set[int]]:
+    """Return the classes in which a model has learned each photo.
+
+    Args:
+        model: a learned model.
+        names: of classes; those of others are left out.
+
+    Returns:
+        Content hash → positions in ``names``.
+    """
+    position = {name: i for i, name in enumerate(names)}
+    name_of = dict(zip(model.head.classes, model.class_names, strict=True))
+    known: dict[int, set[int]] = {}
+    for label, hashes in model.photos.by_label().items() if model.photos is not None else ():
+        if name_of[label] in position:
+            for value in hashes.tolist():
+                known.setdefault(value, set()).add(position[name_of[label]])
+    return known
+
+
+def copies_among(model: Model, photos: ClassPhotos, duplicates: Duplicates) -> tuple[np.ndarray, list[str]]:
+    """Find photos that the model has learned in the same class, and all but the first of those that occur twice.
+
+    Args:
+        model: what is to learn.
+        photos: what it is to learn from.
+        duplicates: "leave_out" if copies are left out, "keep" if they are only named.
+
+    Returns:
+        (n,) bool, whether each is a copy, and sentences for the user. A photo in two classes is a copy in neither, as
+        it is not known which label is wrong.
+
+    Raises:
+        DataError: no photo is left.
+    """
+    repeats = find_repeats(model, photos)
+    copy = repeats.learned | repeats.twice
+    sentences = [
+        about_nesting(photos.files, photos.class_names) if isinstance(photos.files, FileSet) else None,
+        about_labels(repeats.mislabelled),
+        about_copies([_shown(photos, int(i)) for i in np.flatnonzero(copy)], duplicates),
+    ]
+    if duplicates == "leave_out" and copy.all():
+        raise DataError(f"every photo in {photos.files.root} is learned already: there is nothing to learn")
+    return copy, [sentence for sentence in sentences if sentence]
+
+
+def _shown(photos: ClassPhotos, row: int) -> str:
+    return printable(photos.files.names[row])

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from cifnet_pl.backbones.engines import check_precision
 from cifnet_pl.data.sources.embeddings import unlabelled
-from cifnet_pl.model.bundle import write_bundle
+from cifnet_pl.model.bundle import class_names, write_bundle
 from cifnet_pl.model.class_photos import embed_batch
 from cifnet_pl.model.core import Model
-from cifnet_pl.model.description import class_names
 from cifnet_pl.model.forget import Forgetting, forget
 from cifnet_pl.model.learn import Extension, extend
 from cifnet_pl.model.open_set import Judge, Verdict

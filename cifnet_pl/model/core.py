@@ -16,7 +16,7 @@ from cifnet_pl.backbones.engines import FLOAT32, autocast
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.confidence import calibrate
-from cifnet_pl.model.description import Event, class_names, outside_parts
+from cifnet_pl.model.bundle import Event, class_names, outside_parts
 from cifnet_pl.utilities.errors import (
     CheckpointError,
     NonFiniteError,

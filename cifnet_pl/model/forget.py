@@ -12,9 +12,9 @@ import torch
 from cifnet_pl.backbones.engines import FLOAT32
 from cifnet_pl.buffer import SAME
 from cifnet_pl.heads import Head
+from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.class_photos import Unreadable, embed_batch, unreadable_of
 from cifnet_pl.model.core import M, Model
-from cifnet_pl.model.description import Event, now
 from cifnet_pl.photos.files import expanded, image_files, listing, place, require_folder
 from cifnet_pl.photos.reading import hashes_of, squares
 from cifnet_pl.utilities.errors import DataError, UnsupportedError, UsageError

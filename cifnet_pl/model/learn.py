@@ -14,11 +14,10 @@ from torch import Tensor
 
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.heads.ridge import about_lesson, at_cap
-from cifnet_pl.model.class_photos import ClassPhotos, Unreadable, samples_of
+from cifnet_pl.model.bundle import Event, now
+from cifnet_pl.model.class_photos import ClassPhotos, Unreadable, classes_of_hashes, copies_among, samples_of
 from cifnet_pl.model.core import M, Model
-from cifnet_pl.model.description import Event, now
-from cifnet_pl.model.known_photos import LearnedPhotos, NearCopyScore, classes_of_hashes, copies_among
-from cifnet_pl.model.metrics import percent
+from cifnet_pl.model.metrics import LearnedPhotos, NearCopyScore, percent
 from cifnet_pl.photos.copies import Duplicates
 from cifnet_pl.photos.photo import Photo
 from cifnet_pl.utilities.errors import DataError, UsageError

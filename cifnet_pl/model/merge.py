@@ -9,8 +9,8 @@ from typing import Any, Generic
 
 import numpy as np
 
+from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.core import M, Model
-from cifnet_pl.model.description import Event, now
 from cifnet_pl.utilities.errors import UnsupportedError, UsageError
 from cifnet_pl.utilities.text import number_of
 

@@ -17,19 +17,20 @@ from cifnet_pl.backbones.engines import PRECISIONS
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import HEADS, Head
 from cifnet_pl.heads.base import Samples, fits
-from cifnet_pl.model.bundle import is_bundle, open_bundle
-from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.core import PhotoHashes
-from cifnet_pl.model.description import (
+from cifnet_pl.model.bundle import (
     BackboneTable,
     Description,
     Table,
     check_format,
     class_names,
+    is_bundle,
+    open_bundle,
     outside_parts,
     parse,
     shown,
 )
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.core import PhotoHashes
 from cifnet_pl.model.hub import HubName, fetch, is_hub_name
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, unknown_name
 from cifnet_pl.utilities.plugins import import_part, names_import

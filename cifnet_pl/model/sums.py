@@ -28,8 +28,8 @@ from cifnet_pl.data.loading import EMBEDDED_BATCH, ImageLoader, pieces
 from cifnet_pl.data.sets import ImageSet, SampleSet, Source
 from cifnet_pl.data.sources.embeddings import EmbeddingSet
 from cifnet_pl.heads import Head
+from cifnet_pl.model.bundle import Event, Table, now, parse
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.description import Event, Table, now, parse
 from cifnet_pl.model.merge import absorb, check_same_embeddings
 from cifnet_pl.model.store import assemble
 from cifnet_pl.utilities.errors import CheckpointError, DataError, UsageError

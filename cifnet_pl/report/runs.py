@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field, TypeAdapter, ValidationError
 
-from cifnet_pl.model.description import Number, Table
+from cifnet_pl.model.bundle import Number, Table
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import read_yaml
 from cifnet_pl.utilities.run_folders import versions

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from cifnet_pl.model.evaluate import Comparison
+from cifnet_pl.model.metrics import Comparison
 from cifnet_pl.report.runs import paired
 
 LEVEL = 0.05

@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from pydantic import BaseModel, Field
 from torch import Tensor
 
+from cifnet_pl.model.bundle import Event
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.description import Event
 from cifnet_pl.model.learn import learn
 from cifnet_pl.photos.photo import UnreadableImage
 from cifnet_pl.serving.answering import Answering, Scored, Served

@@ -13,7 +13,7 @@ from typing import IO, Any, cast
 import numpy as np
 
 from cifnet_pl.data.sets import FileSet
-from cifnet_pl.model.description import class_names
+from cifnet_pl.model.bundle import class_names
 from cifnet_pl.photos.files import about_unsafe, is_hidden
 from cifnet_pl.photos.photo import Photo, UnreadableImage, opened_square
 from cifnet_pl.serving.refusals import RequestError

@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from cifnet_pl.cli.info import history_table
-from cifnet_pl.model.description import Event
+from cifnet_pl.model.bundle import Event
 
 
 def test_dates_are_whole_in_80_columns():

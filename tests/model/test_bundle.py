@@ -1,5 +1,6 @@
 """A bundle: the same scores after a round trip, still able to learn, and never half of one."""
 
+import json
 import os
 import resource
 import subprocess
@@ -33,6 +34,20 @@ def test_round_trip_is_bit_identical_and_goes_on_learning(head: str, tmp_path: P
     for either in (model, again):
         teach(either, ["gnu"])
     assert torch.equal(again.head(z), model.head(z))
+
+
+def test_a_bundle_of_format_1_as_it_was_written_gives_the_scores_it_gave():
+    """The files are stored beside this test: a change of what is read or of the scores needs another format."""
+    model = read_bundle(Path(__file__).parent / "format_1")
+    gave = json.loads((Path(__file__).parent / "format_1_scores.json").read_text())
+    z = torch.tensor(gave["embeddings"])
+    torch.testing.assert_close(model.head(z).tolist(), gave["scores"], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(model.head.probabilities(z).tolist(), gave["probabilities"], rtol=1e-9, atol=1e-9)
+    assert model.tasks == [["ant", "bee"], ["cat"], ["dog", "elk", "fox"]]
+    assert set(model.counts.values()) == {7}
+    assert model.knows_photos
+    assert model.held_back == (0.2, 0)
+    assert model.history[-1].class_names == ["dog", "elk", "fox"]
 
 
 def test_content_decides_the_file(tmp_path: Path):

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cifnet_pl.model.class_photos import ClassPhotos
-from cifnet_pl.model.known_photos import copies_among
+from cifnet_pl.model.class_photos import ClassPhotos, copies_among
 from cifnet_pl.photos import photo
 from cifnet_pl.utilities.errors import DataError
 from tests.command_line import make_photos

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cifnet_pl.model.description import FORMAT, Description, check_format, class_names, parse, shown
+from cifnet_pl.model.bundle import FORMAT, Description, check_format, class_names, parse, shown
 from cifnet_pl.utilities.errors import CheckpointError
 from tests.models import learned
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cifnet_pl.model.evaluate import FEW, Evaluation, compare, interval
+from cifnet_pl.model.metrics import FEW, Evaluation, compare, interval
 from cifnet_pl.utilities.errors import DataError
 
 NAMES = ["ant", "bee", "cat"]

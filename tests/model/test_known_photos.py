@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cifnet_pl.model.class_photos import ClassPhotos
-from cifnet_pl.model.evaluate import evaluate
+from cifnet_pl.model.metrics import evaluate
 from tests.command_line import make_photos
 from tests.models import learned
 

@@ -22,8 +22,8 @@ from starlette.testclient import TestClient
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, RidgeHead
+from cifnet_pl.model.bundle import Event
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.description import Event
 from cifnet_pl.serving.app import Access, make_app
 from cifnet_pl.serving.service import Options, Service
 from cifnet_pl.serving.workspace import Workspace

@@ -13,7 +13,7 @@ from cifnet_pl.heads.ridge import at_cap
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import run_folder, to_csv
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.model.known_photos import LearnedPhotos, NearCopyScore
+from cifnet_pl.model.metrics import LearnedPhotos, NearCopyScore
 from cifnet_pl.photos.copies import NAMED
 from cifnet_pl.utilities.files import of_all_processes, write_text
 from cifnet_pl.utilities.text import about_spellings

@@ -15,7 +15,7 @@ from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import RunRecord, TaskRow, callback_of, run_folder
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.model.evaluate import FEW
+from cifnet_pl.model.metrics import FEW
 from cifnet_pl.utilities.text import next_command, number_of, printable
 
 SHOWN = 8

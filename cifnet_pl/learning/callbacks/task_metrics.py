@@ -32,7 +32,7 @@ from cifnet_pl.learning.run_record import (
     run_folder,
 )
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.model.description import Event, now
+from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.metrics import average_accuracy, forgetting
 from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.files import of_all_processes, write_text

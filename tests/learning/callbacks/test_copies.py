@@ -8,7 +8,7 @@ from PIL import Image
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.model.known_photos import NearCopyScore, about_near_copies
+from cifnet_pl.model.metrics import NearCopyScore, about_near_copies
 from tests.command_line import learned
 from tests.photos.test_similar_photos import scene
 
