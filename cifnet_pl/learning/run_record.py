@@ -10,7 +10,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -24,6 +24,7 @@ from cifnet_pl.data.streams import Stream
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.metrics import average_accuracy, backward_transfer, forgetting, max_drop
+from cifnet_pl.photos.reading import usable_cores
 from cifnet_pl.utilities.files import write_json, write_text
 
 
@@ -78,13 +79,9 @@ class RunRecord:
         """A_k of each task."""
         return [row.A_k for row in self.rows]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain numbers, strings, lists and dictionaries, for a checkpoint."""
-        return asdict(self)
-
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> RunRecord:
-        """Return the record that :meth:`state_dict` describes."""
+        """Return the record that ``dataclasses.asdict`` describes, which a checkpoint holds."""
         rows = [TaskRow(**row) for row in state["rows"]]
         return cls(rows, [list(row) for row in state["matrix"]], dict(state["energy"]), list(state["dates"]))
 
@@ -186,7 +183,7 @@ def machine(device: torch.device) -> dict[str, Any]:
         One line for people, the processor, the GPU or None, the cores that this process may use, and torch's threads.
     """
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    name, count = processor(), cores()
+    name, count = processor(), usable_cores()
     description = gpu or f"{name}, {count} core{'s' if count > 1 else ''}"
     return {"machine": description, "processor": name, "gpu": gpu, "cores": count, "threads": torch.get_num_threads()}
 
@@ -202,13 +199,6 @@ def processor(info: Path = Path("/proc/cpuinfo")) -> str:
     except OSError:
         match = None
     return " ".join(match[1].split()) if match else platform.processor() or platform.machine()
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @cache
@@ -286,8 +276,22 @@ def _made_by(part: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_folder(trainer: Trainer) -> Path | None:
-    """Return the run's folder, or None for a Trainer without a logger."""
+    """Return the run's folder, or None for a Trainer without a logger; it asks the first process, so all call it."""
     return Path(trainer.log_dir) if trainer.loggers and trainer.log_dir else None
+
+
+def write_table(trainer: Trainer, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Write a CSV file into the run's folder, if there is one; all processes call it, and the first one writes.
+
+    Args:
+        trainer: of the run.
+        name: of the file.
+        header: names of the columns.
+        rows: the cells of each row.
+    """
+    folder = run_folder(trainer)
+    if trainer.is_global_zero and folder is not None:
+        write_text(folder / name, to_csv(header, rows))
 
 
 C = TypeVar("C", bound=Callback)

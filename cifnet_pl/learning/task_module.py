@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import time
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, cast
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule, Trainer
+from pydantic import Field
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.evaluation import Evaluation, EvaluationCounts
-from cifnet_pl.learning.resume import count_tasks, image_options, read_stored, require_same, rewind_checkpoint
-from cifnet_pl.model.bundle import FORMAT
+from cifnet_pl.model.bundle import FORMAT, ImagesTable, Table, check_format, parse
 from cifnet_pl.utilities.errors import CheckpointError, DataError, UsageError
+
+
+class StoredRun(Table):
+    """The part of a checkpoint that :class:`cifnet_pl.learning.task_module.TaskModule` adds and a run needs."""
+
+    under_way: bool
+    closing: bool
+    class_names: list[str]
+    task_sizes: list[Annotated[int, Field(ge=0)]]
+    settings: dict[str, Any]
+    images: ImagesTable
+    precision: str
 
 
 class TaskModule(LightningModule):
@@ -162,7 +175,10 @@ class TaskModule(LightningModule):
         trainer = self.trainer
         trainer.fit_loop.max_epochs = len(self.data.stream(self.learned_tasks))
         # A module that has learned before goes on where it stopped, with any Trainer.
-        count_tasks(trainer, self.tasks_finished)
+        epochs, steps = trainer.fit_loop.epoch_progress, trainer.fit_loop.epoch_loop.manual_optimization
+        for counts in (epochs.current, epochs.total, steps.optim_step_progress.total):
+            for name in vars(counts):
+                setattr(counts, name, self.tasks_finished)
         cast(Any, trainer).reload_dataloaders_every_n_epochs = 1  # a task is an epoch
         # Lightning would evaluate at the start, and before on_train_epoch_end: both times an unsolved head.
         trainer.num_sanity_val_steps = 0
@@ -214,8 +230,8 @@ class TaskModule(LightningModule):
         if not self.class_names:
             raise UsageError("nothing is learned yet: give a checkpoint with --ckpt_path")
         domains = self.data.plan.evaluated
-        count = None if domains is None else len(domains.names)
-        self._evaluated = EvaluationCounts(len(self.class_names), count, self.device, self.ways)
+        sizes, count = [len(names) for names in self.learned_tasks], None if domains is None else len(domains.names)
+        self._evaluated = EvaluationCounts(sizes, count, self.ways).to(self.device)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Count a batch.
@@ -236,8 +252,7 @@ class TaskModule(LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Turn the counts of all processes into A_k, per-task accuracies, ECE and NLL."""
         assert self._evaluated is not None
-        result = self._evaluated.compute([len(names) for names in self.learned_tasks])
-        self.evaluation = result
+        self.evaluation = result = self._evaluated.compute()
         if self.trainer.state.fn != "fit":
             self.log_dict(result.metrics(), sync_dist=True)  # what Trainer.validate returns
         elif result.accuracy is not None:
@@ -308,3 +323,132 @@ class TaskModule(LightningModule):
         if goes_on:
             require_same({"precision": str(self.trainer.precision)}, {"precision": stored.precision})
             rewind_checkpoint(checkpoint, self.tasks_finished)
+
+
+def read_stored(checkpoint: Mapping[str, Any]) -> StoredRun:
+    """Read and check what ``TaskModule.on_save_checkpoint`` added to a checkpoint.
+
+    Raises:
+        CheckpointError: it is not there, or not as written there.
+    """
+    stored = checkpoint.get("cifnet")
+    if not isinstance(stored, dict):
+        raise CheckpointError("the checkpoint is a plain Lightning checkpoint, not one of cifnet_pl")
+    check_format(stored.get("format"), "the checkpoint")
+    run = parse(StoredRun, stored, "the checkpoint")
+    names, sizes = run.class_names, run.task_sizes
+    if len(set(names)) < len(names) or sum(sizes) != len(names) or (run.under_way and not sizes):
+        raise CheckpointError("the checkpoint is damaged: its list of classes and tasks does not make sense")
+    return run
+
+
+def rewind_checkpoint(checkpoint: Mapping[str, Any], tasks: int) -> None:
+    """Set Lightning's counters to the end of a task, whichever hook the checkpoint was written in.
+
+    Resumed without this, counters of a task that was under way would skip its hooks and its first batches.
+
+    Args:
+        checkpoint: it is changed in place.
+        tasks: number of tasks that are finished.
+
+    Raises:
+        CheckpointError: it holds weights only.
+    """
+    try:
+        if not checkpoint.keys() >= {"callbacks", "optimizer_states", "lr_schedulers"}:
+            raise KeyError("saved with weights_only")
+        fit_loop = checkpoint["loops"]["fit_loop"]
+        for counts in (fit_loop["epoch_progress"]["current"], fit_loop["epoch_progress"]["total"]):
+            counts.update(dict.fromkeys(("ready", "started", "processed", "completed"), tasks))
+        batches = fit_loop["epoch_loop.batch_progress"]
+        batches["current"].update(dict.fromkeys(batches["current"], 0))
+        batches["is_last_batch"] = False
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            "the checkpoint holds weights only, or is damaged: a run can be evaluated with it, but not go on"
+        ) from error
+
+
+def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+    """Compare settings with those in a checkpoint.
+
+    Raises:
+        CheckpointError: one of ``settings`` differs from ``stored``; names the first.
+    """
+    theirs = flat_settings(stored)
+    for key, value in flat_settings(settings).items():
+        stored_value = theirs.get(key)
+        if type(stored_value) is not type(value) or stored_value != value:
+            raise CheckpointError(
+                f"the checkpoint was made with {key} = {stored_value}, this run has {value}: "
+                "use the same settings, or start a new experiment"
+            )
+
+
+def image_options(images: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how photos are prepared and which were held back, by the names of the data module's options.
+
+    Args:
+        images: from ``CIFNetDataModule.describe_images``.
+    """
+    fraction, seed = images["held_back"] or (None, None)
+    sizes = {"image_size": images["image_size"], "crop_ratio": images["crop_ratio"]}
+    return {**sizes, "val_fraction": fraction, "split_seed": seed}
+
+
+def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested settings to one level.
+
+    Example:
+        >>> flat_settings({"head": {"ridge": 1}})
+        {'head.ridge': 1}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flat_settings(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+class TaskCallback(Callback):
+    """A callback of a run that learns: its hooks get a :class:`TaskModule`, and come during ``fit`` alone."""
+
+    def begin_evaluation(self, trainer: Trainer, module: TaskModule) -> None:
+        """Prepare for the evaluation after a task."""
+
+    def see_answers(self, module: TaskModule, probabilities: Tensor, batch: Batch) -> None:
+        """Look at what the module answers on a batch of test images.
+
+        Args:
+            module: that answers.
+            probabilities: (n, C) float64 class probabilities, column c for label c.
+            batch: its n images or embeddings, n at least 1.
+        """
+
+    def end_task(self, trainer: Trainer, module: TaskModule) -> None:
+        """Do what is to be done once a task is learned and evaluated; all processes call it."""
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Call :meth:`begin_evaluation`."""
+        if trainer.state.fn == "fit":
+            self.begin_evaluation(trainer, cast(TaskModule, pl_module))
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Call :meth:`see_answers`, except for an empty batch."""
+        if trainer.state.fn == "fit" and outputs is not None:
+            self.see_answers(cast(TaskModule, pl_module), outputs, batch)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Call :meth:`end_task`."""
+        if trainer.state.fn == "fit":
+            self.end_task(trainer, cast(TaskModule, pl_module))

@@ -39,6 +39,11 @@ Most of that time is Python's, whose lock they would pass to each other.
 """
 
 
+def usable_cores() -> int:
+    """Return the number of cores that this process may use; not every system can say which."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def cores(processes: int = 1) -> int:
     """Return the number of cores for decoding.
 
@@ -48,9 +53,7 @@ def cores(processes: int = 1) -> int:
     Returns:
         At least 1, at most ``MOST``.
     """
-    # Not every system can say which cores a process may use.
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(usable // processes, MOST))
+    return max(1, min(usable_cores() // processes, MOST))
 
 
 def photos_of(photos: AnyPhoto | str | Iterable[AnyPhoto | str]) -> Iterator[AnyPhoto]:

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import subprocess
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,13 @@ from cifnet_pl.data.sources import build_source
 from cifnet_pl.learning.run_record import (
     RunRecord,
     TaskRow,
-    cores,
     fingerprint,
     machine,
     package_commit,
     processor,
     to_csv,
 )
+from cifnet_pl.photos.reading import usable_cores
 from tests.command_line import make_photos
 
 
@@ -130,9 +130,9 @@ def test_a_sum_with_a_gap_is_a_gap(record: RunRecord) -> None:
 
 def test_round_trip_through_a_checkpoint(record: RunRecord) -> None:
     for one in (record, unmeasured(), RunRecord()):
-        state = json.loads(json.dumps(one.state_dict(), allow_nan=False))
+        state = json.loads(json.dumps(asdict(one), allow_nan=False))
         assert RunRecord.from_state_dict(state) == one
-    state = record.state_dict()
+    state = asdict(record)
     state["matrix"][0][0] = 0.0
     assert record.matrix[0][0] == 90.0
 
@@ -182,7 +182,8 @@ def test_the_machine_is_named(tmp_path: Path) -> None:
     assert processor(tmp_path / "nothing")
     result = machine(torch.device("cpu"))
     assert result["gpu"] is None
-    assert result["machine"] == f"{result['processor']}, {cores()} core{'s' if cores() > 1 else ''}"
+    assert result["cores"] == usable_cores()
+    assert result["machine"].startswith(f"{result['processor']}, {usable_cores()} core")
 
 
 def test_the_commit_is_the_packages_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

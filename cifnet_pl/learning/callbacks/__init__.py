@@ -2,14 +2,17 @@
 
 from lightning.pytorch import Callback
 
-from cifnet_pl.learning.callbacks.activations import ActivationTable
 from cifnet_pl.learning.callbacks.checkpoint import TaskCheckpoint
 from cifnet_pl.learning.callbacks.copies import CopiesReport, NearCopies
 from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor
 from cifnet_pl.learning.callbacks.pictures import ClassResults, TrajectoryPlot
-from cifnet_pl.learning.callbacks.predictions import PredictionRecord, PredictionTable
-from cifnet_pl.learning.callbacks.prequential import PrequentialAccuracy
+from cifnet_pl.learning.callbacks.predictions import (
+    ActivationTable,
+    PredictionRecord,
+    PredictionTable,
+    PrequentialAccuracy,
+)
 from cifnet_pl.learning.callbacks.screen import RunTable, TaskProgressBar, Words
 from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
 

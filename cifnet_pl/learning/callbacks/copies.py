@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
 
+from cifnet_pl.data.loading import Batch
 from cifnet_pl.heads.ridge import at_cap
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import run_folder, to_csv
-from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.learning.task_module import TaskCallback, TaskModule
 from cifnet_pl.model.metrics import LearnedPhotos, NearCopyScore
 from cifnet_pl.photos.copies import NAMED
 from cifnet_pl.utilities.files import of_all_processes, write_text
@@ -50,7 +52,7 @@ class CopiesReport(Callback):
                 rank_zero_info(f"all of them are in {folder / FILE}")
 
 
-class NearCopies(Callback):
+class NearCopies(TaskCallback):
     """Compares each task's photos, and those that test it, by the embeddings that the run computes anyway.
 
     Only where the data are the user's own photos. Test photos whose embeddings are not in memory are not compared.
@@ -83,28 +85,19 @@ class NearCopies(Callback):
         if cast(TaskModule, pl_module).data.duplicates and isinstance(outputs, dict) and "z" in outputs:
             self._photos.add(outputs["z"], outputs["label"])
 
-    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def begin_evaluation(self, trainer: Trainer, module: TaskModule) -> None:
         """Forget the answers of the evaluation before."""
         self._right = {}
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def see_answers(self, module: TaskModule, probabilities: Tensor, batch: Batch) -> None:
         """Note which photos are named right."""
-        if isinstance(outputs, torch.Tensor) and cast(TaskModule, pl_module).data.duplicates:
-            right = outputs.argmax(dim=1) == batch.label
+        if module.data.duplicates:
+            right = probabilities.argmax(dim=1) == batch.label
             self._right.update(zip(batch.row.tolist(), right.tolist(), strict=True))
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def end_task(self, trainer: Trainer, module: TaskModule) -> None:
         """Compare the task's photos with each other, and its test photos with them; all processes together."""
-        module = cast(TaskModule, pl_module)
-        if trainer.state.fn != "fit" or not module.data.duplicates:
+        if not module.data.duplicates:
             return
         self._photos.gather()
         self.capped = isinstance(module, CIFNetModule) and at_cap(module.head.choices())

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from cifnet_pl.data.loading import NAMED
+from cifnet_pl.data.loading import NAMED, Batch
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.run_record import run_folder, to_csv
-from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.learning.run_record import write_table
+from cifnet_pl.learning.task_module import TaskCallback, TaskModule
 from cifnet_pl.model.class_photos import Unreadable, embed_batch, unreadable_of
 from cifnet_pl.model.metrics import percent
 from cifnet_pl.model.open_set import Judge, able, detection
 from cifnet_pl.photos.files import find_photos
 from cifnet_pl.photos.reading import squares
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.files import of_all_processes, write_text
+from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.text import number_of, printable
 
 COVERAGE = 0.95
@@ -30,37 +29,23 @@ UNKNOWN = 0.05
 """Share of photos of known classes that may be called unknown."""
 
 
-@dataclass(frozen=True)
-class CoverageAndNovelty:
-    """The measurements after one task, on the test images of all classes seen; None where not measured.
-
-    Attributes:
-        set_size: classes among the answers, on average, where these are to hold the right one with 95 %.
-        set_coverage: percent of images whose class is among them.
-        called_unknown: percent of images that are called unknown where 5 % was asked for.
-        unknown_auroc, unknown_fpr95: of the photos of ``--data.unknown`` against these images, in percent.
-    """
-
-    set_size: float | None = None
-    set_coverage: float | None = None
-    called_unknown: float | None = None
-    unknown_auroc: float | None = None
-    unknown_fpr95: float | None = None
-
-
-class CoverageAndNoveltyMetrics(Callback):
-    """Measures :class:`CoverageAndNovelty`; must come before :class:`TaskMetrics`, which writes it to the run's folder.
+class CoverageAndNoveltyMetrics(TaskCallback):
+    """Measures sets of answers and unknown photos; comes before :class:`TaskMetrics`, which writes what it measured.
 
     Sets of answers are measured where the model is calibrated, the rest where ``--data.unknown`` gives foreign photos.
     ``answer_sets.csv`` has, for each class after the last task, its test images, how many percent of them have it among
     the answers, and how many answers they have on average.
 
     Attributes:
-        measured: after the last task.
+        measured: after the last task, on the test images of all classes seen, by column of ``tasks.csv``:
+            ``set_size``, how many classes are among the answers on average, where these are to hold the right one with
+            95 %; ``set_coverage``, percent of images whose class is among them; ``called_unknown``, percent of images
+            that are called unknown where 5 % was asked for; ``unknown_auroc`` and ``unknown_fpr95`` of the foreign
+            photos against these images, in percent.
     """
 
     def __init__(self) -> None:
-        self.measured = CoverageAndNovelty()
+        self.measured: dict[str, float] = {}
         self._judge: Judge | None = None
         self._foreign: Tensor | None = None
         self._novelty: list[Tensor] = []
@@ -111,96 +96,78 @@ class CoverageAndNoveltyMetrics(Callback):
     def sentences(self) -> list[str]:
         """Return what the screen says at the end about the foreign photos; nothing where there are none."""
         found = self.measured
-        if self._foreign is None or found.unknown_auroc is None:
+        if self._foreign is None or "unknown_auroc" not in found:
             return []
         called = (
-            f"; where 5 % were to be called unknown, {found.called_unknown:.1f} % of the test photos are"
-            if found.called_unknown is not None
+            f"; where 5 % were to be called unknown, {found['called_unknown']:.1f} % of the test photos are"
+            if "called_unknown" in found
             else ""
         )
         return [
             f"Unknown things, {number_of(len(self._foreign), 'photo')}: told from the known ones with an AUROC of "
-            f"{found.unknown_auroc:.1f} % (100 is perfect, 50 is chance); {found.unknown_fpr95:.1f} % of them pass for "
-            f"known where 95 % of the known ones do (FPR95){called}."
+            f"{found['unknown_auroc']:.1f} % (100 is perfect, 50 is chance); {found['unknown_fpr95']:.1f} % of them "
+            f"pass for known where 95 % of the known ones do (FPR95){called}."
         ]
 
-    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def begin_evaluation(self, trainer: Trainer, module: TaskModule) -> None:
         """Choose the thresholds that are to be measured."""
         self._judge, self._novelty, self._called = None, [], torch.zeros_like(self._called)
-        self._sets = torch.zeros(len(cast(TaskModule, pl_module).class_names), 3, dtype=torch.int64)
-        if trainer.state.fn != "fit" or not isinstance(pl_module, CIFNetModule):
-            return
-        model = pl_module.model
-        unknown, coverage = able(model, UNKNOWN, COVERAGE)
-        asked = (unknown if self._foreign is not None else None, coverage if model.calibrated else None)
-        if asked != (None, None):
-            self._judge = model.judge(*asked)
+        self._sets = torch.zeros(len(module.class_names), 3, dtype=torch.int64)
+        if isinstance(module, CIFNetModule):
+            unknown, coverage = able(module.model, UNKNOWN, COVERAGE)
+            asked = (unknown if self._foreign is not None else None, coverage if module.model.calibrated else None)
+            if asked != (None, None):
+                self._judge = module.model.judge(*asked)
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def see_answers(self, module: TaskModule, probabilities: Tensor, batch: Batch) -> None:
         """Count a batch of test images."""
-        if outputs is None or not isinstance(pl_module, CIFNetModule) or trainer.state.fn != "fit":
+        if not isinstance(module, CIFNetModule):
             return
         judge, found = self._judge, torch.tensor([[1, 0, 0]]).repeat(len(batch.label), 1)
         if judge is not None and judge.sets is not None:
-            members = judge.sets.of_probabilities(outputs)
+            members = judge.sets.of_probabilities(probabilities)
             found[:, 1], found[:, 2] = members.gather(1, batch.label[:, None])[:, 0].cpu(), members.sum(dim=1).cpu()
         self._sets.index_add_(0, batch.label.cpu(), found)
         if self._foreign is not None:
-            novelty = pl_module.head.novelty(pl_module.evaluated)
+            novelty = module.head.novelty(module.evaluated)
             self._novelty.append(novelty.cpu())
             if judge is not None and judge.reference is not None:
                 self._called += (judge.reference.p_values(novelty) <= UNKNOWN).sum().cpu()
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def end_task(self, trainer: Trainer, module: TaskModule) -> None:
         """Sum the counts of all processes, and write the table of sets."""
-        if trainer.state.fn != "fit" or not isinstance(pl_module, CIFNetModule):
-            return
-        self.measured = CoverageAndNovelty()
-        if self._judge is None and self._foreign is None:
+        self.measured, judge = {}, self._judge
+        if not isinstance(module, CIFNetModule) or (judge is None and self._foreign is None):
             return
         by_class = torch.stack(of_all_processes(self._sets)).sum(dim=0)
         known = torch.cat(of_all_processes(torch.cat([torch.zeros(0), *self._novelty])))
         called = sum(of_all_processes(int(self._called)))
         images, covered, answers = by_class.sum(dim=0).tolist()
-        folder = run_folder(trainer)
         if not images:
             return
-        measured: dict[str, float] = {}
-        if self._judge is not None and self._judge.sets is not None:
-            measured |= {"set_size": answers / images, "set_coverage": 100 * covered / images}
-            if folder is not None and trainer.is_global_zero:
-                write_text(folder / "answer_sets.csv", sets_table(pl_module.class_names, by_class))
-        if self._judge is not None and self._judge.reference is not None:
-            measured["called_unknown"] = 100 * called / images
+        if judge is not None and judge.sets is not None:
+            self.measured |= {"set_size": answers / images, "set_coverage": 100 * covered / images}
+            rows = sets_table(module.class_names, by_class)
+            write_table(trainer, "answer_sets.csv", ["class", "test_images", "covered", "answers"], rows)
+        if judge is not None and judge.reference is not None:
+            self.measured["called_unknown"] = 100 * called / images
         if self._foreign is not None:
-            foreign = pl_module.head.novelty(self._foreign.to(pl_module.head.labels.device)).cpu()
-            measured["unknown_auroc"], measured["unknown_fpr95"] = detection(known, foreign)
-        self.measured = CoverageAndNovelty(**measured)
+            foreign = module.head.novelty(self._foreign.to(module.head.labels.device)).cpu()
+            self.measured["unknown_auroc"], self.measured["unknown_fpr95"] = detection(known, foreign)
 
 
-def sets_table(names: Sequence[str], counts: Tensor) -> str:
-    """Return the content of ``answer_sets.csv``.
+def sets_table(names: Sequence[str], counts: Tensor) -> list[list[Any]]:
+    """Return the rows of ``answer_sets.csv``: class, test images, percent of them covered, and answers on average.
 
     Args:
         names: of the classes.
         counts: (C, 3) int64 test images of each, those whose answers hold it, and answers of all its images.
 
     Example:
-        >>> print(sets_table(["ant", "bee"], torch.tensor([[4, 3, 10], [0, 0, 0]])), end="")
-        class,test_images,covered,answers
-        ant,4,75.0,2.5
-        bee,0,,
+        >>> sets_table(["ant", "bee"], torch.tensor([[4, 3, 10], [0, 0, 0]]))
+        [['ant', 4, 75.0, 2.5], ['bee', 0, None, None]]
     """
-    rows = [
+    return [
         [name, images, percent(covered, images), answers / images if images else None]
         for name, (images, covered, answers) in zip(names, counts.tolist(), strict=True)
     ]
-    return to_csv(["class", "test_images", "covered", "answers"], rows)

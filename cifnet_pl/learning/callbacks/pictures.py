@@ -8,7 +8,7 @@ import math
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -26,11 +26,11 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch import Tensor
 
 from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
-from cifnet_pl.learning.run_record import RunRecord, callback_of, run_folder, to_csv
-from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.learning.run_record import RunRecord, callback_of, run_folder, write_table
+from cifnet_pl.learning.task_module import TaskCallback, TaskModule
 from cifnet_pl.model.metrics import percent
 from cifnet_pl.utilities.errors import CheckpointError
-from cifnet_pl.utilities.files import write_bytes, write_text
+from cifnet_pl.utilities.files import write_bytes
 from cifnet_pl.utilities.fonts import Lettering, lettering
 
 RGBA = 4
@@ -257,7 +257,7 @@ class TrajectoryPlot(Callback):
         keep_picture(trainer, folder / "trajectory.png", png(figure), len(metrics.record.rows))
 
 
-class ClassResults(Callback):
+class ClassResults(TaskCallback):
     """Writes ``class_accuracy.csv`` after each task, ``confusion.csv`` and ``confusion.png`` at the end of a run.
 
     The first has a row per class, in the order of learning: its task, its number of test images at the end, and its
@@ -278,16 +278,11 @@ class ClassResults(Callback):
             for name in ("confusion.csv", "confusion.png"):
                 (folder / name).unlink(missing_ok=True)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def end_task(self, trainer: Trainer, module: TaskModule) -> None:
         """Write the table, and after the last task the matrix."""
-        if trainer.state.fn != "fit":
-            return
-        module, folder = cast(TaskModule, pl_module), run_folder(trainer)
         assert module.evaluation is not None
         confusion, names = module.evaluation.confusion, module.class_names
         self.history.append(torch.from_numpy(np.stack([confusion.diagonal(), confusion.sum(axis=1)])))
-        if not trainer.is_global_zero or folder is None:
-            return
         task_of = [k for k, task in enumerate(module.learned_tasks, 1) for _ in task]
         body: list[list[Any]] = []
         for column, (name, task) in enumerate(zip(names, task_of, strict=True)):
@@ -296,10 +291,10 @@ class ClassResults(Callback):
         last = module.tasks_finished
         recorded = range(last - len(self.history) + 1, last + 1)
         header = ["class", "task", "test_images", *(f"after_task_{k}" for k in recorded)]
-        write_text(folder / "class_accuracy.csv", to_csv(header, body))
+        write_table(trainer, "class_accuracy.csv", header, body)
         if last == trainer.max_epochs:
             body = [[name, *row] for name, row in zip(names, confusion.tolist(), strict=True)]
-            write_text(folder / "confusion.csv", to_csv(["true_class", *names], body))
+            write_table(trainer, "confusion.csv", ["true_class", *names], body)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the matrix from its file, as the run may have been interrupted after it was written."""

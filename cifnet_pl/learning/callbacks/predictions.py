@@ -1,7 +1,8 @@
-"""Write the predictions of a run as one CSV file, whatever the number of processes."""
+"""Write what a model answers, whatever the number of processes: by image, before it has learned an image, by neuron."""
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -9,14 +10,18 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
 
 from cifnet_pl.data.loading import Batch
-from cifnet_pl.learning.run_record import run_folder, to_csv
-from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.model.metrics import FIRST, first_classes
+from cifnet_pl.heads import Head
+from cifnet_pl.learning.cifnet_module import CIFNetModule
+from cifnet_pl.learning.run_record import run_folder, to_csv, write_table
+from cifnet_pl.learning.task_module import TaskCallback, TaskModule
+from cifnet_pl.model.metrics import FIRST, first_classes, percent
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import of_all_processes, write_atomic, write_text
 
@@ -62,7 +67,7 @@ PARTS = ".predictions"
 """Folder of the tasks of a run that is not whole yet."""
 
 
-class PredictionRecord(Callback):
+class PredictionRecord(TaskCallback):
     """Writes ``predictions.parquet``: a row for each task and test image of a class seen.
 
     Columns: ``task`` (from 1), ``image`` (its name in the data), ``label`` (its class), and ``top_1`` … ``top_5`` with
@@ -85,32 +90,22 @@ class PredictionRecord(Callback):
             except ImportError:
                 raise UsageError("--predictions.every_task needs pyarrow: pip install 'cifnet_pl[tables]'") from None
 
-    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def begin_evaluation(self, trainer: Trainer, module: TaskModule) -> None:
         """Start with the images of a task."""
         self._batches = []
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Keep a batch's answers; ``outputs`` are its (n, C) class probabilities, or None for an empty batch."""
-        if self.every_task and trainer.state.fn == "fit" and outputs is not None:
-            columns, probabilities = first_classes(outputs)
-            parts = (batch.row, batch.label, columns, probabilities)
+    def see_answers(self, module: TaskModule, probabilities: Tensor, batch: Batch) -> None:
+        """Keep a batch's answers."""
+        if self.every_task:
+            parts = (batch.row, batch.label, *first_classes(probabilities))
             self._batches.append(tuple(column.cpu().numpy() for column in parts))
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def end_task(self, trainer: Trainer, module: TaskModule) -> None:
         """Gather the task's answers of all processes and write them."""
-        if not self.every_task or trainer.state.fn != "fit":
+        if not self.every_task:
             return
         batches = [batch for process in of_all_processes(self._batches) for batch in process]
-        self._batches = []
-        folder, module = run_folder(trainer), cast(TaskModule, pl_module)
+        self._batches, folder = [], run_folder(trainer)
         if trainer.is_global_zero and folder is not None:
             nothing = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros((0, 1), dtype=np.int64)
             parts = zip(*(batches or [(*nothing, np.zeros((0, 1)))]), strict=True)
@@ -183,3 +178,108 @@ def _write(tables: Iterator[Any], file: IO[bytes]) -> None:
     with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
         for table in chain([first], tables):
             writer.write_table(table, row_group_size=max(1, len(table)))
+
+
+class PrequentialAccuracy(Callback):
+    """Predicts every training sample before it is learned (prequential accuracy; Gama et al., 2013).
+
+    It writes ``prequential.csv`` into the folder of a run whose classes return in later tasks.
+
+    The samples of each task are predicted by the head as it was before the task; a sample of a class that the head
+    does not know counts as wrong. The first task is left out, as nothing is known before it. Columns: task, samples,
+    accuracy on these samples, and accuracy on all samples so far, in percent.
+
+    Attributes:
+        rows: task, samples, correct predictions, and classes known before, of each task.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[list[int]] = []
+        self._head: Head | None = None
+        self._right = self._total = self._known = 0
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the head as it is before the task."""
+        module, self._head = cast(TaskModule, pl_module), None
+        head = getattr(module, "head", None)
+        if isinstance(head, Head) and module.tasks_finished and module.data.plan.kind.samples_return:
+            self._head = copy.deepcopy(head)
+            self._known = len(module.class_names)
+        self._right = self._total = 0
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Predict the batch with the head from before the task, which has not learned it."""
+        if self._head is not None and len(outputs["label"]):
+            self._right += int((self._head.predict(outputs["z"]) == outputs["label"]).sum())
+            self._total += len(outputs["label"])
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Add the task's row, over all processes, and write the table."""
+        if self._head is None:
+            return
+        self._head = None
+        counts = of_all_processes((self._right, self._total))
+        task = cast(TaskModule, pl_module).tasks_finished + 1
+        self.rows.append([task, sum(total for _, total in counts), sum(right for right, _ in counts), self._known])
+        seen = right = 0
+        lines: list[list[float | int | None]] = []
+        for task, samples, correct, _ in self.rows:
+            seen, right = seen + samples, right + correct
+            lines.append([task, samples, percent(correct, samples), percent(right, seen)])
+        write_table(trainer, "prequential.csv", ["task", "samples", "accuracy", "accuracy_so_far"], lines)
+
+    def forward_transfer(self) -> float | None:
+        """Return how far earlier tasks help with one before it is learned, in percentage points.
+
+        That is the mean over tasks of the accuracy on a task's samples before they are learned, minus that of a guess
+        among the classes known then (Lopez-Paz & Ranzato, 2017, with the task's training samples in place of test
+        samples).
+
+        Returns:
+            None if no class returns: of a new class nothing can be known before.
+        """
+        gains = [100.0 * right / n - 100.0 / known for _, n, right, known in self.rows if n and known]
+        return sum(gains) / len(gains) if gains else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rows, for a checkpoint."""
+        return {"rows": [list(row) for row in self.rows]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the rows of a run that goes on."""
+        self.rows = [list(row) for row in state_dict["rows"]]
+
+
+class ActivationTable(TaskCallback):
+    """Writes ``activations.csv`` after each task: how the neurons of each respond to the classes of every other.
+
+    Row i, column j is the mean over the test images of task i of the largest activation, the sigmoid of the score,
+    among the neurons of task j (fig:buffer_overlapping). Above the diagonal are neurons that were added after the
+    images' classes had been learned: without calibration, they respond to them. Evaluation is not repeated for it; add
+    it to ``trainer.callbacks``.
+    """
+
+    def begin_evaluation(self, trainer: Trainer, module: TaskModule) -> None:
+        """Start with no images."""
+        tasks = len(module.learned_tasks)
+        self._sums = torch.zeros(tasks, tasks, dtype=torch.float64, device=module.device)
+        self._counts = torch.zeros(tasks, dtype=torch.float64, device=module.device)
+
+    def see_answers(self, module: TaskModule, probabilities: Tensor, batch: Batch) -> None:
+        """Add the batch's activations to those of the tasks that its images belong to."""
+        model, sizes = cast(CIFNetModule, module), [len(names) for names in module.learned_tasks]
+        task_of = torch.repeat_interleave(torch.tensor(sizes, device=batch.label.device))[batch.label]
+        parts = torch.split(torch.sigmoid(model.head(model.evaluated)), sizes, dim=1)
+        largest = torch.stack([column.amax(dim=1) for column in parts], dim=1)
+        self._sums.index_add_(0, task_of, largest)
+        self._counts += torch.bincount(task_of, minlength=len(sizes))
+
+    def end_task(self, trainer: Trainer, module: TaskModule) -> None:
+        """Write the table over the images of all processes."""
+        for total in (self._sums, self._counts):
+            trainer.strategy.reduce(total, reduce_op="sum")
+        counted = zip((self._sums / self._counts[:, None]).tolist(), self._counts.tolist(), strict=True)
+        rows = [[i + 1, *(row if count else [None] * len(row))] for i, (row, count) in enumerate(counted)]
+        write_table(trainer, "activations.csv", ["image_task", *(f"neurons_{j + 1}" for j in range(len(rows)))], rows)

@@ -11,16 +11,15 @@ from typing import Any, cast
 
 import torch
 import yaml
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from cifnet_pl.data.loading import EmbeddingBatch
 from cifnet_pl.data.sets import ImageSet
 from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor
-from cifnet_pl.learning.callbacks.prequential import PrequentialAccuracy
+from cifnet_pl.learning.callbacks.predictions import PrequentialAccuracy
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.resume import flat_settings
 from cifnet_pl.learning.run_record import (
     RunRecord,
     TaskRow,
@@ -31,7 +30,7 @@ from cifnet_pl.learning.run_record import (
     package_commit,
     run_folder,
 )
-from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.learning.task_module import TaskCallback, TaskModule, flat_settings
 from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.metrics import average_accuracy, forgetting
 from cifnet_pl.utilities.errors import CheckpointError
@@ -59,7 +58,7 @@ TAGS = {
 """TensorBoard's tag → column of ``tasks.csv``."""
 
 
-class TaskMetrics(Callback):
+class TaskMetrics(TaskCallback):
     """Keeps the run's record and writes its folder's files; must come after :class:`EnergyMonitor`.
 
     The record is part of the checkpoint, so a run that goes on has all its rows. So is the time that a task under way
@@ -110,11 +109,9 @@ class TaskMetrics(Callback):
         if self._start is not None:
             self._train_seconds, self._start = time.perf_counter() - self._start, None
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def end_task(self, trainer: Trainer, module: TaskModule) -> None:
         """Add the task's row, write the tables, log."""
-        if trainer.state.fn != "fit":
-            return
-        self._add_row(trainer, cast(TaskModule, pl_module))
+        self._add_row(trainer, module)
         folder = run_folder(trainer)
         if trainer.is_global_zero and folder is not None:
             self.record.write_tables(folder)
@@ -155,7 +152,7 @@ class TaskMetrics(Callback):
             cached_images=sum(of_all_processes(self._cached)),
             A_k_classifier=evaluation.accuracy_by.get("classifier"),
             A_k_nearest_mean=evaluation.accuracy_by.get("nearest_mean"),
-            **(asdict(checks.measured) if checks else {}),
+            **(checks.measured if checks else {}),
         )
         record.rows.append(row)
         if isinstance(module, CIFNetModule):  # the life of the model, as a bundle tells it
@@ -193,7 +190,7 @@ class TaskMetrics(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return the record, for the checkpoint, and the seconds that a task under way has taken."""
         seconds = time.perf_counter() - self._start if self._start is not None else 0.0
-        return {**self.record.state_dict(), "open_seconds": seconds}
+        return {**asdict(self.record), "open_seconds": seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the record of the checkpoint; CheckpointError if it is damaged."""

@@ -1,4 +1,4 @@
-"""What a run keeps of each class and each image, however it was interrupted and in however many processes."""
+"""What a run keeps of each class, image and neuron, however it was interrupted and in however many processes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from cifnet_pl.backbones import build_backbone
+from cifnet_pl.data.sets import SourceOptions
+from cifnet_pl.data.sources import build_source
+from cifnet_pl.heads import CIFNetHead
+from cifnet_pl.learning.callbacks import PrequentialAccuracy
 from cifnet_pl.learning.callbacks.pictures import read_confusion
-from cifnet_pl.learning.callbacks.prequential import PrequentialAccuracy
-from cifnet_pl.learning.evaluation import AnswerCounts
-from cifnet_pl.model.metrics import first_classes
-from tests.command_line import fit, learned
+from tests.command_line import BUFFER, checkpoint, fit, learned
 
 KEEP = ["--predictions.every_task", "true"]
 
@@ -100,18 +102,35 @@ def test_forward_transfer_is_known_only_where_classes_return(whole: Path, tmp_pa
     assert -100 < result < np.mean(shares)
 
 
-def test_counts_follow_argmax_where_probabilities_are_equal() -> None:
-    probabilities = torch.tensor([[0.2] * 6, [0.5, 0.1, 0.1, 0.1, 0.1, 0.1]], dtype=torch.float64)
-    target = torch.tensor([5, 5])
-    counts = AnswerCounts(6)
-    counts.update(probabilities, target)
-    confusion, hits = counts.compute()
-    columns, _ = first_classes(probabilities)
-    assert int(hits) == int((columns == target[:, None]).any(dim=1).sum()) == 0
-    assert torch.equal(columns[:, 0], probabilities.argmax(dim=1))
-    assert confusion[5].sum() == 2
-    parts = [AnswerCounts(6), AnswerCounts(6)]
-    for part, row in zip(parts, (0, 1), strict=True):
-        part.update(probabilities[row : row + 1], target[row : row + 1])
-    parts[0].merge_state(parts[1])
-    assert torch.equal(parts[0].compute()[0], confusion)
+ACTIVATIONS = ["--trainer.callbacks+", "cifnet_pl.learning.callbacks.ActivationTable", "--data.max_tasks", "3"]
+
+
+def activations(run: Path) -> np.ndarray:
+    with (run / "activations.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["image_task", *(f"neurons_{j + 1}" for j in range(len(rows) - 1))]
+    assert [row[0] for row in rows[1:]] == [str(i + 1) for i in range(len(rows) - 1)]
+    return np.array([row[1:] for row in rows[1:]], dtype=float)
+
+
+def test_the_table_is_what_the_stored_head_gives(tmp_path: Path) -> None:
+    run = learned(tmp_path, *ACTIVATIONS, *BUFFER)
+    result, state = activations(run), checkpoint(run)
+    head = CIFNetHead(192)
+    head.load_state_dict({k.removeprefix("head."): v for k, v in state["state_dict"].items() if k.startswith("head.")})
+    images, backbone = build_source("digits", SourceOptions()).val, build_backbone("pixels:8")
+    pixels = np.stack([images.photo(i).square(8) for i in range(len(images))])
+    largest = torch.sigmoid(head(backbone(torch.from_numpy(pixels).permute(0, 3, 1, 2)))).numpy()
+    # Classes are learned in the order of the source here: two a task, label c in task c // 2.
+    expected = [
+        [largest[images.labels // 2 == i][:, 2 * j : 2 * j + 2].max(axis=1).mean() for j in range(3)] for i in range(3)
+    ]
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
+
+
+def test_calibration_quietens_later_neurons_on_earlier_classes(tmp_path: Path) -> None:
+    later = np.triu_indices(3, 1)
+    calibrated = activations(learned(tmp_path / "a", *ACTIVATIONS, *BUFFER, "--model.head.update_past", "false"))
+    bare = activations(learned(tmp_path / "b", *ACTIVATIONS, "--model.head.update_past", "false"))
+    assert calibrated[later].mean() < bare[later].mean() - 0.1
+    assert calibrated.diagonal().mean() == pytest.approx(bare.diagonal().mean(), abs=0.15)
