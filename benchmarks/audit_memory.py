@@ -34,8 +34,8 @@ def write_embeddings(path: Path, photos: int) -> None:
 
 def judge(path: Path) -> None:
     """Audit a file of embeddings, and say how much memory there was before."""
-    from cifnet_pl.cli.terminal import keep_freed_memory
     from cifnet_pl.model.audit import audit, learning_curve
+    from cifnet_pl.utilities.memory import keep_freed_memory
 
     keep_freed_memory()  # as the command line does
     status = Path("/proc/self/status").read_text()

@@ -13,12 +13,12 @@ from torch import Tensor
 from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.backbones.engines import FLOAT32, autocast
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.cli.terminal import keep_freed_memory
 from cifnet_pl.data.loading import ImageLoader
 from cifnet_pl.data.sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import ACILHead, Head
 from cifnet_pl.photos.cache import EmbeddingCache, pipeline_key
+from cifnet_pl.utilities.memory import keep_freed_memory
 
 BACKBONE, BATCH = "embedded:efficientnet_lite0", 64
 

@@ -24,11 +24,11 @@ from cifnet_pl.backbones import build_backbone
 from cifnet_pl.backbones.engines import FLOAT32, autocast
 from cifnet_pl.backbones.onnx_runtime import exported
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.cli.terminal import keep_freed_memory
 from cifnet_pl.data.loading import ImageLoader
 from cifnet_pl.data.sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import CIFNetHead, Head, RidgeHead
+from cifnet_pl.utilities.memory import keep_freed_memory
 
 ENGINES = ("torch", "onnxruntime", "int8")
 CALIBRATION = 512

@@ -18,9 +18,9 @@ import cifnet_pl
 from benchmarks.fit_overhead import CPU, Setup, write_photos
 from benchmarks.measure import Row, ratio, seconds, spread
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.cli.terminal import keep_freed_memory
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.photos.reading import squares
+from cifnet_pl.utilities.memory import keep_freed_memory
 
 BACKBONE = "embedded:efficientnet_lite0"
 ENGINES = ("auto", "torch")

@@ -13,9 +13,9 @@ from copy import deepcopy
 import torch
 
 from benchmarks.measure import Row, ratio, seconds, side_by_side, spread
-from cifnet_pl.cli.terminal import keep_freed_memory
 from cifnet_pl.heads import CIFNetHead, Head, RidgeHead
 from cifnet_pl.statistics import Sums, solve_ridge
+from cifnet_pl.utilities.memory import keep_freed_memory
 
 FEATURES, SAMPLES, CHECKPOINTS = 512, 50, (10, 50, 200, 1000)
 FEW = CHECKPOINTS[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cifnet_pl.cli.commands import refuse_output
-from cifnet_pl.cli.evaluate import tables_of
+from cifnet_pl.cli.evaluate import HEADER, class_rows, tables_of
 from cifnet_pl.cli.terminal import warn
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import exclusive, read_yaml, write_bytes, write_text
@@ -318,25 +318,16 @@ def _pairs(result: Audit, files: list[Path]) -> Section:
 
 
 def _classes(result: Audit) -> Section:
-    from cifnet_pl.model.metrics import interval
     from cifnet_pl.report.audit_page import Section
 
-    scores = result.scored.class_scores()
-    counts = {score.name: score.photos for score in scores} | result.unjudged
+    counts = {score.name: score.photos for score in result.scored.class_scores()} | result.unjudged
     few = [f"{printable(name)} ({count})" for name, count in counts.items() if count < FEW_TO_LEARN]
     most, least = max(counts.values()), min(counts.values())
     each = f"Each class has {number_of(most, 'photo')}."
     texts = [each if most == least else f"The largest class has {most} photos, the smallest {least}."]
     texts += [f"Fewer than {FEW_TO_LEARN} photos: {', '.join(few)}."] if few else []
-    rows: list[tuple[object, ...]] = []
-    for score in scores:
-        low, high = interval(score.right, score.photos)
-        taken = f"{printable(score.taken_for[0])} ({score.taken_for[1]})" if score.taken_for else ""
-        right = f"{score.percent:.0f}" if score.tested else "untested"
-        rows.append((printable(score.name), score.photos, right, f"{low:.0f} to {high:.0f}", taken))
-    rows += [(printable(name), count, "not judged", "", "") for name, count in result.unjudged.items()]
-    header = ("class", "photos", "right %", "95 % interval", "most often taken for")
-    return Section("Each class", texts, header=header, rows=rows)
+    unjudged = [(printable(name), str(count), "not judged", "", "") for name, count in result.unjudged.items()]
+    return Section("Each class", texts, header=HEADER, rows=[*class_rows(result.scored), *unjudged])
 
 
 def _far(result: Audit, files: list[Path]) -> Section:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -54,49 +54,42 @@ Engine = Literal["auto", "torch", "onnxruntime"]
 """What may run the network (:data:`cifnet_pl.backbones.engines.EngineChoice`, for modules that import no torch)."""
 
 
-def run_command(name: str, args: Sequence[str]) -> None:
+def run_command(command: str, args: Sequence[str]) -> None:
     """Parse the arguments of a command by its signature, and call it.
 
     Args:
-        name: of the command.
+        command: its name.
         args: arguments of the command line after the name.
 
     Raises:
         UsageError: an option or a value that the command does not have.
     """
-    function: Callable[..., object] = getattr(import_module(COMMANDS[name][0]), name)
+    function: Callable[..., object] = getattr(import_module(COMMANDS[command][0]), command)
     parameters = inspect.signature(function, eval_str=True).parameters
     words = [word.partition("=")[0] for word in args]
-    for option in ("images", "check"):
-        if (
-            option in parameters
-            and parameters[option].annotation in (str, str | None)
-            and words.count(f"--{option}") > 1
-        ):
-            raise UsageError(f"--{option} is given twice: it takes one folder or Zip archive")
-    more = {}
+    for option, parameter in parameters.items():
+        if parameter.annotation in (str, str | None) and words.count(f"--{option}") > 1:
+            raise UsageError(f"--{option} is given twice, and takes one value")
+    more: dict[str, Any] = {}
     if OVERRIDES in parameters:
         args, more[OVERRIDES] = split_overrides(args)
     help_text = docstring_parser.parse(function.__doc__ or "")
-    parser = OneSentence(prog=f"cifnet {name}", description=help_text.short_description)
+    parser = OneSentence(prog=f"cifnet {command}", description=help_text.short_description)
     helps = {part.arg_name: part.description for part in help_text.params}
     for parameter in parameters.values():
         if parameter.name != OVERRIDES:
             _add(parser, parameter, helps.get(parameter.name))
-    given = {_parameter(key, parameters): value for key, value in vars(parser.parse_args(args)).items()}
-    for key, value in given.items():
-        if value == "null" and parameters[key].annotation == str | None:
-            given[key] = None
-    function(**given, **more)
-
-
-def _parameter(option: str, parameters: Collection[str]) -> str:
-    """Return the name of an option's parameter; that of a word of Python's own, such as ``class``, ends with ``_``."""
-    return option if option in parameters else f"{option}_"
+    for option, value in vars(parser.parse_args(args)).items():
+        name = option if option in parameters else f"{option}_"  # of a word of Python's own, such as class
+        more[name] = None if value == "null" and parameters[name].annotation == str | None else value
+    function(**more)
 
 
 def _add(parser: OneSentence, parameter: inspect.Parameter, help_text: str | None) -> None:
-    """Add a parameter of a command's function to its options."""
+    """Add a parameter of a command's function to its options.
+
+    A text is taken as it is, and not as YAML, in which "#" would begin a comment.
+    """
     kind, required = parameter.annotation, parameter.default is parameter.empty
     options: dict[str, Any] = {"help": help_text, "type": kind}
     if not required:

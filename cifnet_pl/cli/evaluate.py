@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cifnet_pl.cli.commands import refuse_output
@@ -78,10 +79,9 @@ def evaluate(
         for true, answer, count, total in evaluation.confused_pairs()[:PAIRS_ON_SCREEN]:
             some = f"{count} of {number_of(total, 'photo')} of {printable(true)}"
             print(f"{some} {is_or_are(count)} taken for {printable(answer)}")
-        if comparison is not None and rival is not None and other is not None:
-            print(comparison_line(comparison, model, str(against)))
-            if note := about_choice(len(loaded.class_names), len(rival.class_names)):
-                print(note)
+        if comparison is not None and other is not None:
+            sizes = [len(each.class_names) for each in (evaluation, other)]
+            print(*comparison_lines(comparison, [model, str(against)], sizes), sep="\n")
             if sentence := other.near_copy_score.sentence():
                 print(f"{against}: {sentence}")
         if target is not None:
@@ -142,54 +142,58 @@ def copy_lines(evaluation: Evaluation, knows_photos: bool) -> list[str]:
     return [line for line in lines if line]
 
 
-def class_table(evaluation: Evaluation) -> Table:
-    """Tabulate the classes, the worst first."""
+HEADER = ("class", "photos", "right %", "95 % interval", "most often taken for")
+
+
+def class_rows(evaluation: Evaluation) -> list[tuple[str, str, str, str, str]]:
+    """Return a row under ``HEADER`` for each class, the worst first."""
     from cifnet_pl.model.metrics import FEW, interval
 
-    table = Table("class", "photos", "right %", "95 % interval", "most often taken for")
+    rows = []
+    for score in evaluation.class_scores():
+        low, high = interval(score.right, score.photos)
+        right, bounds = (f"{score.percent:.0f}", f"{low:.0f} to {high:.0f}")
+        if not score.tested:
+            right, bounds = "untested", f"fewer than {FEW}"
+        other = f"{printable(score.taken_for[0])} ({score.taken_for[1]})" if score.taken_for else ""
+        rows.append((printable(score.name), str(score.photos), right, bounds, other))
+    return rows
+
+
+def class_table(evaluation: Evaluation) -> Table:
+    """Tabulate the classes for the screen, the worst first."""
+    table = Table(*HEADER)
     for column in table.columns[1:4]:
         column.justify, column.no_wrap = "right", True  # on a narrow terminal names are broken, numbers are not
     table.columns[0].overflow = table.columns[4].overflow = "fold"
-    scores = evaluation.class_scores()
-    for score in scores[:ON_SCREEN]:
-        right = f"{score.percent:.0f}" if score.tested else "untested"
-        low, high = interval(score.right, score.photos)
-        other = f"{printable(score.taken_for[0])} ({score.taken_for[1]})" if score.taken_for else ""
-        name = printable(score.name).replace("[", r"\[")
-        bounds = f"{low:.0f} to {high:.0f}" if score.tested else f"fewer than {FEW}"
-        table.add_row(name, str(score.photos), right, bounds, other.replace("[", r"\["))
-    if len(scores) > ON_SCREEN:
-        table.add_row(f"… and {len(scores) - ON_SCREEN} better ones", "", "", "", "")
+    rows = class_rows(evaluation)
+    for row in rows[:ON_SCREEN]:
+        table.add_row(*map(escape, row))
+    if len(rows) > ON_SCREEN:
+        table.add_row(f"… and {len(rows) - ON_SCREEN} better ones")
     return table
 
 
-def comparison_line(comparison: Comparison, model: str, against: str) -> str:
-    """Return a sentence that compares two models on the same photos.
+def comparison_lines(comparison: Comparison, names: Sequence[str], classes: Sequence[int]) -> list[str]:
+    """Return a sentence that compares two models on the same photos, and one if one has fewer classes to choose among.
 
     Args:
         comparison: of the models.
-        model, against: their names.
+        names: of the two.
+        classes: numbers of classes that they know.
     """
     ours, theirs = comparison.accuracies
-    return (
-        f"on the same {comparison.photos} photos {model} names {ours:.1f} % right and {against} {theirs:.1f} %: "
+    lines = [
+        f"on the same {comparison.photos} photos {names[0]} names {ours:.1f} % right and {names[1]} {theirs:.1f} %: "
         f"{number_of(comparison.first, 'photo')} {is_or_are(comparison.first)} right with the first alone, "
         f"{comparison.second} with the second alone (p = {comparison.p_value:.2g} that this is chance)"
-    )
-
-
-def about_choice(classes: int, against_classes: int) -> str | None:
-    """Return a note that one of two models has fewer classes to choose among; None if they have as many.
-
-    Args:
-        classes, against_classes: numbers of classes that the models know.
-    """
-    if classes == against_classes:
-        return None
-    return (
-        f"note: the first chooses among {number_of(classes, 'class')}, the second among {against_classes}: "
-        "among fewer it is easier to be right"
-    )
+    ]
+    if classes[0] != classes[1]:
+        lines.append(
+            f"note: the first chooses among {number_of(classes[0], 'class')}, the second among {classes[1]}: "
+            "among fewer it is easier to be right"
+        )
+    return lines
 
 
 def write_results(

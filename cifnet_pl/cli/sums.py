@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,18 +80,21 @@ def make(folder: Path, shards: Sequence[Shard], options: Sequence[str], threads:
         folder: of the files.
         shards: to compute.
         options: of ``fit``.
-        threads: of torch.
+        threads: of torch from now on; sums round differently with another number.
 
     Returns:
         A sentence for each shard.
     """
+    import torch
+
     from cifnet_pl.model.sums import write_sums
 
+    torch.set_num_threads(threads)
     missing = unfinished(folder, shards)
     messages = [f"{shard.name} is finished already" for shard in shards if shard not in missing]
     for shard in missing:
         learner, path = learner_of(tuple(options)), file_of(folder, shard)
-        with exclusive(path), _threads(threads):
+        with exclusive(path):
             shard_sums = learner.sums(shard)
             write_sums(shard_sums, path)
         messages.append(f"{shard.name}: {sum(shard_sums.model.counts.values())} samples")
@@ -161,19 +163,6 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
         data.num_workers or 0,
         data.on_corrupt == "skip",
     )
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    """Within the block, compute with a fixed number of threads, as sums round differently with another number."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # ---------------------------------------------------------------------- Ray

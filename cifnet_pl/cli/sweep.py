@@ -5,6 +5,7 @@ As a program (``python -m cifnet_pl.cli.sweep FILE``) it is the process of one p
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -14,14 +15,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from filelock import FileLock, Timeout
 
 from cifnet_pl.cli.configs import find_config
 from cifnet_pl.cli.sweep_plan import (
-    Cost,
     Point,
     choose,
     cost_of,
@@ -45,8 +45,34 @@ POINT, FAILURE = "point.yaml", "failure.txt"
 ERROR = re.compile(r"^(?:cifnet: error: (.*)|([\w.]*(?:Error|Exception|Interrupt|Exit)\b.*))")
 """A sentence about an error of ours, or the last line of a traceback."""
 
-Placed = tuple[Point, Path]
-"""A point and its experiment's folder."""
+
+class Job(NamedTuple):
+    """A point and its experiment's folder."""
+
+    point: Point
+    folder: Path
+
+    def run(self) -> Path | None:
+        """Return the newest whole run of the experiment."""
+        return complete_run(self.folder)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the summary of its whole run."""
+        from cifnet_pl.report.runs import read_run
+
+        run = self.run()
+        assert run is not None
+        return dict(read_run(run).summary)
+
+    def result(self) -> str:
+        """Return the final accuracy of its whole run, in words."""
+        final = self.summary()["A_K"]
+        return "A_K not measured" if final is None else f"A_K {final:.1f} %"
+
+    def write(self) -> None:
+        """Write the configuration; a report names what is missing by it, whatever becomes of the sweep."""
+        config = {**self.point.config, "experiment": self.folder.name, "logs": str(self.folder.parent)}
+        write_text(self.folder / POINT, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
 
 
 def sweep(
@@ -96,21 +122,21 @@ def sweep(
     kinds = "each seed sets both seed_everything and the class order" if seeded else "no seeds"
     print(f"{number_of(len(points), 'point')}; {kinds}")
     print("".join(f"{printable(line)}\n" for line in left_out_overrides(overrides, list(points.values()))), end="")
-    placed = [(point, _folder(Path(logs), point)) for point in points.values()]
-    _print_plan(placed, every_point=dry_run)
+    jobs = [Job(point, _folder(Path(logs), point)) for point in points.values()]
+    _print_plan(jobs, every_point=dry_run)
     if dry_run:
         return
-    done, failed, skipped = _run_all(placed, budget)
-    if output is not None and done:
+    failed, skipped = _run_all(jobs, math.inf if budget is None else time.monotonic() + 3600 * budget)
+    if output is not None and any(job.run() for job in jobs):
         from cifnet_pl.report import report
 
-        report([str(folder) for _, folder in placed if folder.is_dir()], output, external)
+        report([str(job.folder) for job in jobs if job.folder.is_dir()], output, external)
     if skipped:
-        remaining = f"{skipped} of {number_of(len(points), 'point')} {is_or_are(skipped)}"
+        remaining = f"{skipped} of {number_of(len(jobs), 'point')} {is_or_are(skipped)}"
         print(f"the budget is spent: {remaining} left; the same command goes on")
     if failed:
         raise CifnetError(
-            f"{len(failed)} of {len(points)} points failed, the first is {failed[0]} (see its {LOG}); "
+            f"{len(failed)} of {len(jobs)} points failed, the first is {failed[0]} (see its {LOG}); "
             "run the same command again to try them once more"
         )
 
@@ -135,108 +161,95 @@ def complete_run(folder: Path) -> Path | None:
     return next((path for path in reversed(versions(folder)) if is_complete(path)), None)
 
 
-def _summary(run: Path) -> dict[str, Any]:
-    from cifnet_pl.report.runs import read_run
-
-    return dict(read_run(run).summary)
-
-
-def _result(run: Path) -> str:
-    final = _summary(run)["A_K"]
-    return "A_K not measured" if final is None else f"A_K {final:.1f} %"
-
-
-def _print_plan(placed: Sequence[Placed], every_point: bool) -> None:
+def _print_plan(jobs: Sequence[Job], every_point: bool) -> None:
     """Print how long the points that are left will take; with ``every_point`` also what is known of each."""
-    runs = [(point, folder, complete_run(folder)) for point, folder in placed]
-    ran = [(point, cost_of(_summary(run))) for point, _, run in runs if run is not None]
-    left = []
-    for point, folder, run in runs:
-        if run is not None:
-            said = f"complete already, {_result(run)}"
+    ran, left = [(job.point, cost_of(job.summary())) for job in jobs if job.run() is not None], []
+    for job in jobs:
+        if job.run() is not None:
+            said = f"complete already, {job.result()}"
         else:
-            cost = estimate(point, folder, ran)
+            cost = estimate(job.point, job.folder, ran)
             left.append(cost)
-            said = ("begun" if versions(folder) else "not run yet") + (f", {total([cost])}" if cost else "")
+            said = ("begun" if versions(job.folder) else "not run yet") + (f", {total([cost])}" if cost else "")
         if every_point:
-            print(f"{folder.name}: {said}")
+            print(f"{job.folder.name}: {said}")
     print(f"{len(left)} to run: {total(left)}" if left else "all are complete", flush=True)
 
 
 # ---------------------------------------------------------------------- running
 
 
-def _run_all(placed: Sequence[Placed], budget: float | None) -> tuple[list[Path], list[Path], int]:
-    """Run all points within the budget.
+def _run_all(jobs: Sequence[Job], end: float) -> tuple[list[Path], int]:
+    """Run all points that are not complete, up to a time of the monotonic clock.
 
     Returns:
-        Complete runs, folders of points that failed, and the number of points that were left out for lack of time.
+        Folders of points that failed, and the number of points that were left out for lack of time.
     """
-    done: list[Path] = []
-    failed: list[Path] = []
-    skipped, end = 0, None if budget is None else time.monotonic() + 3600 * budget
-    for point, folder in placed:
-        if not (folder / POINT).is_file():
-            _write_point(folder, point)  # a report names what is missing, whatever becomes of this sweep
-    complete = [(point, run) for point, folder in placed if (run := complete_run(folder)) is not None]
-    ran = [(point, cost_of(_summary(run))) for point, run in complete]
+    for job in jobs:
+        if not (job.folder / POINT).is_file():
+            job.write()
+    ran = [(job.point, cost_of(job.summary())) for job in jobs if job.run() is not None]
+    failed, skipped = list[Path](), 0
     with _stopped_by_sigterm():
-        for number, (point, folder) in enumerate(placed, 1):
-            begun, expected = complete_run(folder), estimate(point, folder, ran)
-            try:
-                run, sentence = _within_budget(folder, point, end, expected if begun is None else None)
-                (done if run is not None else failed).append(run or folder)
-                if run is not None and begun is None:
-                    ran.append((point, cost_of(_summary(run))))
-                    left = [estimate(*pair, ran) for pair in placed[number:] if complete_run(pair[1]) is None]
-                    sentence += f"; {len(left)} left: {total(left)}" if left else ""
-            except TimeoutError as error:
-                skipped, sentence = skipped + 1, str(error)
-            print(f"[{number}/{len(placed)}] {folder.name}: {sentence}", flush=True)
-    return done, failed, skipped
+        for number, job in enumerate(jobs, 1):
+            expected = estimate(job.point, job.folder, ran)
+            seconds = expected.seconds if expected else 0.0
+            if job.run() is not None:
+                said = f"complete already, {job.result()}"
+            elif time.monotonic() + seconds >= end:
+                why = f"expected to take {duration(seconds)}, " if expected else ""
+                skipped, said = skipped + 1, f"{why}more than is left of the budget"
+            else:
+                said = complete(job, end)
+                if job.run() is not None:
+                    ran.append((job.point, cost_of(job.summary())))
+                    left = [estimate(*other, ran) for other in jobs[number:] if other.run() is None]
+                    said += f"; {len(left)} left: {total(left)}" if left else ""
+                elif (job.folder / FAILURE).is_file():
+                    failed.append(job.folder)
+                else:
+                    skipped += 1
+            print(f"[{number}/{len(jobs)}] {job.folder.name}: {said}", flush=True)
+    return failed, skipped
 
 
-def _within_budget(folder: Path, point: Point, end: float | None, expected: Cost | None) -> tuple[Path | None, str]:
-    """Run a point unless it is complete; raise TimeoutError if it needs more than is left of the budget."""
-    ready = time.monotonic() + (expected.seconds if expected else 0.0)
-    if end is not None and ready >= end and complete_run(folder) is None:
-        why = f"expected to take {duration(expected.seconds)}, " if expected else ""
-        raise TimeoutError(f"{why}more than is left of the budget")
-    return _ensure(folder, point, end)
+def complete(job: Job, end: float = math.inf) -> str:
+    """Run a point, unless another process makes it complete first, and say what came of it.
+
+    A file ``failure.txt`` in its folder says why it failed. A sweep that waits for another one, and a run that a killed
+    sweep started, hold locks of that folder.
+    """
+    with waiting_lock(job.folder / ".lock"):
+        with waiting_lock(job.folder / ".running"):
+            pass
+        if job.run() is not None:
+            return f"complete already, {job.result()}"
+        (job.folder / FAILURE).unlink(missing_ok=True)
+        start, log = time.monotonic(), job.folder / LOG
+        before = log.stat().st_size if log.is_file() else 0
+        try:
+            code = run_process(job, end)
+        except subprocess.TimeoutExpired:
+            return "stopped, as the budget is over; it goes on the next time"
+        if job.run() is not None:
+            return f"done in {duration(time.monotonic() - start)}, {job.result()}"
+        why = reason(code, log.read_bytes()[before:].decode("utf-8", errors="replace"))
+        write_text(job.folder / FAILURE, why + "\n")
+        return f"failed ({why})"
 
 
-def _ensure(folder: Path, point: Point, end: float | None) -> tuple[Path | None, str]:
-    """Run the point unless it is complete: its run's folder, or None if it failed, and what to say of it.
+def run_process(job: Job, end: float) -> int:
+    """Run ``fit`` as a process, starting from the last checkpoint if there is one; return the exit code.
 
     Raises:
-        TimeoutError: it still ran at ``end``.
+        subprocess.TimeoutExpired: it still ran at ``end``, and was stopped.
     """
-    with _alone(folder):
-        run = complete_run(folder)
-        if run is not None:
-            return run, f"complete already, {_result(run)}"
-        (folder / FAILURE).unlink(missing_ok=True)
-        start, log = time.monotonic(), folder / LOG
-        before = log.stat().st_size if log.is_file() else 0
-        code = _run(folder, point, end)
-        run = complete_run(folder)
-        if run is None:
-            why = reason(code, log.read_bytes()[before:].decode("utf-8", errors="replace"))
-            write_text(folder / FAILURE, why + "\n")
-            return None, f"failed ({why})"
-        return run, f"done in {duration(time.monotonic() - start)}, {_result(run)}"
-
-
-def _run(folder: Path, point: Point, end: float | None = None) -> int:
-    """Run ``fit`` as a process, starting from the last checkpoint if there is one; return the exit code."""
-    _write_point(folder, point)
-    command = [sys.executable, "-m", "cifnet_pl.cli.sweep", str(folder / POINT)]
-    with (folder / LOG).open("ab") as log:
+    job.write()
+    command = [sys.executable, "-m", "cifnet_pl.cli.sweep", str(job.folder / POINT)]
+    with (job.folder / LOG).open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
-            return process.wait(None if end is None else max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            raise TimeoutError("stopped, as the budget is over; it goes on the next time") from None
+            return process.wait(None if end == math.inf else max(0.0, end - time.monotonic()))
         finally:
             process.terminate()
             process.wait()
@@ -268,11 +281,6 @@ def reason(code: int, log: str) -> str:
     return f"exit code {code}: {printable(sentences[-1])}" if sentences else f"exit code {code}, without saying why"
 
 
-def _write_point(folder: Path, point: Point) -> None:
-    config = {**point.config, "experiment": folder.name, "logs": str(folder.parent)}
-    write_text(folder / POINT, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
-
-
 @contextmanager
 def waiting_lock(file: Path) -> Iterator[None]:
     """Hold a lock in an experiment's folder; if another process holds it, say so and wait.
@@ -291,15 +299,6 @@ def waiting_lock(file: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of an experiment's folder; wait for another sweep, and for a run that a killed sweep started."""
-    with waiting_lock(folder / ".lock"):
-        with waiting_lock(folder / ".running"):
-            pass
-        yield
 
 
 @contextmanager

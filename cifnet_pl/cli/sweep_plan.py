@@ -6,10 +6,10 @@ import copy
 import hashlib
 import itertools
 import json
-import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from cifnet_pl.cli.parsing import arguments_of
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.files import read_yaml
 from cifnet_pl.utilities.run_folders import versions
+from cifnet_pl.utilities.text import slug
 
 KEYS = ("base", "fixed", "axes", "seeds", "parts")
 PART_KEYS = ("label", "fixed", "axes")
@@ -35,25 +36,33 @@ Axes = dict[str, list[dict[str, Any]]]
 """Name of an axis → its options, each with a ``label`` and settings by dotted name."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Point:
     """One run of a sweep.
 
     Attributes:
-        name: of its experiment; ends in ``identity``.
-        identity: a hash of the configuration.
         config: the whole configuration.
         labels: axis → label of the point's option; "part" and "seed" among them.
         unfit: names of the overrides that its classes do not have, and that were left out of it.
         kept: names of the overrides that the sweep file keeps its own settings against.
+        named_by: axes whose labels are in its name.
     """
 
-    name: str
-    identity: str
     config: dict[str, Any]
-    labels: Mapping[str, str] = field(default_factory=dict, compare=False)
-    unfit: tuple[str, ...] = field(default=(), compare=False)
-    kept: tuple[str, ...] = field(default=(), compare=False)
+    labels: Mapping[str, str]
+    unfit: Sequence[str] = ()
+    kept: Sequence[str] = ()
+    named_by: Sequence[str] = ()
+
+    @cached_property
+    def identity(self) -> str:
+        """A hash of the configuration."""
+        return identity(self.config)
+
+    @property
+    def name(self) -> str:
+        """The name of its experiment; it ends in ``identity``."""
+        return "-".join([*(short(self.labels[axis]) for axis in self.named_by), self.identity])
 
     @property
     def method(self) -> str:
@@ -104,10 +113,10 @@ def read_points(
     points: dict[str, Point] = {}
     for part in parts[:1] if other_data else parts:
         settings = _sections(part, path, PART_KEYS)
-        axes = {**_axes(settings.get("axes"), path), **common, **over_seeds}
+        own: Axes = {"part": [{"label": settings["label"]}]} if "label" in settings and not other_data else {}
+        axes = {**own, **_axes(settings.get("axes"), path), **common, **over_seeds}
         fixed = {**_options(sweep.get("fixed"), path), **_options(settings.get("fixed"), path)}
-        label = [str(settings["label"])] if "label" in settings and not other_data else []
-        for point in _product(path, base, fixed, axes, overrides, label):
+        for point in _product(path, base, fixed, axes, overrides):
             points.setdefault(point.identity, point)
     return list(points.values())
 
@@ -123,23 +132,23 @@ def choose(points: Sequence[Point], only: Sequence[str], without: Sequence[str])
     Raises:
         UsageError: a label that no point has.
     """
-    known = {slug(label): label for point in points for label in point.labels.values()}
+    known = {short(label): label for point in points for label in point.labels.values()}
     for label in [*only, *without]:
-        if slug(label) not in known:
+        if short(label) not in known:
             raise unknown_name("label of the sweep", label, known.values())
-    wanted, unwanted = set(map(slug, only)), set(map(slug, without))
-    axes = {axis for point in points for axis, label in point.labels.items() if slug(label) in wanted}
+    wanted, unwanted = set(map(short, only)), set(map(short, without))
+    axes = {axis for point in points for axis, label in point.labels.items() if short(label) in wanted}
     return [
         point
         for point in points
-        if all(slug(point.labels.get(axis, "")) in wanted for axis in axes)
-        and not unwanted & set(map(slug, point.labels.values()))
+        if all(short(point.labels.get(axis, "")) in wanted for axis in axes)
+        and not unwanted & set(map(short, point.labels.values()))
     ]
 
 
-def slug(label: str) -> str:
+def short(label: str) -> str:
     """Return a label for a file's name: letters, digits, dots and plus signs."""
-    return re.sub(r"[^A-Za-z0-9.+]+", "_", label).strip("_")
+    return slug(label, keep="A-Z.+")
 
 
 def identity(config: Mapping[str, Any]) -> str:
@@ -180,7 +189,7 @@ def _axes(content: Any, path: Path) -> Axes:
         if not isinstance(options, list) or not options:
             raise UsageError(f"{path}: axis {name} has no options, expected a list")
         axes[name] = [variant for option in options for variant in _variants(_options(option, path), path)]
-        labels = [slug(str(option.get("label", ""))) for option in axes[name]]
+        labels = [short(str(option.get("label", ""))) for option in axes[name]]
         if "" in labels:
             raise UsageError(f"{path}: an option of axis {name} has no label")
         if len(set(labels)) < len(labels):
@@ -221,36 +230,24 @@ def _seeds(seeds: Any, path: Path) -> Axes:
 
 
 def _product(
-    path: Path,
-    base: Mapping[str, Any],
-    fixed: Mapping[str, Any],
-    axes: Axes,
-    overrides: Sequence[tuple[str, str]],
-    part: list[str],
+    path: Path, base: Mapping[str, Any], fixed: Mapping[str, Any], axes: Axes, overrides: Sequence[tuple[str, str]]
 ) -> list[Point]:
     """Return all combinations of one option of each axis."""
     points = []
     for options in itertools.product(*axes.values()):
-        config = copy.deepcopy(dict(base))
+        config, own = copy.deepcopy(dict(base)), list[str]()
         for option in options:
             _start_from(config, option.get("config") or {})
-        for name, value in [*fixed.items(), *(pair for option in options for pair in option.items())]:
-            if name not in OWN_KEYS:
-                put(config, name, copy.deepcopy(value), str(path))
-        unfit, kept = _override(config, overrides, [name for option in options for name in option.get("keep", ())])
-        labels = {
-            **({"part": part[0]} if part else {}),
-            **{a: str(o["label"]) for a, o in zip(axes, options, strict=True)},
-        }
-        points.append(Point("", identity(config), config, labels, unfit, kept))
-    shown = ["part", *(axis for axis in axes if _matters(axis, points))]
-    return [_named(point, shown) for point in points]
-
-
-def _named(point: Point, axes: Sequence[str]) -> Point:
-    words = [slug(point.labels[axis]) for axis in axes if axis in point.labels]
-    name = "-".join([*words, point.identity])
-    return Point(name, point.identity, point.config, point.labels, point.unfit, point.kept)
+            own += option.get("keep", ())
+        for settings in (fixed, *options):
+            for name, value in settings.items():
+                if name not in OWN_KEYS:
+                    put(config, name, copy.deepcopy(value), str(path))
+        unfit, kept = _override(config, overrides, own)
+        labels = {axis: str(option["label"]) for axis, option in zip(axes, options, strict=True)}
+        points.append(Point(config, labels, unfit, kept))
+    named_by = [axis for axis in axes if _matters(axis, points)]
+    return [replace(point, named_by=named_by) for point in points]
 
 
 def _matters(axis: str, points: Sequence[Point]) -> bool:
@@ -273,7 +270,7 @@ def _start_from(config: dict[str, Any], other: Mapping[str, Any]) -> None:
 
 def _override(
     config: dict[str, Any], overrides: Sequence[tuple[str, str]], own: Sequence[str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+) -> tuple[list[str], list[str]]:
     """Put overrides into a configuration.
 
     Returns:
@@ -291,7 +288,7 @@ def _override(
                 put(config, name, yaml.safe_load(text), "command line")
             except yaml.YAMLError as error:
                 raise UsageError(f"--{name} is '{text}', which is not a YAML value") from error
-    return tuple(unfit), tuple(kept)
+    return unfit, kept
 
 
 def fits(config: Mapping[str, Any], name: str) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import is_first_process
-from cifnet_pl.utilities.memory import M_MMAP_MAX, M_TRIM_THRESHOLD, gnu_c_library
+from cifnet_pl.utilities.memory import keep_freed_memory
 from cifnet_pl.utilities.text import printable
 
 SPINS = 40_000
@@ -45,20 +45,6 @@ def wait_briefly() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
 
 
-def keep_freed_memory() -> bool:
-    """Tell the GNU C library's allocator to reuse large blocks instead of giving each back to the system.
-
-    On a CPU every activation of a layer is a block of many megabytes. By default each block is fresh from the system
-    and goes back at once, and the system clears every page of it: measured, torch runs a small network three times as
-    fast with this setting. The process then keeps the largest amount of memory that it ever used.
-
-    Returns:
-        Whether the setting was changed; other C libraries are left as they are.
-    """
-    library = gnu_c_library()
-    return library is not None and bool(library.mallopt(M_MMAP_MAX, 0) and library.mallopt(M_TRIM_THRESHOLD, -1))
-
-
 class News(logging.Handler):
     """Prints notes for the user, one line each, from the first process of a run: which engine runs the network."""
 
@@ -76,14 +62,8 @@ def warn(warnings: Iterable[str], unreadable: Iterable[tuple[Path, str]] = ()) -
         print(f"skipped {printable(str(file))}: {reason}", file=sys.stderr)
 
 
-LOST = "another process of this run ended: its own message says why"
-SIGNS = {
-    "closed by peer": LOST,
-    "reset by peer": LOST,
-    "Broken pipe": LOST,
-    "remote process exited": LOST,
-}
-"""Part of a RuntimeError's message → what to say instead."""
+SIGNS = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited")
+"""Parts of a RuntimeError's message that say that another process is gone."""
 
 WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 
@@ -94,10 +74,9 @@ def explained() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        explanation = next((sentence for sign, sentence in SIGNS.items() if sign in str(error)), None)
-        if explanation is None:
+        if not any(sign in str(error) for sign in SIGNS):
             raise
-        raise CifnetError(explanation) from error
+        raise CifnetError("another process of this run ended: its own message says why") from error
     except OSError as error:
         if error.errno not in WRITING:
             raise
@@ -148,9 +127,4 @@ def quieten() -> None:
     for message in QUIET_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     for name in LOGGERS:
-        logging.getLogger(name).addFilter(_is_news)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    text = record.getMessage()
-    return not any(pattern in text for pattern in QUIET_NEWS)
+        logging.getLogger(name).addFilter(lambda record: not any(part in record.getMessage() for part in QUIET_NEWS))

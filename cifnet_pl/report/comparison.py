@@ -11,11 +11,11 @@ import numpy as np
 
 from cifnet_pl.report.page import Cell, Column, Table
 from cifnet_pl.report.runs import paired, read_runs, right_answers
-from cifnet_pl.report.settings import slug
 from cifnet_pl.report.significance import bootstrap, common_differences, fixed, mcnemar, paired_test, seed_interval
 from cifnet_pl.report.study import Group, Study, group_runs
 from cifnet_pl.report.style import Picture, figure, label_rows, wrapped
 from cifnet_pl.utilities.errors import DataError, UsageError, unknown_name
+from cifnet_pl.utilities.text import slug
 
 NO_IMAGES = "No test images are compared: run with --predictions.every_task true to keep the predictions."
 
@@ -69,7 +69,7 @@ class Pair:
     @property
     def name(self) -> str:
         """Name of its files."""
-        return f"comparison_{slug(self.title)}"
+        return f"comparison_{slug(self.title.lower())}"
 
 
 # ---------------------------------------------------------------------- which groups

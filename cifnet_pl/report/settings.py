@@ -18,7 +18,7 @@ from cifnet_pl.data import CIFNetDataModule
 from cifnet_pl.learning.callbacks import EnergyMonitor, TaskCheckpoint
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.report.runs import Run
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import printable, slug
 
 DATASETS = {
     "cifar100": "CIFAR-100",
@@ -162,14 +162,9 @@ def distinct_names(settings: Sequence[Setting], extras: Sequence[Callable[[Setti
 
 def file_name(names: Mapping[Setting, str], setting: Setting) -> str:
     """Return a setting's name for a file; names that differ in other characters alone get a number."""
-    alike = [other for other, name in names.items() if slug(name) == slug(names[setting])]
-    number = alike.index(setting)
-    return slug(names[setting]) + (f"_{number + 1}" if number else "")
-
-
-def slug(text: str) -> str:
-    """Return ``text`` in small letters and digits for the name of a file."""
-    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+    plain = {other: slug(name.lower()) for other, name in names.items()}
+    number = [other for other in plain if plain[other] == plain[setting]].index(setting)
+    return plain[setting] + (f"_{number + 1}" if number else "")
 
 
 # ---------------------------------------------------------------------- the configuration

@@ -54,6 +54,20 @@ def next_command(*words: str, trust: bool = False) -> str:
     return f"next: cifnet {shlex.join(words)}" + (" --trust" if trust else "")
 
 
+def slug(text: str, keep: str = "") -> str:
+    """Return a text for the name of a file: small letters and digits, and underscores for all else.
+
+    Args:
+        text: any text.
+        keep: other characters that stay, as in a set of a regular expression.
+
+    Example:
+        >>> slug("Exact ridge (0.1)".lower()), slug("Exact ridge (0.1)", "A-Z.")
+        ('exact_ridge_0_1', 'Exact_ridge_0.1')
+    """
+    return re.sub(f"[^a-z0-9{keep}]+", "_", text).strip("_")
+
+
 def is_or_are(count: int) -> str:
     """Return the verb that fits ``count``."""
     return "is" if count == 1 else "are"

@@ -13,8 +13,8 @@ from filelock import FileLock, Timeout
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli import sweep as sweeping
-from cifnet_pl.cli.sweep import complete_run, reason, run_point, waiting_lock
-from cifnet_pl.cli.sweep_plan import Cost, Point, cost_of, estimate, read_points, total
+from cifnet_pl.cli.sweep import Job, complete, complete_run, reason, run_point, waiting_lock
+from cifnet_pl.cli.sweep_plan import Cost, cost_of, estimate, read_points, total
 from tests.cli.test_grid import AXES, HEAD, write
 from tests.command_line import environment
 from tests.killing import ended, start
@@ -23,8 +23,10 @@ from tests.report.synthetic import write_run
 FAST = {"data.num_workers": 0, "data.image_size": 8, "energy.enabled": False}
 
 
-def fake_run(folder: Path, point: Point, end: float | None = None) -> int:
+def fake_run(job: Job, end: float) -> int:
     """Stands in for the process of a point: the head decides how it ends."""
+    point, folder = job
+    job.write()
     (folder / "output.log").write_text("loading\ncifnet: error: no such data\n\n")
     if point.config["model"]["init_args"]["head"]["class_path"] == "RidgeHead":
         return 1
@@ -35,7 +37,7 @@ def fake_run(folder: Path, point: Point, end: float | None = None) -> int:
 def test_failures_do_not_stop_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sweeping, "_run", fake_run)
+    monkeypatch.setattr(sweeping, "run_process", fake_run)
     path, logs, output = (
         write(tmp_path, axes={"head": AXES["head"][::-1]}, seeds=[1, 2]),
         tmp_path / "l",
@@ -55,7 +57,7 @@ def test_failures_do_not_stop_the_others(
 def test_complete_points_are_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sweeping, "_run", fake_run)
+    monkeypatch.setattr(sweeping, "run_process", fake_run)
     path, logs = write(tmp_path, seeds=[1, 2]), tmp_path / "logs"
     assert main(["sweep", str(path), "--logs", str(logs)]) == 0
     (broken,) = logs.glob("s2-*")
@@ -122,8 +124,10 @@ def test_two_sweeps_never_run_one_point_at_once(tmp_path: Path, capsys: pytest.C
     with orphan.stdout:
         assert orphan.stdout.readline() == b"held\n"
     threading.Timer(0.5, orphan.kill).start()
-    with sweeping._alone(tmp_path):
-        assert orphan.wait(0.1) == -signal.SIGKILL
+    write_run(tmp_path / "version_0")
+    (point,) = read_points(write(tmp_path))
+    assert complete(Job(point, tmp_path)).startswith("complete already")
+    assert orphan.wait(0.1) == -signal.SIGKILL
     assert "which another process is running" in capsys.readouterr().out
 
 
@@ -150,7 +154,7 @@ def test_a_point_holds_its_lock_while_it_runs(tmp_path: Path, monkeypatch: pytes
 def test_a_plan_is_printed_and_nothing_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sweeping, "_run", fake_run)
+    monkeypatch.setattr(sweeping, "run_process", fake_run)
     path, logs = write(tmp_path, axes=AXES, seeds=[1, 2]), tmp_path / "logs"
     assert main(["sweep", str(path), "--logs", str(logs), "--dry-run"]) == 0
     said = capsys.readouterr().out
@@ -169,7 +173,7 @@ def test_a_plan_is_printed_and_nothing_run(
 def test_what_is_left_is_estimated_from_seeds_that_have_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sweeping, "_run", fake_run)  # 90 s of learning, 3 s of evaluation and 0.06 kWh each
+    monkeypatch.setattr(sweeping, "run_process", fake_run)  # 90 s of learning, 3 s of evaluation and 0.06 kWh each
     assert main(["sweep", str(write(tmp_path, seeds=[1, 2, 3])), "--logs", str(tmp_path / "logs")]) == 0
     done = [line.rpartition("; ")[2] for line in capsys.readouterr().out.splitlines() if "done in" in line]
     assert done[:2] == ["2 left: 3 min, 0.12 kWh", "1 left: 2 min, 0.06 kWh"]
@@ -205,7 +209,7 @@ def test_costs_and_their_sum() -> None:
 def test_settings_that_a_sweep_keeps_are_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sweeping, "_run", fake_run)
+    monkeypatch.setattr(sweeping, "run_process", fake_run)
     options = [{"label": "a"}, {"label": "own", "keep": ["model.backbone"], "model.backbone": "random:resnet18"}]
     path, logs = write(tmp_path, axes={"head": options}, seeds=[1, 2]), tmp_path / "logs"
     words = ["sweep", str(path), "--logs", str(logs), "--dry_run", "--model.backbone", "file:x.pth"]
@@ -220,7 +224,7 @@ def test_settings_that_a_sweep_keeps_are_said(
 def test_labels_and_seeds_choose_the_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sweeping, "_run", fake_run)
+    monkeypatch.setattr(sweeping, "run_process", fake_run)
     path, logs = write(tmp_path, axes=AXES, seeds=[1, 2]), tmp_path / "logs"
     words = ["sweep", str(path), "--logs", str(logs)]
     assert main([*words, "--only", "a", "500", "--without", "s2", "--seeds", "2,7"]) == 0
@@ -236,7 +240,7 @@ def test_labels_and_seeds_choose_the_points(
 def test_an_option_of_some_points_is_for_those(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sweeping, "_run", lambda *all: sweeping._write_point(*all[:2]) or fake_run(*all))
+    monkeypatch.setattr(sweeping, "run_process", fake_run)
     axes = {"head": [{"label": "own"}, {"label": "wide", "model.head": {"class_path": "ACILHead"}},
                      {"label": "bare", "model.buffer": None}]}  # fmt: skip
     path, logs = write(tmp_path, axes=axes), tmp_path / "logs"
@@ -254,7 +258,7 @@ def test_an_option_of_some_points_is_for_those(
 
 
 def test_a_budget_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sweeping, "_run", fake_run)
+    monkeypatch.setattr(sweeping, "run_process", fake_run)
     path, logs, output = write(tmp_path, seeds=[1, 2, 3]), tmp_path / "logs", tmp_path / "out"
     words = ["sweep", str(path), "--logs", str(logs), "--output", str(output)]
     # The first has no estimate and is begun; each other one is expected to take 93 s, which 0.02 hours do not hold.
