@@ -30,7 +30,7 @@ BENCHMARKS = (
 )
 LETTERS = {
     "a": ["head_update.rows"], "b": ["fit_overhead.rows"], "c": ["memory.rows"], "d": ["projected.rows"],
-    "e": ["fit_overhead.rows"], "f": ["growth.task_rows"], "g": ["growth.class_rows"], "h": ["cached.rows"],
+    "e": ["fit_overhead.rows"], "f": ["growth.rows"], "h": ["cached.rows"],
     "i": ["head_path.rows"], "j": ["gpu.rows"], "k": ["engines.network_rows", "bare_loop.rows"],
     "l": ["engines.start_rows"], "m": ["serving.rows"],
 }  # fmt: skip

@@ -1,12 +1,8 @@
-"""(f) Time of one more task after many: flat for ``RidgeHead``, linear in the tasks for ``CIFNetHead``.
-
-(g) Memory of a process that learns many classes.
-"""
+"""(f) Time of one more task after many: flat for ``RidgeHead``, linear in the tasks for ``CIFNetHead``."""
 
 from __future__ import annotations
 
 import itertools
-import resource
 from collections.abc import Callable
 from copy import deepcopy
 
@@ -20,7 +16,6 @@ from cifnet_pl.utilities.memory import keep_freed_memory
 FEATURES, SAMPLES, CHECKPOINTS = 512, 50, (10, 50, 200, 1000)
 FEW = CHECKPOINTS[0]
 COHORTS, REPEATS = 500, 7
-MANY_CLASSES, MANY_FEATURES, CLASSES_A_TASK = 20_000, 768, 1000
 
 
 def task(head: Head, first: int, draw: torch.Generator, classes: int = 2) -> None:
@@ -110,39 +105,7 @@ def many_systems() -> Row:
     return Row(title, spread(whole), spread(systems), ratio(whole, systems), "near 1", about)
 
 
-def many_classes() -> Row:
-    """20,000 classes in one head."""
-    head, draw = RidgeHead(MANY_FEATURES), torch.Generator().manual_seed(0)
-    for start in range(0, MANY_CLASSES, CLASSES_A_TASK):
-        y = torch.arange(start, start + CLASSES_A_TASK).repeat_interleave(3)
-        head.begin_task(range(start, start + CLASSES_A_TASK))
-        head.observe(torch.randn(len(y), MANY_FEATURES, generator=draw), y)
-        head.solve()
-    head(torch.randn(100, MANY_FEATURES, generator=draw))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    state = sum(head.state_elements().values()) * 8 / 2**30
-    about = f"RidgeHead, d={MANY_FEATURES}, float64; peak of the whole process, torch included"
-    return Row(
-        f"(g) {MANY_CLASSES:,} classes",
-        f"{peak:.2f} GiB",
-        "4 GiB",
-        f"{peak / 4:.2g}",
-        "≤ 1",
-        f"{about}; state {state:.2f} GiB",
-    )
-
-
 def rows() -> list[Row]:
-    """First many classes, as the peak is of the whole process; then more tasks."""
-    return [many_classes(), *task_rows()]
-
-
-def class_rows() -> list[Row]:
-    """Many classes alone."""
-    return [many_classes()]
-
-
-def task_rows() -> list[Row]:
     """Both heads at every checkpoint, and what limits them."""
     keep_freed_memory()  # as the command line does
     rows = [many_systems(), same_classes()]

@@ -1,11 +1,7 @@
-"""(m) ``cifnet serve`` on this machine's loopback: 16 clients at once beside the same model called directly.
-
-``python -m benchmarks.serving --minutes 30`` asks for that long and prints the memory of the service every minute.
-"""
+"""(m) ``cifnet serve`` on this machine's loopback: 16 clients at once beside the same model called directly."""
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from threading import Event, Thread, Timer
+from threading import Event, Thread
 
 import numpy as np
 import torch
@@ -169,39 +165,3 @@ def taught(service: Process, photos: list[bytes], name: str) -> Iterator[Event]:
     thread.join()
     if ends != ["done"]:
         raise RuntimeError(f"the lesson was {ends}")
-
-
-def endure(setup: Setup, minutes: float) -> None:
-    """Ask for ``minutes``, teach and undo once in each, and print what the service holds in memory."""
-    photos, lesson = jpegs(64, setup.photo), jpegs(20, setup.photo, seed=1)
-    with tempfile.TemporaryDirectory() as folder:
-        bundle = Path(folder, "model")
-        save_model(bundle, setup)
-        with serving(*served(bundle, Path(folder, "work"))) as ours:
-            ask(ours.url, photos, 10 * CLIENTS, CLIENTS)
-            end, count, errors, minute = time.monotonic() + 60 * minutes, 0, 0, 0
-            print(f"minute 0: {ours.megabytes():.0f} MB", flush=True)
-            while time.monotonic() < end:
-                over = Event()
-                timer = Timer(min(60, end - time.monotonic()), over.set)
-                timer.start()
-                with taught(ours, lesson, "new"):
-                    load = ask(ours.url, photos, 10**6, CLIENTS, over)
-                ours.post("/undo")
-                count, errors, minute = count + len(load.times), errors + load.errors, minute + 1
-                print(
-                    f"minute {minute}: {ours.megabytes():.0f} MB, {count} answers, {errors} errors, "
-                    f"p99 {1000 * load.percentile(99):.0f} ms",
-                    flush=True,
-                )
-
-
-def main() -> None:
-    """The long run."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=30)
-    endure(FULL, parser.parse_args().minutes)
-
-
-if __name__ == "__main__":
-    main()

@@ -266,7 +266,7 @@ def check_samples(z: Tensor, y: Tensor, weight: Tensor | None, width: int) -> No
 
 
 RIDGE = 3.0
-"""λ as a share of the mean eigenvalue of the scatter within classes (``python -m benchmarks.novelty``)."""
+"""λ as a share of the mean eigenvalue of the scatter within classes (``python -m benchmarks.studies.novelty``)."""
 
 OVERALL = 0.5
 """How much of the distance to the mean of all is subtracted: 0 is the plain distance, 1 the relative one."""

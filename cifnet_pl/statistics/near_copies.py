@@ -2,7 +2,7 @@
 
 How alike two embeddings are is said relative to photos of different classes, as networks differ in what is common to
 all their embeddings: ``(s − b)/(1 − b)`` with s the cosine of the two and b the median cosine between classes.
-``benchmarks/near_copies.py`` measures the limit with the default backbone at 128 px. Of 25 000 photos of 100 classes
+The limit was measured with the default backbone at 128 px. Of 25 000 photos of 100 classes
 (Tiny-ImageNet) 4 are above it, of 5975 photos of 101 classes (Caltech-101) 393: there mirrored, cut or re-coloured
 versions, and drawings of one sign. Of pairs of photos that differ by 4 % of the frame 77 and 93 % are.
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import cifnet_pl
-from benchmarks.sums import SHARDS, kill_a_worker, one_by_one, with_ray, write_vectors
+from benchmarks.studies.sums import SHARDS, kill_a_worker, one_by_one, with_ray, write_vectors
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.merge import reduce_sums
 from cifnet_pl.cli.sums import make

@@ -1,6 +1,6 @@
 """64 shards by each driver on this machine: overhead of Ray against plain processes, also with a worker that is killed.
 
-    python -m benchmarks.sums --folder FOLDER [--rounds 3]
+    python -m benchmarks.studies.sums --folder FOLDER [--rounds 3]
 
 learns 64,000 embeddings of 256 numbers in 50 classes, which takes next to no time, so that nearly all that is measured
 is what the drivers cost. The commands take turns. Every file of sums must have the same bits as that of one process

@@ -1,14 +1,14 @@
-"""``python -m benchmarks.accuracy ROOT``: our head against ACIL, DS-AL and the offline bound, on photos.
+"""``python -m benchmarks.studies.accuracy ROOT``: our head against ACIL, DS-AL and the offline bound, on photos.
 
 Three class orders, tasks of ten classes. Ours is RidgeHead as it is (λ by GCV) on the embeddings of
-``+layers+mirror``; its choices come from training photos alone (``benchmarks.choices``). The rivals get the ridge that
-is best on the validation images, the bound its best penalty likewise, so what we are compared with is optimistic.
+``+layers+mirror``; its choices come from training photos alone (``benchmarks.studies.choices``). The rivals get the
+ridge that is best on the validation images, the bound its best penalty likewise, so what we are compared with is
+optimistic.
 Differences are paired over validation images: mean over the orders, and a 95 % interval from the spread over images.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -17,7 +17,19 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from benchmarks.embeddings import BACKBONE, Photos, learn, mean_eigenvalue, read_photos, seen, study_parser
+from benchmarks.studies.photos import (
+    RICH,
+    Make,
+    Photos,
+    interval,
+    learn,
+    mean_eigenvalue,
+    read_photos,
+    seen,
+    show,
+    show_columns,
+    study_parser,
+)
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, RidgeHead
 from cifnet_pl.heads.confidence import calibrate, fit_temperature
@@ -25,9 +37,6 @@ from cifnet_pl.heads.confidence import calibrate, fit_temperature
 ORDERS, PER_TASK, PENALTIES = (1, 2, 3), 10, (0.003, 0.01, 0.03, 0.1)
 SHARE, STEP = 0.1, 10**0.5
 """Where the search for a rival's ridge begins, as a share of the mean eigenvalue, and the factor of its steps."""
-RICH = BACKBONE + "+layers+mirror"
-JOINED = "ours, joined"
-Make = Callable[[int], Head]
 Shares = tuple[Tensor, Tensor, int]
 
 
@@ -52,15 +61,6 @@ def shares(make: Make, photos: Photos) -> Shares:
         share = 100 * right / counts.sum(1, keepdim=True) / len(ORDERS)
         average, final = average + share.mean(0), final + share[-1]
     return average, final, state
-
-
-def interval(ours: Tensor, theirs: Tensor) -> str:
-    """Difference of two sums over images with its 95 % interval, the images being a sample; – if one is unknown."""
-    if theirs.isnan().any():
-        return "–"
-    gap = ours - theirs
-    half = 1.96 * gap.std().item() * math.sqrt(len(gap))
-    return f"{gap.sum().item():+.2f} ± {half:.2f}"
 
 
 def best_ridge(name: str, make: Callable[..., Head], photos: Photos) -> Make:
@@ -97,7 +97,7 @@ def offline(name: str, photos: Photos) -> Tensor:
     return max(by_penalty.values(), key=lambda share: share.sum().item())
 
 
-def calibration(make: Make, photos: Photos) -> str:
+def calibration(make: Make, photos: Photos) -> list[str]:
     """ECE along the stream, and how far the leave-one-out temperature's is from that of the test set's temperature."""
     head, buffer, rows = make(photos.z.shape[1]), CalibrationBuffer(2000), []
     for classes in photos.tasks(ORDERS[0], PER_TASK):
@@ -110,64 +110,14 @@ def calibration(make: Make, photos: Photos) -> str:
         last = [torch.nn.functional.cross_entropy(scores / t, columns).item() for t in temperatures]
     errors = torch.tensor(rows)
     apart = (errors[:, 1] - errors[:, 2]).abs()
-    cells = [*errors.mean(0).tolist(), *errors[-1].tolist()]
-    shown = [*(f"{value:.2f}" for value in cells), *(f"{value:.3f}" for value in last)]
-    return " | ".join([*shown, f"{apart.mean().item():.2f}", f"{apart.max().item():.2f}"])
+    figures = [*errors.mean(0).tolist(), *errors[-1].tolist()]
+    gaps = [f"{apart.mean():.2f}", f"{apart.max():.2f}"]
+    return [*(f"{value:.2f}" for value in figures), *(f"{value:.3f}" for value in last), *gaps]
 
 
 def ece(scores: Tensor, columns: Tensor) -> float:
     """In percent, with 15 bins."""
     return 100 * multiclass_calibration_error(scores.softmax(1), columns, scores.shape[1], n_bins=15).item()
-
-
-def main() -> None:
-    """Print the tables."""
-    parser = study_parser(__doc__)
-    parser.add_argument("--width", type=int, default=8192, help="of ACIL and DS-AL")
-    more = "whether the table has ACIL, DS-AL and the bound, too, which take hours on two cores; ours takes minutes"
-    parser.add_argument("--rivals", choices=("true", "false"), default="true", help=more)
-    more = "whether there are rows of the embedding and its square root together, whose solves take most of the minutes"
-    parser.add_argument("--joined", choices=("true", "false"), default="true", help=more)
-    args = parser.parse_args()
-    plain = read_photos(args.root, args.image_size, args.cache_folder)
-    rich = read_photos(args.root, args.image_size, args.cache_folder, RICH)
-    print_calibration(plain, rich, args.joined == "true")
-    print_comparison(plain, rich, args.width if args.rivals == "true" else None, args.joined == "true")
-
-
-def print_calibration(plain: Photos, rich: Photos, joined: bool) -> None:
-    """A row a head."""
-    heads: dict[str, tuple[Make, Photos]] = {
-        "ours": (RidgeHead, rich),
-        JOINED: (partial(RidgeHead, transform="joined"), rich),
-        "RidgeHead": (RidgeHead, plain),
-        "CIFNetHead": (partial(CIFNetHead, ridge=1.0), plain),
-        "ACIL 2048": (partial(ACILHead, width=2048, ridge="gcv"), plain),
-        "DS-AL 2048": (partial(DSALHead, width=2048, ridge="gcv"), plain),
-    }
-    print("Temperature 1, leave-one-out, fitted on the test set: ECE mean over tasks, ECE last, NLL last; gaps of ECE")
-    print("| head |" + " ECE |" * 3 + " ECE last |" * 3 + " NLL last |" * 3 + " mean gap | largest gap |")
-    print("|---" * 12 + "|")
-    if not joined:
-        del heads[JOINED]
-    for name, (make, photos) in heads.items():
-        print(f"| {name} | {calibration(make, photos)} |", flush=True)
-
-
-def print_comparison(plain: Photos, rich: Photos, width: int | None, joined: bool) -> None:
-    """A row a head, all compared with the first; without a width our own alone."""
-    rows_of: dict[str, Shares] = {"ours": shares(RidgeHead, rich)}
-    if joined:
-        rows_of[JOINED] = shares(partial(RidgeHead, transform="joined"), rich)
-    rows_of["RidgeHead"] = shares(RidgeHead, plain)
-    if width is not None:
-        rows_of |= rivals(plain, rich, width)
-    (average, final, _), *_ = rows_of.values()
-    print("| head | Ā | A_K | ours − it, Ā | ours − it, A_K | numbers kept, millions |\n|---|---|---|---|---|---|")
-    for name, (theirs, last, state) in rows_of.items():
-        gaps = f"{interval(average, theirs)} | {interval(final, last)}"
-        shown = "–" if theirs.isnan().any() else f"{theirs.sum():.2f}"
-        print(f"| {name} | {shown} | {last.sum():.2f} | {gaps} | {state / 1e6:.2f} |")
 
 
 def rivals(plain: Photos, rich: Photos, width: int) -> dict[str, Shares]:
@@ -180,6 +130,40 @@ def rivals(plain: Photos, rich: Photos, width: int) -> dict[str, Shares]:
         bound = offline(name, photos)
         rows_of[name] = torch.full_like(bound, torch.nan), bound, photos.z.numel()
     return rows_of
+
+
+def main() -> None:
+    """Print a table of calibration and one of accuracies, each with a row a head."""
+    parser = study_parser(__doc__)
+    parser.add_argument("--width", type=int, default=8192, help="of ACIL and DS-AL; 0: without them and the bound, "
+                        "which take hours on two cores where ours takes minutes")  # fmt: skip
+    options = parser.parse_args()
+    plain, rich = read_photos(options.root, options), read_photos(options.root, options, RICH)
+    joined = partial(RidgeHead, transform="joined")
+    calibrated: dict[str, tuple[Make, Photos]] = {
+        "ours": (RidgeHead, rich),
+        "ours, joined": (joined, rich),
+        "RidgeHead": (RidgeHead, plain),
+        "CIFNetHead": (partial(CIFNetHead, ridge=1.0), plain),
+        "ACIL 2048": (partial(ACILHead, width=2048, ridge="gcv"), plain),
+        "DS-AL 2048": (partial(DSALHead, width=2048, ridge="gcv"), plain),
+    }
+    print("Temperature 1, leave-one-out, fitted on the test set: ECE mean over tasks, ECE last, NLL last; gaps of ECE")
+    show_columns(["head", *["ECE"] * 3, *["ECE last"] * 3, *["NLL last"] * 3, "mean gap", "largest gap"])
+    for name, (make, photos) in calibrated.items():
+        show([name, *calibration(make, photos)])
+    rows_of = {
+        "ours": shares(RidgeHead, rich),
+        "ours, joined": shares(joined, rich),
+        "RidgeHead": shares(RidgeHead, plain),
+    }
+    if options.width:
+        rows_of |= rivals(plain, rich, options.width)
+    average, final, _ = rows_of["ours"]
+    show_columns(["head", "Ā", "A_K", "ours − it, Ā", "ours − it, A_K", "numbers kept, millions"])
+    for name, (theirs, last, state) in rows_of.items():
+        shown = "–" if theirs.isnan().any() else f"{theirs.sum():.2f}"
+        show([name, shown, f"{last.sum():.2f}", interval(average, theirs), interval(final, last), f"{state / 1e6:.2f}"])
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""``python -m benchmarks.ridge ROOT``: a fixed small ridge against GCV along the stream, as a figure and a table.
+"""``python -m benchmarks.studies.ridge ROOT``: a fixed small ridge against GCV along the stream.
 
+Prints a table and draws a figure.
 ACIL's random projection learns 10 tasks at width 4096 and as many tasks of two classes as there are at width 2048;
 the exact head with GCV is drawn beside it. A dip is a task whose accuracy lies more than 2 points below both of its
 neighbours'.
@@ -16,7 +17,16 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from benchmarks.embeddings import Photos, accuracy, learn, mean_eigenvalue, read_photos, study_parser
+from benchmarks.studies.photos import (
+    Photos,
+    accuracy,
+    learn,
+    mean_eigenvalue,
+    read_photos,
+    show,
+    show_columns,
+    study_parser,
+)
 from cifnet_pl.heads import ACILHead, Head, RidgeHead
 from cifnet_pl.model.metrics import average_accuracy
 from cifnet_pl.statistics import Ridge
@@ -45,13 +55,12 @@ def main() -> None:
     parser = study_parser(__doc__)
     parser.add_argument("--order", type=int, default=1, help="seed of the class order")
     parser.add_argument("--output", type=Path, default=Path("ridge.png"))
-    args = parser.parse_args()
-    photos = read_photos(args.root, args.image_size, args.cache_folder)
+    options = parser.parse_args()
+    photos = read_photos(options.root, options)
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
-    print("| tasks | head | ridge | Ā | A_K | lowest A_k | dips of more than 2 points: task (points) |")
-    print("|---|---|---|---|---|---|---|")
+    show_columns(["tasks", "head", "ridge", "Ā", "A_K", "lowest A_k", "dips of more than 2 points: task (points)"])
     for axis, width, per_task in ((axes[0], 4096, -(-photos.classes // 10)), (axes[1], 2048, 2)):
-        tasks, d = photos.tasks(args.order, per_task), photos.z.shape[1]
+        tasks, d = photos.tasks(options.order, per_task), photos.z.shape[1]
         choices: list[tuple[str, Ridge, str]] = [
             ("fixed", SMALL * mean_eigenvalue(photos.z[:width], width), "o-"),
             ("GCV", "gcv", "s-"),
@@ -63,8 +72,8 @@ def main() -> None:
             label = "RidgeHead" if exact else f"ACIL, width {width}"
             shown = f"{ridge:.2g}" if isinstance(ridge, float) else "GCV"
             listed = ", ".join(f"{task} ({points:.1f})" for task, points in dips(values)) or "none"
-            print(f"| {len(tasks)} | {label} | {shown} | {average_accuracy(values):.1f} | {values[-1]:.1f} "
-                  f"| {min(values):.1f} | {listed} |", flush=True)  # fmt: skip
+            figures = (average_accuracy(values), values[-1], min(values))
+            show([str(len(tasks)), label, shown, *(f"{value:.1f}" for value in figures), listed])
             axis.plot(range(1, len(tasks) + 1), values, style, ms=4, label=f"{label}, {name} ridge")
         sizes = [int(torch.isin(photos.y, torch.tensor(classes)).sum()) for classes in tasks]
         samples = np.cumsum([0, *sizes])
@@ -75,8 +84,8 @@ def main() -> None:
         axis.set(xlabel="tasks learned", title=f"{len(tasks)} tasks", ylim=(0, 100))
         axis.legend(loc="upper right", frameon=False)
     axes[0].set_ylabel("$A_k$ (%)")
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(args.output, dpi=150)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(options.output, dpi=150)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,20 @@
-"""``python -m benchmarks.label_errors ROOT``: wrong labels are planted among the training photos; how many are found?
+"""``python -m benchmarks.studies.label_errors ROOT``: of planted wrong labels, how many are found?
 
-5 % of the labels are replaced by others, drawn at random. As many photos as were planted are named, by the
-leave-one-out probability of their own label, and the share of planted ones among them is the precision. Beside it,
-cleanlab's label quality on the same probabilities, by its two methods.
+5 % of the labels of the training photos are replaced by others, drawn at random. As many photos as were planted are
+named, by the leave-one-out probability of their own label, and the share of planted ones among them is the
+precision. Beside it, cleanlab's label quality on the same probabilities, by its two methods.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import torch
 from cleanlab.rank import get_label_quality_scores
 from torch import Tensor
 
-from benchmarks.embeddings import Photos, read_photos, study_parser
+from benchmarks.studies.photos import Photos, learned, read_photos, study_parser
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.confidence import fit_temperature
 from cifnet_pl.model.audit import audit
@@ -39,18 +41,14 @@ def precision(quality: np.ndarray, wrong: np.ndarray) -> float:
 def leave_one_out(photos: Photos, labels: np.ndarray) -> np.ndarray:
     """(n, C) leave-one-out probabilities, for the rivals."""
     y = torch.from_numpy(labels)
-    head = RidgeHead(photos.z.shape[1])
-    head.begin_task(range(photos.classes))
-    head.observe(photos.z, y)
-    head.solve()
-    parts = zip(photos.z.split(4096), y.split(4096), strict=True)
-    scores: Tensor = torch.cat([head.leave_one_out(z, label) for z, label in parts])
+    head = learned(RidgeHead, replace(photos, y=y))
+    scores: Tensor = head.leave_one_out(photos.z, y)
     return torch.softmax(scores / fit_temperature(scores, y), dim=1).numpy()
 
 
 def main() -> None:
     arguments = study_parser(__doc__).parse_args()
-    photos = read_photos(arguments.root, arguments.image_size, arguments.cache_folder)
+    photos = read_photos(arguments.root, arguments)
     names = [str(c) for c in range(photos.classes)]
     print("seed  photos  planted  ours %  also named  cleanlab self-confidence %  normalized margin %")
     for seed in SEEDS:

@@ -1,6 +1,6 @@
 """Figures of docs/streams.md: every kind of stream on digits and on one set of photos.
 
-    python -m benchmarks.streams --photos PHOTOS [--logs FOLDER] [--figures docs/figures]
+    python -m benchmarks.studies.streams --photos PHOTOS [--logs FOLDER] [--figures docs/figures]
 
 PHOTOS is a folder with one sub-folder per class; its embeddings (EfficientNet-Lite0, 128 px) are cached. With
 ``--heads`` it prints a table of heads instead: Ā and A_K of every kind.
@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -88,69 +89,65 @@ def draw(axes: Axes, folder: Path, disjoint: Path | None, title: str) -> None:
         end = column(disjoint, "tasks.csv", "A_k")[1][-1]
         axes.axhline(end, color="tab:blue", lw=1, ls=":", label=f"end of the disjoint stream ({end:.1f} %)")
     axes.set(xlabel="task", ylabel="accuracy (%)", title=title, ylim=(0, 102))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
 
 
-def compare(logs: Path, commands: dict[tuple[str, str], list[str]], kinds: list[str]) -> None:
+def compare(logs: Path, commands: dict[tuple[str, str], list[str]]) -> None:
     """Print Ā and A_K in percent of every head for every kind of stream; "refused" where a head cannot learn it."""
     print("| | stream | " + " | ".join(HEADS) + " |\n|---|---|" + "---|" * len(HEADS))
     for (kind, name), options in commands.items():
         cells = []
-        for head, own in HEADS.items() if kind in kinds else ():
-            refused = head == "CIFNetHead" and kind not in ("Disjoint", "LongTailed")
-            if refused:
+        for head, own in HEADS.items():
+            if head == "CIFNetHead" and kind not in ("Disjoint", "LongTailed"):
                 cells.append("refused")
                 continue
             words = [head if word == "RidgeHead" else word for word in options]
             summary = json.loads((run(f"{kind}-{name}-{head}", logs, *words, *own[name]) / "summary.json").read_text())
             cells.append(f"{summary['A_bar']:.1f} / {summary['A_K']:.1f}")
-        if cells:
-            print(f"| {name} | {kind} | " + " | ".join(cells) + " |", flush=True)
+        print(f"| {name} | {kind} | " + " | ".join(cells) + " |", flush=True)
+
+
+def commands_of(root: str, logs: Path) -> dict[tuple[str, str], list[str]]:
+    """Options of ``fit`` for every kind of stream on digits and on the photos of a folder."""
+    exact = ["--model.head", "RidgeHead", "--data.class_order", "1", "--data.num_workers", "0"]
+    digits = [*exact, "--model.backbone", "pixels:8", "--data.image_size", "8", "--data.classes_per_task", "2"]
+    photos = [*exact, "--data.source", "folder", "--data.root", root, "--data.cache", "true"]
+    photos += ["--data.image_size", "128", "--data.classes_per_task", "10"]
+    commands: dict[tuple[str, str], list[str]] = {}
+    for kind, options in KINDS.items():
+        if kind == "Domains":
+            domains = ["--data.source", "domains", "--data.root", str(rotated_digits(logs / "rotated"))]
+            commands[kind, "digits"] = [*digits, *domains, *options]
+            continue
+        for name, own in (("digits", [*digits, "--data.source", "digits"]), ("photos", photos)):
+            every = ["--data.stream.every", EVERY[name]] if kind == "TaskFree" else []
+            commands[kind, name] = [*own, *options, *every]
+    return commands
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Draw the figures, or print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--photos", required=True)
-    parser.add_argument("--logs", default="lightning_logs/streams")
-    parser.add_argument("--figures", default="docs/figures")
-    parser.add_argument("--engine", default="auto", help="that embeds the photos")
+    parser.add_argument("--logs", type=Path, default=Path("lightning_logs/streams"))
+    parser.add_argument("--figures", type=Path, default=Path("docs/figures"))
     parser.add_argument("--heads", action="store_true", help="compare heads instead of drawing")
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), help="of those compared")
-    parser.add_argument("--sets", nargs="+", default=["digits", "photos"], help="of those compared")
-    arguments = parser.parse_args()
-    logs = Path(arguments.logs)
-    exact = ["--model.head", "RidgeHead", "--data.class_order", "1", "--data.num_workers", "0"]
-    digits = [*exact, "--model.backbone", "pixels:8", "--data.image_size", "8", "--data.classes_per_task", "2"]
-    photos = [*exact, "--data.source", "folder", "--data.root", arguments.photos, "--data.cache", "true"]
-    photos += ["--data.image_size", "128", "--data.classes_per_task", "10", "--model.engine", arguments.engine]
-    sets = {"digits": [*digits, "--data.source", "digits"], "photos": photos}
-    commands: dict[tuple[str, str], list[str]] = {}
-    for kind, options in KINDS.items():
-        for name, own in sets.items():
-            extra = ["--data.stream.every", EVERY[name]] if kind == "TaskFree" else []
-            if kind == "Domains":
-                if name == "photos":
-                    continue
-                root = logs / "rotated"
-                own = [*digits, "--data.source", "domains", "--data.root", str(root)]
-                if not root.is_dir():
-                    rotated_digits(root)
-            commands[kind, name] = [*own, *options, *extra]
-    if arguments.heads:
-        chosen = {key: options for key, options in commands.items() if key[1] in arguments.sets}
-        compare(logs, chosen, arguments.kinds)
+    options = parser.parse_args()
+    commands = commands_of(options.photos, options.logs)
+    if options.heads:
+        compare(options.logs, commands)
     else:
-        draw_all(logs, commands, list(sets), Path(arguments.figures))
+        draw_all(options.logs, commands, options.figures)
 
 
-def draw_all(logs: Path, commands: dict[tuple[str, str], list[str]], sets: list[str], figures: Path) -> None:
+def draw_all(logs: Path, commands: dict[tuple[str, str], list[str]], figures: Path) -> None:
     """Run every kind of stream, and draw one figure of each."""
     runs = {(kind, name): run(f"{kind}-{name}", logs, *options) for (kind, name), options in commands.items()}
     for (kind, name), folder in runs.items():
         print(kind, name, *(f"{value:.1f}" for value in column(folder, "tasks.csv", "A_k")[1]))
     for kind in KINDS:
-        names = [name for name in sets if (kind, name) in runs]
+        names = [name for name in EVERY if (kind, name) in runs]
         figure = Figure(figsize=(4.6 * len(names), 4.0), dpi=110, layout="constrained")
         for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
             compared = None if kind in ("Disjoint", "Domains") else runs["Disjoint", name]

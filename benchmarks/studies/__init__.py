@@ -1,0 +1,1 @@
+"""Studies on photos that chose a constant or support a table in docs/: ``python -m benchmarks.studies.NAME``."""

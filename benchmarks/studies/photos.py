@@ -1,0 +1,172 @@
+"""What the studies share: photos of a folder as embeddings, heads that learn them, paired differences, tables."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cifnet_pl.backbones import build_backbone
+from cifnet_pl.backbones.engines import FLOAT32, autocast
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.data.loading import ImageLoader
+from cifnet_pl.data.sets import ImageSet, SourceOptions
+from cifnet_pl.data.sources import build_source
+from cifnet_pl.heads import ACILHead, Head
+from cifnet_pl.photos.cache import EmbeddingCache, pipeline_key
+from cifnet_pl.utilities.memory import keep_freed_memory
+
+BACKBONE, BATCH = "embedded:efficientnet_lite0", 64
+RICH = BACKBONE + "+layers+mirror"
+Make = Callable[[int], Head]
+"""Width of the embeddings → a new head."""
+
+
+@dataclass(frozen=True)
+class Photos:
+    """(n, d) float32 embeddings and (n,) int64 classes of the training and the validation images of a folder."""
+
+    z: Tensor
+    y: Tensor
+    val_z: Tensor
+    val_y: Tensor
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return int(self.y.max()) + 1
+
+    def tasks(self, order: int, per_task: int) -> list[list[int]]:
+        """Classes of each task; ``order`` is the seed that ``--data.class_order`` takes."""
+        shuffled = np.random.default_rng(order).permutation(self.classes).tolist()
+        return [shuffled[i : i + per_task] for i in range(0, self.classes, per_task)]
+
+
+def study_parser(description: str | None, roots: str | None = None) -> argparse.ArgumentParser:
+    """The options that studies share; ``roots`` is "+" where a study takes several folders."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", type=Path, nargs=roots)
+    parser.add_argument("--image_size", type=int, default=128)
+    parser.add_argument("--cache_folder", type=Path, default=Path("~/.cache/cifnet_pl"))
+    return parser
+
+
+def read_photos(root: Path, options: argparse.Namespace, network: str = BACKBONE, precision: str = FLOAT32) -> Photos:
+    """Embeddings of ``ROOT/train`` and ``ROOT/val``, from the cache of ``fit``; what it lacks is embedded and added.
+
+    Args:
+        root: folder of the photos.
+        options: those of :func:`study_parser`.
+        network: name of the backbone.
+        precision: that it computes in.
+    """
+    keep_freed_memory()  # as the command line does: the network is several times slower without
+    engine = "auto" if precision == FLOAT32 else "torch"
+    source, backbone = build_source("folder", SourceOptions(root)), build_backbone(network, engine=engine)
+    side: int = options.image_size
+    key = pipeline_key(backbone.sha256, side, 1.0, precision, backbone.engine("cpu", precision))
+    parts: list[Tensor] = []
+    for name, images in (("train", source.train), ("val", source.val)):
+        assert isinstance(images, ImageSet)
+        store = EmbeddingCache(images, source.class_names, options.cache_folder.expanduser() / key / name)
+        rows = np.arange(len(images))
+        missing = rows[~store.known(rows)]
+        loader = ImageLoader(images, side, 1.0, 1, BATCH)
+        with autocast("cpu", precision):
+            for batch in loader.set_batches(np.array_split(missing, range(BATCH, len(missing), BATCH))):
+                store.collect(batch.row, batch.key, backbone(batch.image))
+        loader.close()
+        parts += [store.get(rows).clone(), torch.from_numpy(images.labels)]
+    return Photos(*parts)
+
+
+# ---------------------------------------------------------------------- learning
+
+
+def learn(head: Head, photos: Photos, classes: list[int], buffer: CalibrationBuffer | None = None) -> None:
+    """One task; a buffer samples from it, and is shown to the head."""
+    rows = torch.isin(photos.y, torch.tensor(classes)).nonzero().flatten()
+    head.begin_task(classes, [int((photos.y == c).sum()) for c in classes])
+    for batch in torch.split(rows, 2048):
+        head.observe(photos.z[batch], photos.y[batch])
+    if buffer is not None:
+        buffer.add(photos.z[rows], photos.y[rows], rows)
+        buffer.show_to(head)
+        buffer.commit()
+    head.solve()
+
+
+def learned(make: Make, photos: Photos) -> Head:
+    """A head that has learned all classes at once."""
+    head = make(photos.z.shape[1])
+    learn(head, photos, list(range(photos.classes)))
+    return head
+
+
+def mean_eigenvalue(z: Tensor, width: int) -> float:
+    """tr(G)/B of ACIL's random features of embeddings (n, d): what ridges are a share of."""
+    head = ACILHead(z.shape[1], width=width)
+    head.begin_task([0])
+    head.observe(z, torch.zeros(len(z), dtype=torch.int64))
+    head.solve()
+    return head.sums.gram.diagonal().mean().item()
+
+
+# ---------------------------------------------------------------------- accuracy
+
+
+def seen(photos: Photos, head: Head) -> Tensor:
+    """Positions of the validation images whose classes were learned."""
+    return torch.isin(photos.val_y, head.labels).nonzero().flatten()
+
+
+def accuracy(head: Head, photos: Photos) -> float:
+    """A_k in percent."""
+    rows = seen(photos, head)
+    return 100 * (head.predict(photos.val_z[rows]) == photos.val_y[rows]).double().mean().item()
+
+
+def at_validation(head: Head, photos: Photos) -> Tensor:
+    """(n,) what each validation photo adds to the accuracy on all classes, in percent."""
+    return 100 * (head.predict(photos.val_z) == photos.val_y).double() / len(photos.val_y)
+
+
+def left_out(head: Head, photos: Photos) -> Tensor:
+    """(n,) what each training photo adds to leave-one-out accuracy, in percent; an unknown one is wrong."""
+    parts = zip(torch.split(photos.z, 2500), torch.split(photos.y, 2500), strict=True)
+    scores = torch.cat([head.leave_one_out(*part) for part in parts]).nan_to_num(-torch.inf)
+    return 100 * (head.labels[scores.argmax(1)] == photos.y).double() / len(photos.y)
+
+
+def interval(ours: Tensor, theirs: Tensor) -> str:
+    """Difference of two sums over images with its 95 % interval, the images being a sample; – if one is unknown."""
+    if theirs.isnan().any():
+        return "–"
+    gap = ours - theirs
+    half = 1.96 * gap.std().item() * math.sqrt(len(gap))
+    return f"{gap.sum().item():+.2f} ± {half:.2f}"
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def millions(head: Head) -> str:
+    """Numbers that a head keeps."""
+    return f"{sum(head.state_elements().values()) / 1e6:.2f}"
+
+
+def show(cells: Sequence[str]) -> None:
+    """Print a row of a table."""
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def show_columns(names: Sequence[str]) -> None:
+    """Print the head of a table."""
+    show(names)
+    show(["---"] * len(names))
