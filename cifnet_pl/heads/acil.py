@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.heads.base import Dtype, Head, check_ridge
+from cifnet_pl.heads.base import Dtype, Head, LeftOut, check_ridge
 from cifnet_pl.heads.sums import SumsHead, kept_weights
 from cifnet_pl.statistics import (
     Choice,
@@ -122,11 +123,11 @@ class ACILHead(SumsHead):
         """Return the ridge of all classes."""
         return [Choice(float(self.ridge_used), self.position)]
 
-    def _leave_one_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
+    def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         h = self._features(z)
         half = half_products(self.sums.gram, self.ridge_used.to(h), h)
         targets = torch.nn.functional.one_hot(columns, len(self.labels))
-        return left_out_together(h @ self.weights, half, torch.ones_like(half[:, 0]), targets, groups)
+        return partial(left_out_together, h @ self.weights, half, torch.ones_like(half[:, 0]), targets)
 
     def _same_kind(self, other: Head) -> None:
         super()._same_kind(other)
@@ -325,20 +326,20 @@ class DSALHead(ACILHead):
             fitted = (weights * (observed.gram @ weights - 2 * observed.class_sums[current].T)).sum(dim=0)
             self.residual_energy[current] += observed.class_mass[current] + fitted
 
-    def _leave_one_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
+    def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         """Leave samples out of the main stream exactly; the other stream's targets come from the current main weights.
 
         The effect of a sample on the residual targets of others is ignored: it would need the weights at its time.
         """
-        main = super()._leave_one_out(z, columns, groups)
+        main = super()._leaving_out(z, columns)
         projected = self._projected(z)
         residual = torch.nn.functional.one_hot(columns, len(self.labels)) - projected.relu() @ self.weights
         own_task = self.task_of[columns][:, None] == self.task_of
         phi = projected.tanh_()
         half = half_products(self.compensation.gram, self.compensation_ridge.to(phi), phi)
         compensation_scores, ones = phi @ self.compensation_weights, torch.ones_like(half[:, 0])
-        compensation = left_out_together(compensation_scores, half, ones, residual * own_task, groups)
-        return main + self.compensation_ratio * compensation
+        compensation = partial(left_out_together, compensation_scores, half, ones, residual * own_task)
+        return lambda groups: main(groups) + self.compensation_ratio * compensation(groups)
 
     def _scores(self, z: Tensor) -> Tensor:
         projected = self._projected(z)

@@ -203,6 +203,10 @@ def in_full_precision(method: Callable[Concatenate[AnyHead, P], R]) -> Callable[
 Dtype = Literal["float64", "float32"]
 """Precision of the statistics."""
 
+LeftOut = Callable[[Tensor | None], Tensor]
+"""Function from the number of each sample's group (n,) int64, or None where each stands alone, to the scores (n, C) of
+the samples without their group."""
+
 Metric = Literal["cosine", "euclidean"]
 """How two embeddings are compared."""
 
@@ -397,11 +401,8 @@ class Head(nn.Module, ABC):
         """Sum what this task observed over processes; for a head that ``reduces``."""
         raise NotImplementedError
 
-    def _leave_one_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
-        """Return the scores of checked samples without their groups (n,), or each without itself.
-
-        Only for a head that ``leaves_one_out``.
-        """
+    def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
+        """Prepare the scores of checked samples, each without its group; for a head that ``leaves_one_out``."""
         raise NotImplementedError
 
     def _merge(self, other: Any) -> None:
@@ -425,7 +426,7 @@ class Head(nn.Module, ABC):
         """
         return None
 
-    def decide(self, z: Tensor, y: Tensor) -> None:
+    def decide(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> None:
         """Choose how to score by the leave-one-out scores of stored samples, before they are calibrated.
 
         A no-op for a head with nothing to choose (``decides``).
@@ -433,6 +434,7 @@ class Head(nn.Module, ABC):
         Args:
             z: (n, d) embeddings.
             y: (n,) int64 labels.
+            groups: (n,) int64, equal for samples that are left out together; None to leave out each alone.
         """
 
     def scoring(self) -> Callable[[Tensor], Tensor]:
@@ -720,7 +722,6 @@ class Head(nn.Module, ABC):
         """
         return self.labels[self(z).argmax(dim=1)]
 
-    @in_full_precision
     def leave_one_out(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> Tensor:
         """Score learned samples, each as if that one, or all of its group, had never been learned: (n, C) float64.
 
@@ -741,18 +742,28 @@ class Head(nn.Module, ABC):
             UnsupportedError: this head has no closed form for it, or cannot tell the weight of a sample.
             CifnetError: the head is not solved, or embeddings of another width.
         """
-        self.require("leaves_one_out")
-        check_samples(z, y, None, self.in_features)
-        if not len(self.labels) or not self.solved:
-            raise CifnetError("the head is not solved: call solve() after observe()")
         if groups is not None and groups.shape != y.shape:
             raise UsageError(
                 f"leave_one_out got {tuple(groups.shape)} groups, expected one for each of {len(y)} samples"
             )
-        z, columns = z.to(self.dtype), self._columns(y)
-        if groups is None or len(torch.unique(groups)) == len(groups):
-            return self._leave_one_out(z, columns).double()
-        return self._leave_one_out(z, columns, groups).double()
+        return self.leaving_out(z, y)(groups)
+
+    @in_full_precision
+    def leaving_out(self, z: Tensor, y: Tensor) -> LeftOut:
+        """Return :meth:`leave_one_out` of learned samples as a function of their groups, for many groupings of them.
+
+        Args:
+            z: (n, d) embeddings, and y: (n,) int64 labels, as for :meth:`leave_one_out`.
+
+        Raises:
+            UnsupportedError, CifnetError: as for :meth:`leave_one_out`.
+        """
+        self.require("leaves_one_out")
+        check_samples(z, y, None, self.in_features)
+        if not len(self.labels) or not self.solved:
+            raise CifnetError("the head is not solved: call solve() after observe()")
+        left_out = self._leaving_out(z.to(self.dtype), self._columns(y))
+        return lambda groups: left_out(groups).double()
 
     # ------------------------------------------------------------------ novelty
 

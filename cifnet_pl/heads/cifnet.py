@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.heads.base import Dtype, Head, Sizes, check_ridge, in_full_precision
+from cifnet_pl.heads.base import Dtype, Head, LeftOut, Sizes, check_ridge, in_full_precision
 from cifnet_pl.statistics import (
     Centred,
     Choice,
@@ -315,21 +316,21 @@ class CIFNetHead(Head):
         self.weights()
         return [choice for cohort in self._parts for choice in cohort.choices()]
 
-    def _leave_one_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
+    def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         scores, x = self._scores(z), augment(z)
-        parts, start = [], 0
+        parts, start = list[LeftOut](), 0
         for cohort in self._parts:
             cohort_columns = slice(start, start + len(cohort.sums.counts))
             targets = signed_targets(columns, len(self.labels), self.limit)[:, cohort_columns]
             weight = self._weights_in(cohort, columns, cohort_columns)
-            parts.append(self._left_out_of(cohort, x, scores[:, cohort_columns], targets, weight, groups))
+            parts += self._leaving_out_of(cohort, x, scores[:, cohort_columns], targets, weight)
             start = cohort_columns.stop
-        return torch.cat(parts, dim=1)
+        return lambda groups: torch.cat([part(groups) for part in parts], dim=1)
 
-    def _left_out_of(
-        self, cohort: Cohort, x: Tensor, scores: Tensor, targets: Tensor, weight: Tensor, groups: Tensor | None
-    ) -> Tensor:
-        """Return the scores (n, C_j) of learned samples without those of their group.
+    def _leaving_out_of(
+        self, cohort: Cohort, x: Tensor, scores: Tensor, targets: Tensor, weight: Tensor
+    ) -> Iterator[LeftOut]:
+        """Yield the scores of learned samples without those of their group, for one system of columns after another.
 
         Args:
             cohort: solved.
@@ -337,10 +338,8 @@ class CIFNetHead(Head):
             scores: (n, C_j) of the cohort's classes.
             targets: (n, C_j), ±L.
             weight: (n,) of each sample in the cohort's sums; 0 where it was never seen.
-            groups: (n,) int64 number of each sample's group; None where each stands alone.
         """
         positive, negative = self.slopes
-        result = scores.double().clone()
         for columns, gram in self._systems(cohort):
             ridge = cohort.ridge_used[columns][0].item()
             if self.ridge == "gcv":
@@ -350,10 +349,7 @@ class CIFNetHead(Head):
                 half = half_products(gram, gram.new_tensor(ridge), x)
             # Both slopes are equal unless each class has a system of its own, of one column.
             slope = negative + (positive - negative) * (targets[:, columns][:, 0] > 0).double()
-            result[:, columns] = left_out_together(
-                scores[:, columns], half, slope * weight, targets[:, columns], groups
-            )
-        return result
+            yield partial(left_out_together, scores[:, columns], half, slope * weight, targets[:, columns])
 
     def _weights_in(self, cohort: Cohort, columns: Tensor, cohort_columns: slice) -> Tensor:
         """Return (n,) float64 weight that samples of the classes at ``columns`` have in the cohort's sums."""

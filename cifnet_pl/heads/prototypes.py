@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.heads.acil import ACILHead, check_drawn, fingerprint
-from cifnet_pl.heads.base import Dtype, Metric, in_full_precision, positive
+from cifnet_pl.heads.base import Dtype, LeftOut, Metric, in_full_precision, positive
 from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
     Centred,
@@ -112,12 +112,13 @@ class SLDAHead(SumsHead):
             return torch.zeros_like(within), torch.ones_like(scale)
         return within, scale
 
-    def _leave_one_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
+    def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         (within, scale), sums = self._covariance(), self.sums
         alpha = min(self.shrinkage_used.item(), ALMOST_ONE)
         ridge = alpha / (1 - alpha) * (sums.mass * scale).item()  # that of the scatter; it stays as it is
         rule = Discriminant.from_sums(sums.mass * within, sums.class_sums, sums.mass, ridge)
-        return rule.left_out(self._rows(z), columns, self._learned_weight(columns), groups) / (1 - alpha)
+        left_out = rule.leaving_out(self._rows(z), columns, self._learned_weight(columns))
+        return lambda groups: left_out(groups) / (1 - alpha)
 
     def within_scatter(self) -> Tensor:
         """Return (d, d) ``Σ ω zzᵀ − Σ_c n_c μ_c μ_cᵀ`` over all samples, those of removed classes included."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.heads.base import Dtype, Sizes, check_ridge, in_full_precision
+from cifnet_pl.heads.base import Dtype, LeftOut, Sizes, check_ridge, in_full_precision
 from cifnet_pl.heads.cifnet import signed_targets, target_limit
-from cifnet_pl.heads.confidence import near_copies
 from cifnet_pl.heads.prototypes import draw_normal
 from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
@@ -162,33 +161,33 @@ class RidgeHead(SumsHead):
 
     # ------------------------------------------------------------------ leave one out
 
-    def _leave_one_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
-        left_out = self._discriminant_left_out if self.discriminates else self._regression_left_out
-        return left_out(z, columns, groups)
+    def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
+        kind = self._discriminant_leaving_out if self.discriminates else self._regression_leaving_out
+        return kind(z, columns)
 
-    def _discriminant_left_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
+    def _discriminant_leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         weight = self.scale_used * self.class_weight[columns]
-        return self._discriminant().left_out(self._features(z)[:, 1:], columns, weight, groups)
+        return self._discriminant().leaving_out(self._features(z)[:, 1:], columns, weight)
 
-    def _regression_left_out(self, z: Tensor, columns: Tensor, groups: Tensor | None = None) -> Tensor:
+    def _regression_leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         features, regression = self._features(z), self._regression()
         weights = regression.solve(self.ridge_used.item())[0] if self.discriminates else self.weights
         half = regression.half_products(features[:, 1:], self.ridge_used.item(), self.scale_used * self.sums.mass)
         targets = signed_targets(columns, len(self.labels), self.limit)
         weight = self.scale_used * self.class_weight[columns]
-        return left_out_together(features @ weights, half, weight, targets, groups)
+        return partial(left_out_together, features @ weights, half, weight, targets)
 
     def _learned_weight(self, columns: Tensor) -> Tensor:
         return self.class_weight[columns]
 
     @in_full_precision
-    def decide(self, z: Tensor, y: Tensor) -> None:
-        """Choose by leave-one-out accuracy (see :meth:`Head.decide`); near-copies are left out together."""
+    def decide(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> None:
+        """Choose by leave-one-out accuracy (see :meth:`Head.decide`)."""
         if not self.decides or not len(y):
             return
-        columns, groups = self._columns(y), near_copies(z, y)
-        rows = (z.to(self.dtype), columns, groups)
-        regression, discriminant = self._regression_left_out(*rows), self._discriminant_left_out(*rows)
+        z, columns = z.to(self.dtype), self._columns(y)
+        regression = self._regression_leaving_out(z, columns)(groups)
+        discriminant = self._discriminant_leaving_out(z, columns)(groups)
         rivals = (regression, discriminant) if self.discriminates else (discriminant, regression)
         if is_better(*rivals, columns):
             self.discriminates.logical_not_()

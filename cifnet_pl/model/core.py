@@ -15,7 +15,7 @@ from cifnet_pl.backbones import Backbone
 from cifnet_pl.backbones.engines import FLOAT32, autocast
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head
-from cifnet_pl.heads.confidence import calibrate
+from cifnet_pl.heads.confidence import calibrate, near_copies
 from cifnet_pl.model.bundle import Event, class_names, outside_parts
 from cifnet_pl.utilities.errors import (
     CheckpointError,
@@ -509,7 +509,8 @@ class Model:
         stored = self.stored_samples
         if stored is None:
             return
-        self.head.decide(*stored)
+        if self.head.decides:
+            self.head.decide(*stored, near_copies(*stored))
         wanted = self.calibrated or float(self.head.temperature) != 1
         if wanted and self.head.leaves_one_out:
             calibrate(self.head, *stored)

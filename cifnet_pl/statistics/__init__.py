@@ -2,17 +2,18 @@
 
 from cifnet_pl.statistics.distances import ClassDistances, ClassMoments, Discriminant, within_scatter
 from cifnet_pl.statistics.near_copies import comparable, joined, left_out_groups, near_groups, near_limit, resembles
+from cifnet_pl.statistics.occasions import Occasions, find_occasions
 from cifnet_pl.statistics.ridge import (
     GCV_GRID,
     Centred,
     Choice,
     Position,
     Ridge,
+    equal_groups,
     factorise,
     gcv_ridge,
     half_products,
     left_out_together,
-    shared_groups,
     solve,
     solve_ridge,
 )
@@ -25,12 +26,15 @@ __all__ = [
     "ClassDistances",
     "ClassMoments",
     "Discriminant",
+    "Occasions",
     "Position",
     "Ridge",
     "Sums",
     "augment",
     "comparable",
+    "equal_groups",
     "factorise",
+    "find_occasions",
     "gcv_ridge",
     "half_products",
     "joined",
@@ -39,7 +43,6 @@ __all__ = [
     "near_groups",
     "near_limit",
     "resembles",
-    "shared_groups",
     "solve",
     "solve_ridge",
     "within_scatter",

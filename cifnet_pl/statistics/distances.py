@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics.ridge import ROUNDING, factorise, fewest_rows, shared_groups
+from cifnet_pl.statistics.ridge import ROUNDING, equal_groups, factorise
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,75 @@ class ClassMoments:
         return self.gram - self.weights.sum() * torch.outer(self.mean, self.mean)
 
 
+class Products(NamedTuple):
+    """Inner products ``aᵀ(S + λI)⁻¹b`` of the rows of g groups of k with the class means, as if no group was learned.
+
+    What they are with the scatter of all rows, and what is added to each product of a and b for the rows that are gone:
+    the inner product of what is said of a and of b here.
+
+    Attributes:
+        inner: (g, k, C) of each row with each mean.
+        square: (g, 1, C) of each mean with itself.
+        rows: (g, k, k) further coordinates of each row.
+        means: (g, k, C) further coordinates of each mean.
+        gone: (g, 1, C) bool, which classes have no other row.
+    """
+
+    inner: Tensor
+    square: Tensor
+    rows: Tensor
+    means: Tensor
+    gone: Tensor
+
+
+class Removable:
+    """Learned rows that can be taken out of a scatter within classes and of the class means again, group by group.
+
+    With ``S + λI = LLᵀ`` all inner products are those of ``L⁻¹x``. Without rows of class c of weights ω, W in all, and
+    ``v = z − μ_c``, the scatter loses ``Σ ω vvᵀ + ssᵀ/(n_c − W)`` with ``s = Σ ω v``, and the mean loses
+    ``s/(n_c − W)``. So it loses ``VᵀDV`` with V the rows v, and products grow by ``aᵀVᵀ(D⁻¹ − VVᵀ)⁻¹Vb`` (Woodbury;
+    Sherman and Morrison where one is left out): a system of as many equations as the group has rows. λ stays the same.
+
+    Args:
+        factor: (p, p) L.
+        means: (C, p) of the classes, and class_mass: (C,) n_c.
+        x: (n, p) the rows, columns: (n,) int64 class of each, and weight: (n,) ω of each.
+    """
+
+    def __init__(self, factor: Tensor, means: Tensor, class_mass: Tensor, x: Tensor, columns: Tensor, weight: Tensor):
+        self.factor, self.class_mass, self.columns, self.weight = factor, class_mass, columns, weight
+        self.means, self.away = self.half(means), self.half(x - means[columns])
+        self.along, self.square = self.away @ self.means.T, self.means.square().sum(dim=1)
+
+    def half(self, x: Tensor) -> Tensor:
+        """Return ``L⁻¹x`` for rows x (n, p)."""
+        half: Tensor = torch.linalg.solve_triangular(self.factor, x.T, upper=False)
+        return half.T
+
+    def without(self, rows: Tensor, q: Tensor) -> Products:
+        """Return the products of some rows with the class means, without all rows of their group.
+
+        Args:
+            rows: (g, k) positions of the rows of g groups of k.
+            q: (g, k, p) what is compared with the means, as ``L⁻¹q``.
+        """
+        away, columns, weight = self.away[rows], self.columns[rows], self.weight[rows]
+        own = torch.nn.functional.one_hot(columns, len(self.means)) * weight[..., None]  # (g, k, C)
+        remaining = self.class_mass - own.sum(dim=1)
+        gone = remaining <= ROUNDING * self.class_mass
+        shift = own / torch.where(gone, torch.inf, remaining)[:, None]
+        lost = torch.diag_embed(weight) + own @ shift.mT  # D: shift is zero where another class's
+        root = torch.linalg.cholesky(lost)
+        values, vectors = torch.linalg.eigh(root.mT @ (away @ away.mT) @ root)
+        turn = (root @ vectors / (1 - values).clamp_min(ROUNDING).sqrt()[:, None]).mT
+        moved = (away @ away.mT) @ shift  # products of the rows with what each mean loses
+        along = self.along[rows]
+        square = self.square + (shift * (moved - 2 * along)).sum(dim=1)
+        to_rows = q @ away.mT
+        inner = q @ self.means.T - to_rows @ shift
+        return Products(inner, square[:, None], to_rows @ turn.mT, turn @ (along - moved), gone[:, None])
+
+
 class ClassDistances:
     """Squared Mahalanobis distances to the nearest class mean, and to the mean of all rows.
 
@@ -110,21 +179,7 @@ class ClassDistances:
         self.length = (moments.square / moments.mass).sqrt()
         self.centre = moments.mean
         self.means = moments.group_means[: moments.classes] - self.centre
-        self.within_inverse = torch.cholesky_inverse(factorise(within, self.ridge))
-        self.total_inverse = torch.cholesky_inverse(factorise(total, self.ridge))
-
-    def stretched(self, x: Tensor, length: Tensor | None = None) -> Tensor:
-        """Scale rows to the root mean square length of those learned.
-
-        Args:
-            x: (n, p).
-            length: (n,) another length for each row.
-
-        Returns:
-            (n, p) float64.
-        """
-        unit = torch.nn.functional.normalize(x.double(), dim=1)
-        return unit * (self.length if length is None else length[:, None])
+        self.within_factor, self.total_factor = factorise(within, self.ridge), factorise(total, self.ridge)
 
     def relative(self, share: float) -> Callable[[Tensor], Tensor]:
         """Return a function that computes relative distances by one product with a (p, p) matrix.
@@ -135,29 +190,21 @@ class ClassDistances:
         Returns:
             Function from rows (n, p) to (n,) ``near(x) − share·overall(x)``.
         """
-        inverse, (towards, offset) = self.within_inverse - share * self.total_inverse, self._from_means
+        within = torch.cholesky_inverse(self.within_factor)
+        inverse = within - share * torch.cholesky_inverse(self.total_factor)
+        towards = within @ self.means.T
+        offset = (self.means.T * towards).sum(dim=0)
 
         def measure(x: Tensor) -> Tensor:
-            q = self.stretched(x) - self.centre
+            q = self.length * torch.nn.functional.normalize(x.double(), dim=1) - self.centre
             return self.moments.mass * (_quadratic(q, inverse) + (offset - 2 * q @ towards).min(dim=1).values)
 
         return measure
-
-    @cached_property
-    def _from_means(self) -> tuple[Tensor, Tensor]:
-        """Return (p, C) ``(S_w + λI)⁻¹μ_c`` and (C,) ``μ_cᵀ(S_w + λI)⁻¹μ_c`` of the centred means."""
-        towards = self.within_inverse @ self.means.T
-        return towards, (self.means.T * towards).sum(dim=0)
-
-    # ------------------------------------------------------------------ leave one out
 
     def left_out(
         self, x: Tensor, columns: Tensor, weight: Tensor, groups: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the distances near and overall of learned rows, each as if it, or its group, had not been learned.
-
-        Taking a row of weight ω out of its class c changes every scatter by a matrix of rank one,
-        ``S_w − ω n_c/(n_c − ω)·(x − μ_c)(x − μ_c)ᵀ``, whose inverse is that of Sherman and Morrison. λ stays the same.
 
         Args:
             x: (n, p).
@@ -170,99 +217,30 @@ class ClassDistances:
             other.
         """
         x, moments, weight = x.double(), self.moments, weight.double()
-        left = moments.mass - weight
-        q = self.stretched(x, ((moments.square - weight * x.square().sum(dim=1)).clamp_min(0) / left).sqrt())
-        q, away = q - self.centre, x - self.centre
-        near = left * self._near_left_out(q, away, columns, weight)
-        near = near.masked_fill(near.isinf(), torch.nan)
-        overall = left * self._overall_left_out(q, away, weight)
-        for rows in shared_groups(groups):
-            near[rows], overall[rows] = self.left_out_together(x[rows], columns[rows], weight[rows])
-        return near, overall
-
-    def left_out_together(self, x: Tensor, columns: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the distances near and overall of rows that were learned, as if none of them had been learned.
-
-        λ stays the same. Each class loses ``Σ ω vvᵀ + ssᵀ/(n_c − W)`` of its scatter and ``s/(n_c − W)`` of its mean,
-        with ``v = x − μ_c`` and s, W the sums of ωv and ω over its rows here: a change of few directions (Woodbury).
-        Arguments and result are those of :meth:`left_out`.
-        """
-        x, moments, weight = x.double(), self.moments, weight.double()
-        left = moments.mass - weight.sum()
-        square = (moments.square - (weight * x.square().sum(dim=1)).sum()).clamp_min(0)
-        if left <= ROUNDING * moments.mass:
-            return (x.new_full((len(x),), torch.nan),) * 2
-        q = self.stretched(x, (square / left).sqrt().expand(len(x))) - self.centre
-        x = x - self.centre
-        near = left * self._near_together(q, x, columns, weight)
-        mass, moved = moments.weights.sum(), weight @ x
-        changed = _Changed(self.total_inverse, x, weight, (moved / (mass - weight.sum()).sqrt())[None])
-        overall = left * changed.quadratic(q, -moved[None] / (mass - weight.sum())).flatten()
-        return near.masked_fill(near.isinf(), torch.nan), overall
-
-    def _near_together(self, q: Tensor, x: Tensor, columns: Tensor, weight: Tensor) -> Tensor:
-        mass = self.moments.weights[: self.moments.classes]
-        away = x - self.means[columns]
-        lost = torch.zeros_like(mass).index_add(0, columns, weight)
-        moved = torch.zeros_like(self.means).index_add(0, columns, weight[:, None] * away)
-        gone = mass - lost <= ROUNDING * mass
-        others = torch.where(gone, torch.ones_like(mass), mass - lost)[:, None]
-        moved = moved.masked_fill(gone[:, None], 0.0)
-        changed = _Changed(self.within_inverse, away, weight, (moved / others.sqrt())[torch.unique(columns)])
-        distance = changed.quadratic(q, self.means - moved / others)
-        return distance.masked_fill(gone, torch.inf).min(dim=1).values
-
-    def _near_left_out(self, q: Tensor, x: Tensor, columns: Tensor, weight: Tensor) -> Tensor:
-        mass = self.moments.weights[columns]
-        alone = mass - weight <= ROUNDING * mass
-        others = torch.where(alone, torch.ones_like(mass), mass - weight)
-        class_means = self.means[columns]
-        away = x - class_means
-        factor = torch.where(alone, torch.zeros_like(mass), weight * mass / others)
-        pull = away @ self.within_inverse
-        spread = factor / (1 - factor * (pull * away).sum(dim=1)).clamp_min(ROUNDING)
-        towards, offset = self._from_means
-        inner = _quadratic(q, self.within_inverse)[:, None] + offset - 2 * q @ towards
-        cross = (q * pull).sum(dim=1)[:, None] - pull @ self.means.T
-        distance = inner + spread[:, None] * cross.square()
-        rest = q - (
-            class_means - (weight / others)[:, None] * away
-        )  # the mean of the others is μ_c − ω/(n_c − ω)·(x − μ_c)
-        own_distance = _quadratic(rest, self.within_inverse) + spread * (rest * pull).sum(dim=1).square()
-        own_distance = own_distance.masked_fill(alone, torch.inf)
-        return distance.scatter(1, columns[:, None], own_distance[:, None]).min(dim=1).values
-
-    def _overall_left_out(self, q: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        mass = self.moments.weights.sum()
-        factor = weight * mass / (mass - weight)
-        pull = x @ self.total_inverse
-        spread = factor / (1 - factor * (pull * x).sum(dim=1)).clamp_min(ROUNDING)
-        rest = q + (weight / (mass - weight))[:, None] * x
-        return _quadratic(rest, self.total_inverse) + spread * (rest * pull).sum(dim=1).square()
+        away, mass = x - self.centre, moments.weights
+        kinds = (
+            Removable(self.within_factor, self.means, mass[: moments.classes], away, columns, weight),
+            Removable(self.total_factor, away.new_zeros(1, x.shape[1]), mass.sum()[None], away, 0 * columns, weight),
+        )
+        unit, squares = torch.nn.functional.normalize(x, dim=1), weight * x.square().sum(dim=1)
+        halves = [(kind.half(unit), kind.half(self.centre[None])) for kind in kinds]
+        result = x.new_empty(2, len(x))
+        for rows in equal_groups(groups, len(x)):
+            left = moments.mass - weight[rows].sum(dim=1)
+            left = left.masked_fill(left <= ROUNDING * moments.mass, torch.nan)[:, None]
+            length = ((moments.square - squares[rows].sum(dim=1)).clamp_min(0)[:, None] / left).sqrt()
+            for distances, kind, (direction, centre) in zip(result, kinds, halves, strict=True):
+                q = length.nan_to_num()[..., None] * direction[rows] - centre
+                distances[rows] = left * _nearest(q, kind.without(rows, q))
+        return result[0], result[1]
 
 
-class _Changed:
-    """The inverse of a scatter from which rows were taken.
-
-    Args:
-        inverse: (p, p) of the scatter with them.
-        rows: (m, p) that are taken out, as differences to their mean, and weight: (m,) of each.
-        shifts: (k, p) further directions that go with the means that move.
-    """
-
-    def __init__(self, inverse: Tensor, rows: Tensor, weight: Tensor, shifts: Tensor):
-        directions = fewest_rows(torch.cat([weight.sqrt()[:, None] * rows, shifts]))
-        self.inverse, self.pull = inverse, directions @ inverse
-        values, vectors = torch.linalg.eigh(self.pull @ directions.T)
-        self.pull = vectors.T @ self.pull / (1 - values).clamp_min(ROUNDING).sqrt()[:, None]
-
-    def quadratic(self, q: Tensor, means: Tensor) -> Tensor:
-        """Return (n, C) squared distances of rows q (n, p) to means (C, p)."""
-        towards = self.inverse @ means.T
-        plain = _quadratic(q, self.inverse)[:, None] + (means.T * towards).sum(dim=0) - 2 * q @ towards
-        further = torch.cdist(q @ self.pull.T, means @ self.pull.T, compute_mode="donot_use_mm_for_euclid_dist")
-        distance: Tensor = plain + further.square()
-        return distance
+def _nearest(q: Tensor, products: Products) -> Tensor:
+    """Return (g, k) squared distance of each row to the nearest class mean; NaN where no class is left."""
+    further = torch.cdist(products.rows, products.means.mT, compute_mode="donot_use_mm_for_euclid_dist").square()
+    distance = q.square().sum(dim=2, keepdim=True) - 2 * products.inner + products.square + further
+    nearest: Tensor = distance.masked_fill(products.gone, torch.inf).min(dim=2).values
+    return nearest.masked_fill(nearest.isinf(), torch.nan)
 
 
 def _quadratic(x: Tensor, matrix: Tensor) -> Tensor:
@@ -320,78 +298,29 @@ class Discriminant:
         bias = -0.5 * (self.means.T * direction).sum(dim=0)
         return torch.cat([bias[None], direction])
 
-    def left_out(self, z: Tensor, columns: Tensor, weight: Tensor, groups: Tensor | None = None) -> Tensor:
-        """Return the scores (n, C) of learned rows, each as if it, or its group, had not been learned, at the same λ.
-
-        Without a row of class c and weight ω, with ``v = z − μ_c``, the scatter is ``S − β vvᵀ`` with
-        ``β = ωn_c/(n_c − ω)``, and the mean ``μ_c − ω/(n_c − ω) v``. So every product ``aᵀ(S + λI)⁻¹b`` grows by
-        ``γ aᵀ(S + λI)⁻¹v vᵀ(S + λI)⁻¹b`` with ``γ = β/(1 − β vᵀ(S + λI)⁻¹v)`` (Sherman and Morrison).
+    def leaving_out(self, z: Tensor, columns: Tensor, weight: Tensor) -> Callable[[Tensor | None], Tensor]:
+        """Prepare the scores of learned rows, each as if it, or its group, had not been learned, at the same λ.
 
         Args:
             z: (n, d) rows that are in the sums.
             columns: (n,) int64 class of each.
             weight: (n,) ω of each.
-            groups: (n,) int64 number of each row's group; None where each stands alone.
 
         Returns:
+            Function from the number of each row's group (n,) int64, or None where each stands alone, to scores (n, C);
             NaN for a class that had no other row.
         """
-        mass, remaining = self.class_mass[columns], self.class_mass[columns] - weight
-        only = remaining <= ROUNDING * mass
-        remaining = torch.where(only, torch.ones_like(remaining), remaining)
-        means, centred = self._half(self.means), self._half(z.double() - self.means[columns])
-        row = centred + means[columns]  # half products: aᵀ(S + λI)⁻¹b is their inner product
-        spread = centred.square().sum(dim=1)  # vᵀ(S + λI)⁻¹v
-        beta = torch.where(only, 0, weight * mass / remaining)
-        gamma = beta / (1 - beta * spread)
-        along_row, along_means = (row * centred).sum(dim=1), centred @ means.T
-        cross, square = row @ means.T, means.square().sum(dim=1).expand(len(z), -1)
+        weight = weight.double()
+        removable = Removable(self.factor, self.means, self.class_mass, z.double(), columns, weight)
+        half = removable.away + removable.means[columns]
 
-        n = torch.arange(len(z), device=z.device)
-        shift = weight / remaining
-        onto_own = along_means[n, columns]
-        cross = cross.index_put((n, columns), cross[n, columns] - shift * along_row)
-        square = square.index_put((n, columns), square[n, columns] - 2 * shift * onto_own + shift.square() * spread)
-        along_means = along_means.index_put((n, columns), onto_own - shift * spread)
-        score = cross - square / 2 + gamma[:, None] * (along_row[:, None] - along_means / 2) * along_means
-        score = (self.mass - weight)[:, None] * score
-        score = score.index_put((n[only], columns[only]), score.new_tensor(torch.nan))
-        for rows in shared_groups(groups):
-            score[rows] = self.left_out_together(z[rows], columns[rows], weight[rows])
-        return score
+        def left_out(groups: Tensor | None) -> Tensor:
+            result = half.new_empty(len(z), len(self.means))
+            for rows in equal_groups(groups, len(z)):
+                p = removable.without(rows, half[rows])
+                score = p.inner - p.square / 2 + p.rows @ p.means - p.means.square().sum(dim=1, keepdim=True) / 2
+                mass = self.mass - weight[rows].sum(dim=1)
+                result[rows] = (mass[:, None, None] * score).masked_fill(p.gone, torch.nan)
+            return result
 
-    def left_out_together(self, z: Tensor, columns: Tensor, weight: Tensor) -> Tensor:
-        """Return the scores (m, C) of learned rows as if none of them had been learned, at the same λ.
-
-        Each class loses ``Σ ω vvᵀ + ssᵀ/(n_c − W)`` of its scatter and ``s/(n_c − W)`` of its mean, with
-        ``v = z − μ_c`` and s, W the sums of ωv and ω over its rows here: a change of few directions (Woodbury).
-
-        Args:
-            z: (m, d) rows that are in the sums.
-            columns: (m,) int64 class of each.
-            weight: (m,) ω of each.
-
-        Returns:
-            NaN for a class that had no other row.
-        """
-        v = z.double() - self.means[columns]
-        lost = torch.zeros_like(self.class_mass).index_add(0, columns, weight.double())
-        moved = torch.zeros_like(self.means).index_add(0, columns, weight.double()[:, None] * v)
-        remaining = self.class_mass - lost
-        gone = remaining <= ROUNDING * self.class_mass
-        remaining = torch.where(gone, torch.ones_like(remaining), remaining)[:, None]
-        moved = moved.masked_fill(gone[:, None], 0.0)
-        touched = torch.unique(columns)
-        directions = torch.cat([weight.double().sqrt()[:, None] * v, (moved / remaining.sqrt())[touched]])
-        means, rows, u = (self._half(x) for x in (self.means - moved / remaining, z.double(), fewest_rows(directions)))
-        inner = torch.eye(len(u), dtype=u.dtype, device=u.device) - u @ u.T
-        to_means, to_rows = means @ u.T, rows @ u.T
-        changed = torch.linalg.solve(inner, to_means.T)  # (k, C)
-        square = means.square().sum(dim=1) + (to_means * changed.T).sum(dim=1)
-        score: Tensor = (self.mass - weight.sum()) * (rows @ means.T + to_rows @ changed - square / 2)
-        return score.masked_fill(gone, torch.nan)
-
-    def _half(self, x: Tensor) -> Tensor:
-        """Return ``L⁻¹x`` for rows x (n, d), with L the Cholesky factor."""
-        half: Tensor = torch.linalg.solve_triangular(self.factor, x.T, upper=False)
-        return half.T
+        return left_out

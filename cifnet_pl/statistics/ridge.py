@@ -424,21 +424,34 @@ def half_products(gram: Tensor, penalty: Tensor, x: Tensor) -> Tensor:
     return half.T
 
 
-def shared_groups(groups: Tensor | None) -> Iterator[Tensor]:
-    """Yield the rows of every group (n,) int64 that has more than one; nothing where there are no groups."""
-    if groups is None:
-        return
+AT_ONCE = 1024
+"""Rows whose groups are left out in one go."""
+
+
+def equal_groups(groups: Tensor | None, count: int) -> Iterator[Tensor]:
+    """Yield the rows of all groups: (g, k) int64 of g groups of k rows each, about ``AT_ONCE`` rows at a time.
+
+    Args:
+        groups: (count,) int64 number of each row's group; None where each stands alone.
+        count: number of rows.
+    """
+    groups = torch.arange(count) if groups is None else groups
     order = torch.argsort(groups, stable=True)
     sizes = torch.unique_consecutive(groups[order], return_counts=True)[1]
-    for rows in torch.split(order, sizes.tolist()):
-        if len(rows) > 1:
-            yield rows
+    starts = sizes.cumsum(0) - sizes
+    for size in torch.unique(sizes).tolist():
+        first = starts[sizes == size]
+        rows = order[first[:, None] + torch.arange(size, device=first.device)]
+        yield from torch.split(rows, max(1, AT_ONCE // size))
 
 
 def left_out_together(scores: Tensor, half: Tensor, weight: Tensor, targets: Tensor, groups: Tensor | None) -> Tensor:
     """Return the scores (n, C) of samples without all samples of their group, at the same ridge.
 
-    For one alone it is ``(score − h·y)/(1 − h)`` with h its weight times its leverage.
+    For one alone it is ``(score − h·y)/(1 − h)`` with h its weight times its leverage. In general, with S the scores of
+    a group, H its block of the hat matrix, Ω its weights, Y its targets and ``V = Ω^½B``, it is
+    ``(I − HΩ)⁻¹R = R + B(I − VᵀV)⁻¹VᵀΩ^½R`` with ``R = S − HΩY``: a system of as many equations as the group has
+    rows, or of p, whichever is smaller, so that no matrix grows with the square of a group.
 
     Args:
         scores: (n, C) of samples that were learned.
@@ -455,36 +468,28 @@ def left_out_together(scores: Tensor, half: Tensor, weight: Tensor, targets: Ten
         >>> left_out_together(torch.tensor([[2.0]]), half, torch.ones(1), torch.tensor([[3.0]]), None).round().item()
         1.0
     """
-    weight, targets, scores = weight.double(), targets.double(), scores.double()
-    share = (weight * half.square().sum(dim=1))[:, None].double()
-    result = ((scores - share * targets) / (1 - share)).masked_fill(1 - share < ROUNDING, torch.nan)
-    for rows in shared_groups(groups):
-        result[rows] = _without_all(scores[rows], half[rows], weight[rows], targets[rows])
+    result = torch.empty_like(scores, dtype=torch.float64)
+    for rows in equal_groups(groups, len(scores)):
+        b, root = half[rows].double(), weight[rows].double().sqrt()[..., None]
+        targeted, v = root * targets[rows].double(), root * b
+        if v.shape[1] <= v.shape[2]:
+            products, hat = v @ v.mT, b @ v.mT
+            rest = scores[rows].double() - hat @ targeted
+            without, gap = _solved(products, root * rest)
+            without = rest + hat @ without
+        else:
+            rest = scores[rows].double() - b @ (v.mT @ targeted)
+            without, gap = _solved(v.mT @ v, v.mT @ (root * rest))
+            without = rest + b @ without
+        result[rows] = without.masked_fill(gap < ROUNDING, torch.nan)
     return result
 
 
-def _without_all(scores: Tensor, half: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Return the scores (m, C) of m samples without all of them.
-
-    With ``R = S − HΩY`` and ``V = Ω^½B``, ``(I − HΩ)⁻¹R = R + BVᵀ(I − VVᵀ)⁻¹Ω^½R = R + B(I − VᵀV)⁻¹VᵀΩ^½R``: a system
-    of m equations or of p, whichever is smaller, so that no matrix grows with m².
-    """
-    root = weight.sqrt()[:, None]
-    v = root * half
-    few = len(half) <= half.shape[1]
-    products = v @ v.T if few else v.T @ v
-    system = torch.eye(len(products), dtype=products.dtype, device=products.device) - products
-    if torch.linalg.eigvalsh(system)[0] <= ROUNDING:
-        return torch.full_like(scores, torch.nan)
-    rest = scores - half @ (v.T @ (root * targets))
-    solve = torch.linalg.solve
-    result: Tensor = rest + half @ (v.T @ solve(system, root * rest) if few else solve(system, v.T @ (root * rest)))
-    return result
-
-
-def fewest_rows(rows: Tensor) -> Tensor:
-    """Return rows R with ``RᵀR = XᵀX`` for the rows X (n, p), float64: X itself, or p of them where n is larger."""
-    return rows if len(rows) <= rows.shape[1] else torch.linalg.qr(rows, mode="r").R
+def _solved(products: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``(I − P)⁻¹R`` (g, k, C), and the smallest eigenvalue (g, 1, 1) of I − P."""
+    values, vectors = torch.linalg.eigh(products)
+    gaps = 1 - values[..., None]
+    return vectors @ ((vectors.mT @ right) / gaps.clamp_min(ROUNDING)), gaps[:, -1:]
 
 
 @dataclass(frozen=True)

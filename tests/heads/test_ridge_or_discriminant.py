@@ -127,12 +127,12 @@ def test_bursts_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     head.solve()
     groups = near_copies(z, y)
     assert groups is not None
-    expected = [head._regression_left_out(z, y, groups), head._discriminant_left_out(z, y, groups)]
+    expected = [left_out(z, y)(groups) for left_out in (head._regression_leaving_out, head._discriminant_leaving_out)]
     seen: list[Tensor] = []
     monkeypatch.setattr(module, "is_better", lambda other, current, columns: bool(seen.extend([current, other])))
-    head.decide(z, y)
+    head.decide(z, y, groups)
     assert all(torch.equal(one, other) for one, other in zip(seen, expected, strict=True))
-    assert not torch.allclose(seen[0], head._regression_left_out(z, y))
+    assert not torch.allclose(seen[0], head._regression_leaving_out(z, y)(None))
 
 
 def test_a_difference_that_may_be_an_accident_changes_nothing() -> None:
@@ -179,7 +179,8 @@ def test_a_class_of_one_sample_is_unknown_without_it() -> None:
     sums = torch.stack([torch.cat([torch.tensor([float(len(rows))]), rows.sum(0)]) for rows in (z[:4], z[4:])])
     x = torch.cat([torch.ones(5, 1, dtype=torch.float64), z], dim=1)
     rule = Discriminant.from_sums(within_scatter(x.T @ x, sums), sums, torch.tensor(5.0), 1.0)
-    scores = rule.left_out(z, torch.tensor([0, 0, 0, 0, 1]), torch.ones(5, dtype=torch.float64))
+    columns, ones = torch.tensor([0, 0, 0, 0, 1]), torch.ones(5, dtype=torch.float64)
+    scores = rule.leaving_out(z, columns, ones)(None)
     assert scores[4, 1].isnan()
     assert scores[4, 0].isfinite()
     assert scores[:4].isfinite().all()

@@ -6,8 +6,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
 from cifnet_pl.statistics import augment
-from cifnet_pl.statistics.distances import ClassDistances, ClassMoments, Discriminant, within_scatter
-from tests.largest_tensor import LargestTensor
+from cifnet_pl.statistics.distances import Discriminant, within_scatter
 
 CLASSES, EACH, WIDTH, RIDGE = 3, 8, 4, 0.7
 
@@ -40,42 +39,28 @@ def test_scores_are_those_of_scikit_learn(samples: tuple[Tensor, Tensor, Tensor]
 
 def test_each_row_left_out_as_refits_give(samples: tuple[Tensor, Tensor, Tensor]) -> None:
     z, y, weight = samples
-    result = fitted(z, y, weight).left_out(z, y, weight)
+    result = fitted(z, y, weight).leaving_out(z, y, weight)(None)
     for i in range(len(y)):
         others = torch.arange(len(y)) != i
         expected = augment(z[[i]]) @ fitted(z[others], y[others], weight[others]).weights()
         assert torch.allclose(result[[i]], expected, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("rows", [[0, 1], [0, 1, 5, 9, 20]], ids=["few", "more than features"])
-def test_rows_left_out_together_as_a_refit_gives(samples: tuple[Tensor, Tensor, Tensor], rows: list[int]) -> None:
+def test_groups_left_out_as_refits_give(samples: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Groups of one class, of two, and of more rows than features; one function serves several groupings."""
     z, y, weight = samples
-    gone = torch.zeros(len(y), dtype=torch.bool)
-    gone[rows] = True
-    result = fitted(z, y, weight).left_out_together(z[gone], y[gone], weight[gone])
-    expected = augment(z[gone]) @ fitted(z[~gone], y[~gone], weight[~gone]).weights()
-    assert torch.allclose(result, expected, rtol=1e-8, atol=1e-8)
+    left_out = fitted(z, y, weight).leaving_out(z, y, weight)
+    for groups in (torch.arange(len(y)) // 2, torch.arange(len(y)) % 4, torch.arange(len(y)) % 9):
+        result = left_out(groups)
+        for group in groups.unique():
+            gone = groups == group
+            expected = augment(z[gone]) @ fitted(z[~gone], y[~gone], weight[~gone]).weights()
+            assert torch.allclose(result[gone], expected, rtol=1e-8, atol=1e-8)
 
 
 def test_a_class_that_is_gone_has_no_score(samples: tuple[Tensor, Tensor, Tensor]) -> None:
     z, y, weight = samples
     gone = y == 1
-    scores = fitted(z, y, weight).left_out_together(z[gone], y[gone], weight[gone])
+    scores = fitted(z, y, weight).leaving_out(z, y, weight)(torch.where(gone, 0, 1 + torch.arange(len(y))))[gone]
     assert scores[:, 1].isnan().all()
     assert scores[:, [0, 2]].isfinite().all()
-
-
-def test_nothing_grows_with_the_square_of_a_group() -> None:
-    draw = torch.Generator().manual_seed(5)
-    y = (torch.arange(900) % CLASSES).sort().values
-    z = torch.randn(900, WIDTH, generator=draw, dtype=torch.float64) + y[:, None]
-    weight, burst = torch.ones(900, dtype=torch.float64), slice(0, 200)
-    sums = torch.zeros(CLASSES, WIDTH, dtype=torch.float64).index_add(0, y, z)
-    counts = y.bincount().double()
-    distances = ClassDistances(ClassMoments.of(z.T @ z, sums, counts, None, counts.sum()), 1.0)
-    rule = fitted(z, y, weight)
-    with LargestTensor() as made:
-        scores = rule.left_out_together(z[burst], y[burst], weight[burst])
-        near, overall = distances.left_out_together(z[burst], y[burst], weight[burst])
-    assert len(scores) == len(near) == len(overall) == 200
-    assert made.elements <= (200 + CLASSES) * WIDTH

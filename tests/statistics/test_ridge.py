@@ -16,10 +16,10 @@ from cifnet_pl.statistics import (
     GCV_GRID,
     Centred,
     augment,
+    equal_groups,
     gcv_ridge,
     half_products,
     left_out_together,
-    shared_groups,
     solve,
     solve_ridge,
 )
@@ -145,7 +145,12 @@ def test_equals_a_solve_without_the_group():
         rest = groups != group
         expected = x[~rest] @ solve_ridge(x[rest].T @ x[rest], x[rest].T @ y[rest], penalty)
         torch.testing.assert_close(scores[~rest], expected, rtol=0, atol=1e-10)
-    assert [rows.tolist() for rows in shared_groups(groups)] == [[1, 2, 3], [6, 7], [*range(12, 18)]]
+    assert [rows.tolist() for rows in equal_groups(groups, 18)] == [
+        [[0], [4], [5], [8], [9], [10], [11]],
+        [[6, 7]],
+        [[1, 2, 3]],
+        [[*range(12, 18)]],
+    ]
 
 
 def test_a_sample_that_was_never_seen_keeps_its_score():

@@ -1,0 +1,156 @@
+"""Find the photos of one occasion, such as a day, a shelf or a burst, which are left out together.
+
+A photo whose twin was learned says nothing of photos of another day. Photos of one occasion are alike, but so are
+independent photos of a homogeneous class. What tells them apart is the harm: to leave out a photo's look-alikes must
+raise the error far more than to leave out as many photos of its class drawn at random. Names, their order and times are
+not looked at. ``docs/another_day.md`` has the measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import squareform
+from torch import Tensor
+
+CUTS = (0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5)
+"""Mean cosines of centred embeddings at which clusters are cut, the finest first."""
+
+HARM = 2.0
+"""Errors without look-alikes over errors without as many random photos, from which on photos come in occasions.
+
+Of independent photos (Tiny-ImageNet, Caltech-101, CIFAR-100, and 36 subsets) the largest is 1.36, of bursts with ten or
+more photos a class 2.3 or more.
+"""
+
+DRAWS = 3
+"""Random groups of equal sizes that the errors are compared with, on average."""
+
+FIRST, SURELY = (0.8, 0.7, 0.6), 1.5
+"""Cuts that are tried first, with one draw; with less harm at all of them photos are independent."""
+
+FEWEST = 10
+"""Photos a class, on average, from which anything can be told."""
+
+Kind = Literal["found", "independent", "few"]
+
+
+class Occasions(NamedTuple):
+    """The photos that are left out together.
+
+    Attributes:
+        kind: "found"; "independent", if no photos come in occasions; "few", if there are too few to tell.
+        groups: (n,) int64 number of each photo's occasion; None unless they were found.
+        cut: mean cosine at which clusters were cut, or None.
+        harm: by cut, as far as it was measured; None for too few photos.
+    """
+
+    kind: Kind
+    groups: Tensor | None = None
+    cut: float | None = None
+    harm: dict[float, float] | None = None
+
+
+class _Harm(NamedTuple):
+    """What leaving out clusters does.
+
+    Attributes:
+        groups: (n,) the clusters.
+        own, chance: one more than the errors without them, and without random groups of their sizes.
+        apart: photos that only one of the two gets right.
+    """
+
+    groups: np.ndarray
+    own: float
+    chance: float
+    apart: float
+
+    @property
+    def ratio(self) -> float:
+        return self.own / self.chance
+
+
+def find_occasions(z: Tensor, columns: Tensor, left_out: Callable[[Tensor | None], Tensor]) -> Occasions:
+    """Choose the groups of photos that are left out together, from learned photos alone.
+
+    Clusters of each class are made by average linkage of embeddings less the mean of all, by their cosine, and cut at
+    each of :data:`CUTS`. ``harm = (1 + errors without the own cluster) / (1 + errors without a random group of the same
+    size)``, over the photos whose class is known without their group. Finer cuts leave twins behind, coarser ones take
+    so much of a class that random groups harm, too: the harm is largest between. If its largest value is below
+    :data:`HARM`, or that difference below twice its standard error (McNemar), photos are independent. Else the finest
+    cut is taken whose harm is within one standard error, of its logarithm, of the largest.
+
+    Args:
+        z: (n, d) embeddings of learned photos.
+        columns: (n,) int64 column of each one's class in the scores.
+        left_out: number of each photo's group (n,) int64 → scores (n, C) of the photos without their group; NaN where
+            nothing is known.
+    """
+    y = columns.cpu().numpy()
+    if len(y) < FEWEST * len(np.unique(y)):
+        return Occasions("few")
+    trees = _trees(z, y)
+    first = {cut: _harm(trees, y, cut, left_out, 1).ratio for cut in FIRST}
+    if max(first.values()) < SURELY:
+        return Occasions("independent", None, None, first)
+    found = {cut: _harm(trees, y, cut, left_out, DRAWS) for cut in CUTS}
+    harm = {cut: each.ratio for cut, each in found.items()}
+    top = max(CUTS, key=lambda cut: harm[cut])
+    most = found[top]
+    if most.ratio < HARM or most.own - most.chance <= 2 * most.apart**0.5:
+        return Occasions("independent", None, None, harm)
+    least = most.ratio * float(np.exp(-np.sqrt(1 / most.own + 1 / most.chance)))
+    cut = next(cut for cut in CUTS if harm[cut] >= least)
+    return Occasions("found", torch.from_numpy(found[cut].groups).to(z.device), cut, harm)
+
+
+Trees = list[tuple[np.ndarray, np.ndarray]]
+"""Rows (m,) of each class, and their average linkage."""
+
+
+def _trees(z: Tensor, y: np.ndarray) -> Trees:
+    centred = z.double() - z.double().mean(dim=0)
+    u = torch.nn.functional.normalize(centred, dim=1).cpu().numpy()
+    trees = []
+    for label in np.unique(y):
+        rows = np.flatnonzero(y == label)
+        distance = (1 - u[rows] @ u[rows].T).clip(0)
+        np.fill_diagonal(distance, 0)
+        tree = linkage(squareform(distance, checks=False), "average") if len(rows) > 1 else np.empty((0, 4))
+        trees.append((rows, tree))
+    return trees
+
+
+def _clusters(trees: Trees, count: int, cut: float) -> np.ndarray:
+    """Return (count,) numbers of clusters of one class, whose members are on average at least ``cut`` alike."""
+    groups, used = np.zeros(count, dtype=np.int64), 0
+    for rows, tree in trees:
+        groups[rows] = used + (fcluster(tree, 1 - cut, "distance") - 1 if len(rows) > 1 else 0)
+        used = int(groups[rows].max()) + 1
+    return groups
+
+
+def _harm(trees: Trees, y: np.ndarray, cut: float, left_out: Callable[[Tensor | None], Tensor], draws: int) -> _Harm:
+    groups = _clusters(trees, len(y), cut)
+    wrong = _errors(left_out(torch.from_numpy(groups)), y)
+    known = ~np.isnan(wrong)
+    chance = []
+    for draw in range(draws):
+        dealt = groups.copy()
+        for rows, _ in trees:  # groups of the same sizes, of photos of the class at random
+            dealt[rows] = groups[np.random.default_rng(draw).permutation(rows)]
+        chance.append(_errors(left_out(torch.from_numpy(dealt)), y)[known])
+    apart = np.abs(wrong[known] - np.array(chance)).sum() / draws
+    return _Harm(groups, 1 + float(wrong[known].sum()), 1 + float(np.sum(chance)) / draws, float(apart))
+
+
+def _errors(scores: Tensor, y: np.ndarray) -> np.ndarray:
+    """Return (n,) 1 where the largest score is another class's, 0 where not, NaN where nothing is known of the own."""
+    table = scores.cpu().numpy()
+    known = np.isfinite(table[np.arange(len(y)), y])
+    wrong = np.where(np.isfinite(table), table, -np.inf).argmax(axis=1) != y
+    return np.where(known, wrong, np.nan)

@@ -1,0 +1,87 @@
+"""Photos of one occasion: found where twins vouch for each other, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from cifnet_pl.heads import RidgeHead
+from cifnet_pl.statistics.occasions import find_occasions
+
+CLASSES, DAYS, EACH, WIDTH = 5, 6, 4, 24
+RIDGE = 3.0
+
+
+def photos(spread: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Photos of five classes of six days each, that differ by ``spread`` from what was there on their day; the days."""
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.arange(CLASSES).repeat_interleave(DAYS * EACH)
+    days = torch.arange(CLASSES * DAYS).repeat_interleave(EACH)
+    classes, scenes = (torch.randn(count, WIDTH, generator=draw).double() for count in (CLASSES, CLASSES * DAYS))
+    z = classes[y] + 1.5 * scenes[days] + spread * torch.randn(len(y), WIDTH, generator=draw).double()
+    return z, y, days
+
+
+def learned(z: Tensor, y: Tensor) -> RidgeHead:
+    head = RidgeHead(WIDTH, ridge=RIDGE)
+    head.begin_task(range(CLASSES))
+    head.observe(z, y)
+    head.solve()
+    return head
+
+
+def test_days_are_found_in_any_order() -> None:
+    z, y, days = photos(spread=0.3)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(1))
+    for rows in (torch.arange(len(y)), order):
+        found = find_occasions(z[rows], y[rows], learned(z, y).leaving_out(z[rows], y[rows]))
+        assert found.kind == "found"
+        assert found.groups is not None
+        assert torch.equal(found.groups[:, None] == found.groups, days[rows, None] == days[rows])
+
+
+def test_as_with_refits_instead_of_closed_forms() -> None:
+    z, y, _ = photos(spread=0.6)
+
+    def refitted(groups: Tensor | None) -> Tensor:
+        assert groups is not None
+        scores = torch.zeros(len(y), CLASSES, dtype=torch.float64)
+        for group in groups.unique():
+            scores[groups == group] = learned(z[groups != group], y[groups != group])(z[groups == group])
+        return scores
+
+    expected, found = find_occasions(z, y, refitted), find_occasions(z, y, learned(z, y).leaving_out(z, y))
+    assert (found.kind, found.cut, found.harm) == (expected.kind, expected.cut, expected.harm)
+    assert found.kind == "found"
+    assert found.groups is not None
+    assert expected.groups is not None
+    assert torch.equal(found.groups, expected.groups)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_independent_photos_are_left_alone(seed: int) -> None:
+    """As different from each other within a day as between days; and where each photo is of a day of its own."""
+    z, y, _ = photos(spread=3.0, seed=seed)
+    draw = torch.Generator().manual_seed(seed)
+    single = torch.randn(CLASSES, WIDTH, generator=draw).double()[y] + torch.randn(z.shape, generator=draw).double()
+    for each in (z, single):
+        found = find_occasions(each, y, learned(each, y).leaving_out(each, y))
+        assert (found.kind, found.groups, found.cut) == ("independent", None, None)
+
+
+def test_with_few_photos_a_class_nothing_is_told() -> None:
+    z, y, _ = photos(spread=0.3)
+    rows = torch.arange(len(y)) % (DAYS * EACH) < 9
+    assert find_occasions(z[rows], y[rows], learned(z, y).leaving_out(z[rows], y[rows])).kind == "few"
+
+
+def test_photos_whose_class_is_one_occasion_do_not_count() -> None:
+    """Without their day nothing is known of the class: they are a group, but no evidence of harm."""
+    z, y, days = photos(spread=0.3)
+    rows = (y > 0) | (days == 0)
+    z, y, days = z[rows], y[rows], days[rows]
+    found = find_occasions(z, y, learned(z, y).leaving_out(z, y))
+    assert found.kind == "found"
+    assert found.groups is not None
+    assert len(found.groups[y == 0].unique()) == 1
