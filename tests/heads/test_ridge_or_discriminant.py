@@ -194,6 +194,6 @@ def test_a_model_decides_by_its_buffer_and_a_run_needs_one(monkeypatch: pytest.M
         CIFNetModule("pixels:2", head=automatic)
     assert CIFNetModule("pixels:2", head=automatic, buffer=CalibrationBuffer(12)).buffer is not None
     asked = []
-    monkeypatch.setattr(RidgeHead, "decide", lambda head, z, y: asked.append(len(y)))
+    monkeypatch.setattr(RidgeHead, "decide", lambda head, z, y, groups: asked.append(len(y)))
     learned("ridge-auto")
     assert asked == [12, 12, 12]
