@@ -102,7 +102,7 @@ class Rivals(Callback):
         """The decoded images of the task before ``task``, or of the last one; the workers begin at once."""
         classes = np.arange(self.setup_.classes).reshape(self.setup_.tasks, -1)[task - 1]
         rows = np.concatenate([self.rows_of[int(c)] for c in classes])
-        return self.loader.set_batches(shard_batches(rows, self.setup_.batch, 0, 1)).begin()
+        return self.loader.decode(shard_batches(rows, self.setup_.batch, 0, 1))
 
     def embed(self, batches: Iterator[ImageBatch] | list[ImageBatch]) -> list[ImageBatch]:
         """The run's own backbone, on its device, in its precision; returns what was embedded."""

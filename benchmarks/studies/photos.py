@@ -79,7 +79,7 @@ def read_photos(root: Path, options: argparse.Namespace, network: str = BACKBONE
         missing = rows[~store.known(rows)]
         loader = ImageLoader(images, side, 1.0, 1, BATCH)
         with autocast("cpu", precision):
-            for batch in loader.set_batches(np.array_split(missing, range(BATCH, len(missing), BATCH))):
+            for batch in loader.decode(np.array_split(missing, range(BATCH, len(missing), BATCH))):
                 store.collect(batch.row, batch.key, backbone(batch.image))
         loader.close()
         parts += [store.get(rows).clone(), torch.from_numpy(images.labels)]

@@ -38,7 +38,7 @@ from cifnet_pl.photos.copies import NEAR, SINGLE, Duplicates
 from cifnet_pl.photos.photo import LARGEST_IMAGE
 from cifnet_pl.photos.reading import cores
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.files import of_all_processes
+from cifnet_pl.utilities.files import of_all_processes, rank_and_world
 
 
 class CIFNetDataModule(LightningDataModule):
@@ -274,7 +274,7 @@ class CIFNetDataModule(LightningDataModule):
 
     def share_collected(self) -> None:
         """Write the classes of which every process has embedded a part; call on all processes."""
-        rank, world = self._rank_and_world()
+        rank, world = rank_and_world()
         for cache in (self._train_cache, self._val_cache):
             if cache is not None and world > 1:
                 parts = of_all_processes(cache.collected())
@@ -285,9 +285,10 @@ class CIFNetDataModule(LightningDataModule):
 
     def training_batches(self, task: int) -> StoredLoader:
         """Return this process's exact share of a task; stored embeddings come in the same batches."""
-        samples, cache, (rank, world) = self.source.train, self._train_cache, self._rank_and_world()
+        samples, cache, (rank, world) = self.source.train, self._train_cache, rank_and_world()
+        # Embeddings take little memory, and sums are faster over many of them.
+        size = self.batch_size if isinstance(samples, ImageSet) else max(self.batch_size, EMBEDDED_BATCH)
         orders = self.learner.passes(self.task_rows(task), task)
-        size = self.rows_per_batch // world
         batches = [batch for order in orders for batch in shard_batches(order, size, rank, world)]
         if isinstance(samples, EmbeddingSet):
             return StoredLoader(samples, [(batch, samples) for batch in batches], None, learned=True)
@@ -310,7 +311,7 @@ class CIFNetDataModule(LightningDataModule):
 
     def val_dataloader(self) -> StoredLoader:
         """Return the test samples of all classes learned; those embedded before come from memory or the cache."""
-        tasks, (rank, world) = self.learner.learned_tasks, self._rank_and_world()
+        tasks, (rank, world) = self.learner.learned_tasks, rank_and_world()
         samples, learned = self.source.val, list(chain.from_iterable(tasks))
         # Dealt out class by class, so that an image stays with one process over all tasks.
         none = np.zeros(0, dtype=np.int64)
@@ -367,17 +368,6 @@ class CIFNetDataModule(LightningDataModule):
         """
         size, crop_ratio = self.image_shape(preprocessing)
         return {"image_size": size, "crop_ratio": crop_ratio, "held_back": self._held_back}
-
-    def _rank_and_world(self) -> tuple[int, int]:
-        assert self.trainer is not None
-        return self.trainer.global_rank, self.trainer.world_size
-
-    @property
-    def rows_per_batch(self) -> int:
-        """Samples of a training batch, over all processes."""
-        # Embeddings take little memory, and sums are faster over many of them.
-        size = self.batch_size if isinstance(self.source.train, ImageSet) else max(self.batch_size, EMBEDDED_BATCH)
-        return size * self._rank_and_world()[1]
 
     # ------------------------------------------------------------------ batches
 

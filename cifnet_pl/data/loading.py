@@ -273,10 +273,7 @@ def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
 
 
 class ImageLoader:
-    """Batches of decoded images; one set of worker processes for all tasks.
-
-    Iteration starts lazily, at the first ``next``: Lightning creates the training iterator twice per task, and
-    an eager one would decode its first images for nothing.
+    """Decode batches of images, with one set of worker processes for all tasks.
 
     Args:
         images: the set.
@@ -292,31 +289,20 @@ class ImageLoader:
     ):
         self._decode = partial(decode_batch, images, size, crop_ratio)
         self._size, self._workers, self._batch_size, self._device = size, workers, batch_size, device
-        self._batches: list[list[int]] = []
         self._pool: WorkerPool | None = None
 
-    def set_batches(self, batches: Sequence[np.ndarray]) -> ImageLoader:
-        """Choose the batches of the next iteration.
+    def decode(self, batches: Sequence[np.ndarray]) -> Iterator[ImageBatch]:
+        """Return an iterator over decoded batches; the workers start with the first ones now.
 
         Args:
             batches: positions of the images of each batch.
         """
-        self._batches = [batch.tolist() for batch in batches]
-        return self
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[ImageBatch]:
-        yield from self.begin()
-
-    def begin(self) -> Iterator[ImageBatch]:
-        """Return an iterator over the batches; the workers start to decode the first ones now."""
-        if self._workers and self._batches:
+        rows = [batch.tolist() for batch in batches]
+        if self._workers and rows:
             self.start()
             assert self._pool is not None
-            return starmap(self._batch, self._pool.decode(self._batches))
-        return map(self._decode_here, self._batches)
+            return starmap(self._batch, self._pool.decode(rows))
+        return map(self._decode_here, rows)
 
     def _decode_here(self, rows: list[int]) -> ImageBatch:
         squares = torch.empty(self._shape(len(rows)), dtype=torch.uint8)
@@ -359,6 +345,9 @@ class Store(Protocol):
 class StoredLoader:
     """Batches in a given order, each from a store of embeddings or from decoded images.
 
+    Iteration starts lazily, at the first ``next``: Lightning creates the training iterator twice per task, and
+    an eager one would decode its first images for nothing.
+
     Args:
         samples: the set that the rows are of.
         plan: rows of each batch, and the store that has them, or None to decode them.
@@ -382,7 +371,7 @@ class StoredLoader:
     def begin(self) -> None:
         """Let the workers decode the first images of the next iteration now."""
         missing = [rows for rows, store in self._plan if store is None]
-        self._begun = self._loader.set_batches(missing).begin() if self._loader is not None else iter(())
+        self._begun = self._loader.decode(missing) if self._loader is not None else iter(())
 
     def __iter__(self) -> Iterator[Batch]:
         if self._begun is None:

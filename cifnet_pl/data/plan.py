@@ -365,9 +365,6 @@ def without_test_images(source: Source, fraction: float, seed: int) -> Source:
     domains = np.zeros(len(train), dtype=np.int64) if source.domains is None else source.domains.train
     # A seed of its own: the same one would take the samples that a source holds back from what it left.
     chosen = held_back_rows(train, domains, fraction, seed + 1)
-    parts = in_two(source.class_names, train, chosen)
-    parts.domains, parts.tasks = (
-        None if groups is None else Grouping(groups.names, groups.train[~chosen], groups.train[chosen])
-        for groups in (source.domains, source.tasks)
-    )
-    return parts
+    groups = {"domains": source.domains, "tasks": source.tasks}
+    known = {kind: (group.names, group.train) for kind, group in groups.items() if group is not None}
+    return in_two(source.class_names, train, chosen, **known)

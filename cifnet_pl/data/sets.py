@@ -1,4 +1,4 @@
-"""Fixed sequences of labelled samples, in files or in memory, and their split into training and validation."""
+"""Fixed sequences of labelled samples, in files or in memory: their classes, and their split for validation."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from PIL import Image
 
 from cifnet_pl.photos.copies import held_back
 from cifnet_pl.photos.files import file_size, identity
-from cifnet_pl.photos.photo import NOTHING, AnyPhoto, Photo, UnreadableImage, decoding
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.photos.photo import NOTHING, AnyPhoto, Photo, UnreadableImage
+from cifnet_pl.utilities.errors import CifnetError, DataError
+from cifnet_pl.utilities.text import first_line, has_controls, printable
 
 
 class SampleSet(ABC):
@@ -28,6 +29,8 @@ class SampleSet(ABC):
 
     labels: np.ndarray
     names: Sequence[str]
+    noun = "sample"
+    """What messages call one of them."""
     sequential: bool = False
     """Whether samples are best read in ascending order, as they lie one after the other in large files."""
 
@@ -82,6 +85,8 @@ class SampleSet(ABC):
 
 class ImageSet(SampleSet):
     """A fixed sequence of labelled images."""
+
+    noun = "image"
 
     @abstractmethod
     def given(self, index: int) -> AnyPhoto:
@@ -177,32 +182,61 @@ class FileSet(ImageSet):
 
 
 class ArraySet(ImageSet):
-    """Images held in memory or in another data set's object.
+    """Images that a function reads: from memory, from another data set's object, or from a place in a large file.
 
     Args:
-        read: position in that object → image; can be pickled, so that spawned workers can receive it.
-        labels: class position of each image.
-        rows: position of each image in the object, which is also its name; by default 0, 1, …
+        read: position in the data → decoded image, or bytes of an image file; can be pickled, so that spawned workers
+            can receive it. If it has a method ``mark``, that gives what changes with an image without reading it, or
+            None where it cannot tell.
+        labels: (n,) class position of each image.
+        names: (n,) what each image is called; by default its position.
+        rows: (n,) position of each image in the data; by default 0, 1, …
+        where: what stands before an image's name in messages.
+        sequential: whether images are best read in ascending order.
     """
 
-    def __init__(self, read: Callable[[int], Image.Image], labels: Sequence[int], rows: Sequence[int] | None = None):
-        self.read = read
+    def __init__(
+        self,
+        read: Callable[[int], Image.Image | bytes],
+        labels: Sequence[int] | np.ndarray,
+        names: Sequence[str] | None = None,
+        rows: Sequence[int] | np.ndarray | None = None,
+        where: str = "number ",
+        sequential: bool = False,
+    ):
+        self.read, self.where, self.sequential = read, where, sequential
         self.labels = np.asarray(labels, dtype=np.int64)
         self.rows = np.arange(len(self.labels)) if rows is None else np.asarray(rows, dtype=np.int64)
-        self.names = [str(i) for i in self.rows]
+        self.names = [str(i) for i in self.rows] if names is None else names
 
-    def given(self, index: int) -> Image.Image:
-        """Return the image; UnreadableImage where the object cannot give it."""
-        with decoding():
+    def given(self, index: int) -> Image.Image | bytes:
+        """Return the image.
+
+        Raises:
+            CifnetError: the data are damaged or changed, as the reader says.
+            UnreadableImage: the reader failed in another way.
+        """
+        try:
             return self.read(int(self.rows[index]))
+        except CifnetError:
+            raise
+        except Exception as error:  # each object and decoder fails in its own way
+            raise UnreadableImage(first_line(error)) from error
 
     def place(self, index: int) -> str:
-        """Return the image's position in the data set."""
-        return f"number {self.names[index]}"
+        """Return where the image is, for messages."""
+        return printable(f"{self.where}{self.names[index]}")
+
+    def mark(self, index: int) -> tuple[int, ...] | int | str:
+        """Return what the reader's ``mark`` says of the image, or else its content's hash."""
+        marked = getattr(self.read, "mark", None)
+        mark: str | None = None if marked is None else marked(int(self.rows[index]))
+        return super().mark(index) if mark is None else mark
 
     def subset(self, rows: np.ndarray) -> ArraySet:
         """Return the images at positions ``rows``."""
-        return ArraySet(self.read, self.labels[rows].tolist(), self.rows[rows].tolist())
+        names = [self.names[i] for i in rows]
+        return ArraySet(self.read, self.labels[rows], names, self.rows[rows], self.where, self.sequential)
 
 
 @dataclass(frozen=True)
@@ -226,30 +260,127 @@ class SourceOptions:
     group: str | None = None
 
 
-def in_two(class_names: list[str], whole: SampleSet, val: np.ndarray) -> Source:
-    """Return a source of the samples that are not marked in ``val`` (n,), and of those that are."""
-    return Source(class_names, whole.subset(np.flatnonzero(~val)), whole.subset(np.flatnonzero(val)))
+# ---------------------------------------------------------------------- classes
+
+
+def classes_of(labels: Sequence[Any], where: str, names: Sequence[str] | None = None) -> tuple[list[str], np.ndarray]:
+    """Find the classes of a list of labels.
+
+    Args:
+        labels: integers or texts.
+        where: the data, for messages.
+        names: of the integers 0, 1, …, if the data have names; names that do not occur are left out.
+
+    Returns:
+        The names of all classes in the order of their labels, and the position (n,) of each label among them.
+
+    Raises:
+        DataError: labels that are missing or neither integers nor texts; one without a name; a name with control
+            characters or of two classes.
+    """
+    wrong = next(
+        (i for i, label in enumerate(labels) if isinstance(label, bool) or not isinstance(label, int | str)), None
+    )
+    if wrong is not None:
+        label = labels[wrong]
+        given = "missing" if label is None else f"{printable(str(label)[:60])} ({type(label).__name__})"
+        raise DataError(f"{where}: the label in row {wrong} (counted from 0) is {given}, expected integers or names")
+    distinct = sorted(set(labels), key=lambda label: (isinstance(label, str), label))
+    class_names = []
+    for label in distinct:
+        if names is None or isinstance(label, str):
+            class_names.append(str(label))
+        elif 0 <= label < len(names):
+            class_names.append(names[label])
+        else:
+            raise DataError(f"{where}: a label is {label}, but there are names of 0 to {len(names) - 1}")
+    strange = [name for name in class_names if not name or has_controls(name)]
+    if strange or len(set(class_names)) < len(distinct):
+        shown = (strange or [name for name in class_names if class_names.count(name) > 1])[0]
+        raise DataError(f"{where}: '{printable(shown)}' cannot be the name of a class, or is that of two: rename it")
+    position = {label: i for i, label in enumerate(distinct)}
+    return class_names, np.array([position[label] for label in labels], dtype=np.int64)
+
+
+# ---------------------------------------------------------------------- parts
+
+TRAIN = ("train", "training")
+TEST = ("test", "val", "validation", "valid", "eval")
+"""What data sets call their parts; of several for testing the first one here is taken."""
+
+
+def in_parts(
+    class_names: list[str],
+    whole: SampleSet,
+    test: np.ndarray | None,
+    options: SourceOptions,
+    where: str,
+    **groups: tuple[list[str], np.ndarray],
+) -> Source:
+    """Return the source with the test part of the data, or with one that is held back by seed.
+
+    Args:
+        class_names: names of the classes.
+        whole: all samples.
+        test: (n,) bool, which are for testing, or None if the data do not say.
+        options: share and seed.
+        where: the data, for messages.
+        groups: as for :func:`in_two`.
+
+    Raises:
+        DataError: no sample, or as :func:`checked`.
+    """
+    if not len(whole):
+        raise DataError(f"{where}: there is no {whole.noun} in it")
+    if test is None:
+        return split_by_seed(class_names, whole, options, **groups)
+    return checked(in_two(class_names, whole, test, **groups), where)
 
 
 def split_by_seed(
-    class_names: list[str],
-    whole: SampleSet,
-    options: SourceOptions,
-    domains: tuple[list[str], np.ndarray] | None = None,
+    class_names: list[str], whole: SampleSet, options: SourceOptions, **groups: tuple[list[str], np.ndarray]
 ) -> Source:
-    """Hold back a share of the samples of each class (in each domain, where there are some) for validation.
+    """Hold back a share of the samples of each class for validation.
 
     Args:
         class_names: names of the classes.
         whole: all samples.
         options: share and seed.
-        domains: names of the domains, and (n,) the position of each sample's domain in them.
+        groups: as for :func:`in_two`.
     """
-    names, group = domains if domains is not None else ([], np.zeros(len(whole), dtype=np.int64))
-    val = held_back_rows(whole, group, options.val_fraction, options.split_seed)
-    source = in_two(class_names, whole, val)
-    if domains is not None:
-        source.domains = Grouping(names, group[~val], group[val])
+    one = np.zeros(len(whole), dtype=np.int64)
+    held = held_back_rows(whole, one, options.val_fraction, options.split_seed)
+    return in_two(class_names, whole, held, **groups)
+
+
+def checked(source: Source, where: str) -> Source:
+    """Return ``source``.
+
+    Raises:
+        DataError: there is no test sample, or no training sample of a class.
+    """
+    if not len(source.val):
+        raise DataError(f"{where}: the test part has no {source.val.noun}")
+    for label, name in enumerate(source.class_names):
+        if label not in source.train.rows_of:
+            raise DataError(
+                f"{where}: class '{printable(name)}' has no training {source.train.noun}: add some, or take it out"
+            )
+    return source
+
+
+def in_two(class_names: list[str], whole: SampleSet, val: np.ndarray, **groups: tuple[list[str], np.ndarray]) -> Source:
+    """Return a source of the samples that are not marked in ``val`` (n,), and of those that are.
+
+    Args:
+        class_names: names of the classes.
+        whole: all samples.
+        val: (n,) bool.
+        groups: ``domains`` and ``tasks``, where there are some: their names, and (n,) the position of each sample's.
+    """
+    source = Source(class_names, whole.subset(np.flatnonzero(~val)), whole.subset(np.flatnonzero(val)))
+    for kind, (names, group) in groups.items():
+        setattr(source, kind, Grouping(names, group[~val], group[val]))
     return source
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.data.sets import FileSet
-from cifnet_pl.data.sources.embeddings import EmbeddingSet, labelled
+from cifnet_pl.data.sources.embeddings import EmbeddingSet, open_table
 from cifnet_pl.data.sources.folders import about_nesting, file_set, require_classes
 from cifnet_pl.model.bundle import class_names
 from cifnet_pl.model.core import Model
@@ -182,7 +182,7 @@ class ClassEmbeddings(ClassPhotos):
             UsageError: another kind of file.
             DataError: the file is missing or damaged; columns that are missing or do not fit.
         """
-        names, files = labelled(Path(folder).expanduser())
+        names, files = open_table(Path(folder)).labelled()
         samples = NamedEmbeddings(files.embeddings, files.labels, files.rows, files.ids, files.file)
         return cls(names, cast(Any, samples))
 

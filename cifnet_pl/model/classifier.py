@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from cifnet_pl.backbones.engines import check_precision
-from cifnet_pl.data.sources.embeddings import unlabelled
+from cifnet_pl.data.sources.embeddings import open_table
 from cifnet_pl.model.bundle import class_names, write_bundle
 from cifnet_pl.model.class_photos import embed_batch
 from cifnet_pl.model.core import Model
@@ -119,7 +119,7 @@ class Classifier(Model):
         judged = self.judging(unknown, coverage, per_class)
 
         def stream() -> Iterator[Prediction]:
-            samples = unlabelled(Path(file).expanduser())
+            samples = open_table(Path(file)).unlabelled()
             for start in range(0, len(samples), AT_ONCE):
                 rows = np.arange(start, min(start + AT_ONCE, len(samples)))
                 names = [Path(f"{samples.file}#{samples.names[row]}") for row in rows.tolist()]

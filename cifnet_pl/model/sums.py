@@ -377,7 +377,7 @@ class ShardLearner:
         shape = (self.image_size, self.crop_ratio)
         loader = ImageLoader(samples, *shape, self.workers, self.batch_size, model.device.type)
         try:
-            for batch in loader.set_batches(pieces(rows, self.batch_size)):
+            for batch in loader.decode(pieces(rows, self.batch_size)):
                 if batch.unreadable and not self.skip_unreadable:
                     raise DataError(
                         f"cannot read {batch.unreadable[0]}; repair or remove it, or add --data.on_corrupt skip"

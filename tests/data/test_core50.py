@@ -91,7 +91,7 @@ def test_a_missing_set_says_what_to_download_and_where_it_goes(tmp_path: Path) -
 
 
 def test_an_object_without_training_frames(root: Path) -> None:
-    with pytest.raises(DataError, match=r"object o\d+ of .* has no training frame left: use a smaller stride"):
+    with pytest.raises(DataError, match=r"stride 150: class .o1. has no training image"):
         build(root, stride=150)
 
 

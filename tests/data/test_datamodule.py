@@ -98,18 +98,18 @@ def test_the_next_task_is_decoded_while_one_is_solved(
 ) -> None:
     """Each task's photos are handed out once: the first task's before it begins, the others' before a solve."""
     model, data, events = module(head=RidgeHead, buffer=None), digits(num_workers=workers), list[object]()
-    begin, solve = ImageLoader.begin, model.model.solve
+    decode, solve = ImageLoader.decode, model.model.solve
 
-    def begun(loader: ImageLoader) -> Iterator[ImageBatch]:
+    def begun(loader: ImageLoader, batches: list[np.ndarray]) -> Iterator[ImageBatch]:
         if loader is data._train_images:
-            events.append(sum(map(len, loader._batches)))
-        return begin(loader)
+            events.append(sum(map(len, batches)))
+        return decode(loader, batches)
 
     def solved() -> None:
         events.append("solve")
         solve()
 
-    monkeypatch.setattr(ImageLoader, "begin", begun)
+    monkeypatch.setattr(ImageLoader, "decode", begun)
     monkeypatch.setattr(model.model, "solve", solved)
     trainer(tmp_path).fit(model, datamodule=data)
     sizes = [int(np.isin(data.source.train.labels, [2 * task, 2 * task + 1]).sum()) for task in range(5)]

@@ -84,15 +84,15 @@ def test_missing_columns_name_those_that_exist(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "sentence"),
     [
-        ({"labels": np.linspace(0, 1, 30)}, r"the labels are floats \(float64\), expected integers or names: convert"),
+        ({"labels": np.linspace(0, 1, 30)}, r"the label in row 0 .* is 0\.0 \(float\), expected integers or names"),
         ({"labels": np.zeros(29, dtype=int)}, r"'labels' has shape \(29,\), expected \(30,\)"),
         ({"labels": np.array(["a\nb"] * 30)}, r"'a\\nb' cannot be the name of a class"),
         ({"labels": np.array([None] * 30)}, "holds Python objects, which are never loaded"),
         ({"embeddings": np.zeros(30)}, r"'embeddings' has shape \(30,\) and dtype float64, expected \(n, d\) floats"),
         ({"embeddings": np.zeros((30, 2), dtype=int)}, "dtype int64, expected"),
         ({"ids": np.arange(30) // 2}, "id '0' stands there twice"),
-        ({"split": np.array(["train"] * 30)}, "no sample is in the test part"),
-        ({"split": np.where(np.arange(30) % 3 == 1, "test", "train")}, "class '1' has test samples but none for train"),
+        ({"split": np.array(["train"] * 30)}, "the test part has no sample"),
+        ({"split": np.where(np.arange(30) % 3 == 1, "test", "train")}, "class '1' has no training sample"),
     ],
 )
 def test_bad_arrays(arrays: dict[str, np.ndarray], sentence: str, tmp_path: Path) -> None:
@@ -128,9 +128,9 @@ def test_ragged_vectors_are_named(tmp_path: Path) -> None:
     [
         ({"embeddings": [[1.0, 2.0], [1.0, None]] * 4}, "a number of 'embeddings' is missing in row 1"),
         ({"embeddings": [["1", "2"]] * 8}, "'embeddings' has lists of string, expected lists of floats"),
-        ({"labels": [0, None] * 4}, "4 labels are missing, the first in row 1"),
-        ({"labels": ["a", None] * 4}, "4 labels are missing, the first in row 1"),
-        ({"labels": [0.5, 1.5] * 4}, "the labels are floats"),
+        ({"labels": [0, None] * 4}, "the label in row 1 (counted from 0) is missing"),
+        ({"labels": ["a", None] * 4}, "the label in row 1 (counted from 0) is missing"),
+        ({"labels": [0.5, 1.5] * 4}, "is 0.5 (float)"),
     ],
 )
 def test_tables_with_holes_or_other_types(columns: dict[str, list[Any]], sentence: str, tmp_path: Path) -> None:

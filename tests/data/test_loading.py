@@ -86,7 +86,7 @@ def test_one_process_gets_everything_in_order() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_unreadable_images_are_left_out_and_named(workers: int) -> None:
     loader = loader_of(ProcessNumbers(6, broken=(1, 4, 5)), workers, 20)
-    first, second = loader.set_batches([np.array([0, 1, 2]), np.array([4, 5])])
+    first, second = loader.decode([np.array([0, 1, 2]), np.array([4, 5])])
     assert (first.row.tolist(), first.label.tolist()) == ([0, 2], [0, 0])
     assert first.unreadable == ("1\\n.png: of no known format",)
     assert second.image.shape == (0, 3, 2, 2)
@@ -102,14 +102,14 @@ def test_a_fault_of_ours_is_not_taken_for_a_bad_image(workers: int) -> None:
             raise KeyError("a bug")
 
     with pytest.raises(KeyError) as caught:
-        list(loader_of(Faulty(1), workers, 1).set_batches([np.array([0])]))
+        list(loader_of(Faulty(1), workers, 1).decode([np.array([0])]))
     where = str(caught.value.__cause__) if workers else "".join(traceback.format_tb(caught.tb))
     assert 'raise KeyError("a bug")' in where  # the place in the worker is shown, too
 
 
 def test_same_workers_over_all_tasks() -> None:
     loader = loader_of(ProcessNumbers(40), 2, 20)
-    seen = [processes(list(loader.set_batches(np.split(np.arange(40), parts)))) for parts in (4, 2, 8)]
+    seen = [processes(list(loader.decode(np.split(np.arange(40), parts)))) for parts in (4, 2, 8)]
     assert seen[0] == seen[1] == seen[2]
     assert len(seen[0]) == 2
     assert os.getpid() not in seen[0]
@@ -117,7 +117,8 @@ def test_same_workers_over_all_tasks() -> None:
 
 def test_workers_start_with_the_first_batch() -> None:
     images = ProcessNumbers(4)
-    loader = loader_of(images, 0, 20).set_batches([np.array([0, 1]), np.array([2])])
+    plan = [(np.array([0, 1]), None), (np.array([2]), None)]
+    loader = StoredLoader(images, plan, loader_of(images, 0, 20), learned=True)
     iterators = [iter(loader), iter(loader)]  # Lightning makes two for every task after the first
     assert images.decoded == 0
     assert next(iterators[1]).row.tolist() == [0, 1]
@@ -130,15 +131,15 @@ def test_workers_can_start_before_there_are_batches() -> None:
     loader.start()
     workers = {child.pid for child in multiprocessing.active_children()} - before
     assert len(workers) == 2
-    loader.set_batches(np.split(np.arange(12), 6)).start()
-    batches = list(loader)
+    loader.start()
+    batches = list(loader.decode(np.split(np.arange(12), 6)))
     assert [batch.row.tolist() for batch in batches] == np.arange(12).reshape(6, 2).tolist()
     assert processes(batches) == workers
     loader.close()
     here = loader_of(ProcessNumbers(2), 0, 20)
     here.start()
     assert {child.pid for child in multiprocessing.active_children()} <= before
-    assert len(list(here.set_batches([np.arange(2)]))) == 1
+    assert len(list(here.decode([np.arange(2)]))) == 1
 
 
 @pytest.mark.parametrize(("device", "threads", "alternate"), [("cpu", 2, True), ("cpu", 1, False), ("cuda", 2, False)])
@@ -154,15 +155,14 @@ def test_workers_rest_while_several_threads_of_a_network_run(
 
 def test_a_loader_can_be_left_midway_and_used_again() -> None:
     loader = loader_of(ProcessNumbers(12), 2, 20)
-    for _ in loader.set_batches(np.split(np.arange(12), 6)):
+    for _ in loader.decode(np.split(np.arange(12), 6)):
         break
-    assert [b.row.tolist() for b in loader.set_batches([np.array([7]), np.array([3, 2])])] == [[7], [3, 2]]
+    assert [b.row.tolist() for b in loader.decode([np.array([7]), np.array([3, 2])])] == [[7], [3, 2]]
 
 
 def test_closed_loader_leaves_no_process_and_can_start_again() -> None:
-    loader = loader_of(ProcessNumbers(12), 2, 20).set_batches(np.split(np.arange(12), 6))
-    midway = iter(loader)
-    next(midway)
+    loader, batches = loader_of(ProcessNumbers(12), 2, 20), np.split(np.arange(12), 6)
+    next(loader.decode(batches))
     first = {child.pid for child in multiprocessing.active_children()}
     assert len(first) >= 2
     start = time.perf_counter()
@@ -170,7 +170,7 @@ def test_closed_loader_leaves_no_process_and_can_start_again() -> None:
     assert time.perf_counter() - start < 4  # not by a timeout
     left = {child.pid for child in multiprocessing.active_children()}
     assert len(first - left) == 2
-    second = processes(list(loader))
+    second = processes(list(loader.decode(batches)))
     assert second.isdisjoint(first)
     loader.close()
     loader.close()
@@ -179,9 +179,8 @@ def test_closed_loader_leaves_no_process_and_can_start_again() -> None:
 
 def test_nothing_to_decode() -> None:
     loader = loader_of(ProcessNumbers(2), 2, 20)
-    assert list(loader) == []
-    assert len(loader.set_batches([np.zeros(0, dtype=np.int64)])) == 1
-    assert [len(batch.row) for batch in loader] == [0]
+    assert list(loader.decode([])) == []
+    assert [len(batch.row) for batch in loader.decode([np.zeros(0, dtype=np.int64)])] == [0]
 
 
 def test_broken_file_is_named_with_its_path(tmp_path: Path) -> None:

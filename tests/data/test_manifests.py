@@ -52,8 +52,8 @@ def test_the_same_photos_as_folders_are_the_same_classes_and_split_share(tmp_pat
         ("path,label\nblue/0.png,a\nblue/0.png,b\n", r"lists an image twice \(blue/0.png\)"),
         ("path,label\nblue/0.png,a\nblue/99.png,b\n", "lists 1 files that are not there, the first is .*blue/99.png"),
         ("path,label,split\nblue/0.png,a,dev\n", "has split 'dev', expected train or test"),
-        ("path,label,split\nblue/0.png,a,train\n", "has no test image: mark some with split test"),
-        ("path,label,split\nblue/0.png,a,test\nblue/1.png,b,train\n", "class 'a' of .* has no training image"),
+        ("path,label,split\nblue/0.png,a,train\n", "the test part has no image"),
+        ("path,label,split\nblue/0.png,a,test\nblue/1.png,b,train\n", "class 'a' has no training image"),
         ("path,label\nblue/0.png,1.0\nblue/1.png,2.0\n", r"the labels are floats \(1\.0\), expected integers or names"),
     ],
 )

@@ -123,7 +123,7 @@ class TestEverySourceOfImages:
         rows = np.random.default_rng(0).permutation(len(source.train))[:40]
         batches = [rows[:3], rows[3:3], rows[3:]]
         here, there = (
-            list(ImageLoader(source.train, 6, 0.875, workers, 40).set_batches(batches)) for workers in (0, 2)
+            list(ImageLoader(source.train, 6, 0.875, workers, 40).decode(batches)) for workers in (0, 2)
         )
         assert [len(batch.label) for batch in here] == [len(batch) for batch in batches]
         for one, two in zip(here, there, strict=True):

@@ -14,9 +14,9 @@ import pytest
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.sets import Source, SourceOptions
+from cifnet_pl.data.sets import Source, SourceOptions, classes_of
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.data.sources.tar_shards import classes_of, find_shards, part_of
+from cifnet_pl.data.sources.tar_shards import find_shards, part_of
 from cifnet_pl.utilities.errors import DataError
 from tests.command_line import FAST, make_photos
 from tests.data.layouts import add_sample, encoded
@@ -169,7 +169,7 @@ def test_a_shard_that_changes_while_it_is_read(tmp_path: Path):
         ([("a", {"png": b"x", "json": b"{}"})], "sample a has no readable label 'label' in .json"),
         ([("a", {"png": b"x", "cls": b"\xff"})], "no readable label"),
         ([("a", {"png": b"x", "txt": b"a\nb"})], "cannot be the name of a class"),
-        ([("a", {"png": b"x", "json": b'{"label": 1.5}'})], "a label is 1.5 (float), expected integers or names"),
+        ([("a", {"png": b"x", "json": b'{"label": 1.5}'})], "is 1.5 (float), expected integers or names"),
         ([], "has no samples"),
     ],
 )
@@ -219,3 +219,6 @@ def test_labels_are_sorted_as_numbers():
     assert classes_of([10, 9, 10, 2], "x")[0] == ["2", "9", "10"]
     with pytest.raises(DataError, match="is that of two"):
         classes_of([1, "1"], "x")
+    for unnamed in (-1, 2):
+        with pytest.raises(DataError, match=f"x: a label is {unnamed}, but there are names of 0 to 1"):
+            classes_of([0, unnamed], "x", ["ant", "bee"])

@@ -88,7 +88,7 @@ def test_a_stream_is_divided_exactly(world: int, workers: int, pieces: Path):
         batches = shard_batches(np.arange(len(source.train)), 2, rank, world)
         loader = ImageLoader(source.train, 6, 1.0, workers, 2)
         try:
-            for batch in loader.set_batches(batches):
+            for batch in loader.decode(batches):
                 found += batch.row.tolist()
         finally:
             loader.close()

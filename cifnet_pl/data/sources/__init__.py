@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from PIL import Image
@@ -19,23 +20,17 @@ from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.plugins import entry_point, import_part, names_import, offered
 
 
-class _Digits:
-    """Read one of scikit-learn's digits; an object, so that spawned workers can receive it."""
-
-    def __init__(self, images: np.ndarray):
-        self.images = images
-
-    def __call__(self, index: int) -> Image.Image:
-        return Image.fromarray(self.images[index])
-
-
 def digits(options: SourceOptions) -> Source:
     """Load scikit-learn's bundled digits: 1797 real 8x8 scans of ten classes, split by seed."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
     images = (images.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)
-    return split_by_seed([str(c) for c in range(10)], ArraySet(_Digits(images), labels.tolist()), options)
+    return split_by_seed([str(c) for c in range(10)], ArraySet(partial(_digit, images), labels), options)
+
+
+def _digit(images: np.ndarray, index: int) -> Image.Image:
+    return Image.fromarray(images[index])
 
 
 def cifar100(options: SourceOptions) -> Source:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from PIL import Image
 
-from cifnet_pl.data.sets import ArraySet, FileSet, Grouping, Source, SourceOptions, split_by_seed
+from cifnet_pl.data.sets import ArraySet, FileSet, Source, SourceOptions, checked, held_back_rows, in_two, split_by_seed
 from cifnet_pl.data.sources.folders import existing, file_set, require_classes
 from cifnet_pl.photos.files import expanded, listing, place, sub_folders
 from cifnet_pl.utilities.errors import DataError, UsageError
@@ -300,18 +300,13 @@ def core50(options: SourceOptions) -> Source:
             f"training: set --data.root to {WHAT_CORE50}"
         )
     objects = sorted({number for _, number, *_ in frames})
-    frames = every(frames, stride)
-    parts, groups, numbers = [], [], sorted(sessions)
-    for held_out in (False, True):
-        split = [frame for frame in frames if (frame[0] in test) is held_out]
-        names = [name for *_, name in split]
-        parts.append(FileSet(root, names, [objects.index(number) for _, number, *_ in split]))
-        groups.append(np.array([numbers.index(session) for session, *_ in split], dtype=np.int64))
-    empty = [number for i, number in enumerate(objects) if i not in parts[0].rows_of]
-    if empty:
-        raise DataError(f"object o{empty[0]} of {place(root)} has no training frame left: use a smaller stride")
-    domains = Grouping([f"s{session}" for session in numbers], groups[0], groups[1])
-    return Source([f"o{number}" for number in objects], parts[0], parts[1], domains)
+    numbers, frames = sorted(sessions), every(frames, stride)
+    whole = FileSet(root, [name for *_, name in frames], [objects.index(number) for _, number, *_ in frames])
+    session_of = np.array([numbers.index(session) for session, *_ in frames], dtype=np.int64)
+    held = np.array([session in test for session, *_ in frames], dtype=bool)
+    domains = [f"s{session}" for session in numbers], session_of
+    source = in_two([f"o{number}" for number in objects], whole, held, domains=domains)
+    return checked(source, f"{place(root)} with stride {stride}")
 
 
 def every(items: Sequence[Item], stride: int) -> list[Item]:
@@ -362,8 +357,6 @@ def domains(options: SourceOptions) -> Source:
             names += [f"{domain}/{name}" for name in domain_set.names]
             labels += [class_names.index(classes[label]) for label in domain_set.labels]
             groups += [i] * len(domain_set)
-    source = split_by_seed(class_names, FileSet(root, names, labels), options, (list(domain_classes), np.array(groups)))
-    for label, name in enumerate(class_names):
-        if label not in source.train.rows_of:
-            raise DataError(f"class '{name}' of {place(root)} has no training image: add some")
-    return source
+    whole, domain_of = FileSet(root, names, labels), np.array(groups)
+    held = held_back_rows(whole, domain_of, options.val_fraction, options.split_seed)
+    return in_two(class_names, whole, held, domains=(list(domain_classes), domain_of))

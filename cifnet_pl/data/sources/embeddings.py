@@ -5,21 +5,21 @@ from __future__ import annotations
 import struct
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.data.sets import SampleSet, Source, SourceOptions, split_by_seed
+from cifnet_pl.data.sets import TEST, SampleSet, Source, SourceOptions, checked, classes_of, in_parts, split_by_seed
 from cifnet_pl.photos.files import expanded, place
 from cifnet_pl.photos.photo import content_hash
 from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError, unknown_name
-from cifnet_pl.utilities.text import first_line, has_controls, printable
+from cifnet_pl.utilities.text import first_line, printable
 
 ALIASES = {"embeddings": "embedding", "labels": "label", "ids": "id"}
 """Names of columns → another name that they are looked for by."""
@@ -77,63 +77,45 @@ class Table:
             raise DataError(f"{place(self.path)}: '{printable(name)}' has shape {array.shape}, expected ({length},)")
         return array
 
-    def ids(self, name: str | None, length: int) -> np.ndarray | None:
-        """Return the identities of the rows.
+    def samples(self, z: np.ndarray, labels: np.ndarray, ids: str | None = None) -> EmbeddingSet:
+        """Return embeddings z (n, d) of this file as samples.
 
         Args:
-            name: of the array; None for "ids", if there is one.
-            length: number of rows.
-
-        Returns:
-            (n,) array; None if there are no identities.
+            z: one of the arrays.
+            labels: (n,) class positions.
+            ids: name of the array of the samples' identities; None for "ids", if there is one.
 
         Raises:
-            DataError: two rows have the same one.
+            DataError: two samples have the same identity.
         """
-        if name is None and not {"ids", "id"} & set(self.columns):
-            return None
-        ids = self.vector(name or "ids", length)
-        values, counts = np.unique(ids, return_counts=True)
-        if len(values) < length:
-            again = printable(str(values[int(counts.argmax())]))
-            raise DataError(f"{place(self.path)}: id '{again}' stands there twice, expected one per sample")
-        return ids
+        identities = None
+        if ids is not None or {"ids", "id"} & set(self.columns):
+            identities = self.vector(ids or "ids", len(z))
+            values, counts = np.unique(identities, return_counts=True)
+            if len(values) < len(z):
+                again = printable(str(values[int(counts.argmax())]))
+                raise DataError(f"{place(self.path)}: id '{again}' stands there twice, expected one per sample")
+        return EmbeddingSet(z, labels, np.arange(len(z)), identities, self.path)
 
-    def classes(self, vectors: Sequence[np.ndarray]) -> tuple[list[str], list[np.ndarray]]:
-        """Return the names of all classes, and the labels as positions among them.
+    def labelled(
+        self, embeddings: str = "embeddings", labels: str = "labels", ids: str | None = None
+    ) -> tuple[list[str], EmbeddingSet]:
+        """Return the names of the classes, and all embeddings with their labels.
 
         Args:
-            vectors: labels, integers or names, such as those of training and test samples.
-
-        Returns:
-            Sorted names, and (n,) int64 positions for each vector.
+            embeddings, labels, ids: names of the arrays.
 
         Raises:
-            DataError: labels that are neither integers nor names, or a name with control characters.
+            DataError: arrays that are missing or do not fit.
         """
-        for vector in vectors:
-            if vector.dtype.kind == "f":
-                raise DataError(
-                    f"{place(self.path)}: the labels are floats ({vector.dtype}), expected integers or names: "
-                    "convert them with labels.astype(int)"
-                )
-            if vector.dtype.kind not in "iuUTO":
-                raise DataError(f"{place(self.path)}: the labels have dtype {vector.dtype}, expected integers or names")
-        joined = np.concatenate(vectors)
-        empty = [i for i, item in enumerate(joined) if item is None] if joined.dtype.kind == "O" else []
-        if empty:
-            raise DataError(
-                f"{place(self.path)}: {len(empty)} labels are missing, the first in row {empty[0]} (from 0)"
-            )
-        if joined.dtype.kind == "O" and not all(isinstance(item, str) for item in joined):
-            raise DataError(f"{place(self.path)}: a label is missing or not a text, expected integers or names")
-        values, positions = np.unique(joined, return_inverse=True)
-        names = [str(value) for value in values]
-        strange = [name for name in names if not name or has_controls(name)]
-        if strange:
-            raise DataError(f"{place(self.path)}: '{printable(strange[0])}' cannot be the name of a class: rename it")
-        ends = np.cumsum([len(vector) for vector in vectors])[:-1]
-        return names, [members.astype(np.int64) for members in np.split(positions.reshape(-1), ends)]
+        z = self.matrix(embeddings)
+        class_names, positions = classes_of(self.vector(labels, len(z)).tolist(), place(self.path))
+        return class_names, self.samples(z, positions, ids)
+
+    def unlabelled(self) -> EmbeddingSet:
+        """Return all embeddings without their labels."""
+        z = self.matrix("embeddings")
+        return self.samples(z, np.zeros(len(z), dtype=np.int64))
 
 
 def read_table(path: Path) -> Table:
@@ -157,7 +139,7 @@ def read_table(path: Path) -> Table:
 
 
 @contextmanager
-def _readable(path: Path) -> Any:
+def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except CifnetError:
@@ -277,28 +259,11 @@ READERS: dict[str, Callable[[Path], Table]] = {
 
 
 WHAT = "a file of embeddings (.npz, .safetensors, .parquet or .arrow) with (n, d) embeddings and (n,) labels"
-TEST_WORDS = {"test", "val", "validation", "valid", "eval", "1", "true"}
+TEST_WORDS = {*TEST, "1", "true"}
 """What a column ``split`` calls the samples that are held out."""
 
 AT_ONCE = 10_000
 """Rows that are looked through at a time."""
-
-
-class Numbers(Sequence[str]):
-    """The names ``"0"``, ``"1"``, … of given positions, without a string object for each."""
-
-    def __init__(self, rows: np.ndarray):
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> Numbers: ...
-    def __getitem__(self, index: int | slice) -> str | Numbers:
-        return Numbers(self.rows[index]) if isinstance(index, slice) else str(self.rows[index])
 
 
 class EmbeddingSet(SampleSet):
@@ -316,7 +281,7 @@ class EmbeddingSet(SampleSet):
         self, embeddings: np.ndarray, labels: np.ndarray, rows: np.ndarray, ids: np.ndarray | None, file: Path
     ):
         self.embeddings, self.labels, self.rows, self.ids, self.file = embeddings, labels, rows, ids, file
-        self.names: Sequence[str] = Numbers(rows) if ids is None else [str(name) for name in ids[rows]]
+        self.names = [str(name) for name in (rows if ids is None else ids[rows])]
 
     @property
     def features(self) -> int:
@@ -384,19 +349,16 @@ def embeddings(options: SourceOptions) -> Source:
         UsageError: no file was given.
         DataError: a file that is missing, damaged or of another kind; columns that are missing or do not fit.
     """
-    table = read_table(embeddings_file(options))
+    table = open_table(options.root)
     names = {key: str(value) for key, value in options.own.items()}
+    split = names.pop("split", "split" if "split" in table.columns else None)
     if "embeddings" not in names and "train_embeddings" in table.columns:
         return _two_parts(table, options)
-    z = table.matrix(names.get("embeddings", "embeddings"))
-    class_names, labels = table.classes([table.vector(names.get("labels", "labels"), len(z))])
-    ids = table.ids(names.get("ids"), len(z))
-    whole = EmbeddingSet(z, labels[0], np.arange(len(z)), ids, table.path)
-    split = names.get("split", "split" if "split" in table.columns else None)
-    if split is None:
-        return split_by_seed(class_names, whole, options)
-    held = np.array([str(word).lower() in TEST_WORDS for word in table.vector(split, len(z))], dtype=bool)
-    return _checked(class_names, whole.subset(np.flatnonzero(~held)), whole.subset(np.flatnonzero(held)), table)
+    class_names, whole = table.labelled(**names)
+    held = None
+    if split is not None:
+        held = np.array([str(word).lower() in TEST_WORDS for word in table.vector(split, len(whole))], dtype=bool)
+    return in_parts(class_names, whole, held, options, place(table.path))
 
 
 def _two_parts(table: Table, options: SourceOptions) -> Source:
@@ -406,65 +368,30 @@ def _two_parts(table: Table, options: SourceOptions) -> Source:
     if len({z.shape[1] for z in arrays}) > 1:
         raise DataError(f"{place(table.path)}: train_embeddings and test_embeddings have different widths")
     vectors = [table.vector(f"{split}_labels", len(z)) for split, z in zip(parts, arrays, strict=True)]
-    class_names, labels = table.classes(vectors)
+    class_names, labels = classes_of(np.concatenate(vectors).tolist(), place(table.path))
+    ends = np.cumsum([len(vector) for vector in vectors])[:-1]
     sets = [
-        EmbeddingSet(z, label, np.arange(len(z)), None, table.path) for z, label in zip(arrays, labels, strict=True)
+        EmbeddingSet(z, positions, np.arange(len(z)), None, table.path)
+        for z, positions in zip(arrays, np.split(labels, ends), strict=True)
     ]
     if len(sets) == 1:
         return split_by_seed(class_names, sets[0], options)
-    return _checked(class_names, sets[0], sets[1], table)
+    return checked(Source(class_names, sets[0], sets[1]), place(table.path))
 
 
-def _checked(class_names: list[str], train: EmbeddingSet, val: EmbeddingSet, table: Table) -> Source:
-    """Return the source; DataError if a class cannot be learned, or nothing is held out."""
-    if not len(val):
-        raise DataError(f"{place(table.path)}: no sample is in the test part, expected some with split 'test'")
-    missing = [name for label, name in enumerate(class_names) if label not in train.rows_of]
-    if missing:
-        raise DataError(
-            f"{place(table.path)}: class '{printable(missing[0])}' has test samples but none for training: add some, "
-            "or take the class out"
-        )
-    return Source(class_names, train, val)
-
-
-def unlabelled(path: Path) -> EmbeddingSet:
-    """Return the embeddings of a file without their labels.
-
-    Raises:
-        UsageError, DataError: as :func:`embeddings`.
-    """
-    table = read_table(embeddings_file(SourceOptions(path)))
-    z = table.matrix("embeddings")
-    rows = np.arange(len(z))
-    return EmbeddingSet(z, np.zeros(len(z), dtype=np.int64), rows, table.ids(None, len(z)), path)
-
-
-def labelled(path: Path) -> tuple[list[str], EmbeddingSet]:
-    """Return the names of the classes, and all embeddings of a file with their labels.
-
-    Raises:
-        UsageError, DataError: as :func:`embeddings`.
-    """
-    table = read_table(embeddings_file(SourceOptions(path)))
-    z = table.matrix("embeddings")
-    class_names, (labels,) = table.classes([table.vector("labels", len(z))])
-    return class_names, EmbeddingSet(z, labels, np.arange(len(z)), table.ids(None, len(z)), path)
-
-
-def embeddings_file(options: SourceOptions) -> Path:
-    """Return the file of embeddings that ``--data.root`` names.
+def open_table(root: Path | None) -> Table:
+    """Open a file of embeddings.
 
     Raises:
         UsageError: no file was given.
-        DataError: there is no such file.
+        DataError: there is no such file, or it is damaged or of another kind.
     """
-    if options.root is None:
+    if root is None:
         raise UsageError(f"no file was given: set --data.root to {WHAT}")
-    path = expanded(options.root)
+    path = expanded(root)
     if not path.is_file():
         raise DataError(f"no file {place(path)}: expected {WHAT}")
-    return path
+    return read_table(path)
 
 
 def embeddings_width(root: Any, options: dict[str, Any] | None = None) -> int:
@@ -474,7 +401,7 @@ def embeddings_width(root: Any, options: dict[str, Any] | None = None) -> int:
         root: the file.
         options: of the source :func:`embeddings`.
     """
-    table = read_table(embeddings_file(SourceOptions(Path(root) if root else None)))
+    table = open_table(Path(root) if root else None)
     name = str(
         (options or {}).get("embeddings") or ("embeddings" if "embeddings" in table.columns else "train_embeddings")
     )

@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from cifnet_pl.data.sets import Source, SourceOptions
-from cifnet_pl.data.sources.tar_shards import TEST, TRAIN, EncodedSet, classes_of, in_parts
+from cifnet_pl.data.sets import TEST, TRAIN, ArraySet, Source, SourceOptions, classes_of, in_parts
 from cifnet_pl.photos.files import expanded, identity
 from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError
 from cifnet_pl.utilities.text import one_line, printable
@@ -71,7 +70,7 @@ class Stream:
             before = len(found)
             for number in range(part.num_shards):
                 with _readable(self.where):
-                    pieces = _pieces(part.shard(part.num_shards, number))
+                    pieces = part.shard(part.num_shards, number).reshard()  # one for each row group
                 self.pieces += [(file, piece) for piece in range(pieces.num_shards)]
                 for piece in range(pieces.num_shards):
                     start = len(found)
@@ -83,7 +82,7 @@ class Stream:
         self.starts = np.cumsum([0, *counts])
         return found, sizes
 
-    def cell(self, row: int) -> Any:
+    def __call__(self, row: int) -> Any:
         """Return the cell of a row.
 
         Raises:
@@ -97,7 +96,7 @@ class Stream:
                 raise DataError(f"{self.where} changed while it was read: start the run again")
             file, number = self.pieces[piece]
             with _readable(self.where):
-                pieces = _pieces(self.files[file])
+                pieces = self.files[file].reshard()
             cursor = _Cursor(piece, _cells(pieces, number, self.column, self.where))
             self._cursors[os.getpid()] = cursor
         while place >= cursor.first + len(cursor.cells):
@@ -109,11 +108,6 @@ class Stream:
     def mark(self, row: int) -> str:
         """Return a hash that changes with the content of a row, without reading it."""
         return hashlib.sha256(f"{self.before}\0{row}".encode()).hexdigest()
-
-
-def _pieces(file: Any) -> Any:
-    """Return the stream of one file with a shard for each of its row groups, where it has some."""
-    return file.reshard()
 
 
 def _cells(pieces: Any, number: int, column: str, where: str) -> Iterator[list[Any]]:
@@ -170,19 +164,29 @@ def hugging_face(name: str, options: SourceOptions) -> Source:
     chosen = [split for _, split in splits if split is not None]
     sets = [parts[split] for split in chosen]
     image, label = (_column(sets[0], kind, options, where) for kind in ("image", "label"))
-    rows: Rows
+    rows: Callable[[int], Any]
     if type(sets[0]).__name__ == "IterableDataset":
         rows, labels, sizes = _streamed(name, options, where, chosen, image, label)
     else:
-        rows, sizes = _Table(sets, image), [len(dataset) for dataset in sets]
+        rows, sizes = _listed([_encoded(dataset, image) for dataset in sets], image), [len(dataset) for dataset in sets]
         labels = [value for dataset in sets for value in dataset.select_columns([label])[label]]
-    if None in labels:
-        raise DataError(f"{where}: column '{printable(label)}' is empty in row {labels.index(None)} (counted from 0)")
-    class_names, positions = classes_of(labels, where, getattr(sets[0].features[label], "names", None))
     names = [f"{split}/{i}" for split, size in zip(chosen, sizes, strict=True) for i in range(size)]
-    whole = EncodedSet(RowReader(rows, image, where), positions, names, where=f"{where}#")
+    described = f"{where}: column '{printable(label)}'"
+    class_names, positions = classes_of(labels, described, getattr(sets[0].features[label], "names", None))
+    whole = ArraySet(RowReader(rows, image, where), positions, names, where=f"{where}#", sequential=True)
     held = np.arange(len(names)) >= sizes[0] if len(sets) > 1 else None
     return in_parts(class_names, whole, held, options, where)
+
+
+def _listed(parts: list[Any], column: str) -> Callable[[int], Any]:
+    """Return a function that reads the cell of a row of data sets in the cache of ``datasets``, one after the other."""
+    from datasets import concatenate_datasets
+
+    return partial(_cell, concatenate_datasets(parts), column)
+
+
+def _cell(dataset: Any, column: str, row: int) -> Any:
+    return dataset[row][column]
 
 
 def _streamed(
@@ -310,40 +314,12 @@ def _encoded(dataset: Any, column: str) -> Any:
     return dataset.cast_column(column, Image(decode=False)) if is_image else dataset
 
 
-class Rows(Protocol):
-    """A column of images."""
-
-    def cell(self, row: int) -> Any:
-        """Return the cell of a row."""
-
-    def mark(self, row: int) -> str | None:
-        """Return a hash that changes with the content of a row, or None where that takes reading it."""
-
-
-class _Table:
-    """A column of data sets in the cache of ``datasets``, one after the other."""
-
-    def __init__(self, parts: list[Any], column: str):
-        self.parts, self.column = [_encoded(dataset, column) for dataset in parts], column
-
-    def cell(self, row: int) -> Any:
-        position = row
-        for dataset in self.parts:
-            if position < len(dataset):
-                return dataset[position][self.column]
-            position -= len(dataset)
-        raise IndexError(row)
-
-    def mark(self, row: int) -> None:
-        return None
-
-
 class RowReader:
     """Read the image of one row as the bytes of its file; an object, so that spawned workers can receive it."""
 
-    def __init__(self, rows: Rows, column: str, where: str):
+    def __init__(self, rows: Callable[[int], Any], column: str, where: str):
         self.rows, self.column, self.where = rows, column, where
-        self.mark = rows.mark
+        self.mark = getattr(rows, "mark", None)
 
     def __call__(self, row: int) -> bytes:
         """Return the bytes of an image's file.
@@ -351,7 +327,7 @@ class RowReader:
         Raises:
             DataError: the row holds no image.
         """
-        cell = self.rows.cell(row)
+        cell = self.rows(row)
         if isinstance(cell, dict):
             cell = cell.get("bytes") or cell.get("path")
         if isinstance(cell, str) and Path(cell).is_file():

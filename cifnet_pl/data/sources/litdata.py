@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from functools import lru_cache
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from cifnet_pl.data.sets import Source, SourceOptions
-from cifnet_pl.data.sources.tar_shards import TEST, TRAIN, EncodedSet, classes_of, in_parts
+from cifnet_pl.data.sets import TEST, TRAIN, ArraySet, Source, SourceOptions, classes_of, in_parts
 from cifnet_pl.photos.files import expanded
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import one_line, printable
@@ -42,11 +40,11 @@ def litdata(options: SourceOptions) -> Source:
     if parts[0] is None:
         raise DataError(f"{where} has no index.json, and no train/index.json: litdata did not write it")
     reader = ChunkReader([str(folder) for folder in folders], {word: options.own.get(word) for word in USUAL})
-    labels = [reader.label(row) for row in range(len(reader))]
-    class_names, positions = classes_of(labels, where)
+    class_names, labels = classes_of([reader.label(row) for row in range(sum(reader.sizes))], where)
     names = [f"{folder.name}/{i}" for folder, size in zip(folders, reader.sizes, strict=True) for i in range(size)]
     held = np.arange(len(names)) >= reader.sizes[0] if len(folders) > 1 else None
-    return in_parts(class_names, EncodedSet(reader, positions, names, where=f"{where}#"), held, options, where)
+    whole = ArraySet(reader, labels, names, where=f"{where}#", sequential=True)
+    return in_parts(class_names, whole, held, options, where)
 
 
 def _part(root: Path, names: tuple[str, ...]) -> Path | None:
@@ -60,17 +58,16 @@ class ChunkReader:
         self.folders, self.keys = folders, keys
         self.sizes = [len(_dataset(folder, os.getpid())) for folder in folders]
 
-    def __len__(self) -> int:
-        return sum(self.sizes)
-
-    def __call__(self, row: int) -> bytes:
-        """Return an image as the bytes of a file.
+    def __call__(self, row: int) -> Image.Image | bytes:
+        """Return an image, as the bytes of its file where the sample has those.
 
         Raises:
             DataError: the sample has no image, or a chunk is damaged.
         """
         image = self._entry(row, "image")
-        return bytes(image) if isinstance(image, bytes | bytearray) else _encoded(image, self._where(row))
+        if isinstance(image, bytes | bytearray):
+            return bytes(image)
+        return image if isinstance(image, Image.Image) else _picture(image, self._where(row))
 
     def label(self, row: int) -> Any:
         """Return a sample's label."""
@@ -93,15 +90,12 @@ class ChunkReader:
         return sample[key]
 
     def _sample(self, row: int) -> Any:
-        position = row
-        for folder, size in zip(self.folders, self.sizes, strict=True):
-            if position < size:
-                try:
-                    return _dataset(folder, os.getpid())[position]
-                except Exception as error:  # LitData's reader fails in its own ways on damaged chunks
-                    raise DataError(f"cannot read {self._where(row)}: {one_line(error)}") from error
-            position -= size
-        raise IndexError(row)
+        first = np.cumsum([0, *self.sizes])
+        folder = int(np.searchsorted(first, row, side="right")) - 1
+        try:
+            return _dataset(self.folders[folder], os.getpid())[row - int(first[folder])]
+        except Exception as error:  # LitData's reader fails in its own ways on damaged chunks
+            raise DataError(f"cannot read {self._where(row)}: {one_line(error)}") from error
 
 
 @lru_cache(maxsize=4)
@@ -114,14 +108,10 @@ def _dataset(folder: str, process: int) -> Any:
     return StreamingDataset(folder, shuffle=False)
 
 
-def _encoded(image: Any, where: str) -> bytes:
-    """Return the pixels as a PNG file: a Pillow image, or an array (h, w, 3) or (3, h, w) uint8."""
-    if not isinstance(image, Image.Image):
-        pixels = np.asarray(image)
-        pixels = np.moveaxis(pixels, 0, -1) if pixels.ndim == 3 and pixels.shape[0] in (1, 3) else pixels
-        if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
-            raise DataError(f"{where} has an image of shape {pixels.shape} and dtype {pixels.dtype}, expected uint8")
-        image = Image.fromarray(pixels.squeeze())
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", compress_level=1)
-    return buffer.getvalue()
+def _picture(image: Any, where: str) -> Image.Image:
+    """Return an array (h, w), (h, w, 3) or (3, h, w) uint8 as an image."""
+    pixels = np.asarray(image)
+    pixels = np.moveaxis(pixels, 0, -1) if pixels.ndim == 3 and pixels.shape[0] in (1, 3) else pixels
+    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
+        raise DataError(f"{where} has an image of shape {pixels.shape} and dtype {pixels.dtype}, expected uint8")
+    return Image.fromarray(pixels.squeeze())

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from cifnet_pl.data.sets import FileSet, Grouping, Source, SourceOptions, in_two, split_by_seed
+from cifnet_pl.data.sets import TEST, TRAIN, FileSet, Source, SourceOptions, classes_of, in_parts
 from cifnet_pl.data.sources.embeddings import read_table
 from cifnet_pl.photos.files import expanded, place
 from cifnet_pl.utilities.errors import DataError, UsageError, unknown_name
 from cifnet_pl.utilities.text import first_line, has_controls, printable
 
 WHAT = "a table (.csv, .tsv or .parquet) with the columns path and label"
-TEST_WORDS = {"test", "val", "validation", "valid", "eval"}
-TRAIN_WORDS = {"train", "training"}
 
 
 def manifest(options: SourceOptions) -> Source:
@@ -33,42 +32,28 @@ def manifest(options: SourceOptions) -> Source:
         UsageError: no table was given, or one of another kind.
         DataError: a column, a value or an image that is missing; an image that is listed twice.
     """
-    table = _read(options)
-    columns = {key: str(options.own.get(key, key)) for key in ("path", "label", "split", "task", "domain")}
-    required = {"path", "label", *(key for key in columns if key in options.own)}
-    for key, name in columns.items():
-        if key in required and name not in table:
-            listed = ", ".join(printable(column) for column in table)
-            raise DataError(f"{_shown(options)} has no column '{printable(name)}', it has {listed}")
-    cells = {key: table[name] for key, name in columns.items() if name in table}
-    _check(cells, options)
-    class_names = sorted(set(cells["label"]))
-    position = {name: i for i, name in enumerate(class_names)}
-    root = expanded(options.root or Path()).parent
-    whole = FileSet(root, cells["path"], [position[label] for label in cells["label"]])
-    groups = {key: _groups(cells[key]) for key in ("task", "domain") if key in cells}
-    if "split" not in cells:
-        source = split_by_seed(class_names, whole, options)
-    else:
-        held = np.array([_held_out(word, options) for word in cells["split"]], dtype=bool)
-        source = in_two(class_names, whole, held)
-    row = {name: i for i, name in enumerate(whole.names)}
-    rows = [np.array([row[name] for name in images.names], dtype=np.int64) for images in (source.train, source.val)]
-    for key, (names, group) in groups.items():
-        setattr(source, f"{key}s", Grouping(names, group[rows[0]], group[rows[1]]))
-    _check_parts(source, options)
-    return source
-
-
-def _shown(options: SourceOptions) -> str:
-    return place(options.root or Path())
-
-
-def _read(options: SourceOptions) -> dict[str, list[str]]:
-    """Return the columns of the table, as texts."""
     if options.root is None:
         raise UsageError(f"no table was given: set --data.root to {WHAT}")
-    path = expanded(options.root)
+    file = expanded(options.root)
+    table, where = _read(file), place(options.root)
+    columns = {key: str(options.own.get(key, key)) for key in ("path", "label", "split", "task", "domain")}
+    for key, name in columns.items():
+        if name not in table and (key in ("path", "label") or key in options.own):
+            listed = ", ".join(printable(column) for column in table)
+            raise DataError(f"{where} has no column '{printable(name)}', it has {listed}")
+    cells = {key: table[name] for key, name in columns.items() if name in table}
+    _check(cells, file.parent, where)
+    class_names, labels = classes_of(cells["label"], where)
+    whole = FileSet(file.parent, cells["path"], labels.tolist())
+    held = None
+    if "split" in cells:
+        held = np.array([word.lower() in TEST for word in cells["split"]], dtype=bool)
+    groups = {f"{key}s": _groups(cells[key]) for key in ("task", "domain") if key in cells}
+    return in_parts(class_names, whole, held, options, where, **groups)
+
+
+def _read(path: Path) -> dict[str, list[str]]:
+    """Return the columns of a table, as texts."""
     if not path.is_file():
         raise DataError(f"no file {place(path)}: set --data.root to {WHAT}")
     reader = READERS.get(path.suffix.lower())
@@ -109,32 +94,32 @@ READERS: dict[str, Callable[[Path], dict[str, list[str]]]] = {
 """Ending of a file's name → function that gives its columns."""
 
 
-def _check(cells: dict[str, list[str]], options: SourceOptions) -> None:
+def _check(cells: dict[str, list[str]], root: Path, where: str) -> None:
     """Check the cells of a table.
 
     Raises:
-        DataError: no rows, a cell that is empty or cannot be shown, labels that are floats, or an image that is listed
-            twice.
+        DataError: no rows, a cell that is empty or cannot be shown, labels that are floats, a part that is neither for
+            training nor for testing, an image that is listed twice or is not there.
     """
     if not cells["path"]:
-        raise DataError(f"{_shown(options)} lists no image")
+        raise DataError(f"{where} lists no image")
     for key, column in cells.items():
         for number, cell in enumerate(column, 1):
             if not cell or has_controls(cell):
                 content = "nothing" if not cell else f"control characters, '{printable(cell)}'"
-                raise DataError(f"{_shown(options)}: row {number} has {content} for {key}")
+                raise DataError(f"{where}: row {number} has {content} for {key}")
+            if key == "split" and cell.lower() not in TRAIN + TEST:
+                raise DataError(f"{where} has split '{cell}', expected train or test")
     if _floats(set(cells["label"])):
-        raise DataError(f"{_shown(options)}: the labels are floats ({cells['label'][0]}), expected integers or names")
-    if len(set(cells["path"])) < len(cells["path"]):
-        again = max(set(cells["path"]), key=cells["path"].count) if len(cells["path"]) < 10_000 else None
-        named = f" ({printable(again)})" if again else ""
-        raise DataError(f"{_shown(options)} lists an image twice{named}: an image has one row")
-    root = expanded(options.root or Path()).parent
+        raise DataError(f"{where}: the labels are floats ({cells['label'][0]}), expected integers or names")
+    name, times = Counter(cells["path"]).most_common(1)[0]
+    if times > 1:
+        raise DataError(f"{where} lists an image twice ({name}): an image has one row")
     missing = [path for path in cells["path"] if not (root / path).is_file()]
     if missing:
         raise DataError(
-            f"{_shown(options)} lists {len(missing)} files that are not there, the first is "
-            f"{place(root / missing[0])}: paths are relative to the table's folder"
+            f"{where} lists {len(missing)} files that are not there, the first is {place(root / missing[0])}: paths "
+            "are relative to the table's folder"
         )
 
 
@@ -146,22 +131,8 @@ def _floats(labels: set[str]) -> bool:
         return False
 
 
-def _held_out(word: str, options: SourceOptions) -> bool:
-    if word.lower() not in TRAIN_WORDS | TEST_WORDS:
-        raise DataError(f"{_shown(options)} has split '{printable(word)}', expected train or test")
-    return word.lower() in TEST_WORDS
-
-
 def _groups(column: list[str]) -> tuple[list[str], np.ndarray]:
     """Return the sorted names in a column, numbers as numbers, and (n,) the position of each row's."""
     names = sorted(set(column), key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
     position = {name: i for i, name in enumerate(names)}
     return names, np.array([position[name] for name in column], dtype=np.int64)
-
-
-def _check_parts(source: Source, options: SourceOptions) -> None:
-    if not len(source.val):
-        raise DataError(f"{_shown(options)} has no test image: mark some with split test, or leave out the column")
-    for label, name in enumerate(source.class_names):
-        if label not in source.train.rows_of:
-            raise DataError(f"class '{printable(name)}' of {_shown(options)} has no training image: add some")

@@ -11,126 +11,18 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from cifnet_pl.data.sets import ImageSet, Source, SourceOptions, in_two, split_by_seed
+from cifnet_pl.data.sets import TEST, TRAIN, ArraySet, Source, SourceOptions, classes_of, in_parts
 from cifnet_pl.photos.files import expanded
-from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError
-from cifnet_pl.utilities.text import first_line, has_controls, printable
-
-TRAIN = ("train", "training")
-TEST = ("test", "val", "validation", "valid", "eval")
-"""What data sets call their parts; of several for testing the first one here is taken."""
-
-
-class EncodedSet(ImageSet):
-    """Images whose encoded bytes a function reads; reading is fastest in ascending order.
-
-    Args:
-        read: position in the data set → bytes of an image file; can be pickled, so that spawned workers can receive it.
-            If it has a method ``mark``, that gives what changes with an image's bytes without reading them, or None.
-        labels: (n,) class position of each image.
-        names: (n,) identity of each image.
-        rows: (n,) position of each image in the data set; by default 0, 1, …
-        where: prefix of the image's name in messages.
-    """
-
-    sequential = True
-
-    def __init__(
-        self,
-        read: Callable[[int], bytes],
-        labels: np.ndarray,
-        names: Sequence[str],
-        rows: np.ndarray | None = None,
-        where: str = "",
-    ):
-        self.read, self.names, self.where = read, names, where
-        self.labels = np.asarray(labels, dtype=np.int64)
-        self.rows = np.arange(len(self.labels)) if rows is None else rows
-
-    def given(self, index: int) -> bytes:
-        """Return the bytes of the image's file."""
-        return self.read(int(self.rows[index]))
-
-    def mark(self, index: int) -> tuple[int, ...] | int | str:
-        """Return what the reader's ``mark`` says of the image, or else its content's hash."""
-        mark = self.read.mark(int(self.rows[index])) if hasattr(self.read, "mark") else None
-        return super().mark(index) if mark is None else mark
-
-    def place(self, index: int) -> str:
-        """Return where the image is, for messages."""
-        return printable(f"{self.where}{self.names[index]}")
-
-    def subset(self, rows: np.ndarray) -> EncodedSet:
-        """Return the images at positions ``rows``."""
-        names = [self.names[i] for i in rows]
-        return EncodedSet(self.read, self.labels[rows], names, self.rows[rows], self.where)
-
-
-def classes_of(labels: Sequence[Any], where: str, names: Sequence[str] | None = None) -> tuple[list[str], np.ndarray]:
-    """Find the classes of a list of labels.
-
-    Args:
-        labels: integers or texts.
-        where: the data, for messages.
-        names: of the integers 0, 1, …, if the data have names; names that do not occur are left out.
-
-    Returns:
-        The names of all classes, and the position (n,) of each label among them.
-
-    Raises:
-        DataError: labels that are neither, or a name with control characters.
-    """
-    wrong = next((label for label in labels if isinstance(label, bool) or not isinstance(label, int | str)), None)
-    if wrong is not None:
-        kind = type(wrong).__name__
-        raise DataError(f"{where}: a label is {printable(str(wrong)[:60])} ({kind}), expected integers or names")
-    distinct = sorted(set(labels), key=lambda label: (isinstance(label, str), label))
-    class_names = {
-        label: names[label] if names is not None and isinstance(label, int) else str(label) for label in distinct
-    }
-    strange = [word for word in class_names.values() if not word or has_controls(word)]
-    if strange or len(set(class_names.values())) < len(distinct):
-        shown = strange[0] if strange else next(iter(class_names.values()))
-        raise DataError(f"{where}: '{printable(shown)}' cannot be the name of a class, or is that of two: rename it")
-    position = {label: i for i, label in enumerate(distinct)}
-    return [class_names[label] for label in distinct], np.array([position[label] for label in labels], dtype=np.int64)
-
-
-def in_parts(
-    class_names: list[str], whole: EncodedSet, test: np.ndarray | None, options: SourceOptions, where: str
-) -> Source:
-    """Return the source with the test part of the data, or with one that is held back by seed.
-
-    Args:
-        class_names: names of the classes.
-        whole: all images.
-        test: (n,) bool, which are for testing, or None if the data do not say.
-        options: share and seed.
-        where: the data, for messages.
-
-    Raises:
-        DataError: no image, a class without a training image, or a test part without an image.
-    """
-    if not len(whole):
-        raise DataError(f"{where}: there is no image in it")
-    if test is None:
-        return split_by_seed(class_names, whole, options)
-    source = in_two(class_names, whole, test)
-    missing = [name for label, name in enumerate(class_names) if label not in source.train.rows_of]
-    if missing:
-        raise DataError(f"{where}: class '{printable(missing[0])}' has no training image: add some, or take it out")
-    if not len(source.val):
-        raise DataError(f"{where}: the test part has no image")
-    return source
-
+from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.text import first_line, printable
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "tif", "tiff", "img")
 LABELS = ("cls", "txt", "json")
@@ -138,26 +30,6 @@ LABELS = ("cls", "txt", "json")
 
 OPEN = 16
 """Shards that a process keeps open."""
-
-
-@dataclass
-class Index:
-    """The position of every sample in the tar files.
-
-    Attributes:
-        shards: addresses of the tar files.
-        marks: of each, what changes with its content: size and times.
-        shard, offset, size: (n,) of each image: its tar file, and its place in it in bytes.
-        names, labels: (n,) of each sample: its tar file's name with its key, and what its label member says.
-    """
-
-    shards: list[str]
-    marks: list[tuple[int, ...]] = field(default_factory=list)
-    shard: list[int] = field(default_factory=list)
-    offset: list[int] = field(default_factory=list)
-    size: list[int] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    labels: list[Any] = field(default_factory=list)
 
 
 def webdataset(options: SourceOptions) -> Source:
@@ -175,18 +47,15 @@ def webdataset(options: SourceOptions) -> Source:
         UsageError: no shards were given.
         DataError: a shard that is missing, cut off or no tar file; a sample without an image or a label.
     """
-    shards = find_shards(options)
-    index = Index(shards)
-    for number in range(len(shards)):
-        _read_index(index, number, str(options.own.get("label", "label")))
+    reader = ShardReader(find_shards(options), str(options.own.get("label", "label")))
     where = printable(str(options.root))
-    if len(set(index.names)) < len(index.names):
-        again = max(set(index.names), key=index.names.count) if len(index.names) < 10_000 else "one"
-        raise DataError(f"{where}: sample {printable(again)} stands there twice: give each sample a name of its own")
-    class_names, labels = classes_of(index.labels, where, _class_list(options))
-    whole = EncodedSet(ShardReader(index), labels, index.names)
-    parts = [part_of(shard) for shard in shards]
-    test = np.array([parts[number] == "test" for number in index.shard]) if {"train", "test"} <= set(parts) else None
+    name, times = Counter(reader.names).most_common(1)[0]
+    if times > 1:
+        raise DataError(f"{where}: sample {printable(name)} stands there twice: give each sample a name of its own")
+    class_names, labels = classes_of(reader.labels, where, _class_list(options))
+    whole = ArraySet(reader, labels, reader.names, where="", sequential=True)
+    parts = [part_of(shard) for shard in reader.shards]
+    test = np.array([parts[number] == "test" for number in reader.shard]) if {"train", "test"} <= set(parts) else None
     return in_parts(class_names, whole, test, options, where)
 
 
@@ -207,7 +76,7 @@ def find_shards(options: SourceOptions) -> list[str]:
     if "://" not in root:
         path = expanded(Path(root))
         root = str(path / "**" / "*.tar") if path.is_dir() else str(path)
-    files = [file for pattern in _braces(root) for file in _listed(pattern)]
+    files = [file for pattern in _braces(root) for file in _matching(pattern)]
     if not files:
         raise DataError(f"no shards at {printable(root)}: expected .tar files")
     return sorted(set(files))
@@ -230,7 +99,7 @@ def _braces(pattern: str) -> list[str]:
     return [rest for word in alternatives for rest in _braces(pattern[: match.start()] + word + pattern[match.end() :])]
 
 
-def _listed(pattern: str) -> list[str]:
+def _matching(pattern: str) -> list[str]:
     if "://" in pattern:
         if not re.search(r"[*?\[]", pattern):
             return [pattern]
@@ -299,43 +168,35 @@ def _members(file: IO[bytes], address: str, total: int) -> Iterator[tarfile.TarI
         raise DataError(f"shard {shown} is damaged, cut off or no tar file: {first_line(error)}") from error
 
 
-def _read_index(index: Index, number: int, label: str) -> None:
-    """Add the samples of one shard."""
-    address = index.shards[number]
-    short = address.rsplit("/", 1)[-1]
-    with _open(address) as file:
-        mark = _mark(file, address)
-        file.seek(0)
-        samples: dict[str, dict[str, tarfile.TarInfo]] = {}
-        for member in _members(file, address, mark[0]):
-            folder, _, last = member.name.rpartition("/")
-            key, _, ending = last.partition(".")
-            key = f"{folder}/{key}" if folder else key
-            if samples.setdefault(key, {}).setdefault(ending.lower(), member) is not member:
-                raise DataError(
-                    f"{printable(address)}: sample {printable(key)} has two members .{printable(ending)}: give each "
-                    "sample a name of its own"
-                )
-        if not samples:
-            raise DataError(f"shard {printable(address)} has no samples, or is cut off")
-        index.marks.append(mark)
-        for key, members in samples.items():
-            image = next((members[ending] for ending in IMAGES if ending in members), None)
-            if image is None:
-                listed = ", ".join(printable(ending) for ending in members)
-                raise DataError(f"{printable(address)}: sample {printable(key)} has no image, it has {listed}")
-            index.labels.append(_label(file, members, label, f"{printable(address)}: sample {printable(key)}"))
-            index.names.append(f"{short}/{key}")
-            index.shard.append(number)
-            index.offset.append(image.offset_data)
-            index.size.append(image.size)
+Members = dict[str, tarfile.TarInfo]
+"""Ending of a name → the member of one sample."""
 
 
-def _label(file: IO[bytes], members: dict[str, tarfile.TarInfo], name: str, where: str) -> Any:
+def _samples(file: IO[bytes], address: str, total: int) -> dict[str, Members]:
+    """Return the members of each sample of a shard of ``total`` bytes, by the samples' keys."""
+    samples: dict[str, Members] = {}
+    for member in _members(file, address, total):
+        folder, _, last = member.name.rpartition("/")
+        key, _, ending = last.partition(".")
+        key = f"{folder}/{key}" if folder else key
+        if samples.setdefault(key, {}).setdefault(ending.lower(), member) is not member:
+            raise DataError(
+                f"{printable(address)}: sample {printable(key)} has two members .{printable(ending)}: give each "
+                "sample a name of its own"
+            )
+    if not samples:
+        raise DataError(f"shard {printable(address)} has no samples, or is cut off")
+    return samples
+
+
+def _listed(members: Members) -> str:
+    return ", ".join(printable(ending) for ending in members)
+
+
+def _label(file: IO[bytes], members: Members, name: str, where: str) -> Any:
     ending = name if name in members else next((e for e in LABELS if e in members), None)
     if ending is None:
-        listed = ", ".join(printable(member) for member in members)
-        raise DataError(f"{where} has no label (.cls, .txt or .json), it has {listed}")
+        raise DataError(f"{where} has no label (.cls, .txt or .json), it has {_listed(members)}")
     member = members[ending]
     file.seek(member.offset_data)
     try:
@@ -348,13 +209,41 @@ def _label(file: IO[bytes], members: dict[str, tarfile.TarInfo], name: str, wher
 
 
 class ShardReader:
-    """Read the image of one sample; an object, so that spawned workers can receive it."""
+    """Read the headers of tar files once, then the image of any sample; spawned workers can receive it.
 
-    def __init__(self, index: Index):
-        self.shards, self.marks = index.shards, index.marks
-        self.shard = np.array(index.shard, dtype=np.int32)
-        self.offset = np.array(index.offset, dtype=np.int64)
-        self.size = np.array(index.size, dtype=np.int64)
+    Args:
+        shards: addresses of the tar files.
+        label: entry of the .json member, or the ending of another member with the label.
+
+    Attributes:
+        marks: of each tar file, what changes with its content: size and times.
+        shard, offset, size: (n,) of each image: its tar file, and its place in it in bytes.
+        names, labels: (n,) of each sample: its tar file's name with its key, and what its label member says.
+
+    Raises:
+        DataError: a shard that cannot be read, is cut off or no tar file; a sample without an image or a label.
+    """
+
+    def __init__(self, shards: list[str], label: str):
+        self.shards = shards
+        self.marks: list[tuple[int, ...]] = []
+        self.names: list[str] = []
+        self.labels: list[Any] = []
+        places: list[tuple[int, int, int]] = []
+        for number, address in enumerate(shards):
+            short, shown = address.rsplit("/", 1)[-1], printable(address)
+            with _open(address) as file:
+                self.marks.append(_mark(file, address))
+                file.seek(0)
+                for key, members in _samples(file, address, self.marks[-1][0]).items():
+                    where = f"{shown}: sample {printable(key)}"
+                    image = next((members[ending] for ending in IMAGES if ending in members), None)
+                    if image is None:
+                        raise DataError(f"{where} has no image, it has {_listed(members)}")
+                    self.labels.append(_label(file, members, label, where))
+                    self.names.append(f"{short}/{key}")
+                    places.append((number, image.offset_data, image.size))
+        self.shard, self.offset, self.size = np.array(places, dtype=np.int64).T
 
     def __call__(self, row: int) -> bytes:
         """Return the bytes of an image.
@@ -369,8 +258,6 @@ class ShardReader:
             mark = _mark(file, address)
             file.seek(int(self.offset[row]))
             content = file.read(int(self.size[row]))
-        except CifnetError:
-            raise
         except OSError as error:
             raise DataError(f"cannot read shard {printable(address)}: {first_line(error)}") from error
         if mark != self.marks[number] or len(content) != self.size[row]:
