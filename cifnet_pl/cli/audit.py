@@ -93,7 +93,7 @@ def audit(
                     "photo by others of its class"
                 )
             curve = learning_curve(z, labels, len(names))
-        warn([], unreadable)
+        warn(source.notes, unreadable)
         note = write_audit(target, result, curve, files, loaded)
     if note:
         print(note)

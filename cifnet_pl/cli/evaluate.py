@@ -52,7 +52,6 @@ def evaluate(
         DataError: no photo of a class that the model knows, or none that can be read.
         CheckpointError: there is no model at ``model`` or ``against``, or it is damaged.
     """
-    from cifnet_pl.data.sources.folders import has_parts
     from cifnet_pl.model.class_photos import ClassPhotos
     from cifnet_pl.model.metrics import compare
     from cifnet_pl.model.store import load
@@ -63,17 +62,13 @@ def evaluate(
         if target is not None:
             held.enter_context(exclusive(target))
             refuse_output(target, overwrite, folder=True)
-        root = expanded(Path(images))
-        if has_parts(root):
-            print(f"{images} has train and val: evaluating on val")
-            root = root / "val"
-        photos, unreadable = ClassPhotos.find(root, "--images"), list[Any]()
+        photos, unreadable = ClassPhotos.find(images, "--images", tested=True), list[Any]()
         loaded = load(model, trust=trust)
         rival = load(against, trust=trust) if against is not None else None  # a wrong name is refused before the work
         evaluation = _evaluate(loaded, photos, unreadable, model)
         other = _evaluate(rival, photos, [], str(against)) if rival is not None else None
         comparison = compare(evaluation, other) if other is not None else None
-        warn([], unreadable)
+        warn(photos.notes, unreadable)
         print(*summary_lines(evaluation), *copy_lines(evaluation, loaded.knows_photos), sep="\n")
         Console().print(class_table(evaluation))
         for true, answer, count, total in evaluation.confused_pairs()[:PAIRS_ON_SCREEN]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.data.sets import FileSet
 from cifnet_pl.data.sources.embeddings import EmbeddingSet, open_table
-from cifnet_pl.data.sources.folders import about_nesting, file_set, require_classes
+from cifnet_pl.data.sources.folders import about_nesting, about_strays, file_set, parts_of, require_classes
 from cifnet_pl.model.bundle import class_names
 from cifnet_pl.model.core import Model
 from cifnet_pl.photos.copies import Duplicates, about_copies, about_labels, held_back, held_back_together
@@ -40,19 +40,22 @@ class ClassPhotos:
         class_names: name of each class.
         files: the photos; labels are positions in ``class_names``.
         looks: (n,) what is small of each photo once it was embedded with it; None where that is not known yet.
+        notes: sentences for the user about what was read.
     """
 
     class_names: list[str]
     files: FileSet
     looks: list[Look | None] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
 
     @classmethod
-    def find(cls, folder: Path | str, option: str) -> ClassPhotos:
+    def find(cls, folder: Path | str, option: str, tested: bool = False) -> ClassPhotos:
         """Find the photos of all class folders in a folder or a Zip archive.
 
         Args:
-            folder: the folder or archive.
+            folder: the folder or archive; of one with ``train`` and ``val`` one of these is taken.
             option: of the command line that named it, for messages.
+            tested: whether the photos are to be named, and not learned, so that ``val`` is taken.
 
         Raises:
             DataError: no such folder, no class folder in it, one without a photo, or a name that cannot be stored.
@@ -60,13 +63,19 @@ class ClassPhotos:
         root = expanded(Path(folder))
         require_folder(root, option, "a folder or Zip archive with one sub-folder of photos per class")
         with listing():
+            parts = parts_of(root)
+            notes = []
+            if parts is not None:
+                root = parts[tested]
+                notes.append(f"note: {folder} has {parts[0].name} and {parts[1].name}: taking {root.name}")
             names = [path.name for path in sub_folders(root)]
             require_classes(names, root)
             try:
                 class_names(names, place(root))
             except CheckpointError as error:
                 raise DataError(str(error)) from error
-            return cls(names, file_set(root, names))
+            strays = about_strays(root)
+            return cls(names, file_set(root, names), notes=(*notes, *([strays] if strays else [])))
 
     def of(self, wanted: set[str]) -> ClassPhotos:
         """Select the photos of the classes in ``wanted``."""
@@ -175,7 +184,7 @@ class ClassEmbeddings(ClassPhotos):
     """:class:`ClassPhotos` of which ``files`` are embeddings."""
 
     @classmethod
-    def find(cls, folder: Path | str, option: str) -> ClassEmbeddings:
+    def find(cls, folder: Path | str, option: str, tested: bool = False) -> ClassEmbeddings:
         """Open the file that ``option`` named: embeddings with labels.
 
         Raises:

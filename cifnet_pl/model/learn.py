@@ -133,7 +133,7 @@ def extend(
     if known and not more:
         name = printable(known[0])
         raise UsageError(f"class '{name}' is already learned: add --more to give it more photos, or rename its folder")
-    warnings = old.warnings_of(photos.class_names)
+    warnings = [*photos.notes, *old.warnings_of(photos.class_names)]
     if known and not old.knows_photos:
         warnings.append(
             "note: the model does not have the content hashes of all photos that it learned: any of those among the "
@@ -141,7 +141,9 @@ def extend(
         )
     old_photos = None
     if check is not None:
-        old_photos = samples_of(old).find(check, "--check").of(set(old.class_names))
+        old_photos = samples_of(old).find(check, "--check", tested=True)
+        warnings += old_photos.notes
+        old_photos = old_photos.of(set(old.class_names))
         if not old_photos.class_names:
             raise DataError(f"{check} has no folder of a class that the model knows: give photos of its old classes")
     unreadable: list[Unreadable] = []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import pickle
 import tarfile
 from collections.abc import Callable
@@ -90,9 +91,25 @@ def cifar100(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(datasets.CIFAR100, "train_list", [["train", write("train", part(2))]])
     monkeypatch.setattr(datasets.CIFAR100, "test_list", [["test", write("test", part(1))]])
-    meta = {"fine_label_names": [f"class {c:02d}" for c in range(100)]}
+    meta = {"fine_label_names": list(HUNDRED)}
     meta_entry = {"filename": "meta", "key": "fine_label_names", "md5": write("meta", meta)}
     monkeypatch.setattr(datasets.CIFAR100, "meta", meta_entry)
+
+
+def cifar100_parquet(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two files of the hub, with names of the classes in their description; three of the hundred occur."""
+    features = {"img": {"_type": "Image"}, "fine_label": {"names": list(HUNDRED), "_type": "ClassLabel"}}
+    about = {"huggingface": json.dumps({"info": {"features": features}})}
+    for split, first, count in (("train", 0, 9), ("test", 50, 3)):
+        images = [{"bytes": encoded(COLOURS[THREE[i % 3]], i), "path": None} for i in range(first, first + count)]
+        table = pyarrow.table({"img": images, "fine_label": [40 * (i % 3) for i in range(first, first + count)]})
+        pyarrow.parquet.write_table(table.replace_schema_metadata(about), root / f"{split}.parquet", row_group_size=4)
+
+
+def cifar100_folders(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class_tree(root / "train", 3)
+    for name in THREE:
+        fill(root / "test" / name, COLOURS[name], 1, first=50)
 
 
 def gtsrb(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,11 +263,14 @@ def arrow(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 COLUMNS = (("embeddings", "vector"), ("labels", "kind"), ("ids", "key"), ("split", "part"))
 THREE = ("blue", "green", "red")
 NUMBERED = ("0", "1", "2")
+HUNDRED = tuple(f"class {c:02d}" for c in range(100))
 CASES = [
     Case("digits", nothing, tuple(map(str, range(10))), (1438, 359)),
     Case("folder", parts, THREE, (15, 3)),
     Case("folder", whole, THREE, (4 + 4 + 6, 1 + 1 + 1)),
-    Case("cifar100", cifar100, tuple(f"class {c:02d}" for c in range(100)), (200, 100)),
+    Case("cifar100", cifar100, HUNDRED, (200, 100)),
+    Case("cifar100", cifar100_parquet, HUNDRED[::40], (9, 3)),
+    Case("cifar100", cifar100_folders, THREE, (9, 3)),
     Case("torchvision:GTSRB", gtsrb, ("0", "1", "2", "3"), (12, 4)),
     Case("torchvision:Country211", country211, THREE, (12, 6)),
     Case("imagenette", imagenette, ("tench, Tinca tinca", "English springer, English springer spaniel"), (6, 2)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cifnet_pl.data.sets import FileSet
+from cifnet_pl.data.sets import FileSet, SourceOptions
+from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.folders import about_nesting
+from cifnet_pl.model.class_photos import ClassPhotos
 from tests.data.tree import COLOURS, class_tree, fill, photo, run, summary
 from tests.photos.test_images import bomb
 
@@ -262,6 +265,36 @@ def test_a_folder_of_class_folders_one_level_too_deep_is_asked_about(
     assert said in caplog.text
     assert about_nesting(FileSet(root, ["a/1/x.png", "a/2/x.png", "a/x.png"], [0, 0, 0]), ["a"]) is None
     assert about_nesting(FileSet(root, ["a/1/x.png", "b/2/x.png"], [0, 1]), ["a", "b"]) is None
+
+
+@pytest.mark.parametrize("held", ["val", "test"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_photos_to_learn_and_to_test_with_are_told_apart(tmp_path: Path, held: str, packed: bool) -> None:
+    """By the source of ``fit`` as by what ``extend`` and ``evaluate`` read; photos beside class folders are counted."""
+    root = tmp_path / "photos"
+    class_tree(root / "train", 4)
+    class_tree(root / held, 2)
+    photo(RED).save(root / "train" / "b.png")
+    photo(RED).save(root / "train" / "a.png")
+    if packed:
+        root = Path(shutil.make_archive(str(root), "zip", root))
+    strays = f"note: 2 photos beside the class folders are passed over, the first is {root}/train/a.png: move each into"
+    source = build_source("folder", SourceOptions(root))
+    assert (len(source.train), len(source.val)) == (12, 6)
+    assert source.notes[0].startswith(strays)
+    learned, tested = (ClassPhotos.find(root, "--images", tested=tested) for tested in (False, True))
+    assert learned.class_names == tested.class_names == ["blue", "green", "red"]
+    assert (len(learned.files), len(tested.files)) == (12, 6)
+    assert learned.notes[0] == f"note: {root} has train and {held}: taking train"
+    assert learned.notes[1].startswith(strays)
+    assert len(tested.notes) == 1
+
+
+def test_photos_beside_class_folders_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = class_tree(tmp_path / "photos")
+    photo(RED).save(root / "loose.png")
+    assert run(root, tmp_path / "logs") == 0
+    assert f"1 photo beside the class folders is passed over, the first is {root}/loose.png: move it" in caplog.text
 
 
 def test_several_unreadable_images_are_counted_once_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

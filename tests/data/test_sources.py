@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from hypothesis import given
@@ -20,7 +24,7 @@ from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.benchmarks import set_names
 from cifnet_pl.photos.copies import held_back
 from cifnet_pl.utilities.errors import DataError, UsageError
-from tests.data.layouts import CASES, Case
+from tests.data.layouts import CASES, Case, cifar100_parquet
 from tests.data.tree import COLOURS, class_tree, fill
 
 
@@ -122,9 +126,7 @@ class TestEverySourceOfImages:
     def test_workers_change_nothing(self, source: Source) -> None:
         rows = np.random.default_rng(0).permutation(len(source.train))[:40]
         batches = [rows[:3], rows[3:3], rows[3:]]
-        here, there = (
-            list(ImageLoader(source.train, 6, 0.875, workers, 40).decode(batches)) for workers in (0, 2)
-        )
+        here, there = (list(ImageLoader(source.train, 6, 0.875, workers, 40).decode(batches)) for workers in (0, 2))
         assert [len(batch.label) for batch in here] == [len(batch) for batch in batches]
         for one, two in zip(here, there, strict=True):
             for a, b in zip(one[:4], two[:4], strict=True):
@@ -267,6 +269,47 @@ def test_missing_set_says_where_and_both_remedies(tmp_path: Path) -> None:
         build_source("cifar100", SourceOptions(tmp_path))
     assert str(tmp_path) in str(caught.value)
     assert "set --data.root to the folder that holds it, or fetch it with --data.download true" in str(caught.value)
+
+
+def cut(root: Path) -> None:
+    (root / "train.parquet").write_bytes((root / "train.parquet").read_bytes()[:3000])
+
+
+def with_columns(columns: dict[str, list[Any]]) -> Callable[[Path], None]:
+    return lambda root: pyarrow.parquet.write_table(pyarrow.table(columns), root / "test.parquet")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda root: (root / "test.parquet").unlink(), "has no test.parquet, which belongs to the other Parquet file"),
+        (cut, "cannot read .*/train.parquet: "),
+        (with_columns({"image": [b""], "fine_label": [0]}), "test.parquet has no column img, it has image, fine_label"),
+        (with_columns({"img": [{"bytes": b""}], "label": [0]}), "has no column fine_label, it has img, label"),
+        (with_columns({"img": ["a.png"], "fine_label": [0]}), "column img has string, expected the bytes of image"),
+        (with_columns({"img": [{"bytes": b""}], "fine_label": [None]}), r"the label in row 9 .* is missing"),
+        (
+            with_columns({"img": [{"bytes": b""}], "fine_label": [100]}),
+            "a label is 100, but there are names of 0 to 99",
+        ),
+    ],
+)
+def test_bad_parquet_files_of_cifar100(
+    spoil: Callable[[Path], None], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cifar100_parquet(tmp_path, monkeypatch)
+    spoil(tmp_path)
+    with pytest.raises(DataError, match=sentence) as caught:
+        build_source("cifar100", SourceOptions(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_empty_cell_of_cifar100_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cifar100_parquet(tmp_path, monkeypatch)
+    with_columns({"img": [{"bytes": b""}, {"bytes": None}], "fine_label": [0, 0]})(tmp_path)
+    source = build_source("cifar100", SourceOptions(tmp_path))
+    with pytest.raises(DataError, match=r"row 1 of column img .* is empty"):
+        source.val.content_hash(1)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from PIL import Image
 
 from cifnet_pl.data.sets import ArraySet, Source, SourceOptions, split_by_seed
 from cifnet_pl.data.sources.benchmarks import core50, domains, imagenet100, set_names, tinyimagenet, torchvision_set
+from cifnet_pl.data.sources.cifar100 import cifar100
 from cifnet_pl.data.sources.embeddings import embeddings
 from cifnet_pl.data.sources.folders import folder
 from cifnet_pl.data.sources.hugging_face import hugging_face
@@ -31,11 +32,6 @@ def digits(options: SourceOptions) -> Source:
 
 def _digit(images: np.ndarray, index: int) -> Image.Image:
     return Image.fromarray(images[index])
-
-
-def cifar100(options: SourceOptions) -> Source:
-    """Load CIFAR-100 of torchvision."""
-    return torchvision_set("CIFAR100", options)
 
 
 def local_data_set(options: SourceOptions) -> Source:

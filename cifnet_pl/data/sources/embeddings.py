@@ -49,7 +49,7 @@ class Table:
         if column_name not in self.columns:
             known = ", ".join(printable(column) for column in self.columns) or "nothing"
             raise DataError(f"{place(self.path)} has no '{printable(name)}', it has {known}")
-        with _readable(self.path):
+        with readable(self.path):
             return self.read(column_name)
 
     def matrix(self, name: str) -> np.ndarray:
@@ -134,12 +134,13 @@ def read_table(path: Path) -> Table:
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise unknown_name(f"kind of file of embeddings in {place(path)}", path.suffix or "no ending", READERS)
-    with _readable(path):
+    with readable(path):
         return reader(path)
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
+    """Within the block, turn every error of a parser into DataError with the file's name."""
     try:
         yield
     except CifnetError:
@@ -189,13 +190,13 @@ def _safetensors(path: Path) -> Table:
 
 
 def _parquet(path: Path) -> Table:
-    parquet = _pyarrow("parquet")
+    parquet = import_pyarrow().parquet
     columns = parquet.read_schema(path).names
     return Table(path, columns, lambda name: _column(parquet.read_table(path, columns=[name])[name], path, name))
 
 
 def _arrow(path: Path) -> Table:
-    pyarrow = _pyarrow()
+    pyarrow = import_pyarrow()
     mapped = pyarrow.memory_map(str(path))
     try:
         table = pyarrow.ipc.open_file(mapped).read_all()
@@ -204,19 +205,20 @@ def _arrow(path: Path) -> Table:
     return Table(path, table.column_names, lambda name: _column(table[name], path, name))
 
 
-def _pyarrow(module: str | None = None) -> Any:
+def import_pyarrow() -> Any:
+    """Import pyarrow with what reads Parquet and Arrow files; UsageError if it is missing."""
     try:
         import pyarrow
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError:
         raise UsageError("Parquet and Arrow files need the package pyarrow: pip install 'cifnet_pl[tables]'") from None
-    return getattr(pyarrow, module) if module else pyarrow
+    return pyarrow
 
 
 def _column(column: Any, path: Path, name: str) -> np.ndarray:
     """Return a column of numbers or texts as (n,), one of lists of equal length as (n, d)."""
-    pyarrow = _pyarrow()
+    pyarrow = import_pyarrow()
     kind = column.type
     if not any(check(kind) for check in (pyarrow.types.is_list, pyarrow.types.is_large_list,
                                          pyarrow.types.is_fixed_size_list)):  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from cifnet_pl.data.sets import FileSet, Source, SourceOptions, in_two, split_by_seed
+from cifnet_pl.data.sets import TEST, TRAIN, FileSet, Source, SourceOptions, in_two, split_by_seed
 from cifnet_pl.photos.copies import (
     NEAR,
     SINGLE,
@@ -21,20 +21,23 @@ from cifnet_pl.photos.copies import (
 )
 from cifnet_pl.photos.files import (
     EXTENSIONS,
+    archived_files,
     expanded,
     image_files,
     is_folder,
+    is_image,
     listing,
     place,
     require_folder,
     sub_folders,
+    within,
 )
 from cifnet_pl.photos.photo import Look
 from cifnet_pl.photos.reading import looks_at
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.text import has_controls, number_of, printable
+from cifnet_pl.utilities.text import has_controls, is_or_are, number_of, printable
 
-PART_NAMES = frozenset({"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval"})
+PART_NAMES = frozenset({*TRAIN, *TEST, "testing", "dev"})
 """Folder names that mean a part of a data set, not a class."""
 
 
@@ -42,12 +45,14 @@ def folder(options: SourceOptions) -> Source:
     """Read class folders: ``root/train/<class>/…`` with ``root/val/<class>/…``, or ``root/<class>/…`` split by seed."""
     with listing():
         root = existing(options, "a folder or Zip archive with one sub-folder of images per class")
-        if has_parts(root):
+        parts = parts_of(root)
+        if parts is not None:
             if options.group is not None:
                 raise UsageError(
-                    f"{place(root)} has train and val already, nothing is to be held back: leave --data.group out"
+                    f"{place(root)} has {parts[0].name} and {parts[1].name} already, nothing is to be held back: leave "
+                    "--data.group out"
                 )
-            return _train_and_val(root)
+            return _train_and_val(*parts)
         names = [path.name for path in sub_folders(root)]
         require_classes(names, root)
         if {name.lower() for name in names} <= PART_NAMES and "train" in names:
@@ -62,8 +67,8 @@ def folder(options: SourceOptions) -> Source:
             source = _split_near(names, whole, options)
         else:
             source = _split_by_group(names, whole, options, options.group)
-        nested = about_nesting(whole, names)
-        return replace(source, notes=(*source.notes, nested)) if nested else source
+        notes = (about_nesting(whole, names), about_strays(root))
+        return replace(source, notes=(*source.notes, *(note for note in notes if note)))
 
 
 def _look(whole: FileSet, rows: np.ndarray) -> list[Look]:
@@ -136,21 +141,43 @@ def about_nesting(files: FileSet, class_names: Sequence[str]) -> str | None:
     )
 
 
-def has_parts(root: Path) -> bool:
-    """Return whether ``root`` has separate photos to learn and to test with, in ``train`` and ``val``."""
-    return is_folder(root / "train") and is_folder(root / "val")
+def about_strays(*folders: Path) -> str | None:
+    """Say how many photos lie beside class folders, where they are of no class; None if there are none.
+
+    Args:
+        folders: each holds class folders.
+    """
+    strays = []
+    for home in folders:
+        beside = archived_files(home) if within(home) is not None else sorted(home.iterdir())
+        strays += [path for path in beside if path.parent == home and is_image(path) and not is_folder(path)]
+    if not strays:
+        return None
+    count = len(strays)
+    return (
+        f"note: {number_of(count, 'photo')} beside the class folders {is_or_are(count)} passed over, the first is "
+        f"{place(strays[0])}: move {'it' if count == 1 else 'each'} into the folder of its class"
+    )
 
 
-def _train_and_val(root: Path) -> Source:
-    names = [path.name for path in sub_folders(root / "train")]
-    require_classes(names, root / "train")
-    stray = [path.name for path in sub_folders(root / "val") if path.name not in set(names)]
+def parts_of(root: Path) -> tuple[Path, Path] | None:
+    """Return the folders with photos to learn and to test with, such as ``train`` and ``val``; None without such."""
+    train = next((root / word for word in TRAIN if is_folder(root / word)), None)
+    held = next((root / word for word in ("val", *TEST) if is_folder(root / word)), None)
+    return None if train is None or held is None else (train, held)
+
+
+def _train_and_val(train: Path, val: Path) -> Source:
+    names = [path.name for path in sub_folders(train)]
+    require_classes(names, train)
+    stray = [path.name for path in sub_folders(val) if path.name not in set(names)]
     if stray:
         raise DataError(
-            f"class '{printable(stray[0])}' is in {place(root / 'val')} but not in {place(root / 'train')}: "
-            "add its training images, or take it out"
+            f"class '{printable(stray[0])}' is in {place(val)} but not in {place(train)}: add its training images, or "
+            "take it out"
         )
-    return Source(names, file_set(root / "train", names), file_set(root / "val", names, may_be_empty=True))
+    note = about_strays(train, val)
+    return Source(names, file_set(train, names), file_set(val, names, may_be_empty=True), notes=(note,) if note else ())
 
 
 def file_set(root: Path, class_names: list[str], may_be_empty: bool = False) -> FileSet:
