@@ -67,9 +67,9 @@ def run_command(command: str, args: Sequence[str]) -> None:
     function: Callable[..., object] = getattr(import_module(COMMANDS[command][0]), command)
     parameters = inspect.signature(function, eval_str=True).parameters
     words = [word.partition("=")[0] for word in args]
-    for option, parameter in parameters.items():
-        if parameter.annotation in (str, str | None) and words.count(f"--{option}") > 1:
-            raise UsageError(f"--{option} is given twice, and takes one value")
+    for option in parameters.keys() & {"images", "check"}:  # of which other commands take several
+        if parameters[option].annotation in (str, str | None) and words.count(f"--{option}") > 1:
+            raise UsageError(f"--{option} is given twice: it takes one folder or Zip archive")
     more: dict[str, Any] = {}
     if OVERRIDES in parameters:
         args, more[OVERRIDES] = split_overrides(args)

@@ -9,10 +9,6 @@ import socket
 import tempfile
 from pathlib import Path
 
-import torch
-
-from cifnet_pl.heads.confidence import check_share
-from cifnet_pl.model.store import load
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.text import number_of, printable
 
@@ -64,6 +60,11 @@ def serve(
         UsageError: a port or host that cannot be listened on, a host without a token, or a workspace of another model.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
+    import torch
+
+    from cifnet_pl.heads.confidence import check_share
+    from cifnet_pl.model.store import load
+
     try:
         import uvicorn
 

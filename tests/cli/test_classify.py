@@ -1,7 +1,6 @@
-"""Classifying files: what the table says, which files it takes, and what happens with those that cannot be read."""
+"""Classifying files: what the table says, which files it takes, what cannot be read and what is not known."""
 
 import csv
-import os
 import shutil
 import subprocess
 import sys
@@ -15,31 +14,32 @@ from PIL import Image
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
+from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.model.classifier import Prediction
 from cifnet_pl.photos.photo import read_square
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.command_line import environment, make_photos
-from tests.models import empty
+from tests.models import SIDE, empty
 
-CLASSES = ["ant", "bee", "cat"]
-
-
-def colours(root: Path, count: int = 12) -> None:
-    make_photos(root, CLASSES, count)
+CLASSES, FOREIGN = ["ant", "bee", "cat"], ["yak", "zebu"]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle that tells three colours apart, and photos of them."""
+    """Bundles that tell three colours apart, with many calibration samples, few and none, and photos."""
     root = tmp_path_factory.mktemp("made")
-    colours(root / "photos")
-    model = empty("ridge")
-    files = sorted((root / "photos").rglob("*.png"))
-    z = model.embed(torch.stack([torch.from_numpy(read_square(f, 2).copy()).permute(2, 0, 1) for f in files]))
-    model.begin_task(CLASSES)
-    model.observe(z, torch.tensor(model.labels(f.parent.name for f in files)), torch.arange(len(files)))
-    model.finish_task()
-    model.save(root / "b")
+    make_photos(root / "photos", CLASSES, 12)
+    make_photos(root / "many", CLASSES, 25)
+    make_photos(root / "many", FOREIGN, 4)
+    for name, photos, buffer in (("b", "photos", None), ("many samples", "many", 75), ("few samples", "many", 6)):
+        files = sorted(f for f in (root / photos).rglob("*.png") if f.parent.name in CLASSES)
+        model = empty("ridge")
+        model.buffer = CalibrationBuffer(buffer) if buffer else None
+        z = model.embed(torch.stack([torch.from_numpy(read_square(f, SIDE).copy()).permute(2, 0, 1) for f in files]))
+        model.begin_task(CLASSES)
+        model.observe(z, torch.tensor(model.labels(f.parent.name for f in files)), torch.arange(len(files)))
+        model.finish_task()
+        model.save(root / name)
     return root
 
 
@@ -49,8 +49,8 @@ def place(made: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def classify(place: Path, images: str, *options: str) -> int:
-    given = ["--model", str(place / "b"), "--images", images, "--output", str(place / "out.csv")]
+def classify(place: Path, images: object, *options: str, model: str = "b") -> int:
+    given = ["--model", str(place / model), "--images", str(images), "--output", str(place / "out.csv")]
     return main(["classify", *given, *options])
 
 
@@ -59,8 +59,8 @@ def table(place: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_the_table(place: Path, capsys: pytest.CaptureFixture[str]):
-    assert classify(place, str(place / "photos")) == 0
+def test_the_table(place: Path, capsys):
+    assert classify(place, place / "photos") == 0
     rows = table(place)
     assert list(rows[0]) == ["file", "class", "probability", "class_2", "probability_2", "class_3", "probability_3"]
     assert [row["file"] for row in rows] == sorted(str(path) for path in (place / "photos").rglob("*.png"))
@@ -78,14 +78,14 @@ def test_the_table(place: Path, capsys: pytest.CaptureFixture[str]):
 
 
 def test_top(place: Path):
-    assert classify(place, str(place / "photos"), "--top", "1") == 0
+    assert classify(place, place / "photos", "--top", "1") == 0
     assert list(table(place)[0]) == ["file", "class", "probability"]
-    assert classify(place, str(place / "photos"), "--top", "2", "--overwrite", "true") == 0
+    assert classify(place, place / "photos", "--top", "2", "--overwrite", "true") == 0
     assert list(table(place)[0]) == ["file", "class", "probability", "class_2", "probability_2"]
 
 
 def test_one_file_a_pattern_and_nested_folders(place: Path):
-    assert classify(place, str(place / "photos" / "ant" / "3.png")) == 0
+    assert classify(place, place / "photos" / "ant" / "3.png") == 0
     assert [Path(row["file"]).name for row in table(place)] == ["3.png"]
     deep = place / "photos" / "ant" / "a" / "b"
     deep.mkdir(parents=True)
@@ -93,33 +93,35 @@ def test_one_file_a_pattern_and_nested_folders(place: Path):
     (deep / "notes.txt").write_text("no photo")
     (deep / ".hidden.png").write_bytes(b"")
     (deep / "loop").symlink_to(place / "photos", target_is_directory=True)
-    assert classify(place, str(place / "photos"), "--overwrite") == 0
+    assert classify(place, place / "photos", "--overwrite") == 0
     rows = {row["file"]: row["class"] for row in table(place)}
     assert len(rows) == 37
     assert rows[str(deep / 'Ströme, "x".PNG')] == "bee"
-    assert classify(place, str(place / "photos" / "**" / "1*.png"), "--overwrite") == 0
+    assert classify(place, place / "photos" / "**" / "1*.png", "--overwrite") == 0
     assert sorted(Path(row["file"]).name for row in table(place)) == sorted(["1.png", "10.png", "11.png"] * 3)
     for odd in ("[brackets]", "a*b"):
         (place / odd).mkdir()
         shutil.copy(place / "photos" / "cat" / "0.png", place / odd)
-        assert classify(place, str(place / odd), "--overwrite") == 0
+        assert classify(place, place / odd, "--overwrite") == 0
         assert [row["class"] for row in table(place)] == ["cat"]
 
 
 def test_names_that_are_not_text_keep_their_bytes(place: Path):
+    """A file of an old disk, whose name is in another encoding: \\xe9 is é in Latin-1."""
     name = b"caf\xe9.png".decode("utf-8", "surrogateescape")
     try:
         shutil.copy(place / "photos" / "cat" / "0.png", place / "photos" / name)
     except OSError:
         return  # this file system has no such names
-    assert classify(place, str(place / "photos")) == 0
+    assert classify(place, place / "photos") == 0
     assert str(place / "photos" / name) in {row["file"] for row in table(place)}
+    assert classify(place, place / "photos" / name, "--overwrite") == 0
 
 
-def test_unreadable_files_are_listed_and_counted(place: Path, capsys: pytest.CaptureFixture[str]):
+def test_unreadable_files_are_listed_and_counted(place: Path, capsys):
     for i, content in enumerate([b"", b"not a photo", (place / "photos" / "ant" / "1.png").read_bytes()[:60]]):
         (place / "photos" / "ant" / f"broken{i}.png").write_bytes(content)
-    assert classify(place, str(place / "photos")) == 0
+    assert classify(place, place / "photos") == 0
     said = capsys.readouterr()
     assert said.err.count("skipped ") == 3
     assert all(f"broken{i}.png" in said.err for i in range(3))
@@ -128,31 +130,22 @@ def test_unreadable_files_are_listed_and_counted(place: Path, capsys: pytest.Cap
     assert len(table(place)) == 36
 
 
-def test_strict_stops_and_leaves_no_table(place: Path, capsys: pytest.CaptureFixture[str]):
+def test_strict_stops_and_leaves_no_table(place: Path, capsys):
     (place / "photos" / "bee" / "broken.png").write_bytes(b"")
-    assert classify(place, str(place / "photos"), "--strict") == 1
+    assert classify(place, place / "photos", "--strict") == 1
     assert "broken.png" in capsys.readouterr().err
     assert not (place / "out.csv").exists()
-    assert classify(place, str(place / "photos"), "--strict", "false") == 0
+    assert classify(place, place / "photos", "--strict", "false") == 0
 
 
-def test_only_unreadable_files(place: Path, capsys: pytest.CaptureFixture[str]):
+def test_only_unreadable_files(place: Path, capsys):
     """As for a folder without photos: no table of nothing."""
     (place / "x").mkdir()
     (place / "x" / "a.png").write_bytes(b"")
     before = sorted(place.iterdir())
-    assert classify(place, str(place / "x"), "--gallery", str(place / "g.png")) == 1
+    assert classify(place, place / "x", "--gallery", str(place / "g.png")) == 1
     assert f"no photo of {place / 'x'} can be read (1 file)" in capsys.readouterr().err
     assert sorted(place.iterdir()) == before
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems decode all names")
-def test_a_name_that_is_no_text(place: Path, tmp_path: Path):
-    """A file of an old disk, whose name is in another encoding: \\xe9 is é in Latin-1."""
-    name = os.fsdecode(b"caf\xe9.png")
-    photo = next(iter(sorted((place / "photos").rglob("*.png"))))
-    (place / name).write_bytes(photo.read_bytes())
-    assert classify(place, str(place / name)) == 0
 
 
 REFUSED = [
@@ -173,27 +166,25 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("options", "code", "reason"), REFUSED)
-def test_refusals(options: list[str], code: int, reason: str, place: Path, capsys: pytest.CaptureFixture[str]):
+def test_refusals(options: list[str], code: int, reason: str, place: Path, capsys):
     (place / "empty").mkdir()
     (place / "old.csv").write_text("mine")
     (place / "old.png").write_text("mine")
     before = sorted(place.rglob("*"))
-    assert classify(place, str(place / "photos"), *(o.format(tmp=place) for o in options)) == code
+    assert classify(place, place / "photos", *(o.format(tmp=place) for o in options)) == code
     assert reason in capsys.readouterr().err
     assert sorted(place.rglob("*")) == before
     assert (place / "old.csv").read_text() == "mine"
 
 
 def test_gallery(place: Path):
-    assert classify(place, str(place / "photos"), "--gallery", str(place / "g.png")) == 0
+    assert classify(place, place / "photos", "--gallery", str(place / "g.png")) == 0
     with Image.open(place / "g.png") as picture:
         assert picture.format == "PNG"
         pixels = np.asarray(picture.convert("RGB"))
     assert pixels.shape[0] > 1000 < pixels.shape[1]  # four rows of six
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 1000  # photos, not an empty page
-    assert (
-        classify(place, str(place / "photos" / "ant" / "0.png"), "--gallery", str(place / "1.png"), "--overwrite") == 0
-    )
+    assert classify(place, place / "photos" / "ant" / "0.png", "--gallery", str(place / "1.png"), "--overwrite") == 0
     with Image.open(place / "1.png") as picture:
         assert picture.size[0] < 400
 
@@ -233,7 +224,7 @@ def test_python(place: Path):
     assert lost.classes == ()
 
 
-def test_several_places_and_an_archive(place: Path, capsys: pytest.CaptureFixture[str]):
+def test_several_places_and_an_archive(place: Path, capsys):
     with zipfile.ZipFile(place / "bees.zip", "w") as archive:
         for path in sorted((place / "photos" / "bee").iterdir()):
             archive.write(path, f"bees of May/{path.name}")
@@ -268,19 +259,19 @@ def test_python_takes_paths_bytes_and_images(place: Path):
         list(model.classify([7]))
 
 
-def test_gallery_of_the_least_sure_and_of_the_wrong(place: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_gallery_of_the_least_sure_and_of_the_wrong(place, monkeypatch, capsys):
     shown: list[list[Prediction]] = []
     monkeypatch.setattr("cifnet_pl.cli.classify.write_gallery", lambda found, path: shown.append(list(found)))
     monkeypatch.setattr("cifnet_pl.cli.classify.IN_GALLERY", 5)
     (place / "photos" / "ant" / "3.png").rename(place / "photos" / "bee" / "moved.png")
     options = ("--gallery", str(place / "g.png"), "--overwrite")
-    assert classify(place, str(place / "photos"), *options, "--show", "unsure") == 0
-    assert classify(place, str(place / "photos"), *options, "--show", "wrong") == 0
+    assert classify(place, place / "photos", *options, "--show", "unsure") == 0
+    assert classify(place, place / "photos", *options, "--show", "wrong") == 0
     least = sorted(float(row["probability"]) for row in table(place))[:5]
     assert [p.probabilities[0] for p in shown[0]] == pytest.approx(least, abs=1e-6)
     assert [str(p.file) for p in shown[1]] == [str(place / "photos" / "bee" / "moved.png")]
     capsys.readouterr()
-    assert classify(place, str(place / "photos" / "cat"), *options, "--show", "wrong") == 0
+    assert classify(place, place / "photos" / "cat", *options, "--show", "wrong") == 0
     assert "no gallery is written" in capsys.readouterr().out
     assert len(shown) == 2
 
@@ -297,3 +288,87 @@ def test_gallery_with_names_in_any_script(place: Path, recwarn: pytest.WarningsR
     assert "gallery of 12 of them" in said
     with Image.open(place / "g.png") as image:
         image.load()
+
+
+# ---------------------------------------------------------------------- what the model does not know
+
+
+def judge(place: Path, *options: str, model: str = "many samples") -> int:
+    return classify(place, place / "many", *options, model=model)
+
+
+def test_the_columns(place, capsys):
+    assert judge(place, "--unknown", "0.05", "--coverage", "0.9", "--top", "2") == 0
+    rows = table(place)
+    last = ["probability_2", "known", "novelty", "p_value", "answers"]
+    assert list(rows[0])[-5:] == last
+    known = {True: [], False: []}
+    for row in rows:
+        known[Path(row["file"]).parent.name in CLASSES].append(row["known"])
+    assert set(known[False]) == {"false"}
+    assert known[True].count("false") <= 0.1 * len(known[True])
+    unknown = sum(row["known"] == "false" for row in rows)
+    output = capsys.readouterr().out
+    assert f"{unknown} of them show nothing that this model knows; 5 % of photos of known classes" in output
+    assert "among the answers with a chance of 90 %; they are 1." in output
+    model = cifnet_pl.load(place / "many samples")
+    for row, expected in zip(rows, model.classify([r["file"] for r in rows], unknown=0.05, coverage=0.9), strict=True):
+        assert row["known"] == str(expected.known).lower()
+        assert float(row["novelty"]) == pytest.approx(expected.novelty, rel=1e-5)
+        assert float(row["p_value"]) == pytest.approx(expected.p_value, abs=1e-6)
+        assert row["answers"].split("; ") == list(expected.answers)
+
+
+def test_one_without_the_other(place):
+    assert judge(place, "--unknown", "0.05", "--top", "1") == 0
+    assert list(table(place)[0]) == ["file", "class", "probability", "known", "novelty", "p_value"]
+    assert judge(place, "--coverage", "0.8", "--per_class", "true", "--top", "1", "--overwrite") == 0
+    assert list(table(place)[0]) == ["file", "class", "probability", "answers"]
+
+
+def test_the_gallery_marks_what_is_unknown(place):
+    red = np.array([178, 24, 43])
+
+    def marked(*options: str) -> int:
+        picture = place / "g.png"
+        assert judge(place, "--gallery", str(picture), "--overwrite", *options) == 0
+        with Image.open(picture) as image:
+            return int((np.asarray(image.convert("RGB")) == red).all(axis=2).sum())
+
+    assert marked("--unknown", "0.05") > marked() + 500
+
+
+def test_too_few_samples_for_the_share(place, capsys):
+    assert judge(place, "--unknown", "0.05", model="few samples") == 0
+    assert "with 6 calibration samples no photo can be called unknown at a share of 0.05; from 0.14 on" in (
+        capsys.readouterr().out
+    )
+
+
+NO_SHARES = [
+    (["--unknown", "0"], "unknown is 0, expected a share between 0 and 1"),
+    (["--unknown", "5"], "unknown is 5, expected a share between 0 and 1, such as 0.05 for 5 %"),
+    (["--coverage", "0"], "coverage is 0, expected a share between 0 and 1, such as 0.95 for 95 %"),
+    (["--coverage", "1"], "coverage is 1, expected a share between 0 and 1"),
+    (["--coverage", "1.5"], "coverage is 1.5, expected a share between 0 and 1"),
+    (["--coverage", "nan"], "--coverage is 'nan', expected a finite number"),
+    (["--unknown", "1"], "unknown is 1, expected a share between 0 and 1"),
+    (["--unknown", "nan"], "--unknown is 'nan', expected a finite number"),
+    (["--per_class", "true"], "per_class is about sets of answers: give their coverage, too, such as 0.95"),
+    (["--coverage", "-1"], "coverage is -1, expected a share"),
+]
+
+
+@pytest.mark.parametrize(("options", "reason"), NO_SHARES)
+def test_shares_that_are_none(options, reason, place, capsys):
+    assert judge(place, *options) == 2
+    assert reason in capsys.readouterr().err
+    assert not list(place.glob("*.csv"))
+
+
+def test_a_model_without_calibration_samples(place, capsys):
+    assert judge(place, "--unknown", "0.05", model="b") == 2
+    errors = capsys.readouterr().err
+    assert "no calibration samples" in errors
+    assert "cifnet fit … --model.buffer CalibrationBuffer --model.calibrate true" in errors
+    assert judge(place, model="b") == 0

@@ -1,3 +1,5 @@
+"""Sweeps: the points of their files, and running them one after another."""
+
 import signal
 import subprocess
 import sys
@@ -14,11 +16,165 @@ from filelock import FileLock, Timeout
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli import sweep as sweeping
 from cifnet_pl.cli.sweep import Job, complete, complete_run, reason, run_point, waiting_lock
-from cifnet_pl.cli.sweep_plan import Cost, cost_of, estimate, read_points, total
-from tests.cli.test_grid import AXES, HEAD, write
+from cifnet_pl.cli.sweep_plan import Cost, cost_of, estimate, identity, put, read_points, total
+from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import environment
 from tests.killing import ended, start
 from tests.report.synthetic import write_run
+
+BASE = {
+    "seed_everything": 1,
+    "model": {
+        "class_path": "cifnet_pl.CIFNetModule",
+        "init_args": {
+            "backbone": "pixels",
+            "head": {"class_path": "cifnet_pl.heads.CIFNetHead", "init_args": {"ridge": 1.0}},
+            "buffer": {"class_path": "cifnet_pl.CalibrationBuffer", "init_args": {"capacity": 200}},
+        },
+    },
+    "data": {"source": "digits", "classes_per_task": 5},
+}
+HEAD = "model.init_args.head"
+
+
+def write(folder: Path, **sweep: object) -> Path:
+    (folder / "base.yaml").write_text(yaml.safe_dump(BASE))
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump({"base": "base.yaml", **sweep}, sort_keys=False))
+    return path
+
+
+AXES = {
+    "head": [{"label": "a"}, {"label": "b c", HEAD: {"class_path": "RidgeHead"}}],
+    "size": [{"label": "200"}, {"label": "500", "model.buffer.capacity": 500}],
+}
+
+
+def test_product_of_axes_and_seeds(tmp_path: Path) -> None:
+    points = read_points(write(tmp_path, axes=AXES, seeds=[1, 2], fixed={"data.classes_per_task": 2}))
+    assert [p.name.rsplit("-", 1)[0] for p in points] == [
+        "a-200-s1", "a-200-s2", "a-500-s1", "a-500-s2", "b_c-200-s1", "b_c-200-s2", "b_c-500-s1", "b_c-500-s2",
+    ]  # fmt: skip
+    assert len({p.identity for p in points}) == 8
+    last = points[-1].config
+    assert last["seed_everything"] == last["data"]["class_order"] == 2
+    assert last["data"]["classes_per_task"] == 2
+    # A class takes the place of the one before; a plain option is merged, with init_args left out of its name.
+    assert last["model"]["init_args"]["head"] == {"class_path": "RidgeHead"}
+    assert last["model"]["init_args"]["buffer"]["init_args"] == {"capacity": 500}
+    assert points[0].config["model"]["init_args"]["head"]["init_args"] == {"ridge": 1.0}
+
+
+def test_options_that_start_from_other_configurations(tmp_path: Path) -> None:
+    for name in ("slow", "quick"):
+        model = {"class_path": "cifnet_pl.iterative.FinetuneModule", "init_args": {"preset": name}}
+        content = {"experiment": name, "seed_everything": 7, "model": model, "data": {"source": "x", "batch_size": 9}}
+        (tmp_path / f"m_{name}.yaml").write_text(yaml.safe_dump(content))
+    options = [{"label": "a"}, {"config": "m_*.yaml", "model.epochs": 3}, {"label": "again", "config": "m_slow.yaml"}]
+    path = write(tmp_path, axes={"head": options, "n": [{"label": "2", "data.classes_per_task": 2}]}, seeds=[1],
+                 fixed={"data.source": "digits"})  # fmt: skip
+    points = read_points(path)
+    assert [p.labels["head"] for p in points] == ["a", "m_quick", "m_slow", "again"]
+    assert points[0].config["model"] == BASE["model"]
+    quick = points[1].config
+    assert quick["model"] == {
+        "class_path": "cifnet_pl.iterative.FinetuneModule",
+        "init_args": {"preset": "quick", "epochs": 3},
+    }
+    # Its data section is the base's but for what it says itself; the sweep's own options win over both.
+    assert quick["data"] == {"source": "digits", "classes_per_task": 2, "batch_size": 9, "class_order": 1}
+    assert quick["seed_everything"] == 1
+    assert "experiment" not in quick
+    assert "epochs" not in points[3].config["model"]["init_args"]
+
+
+def test_a_point_keeps_what_its_option_says_against_overrides(tmp_path: Path) -> None:
+    model = {"class_path": "cifnet_pl.iterative.FinetuneModule", "init_args": {"backbone": "random:resnet18"}}
+    (tmp_path / "slow.yaml").write_text(yaml.safe_dump({"model": model}))
+    kept = {"config": "slow.yaml", "keep": ["model.backbone", "model.architecture"]}
+    path = write(tmp_path, axes={"head": [{"label": "a"}, kept, {"label": "free", "config": "slow.yaml"}]})
+    given = [("model.init_args.backbone", "file:x.pth"), ("model.architecture", "resnet18"), ("model.epochs", "2")]
+    a, slow, free = read_points(path, given)
+    assert [p.config["model"]["init_args"]["backbone"] for p in (a, slow, free)] == [
+        "file:x.pth", "random:resnet18", "file:x.pth",
+    ]  # fmt: skip
+    assert slow.config["model"]["init_args"] == {"backbone": "random:resnet18", "epochs": 2}
+    assert slow.kept == ["model.init_args.backbone", "model.architecture"]
+    assert a.kept == free.kept == []
+    assert slow.identity == read_points(path, given[2:])[1].identity
+
+
+def test_names_are_stable_and_of_the_configuration_alone(tmp_path: Path) -> None:
+    first = read_points(write(tmp_path, axes=AXES, seeds=[1]))
+    again = read_points(write(tmp_path, seeds=[1], axes={"other": AXES["size"], "way": AXES["head"]}))
+    assert [p.name for p in first] == [p.name for p in read_points(write(tmp_path, axes=AXES, seeds=[1]))]
+    assert {p.identity for p in first} == {p.identity for p in again}
+    assert all(p.name.endswith(p.identity) for p in first + again)
+
+
+def test_settings_without_effect_keep_the_identity() -> None:
+    other = {**BASE, "experiment": "x", "logs": "y", "data": {**BASE["data"], "num_workers": 3}}  # type: ignore[dict-item]
+    assert identity(other) == identity(BASE)
+    assert identity({**BASE, "seed_everything": 2}) != identity(BASE)
+
+
+def test_overrides_win_and_drop_what_makes_no_difference(tmp_path: Path) -> None:
+    parts = [
+        {"label": "one", "fixed": {"data.root": "a"}, "axes": {"head": AXES["head"]}},
+        {"label": "two", "fixed": {"data.root": "b"}, "axes": {"way": AXES["head"]}},
+    ]
+    path = write(tmp_path, parts=parts, axes={"size": AXES["size"]})
+    assert [p.name.rsplit("-", 1)[0] for p in read_points(path)][:2] == ["one-a-200", "one-a-500"]
+    assert len(read_points(path)) == 8
+    overrides = [("data.root", "c"), ("model.buffer.capacity", "100"), ("data.image_size", "128")]
+    points = read_points(path, overrides)
+    assert [p.name.rsplit("-", 1)[0] for p in points] == ["a", "b_c"]
+    assert points[0].config["data"] == {**BASE["data"], "root": "c", "image_size": 128}  # type: ignore[dict-item]
+    assert points[0].config["model"]["init_args"]["buffer"]["init_args"] == {"capacity": 100}
+
+
+@pytest.mark.parametrize(
+    ("sweep", "part"),
+    [
+        ({"axis": {}}, "'axis' is not a part of a sweep"),
+        ({"axes": {"head": []}}, "axis head has no options"),
+        ({"axes": {"head": [{"model.head": 1}]}}, "has no label"),
+        ({"axes": {"head": [{"label": "a"}, {"label": "a"}]}}, "same label"),
+        ({"seeds": [1.5]}, "expected a list of integers"),
+        ({"base": None}, "has no base"),
+        ({"base": "no.yaml"}, "does not exist"),
+        ({"fixed": {"data.source.name": 1}}, "there is no source that has settings"),
+        ({"parts": {"a": 1}}, "parts is not a list"),
+        ({"axes": {"head": [{"config": "none_*.yaml"}]}}, "no file is called none_"),
+        ({"axes": {"head": [{"config": "none.yaml"}]}}, "does not exist"),
+        ({"axes": {"head": [{"label": "a", "keep": "model.backbone"}]}}, "expected a list of dotted names"),
+        ({"axes": {"head": [{"config": "sweep.yaml"}]}}, "is not a configuration with a model"),
+    ],
+)
+def test_bad_files_are_named(tmp_path: Path, sweep: dict[str, object], part: str) -> None:
+    with pytest.raises(UsageError, match=part):
+        read_points(write(tmp_path, **sweep))
+
+
+def test_no_yaml(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("a: [")
+    with pytest.raises(UsageError, match="is not YAML"):
+        read_points(tmp_path / "x.yaml")
+    with pytest.raises(UsageError, match="does not exist"):
+        read_points(tmp_path / "y.yaml")
+
+
+def test_put_makes_the_sections_it_needs() -> None:
+    config: dict[str, object] = {"model": {"class_path": "M"}}
+    put(config, "model.backbone", "pixels", "here")
+    put(config, "energy.enabled", False, "here")
+    assert config == {
+        "model": {"class_path": "M", "init_args": {"backbone": "pixels"}},
+        "energy": {"enabled": False},
+    }
+
+
+# ---------------------------------------------------------------------- running
 
 FAST = {"data.num_workers": 0, "data.image_size": 8, "energy.enabled": False}
 
@@ -34,44 +190,42 @@ def fake_run(job: Job, end: float) -> int:
     return 0
 
 
-def test_failures_do_not_stop_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Sweep ``tmp_path/sweep.yaml`` into ``tmp_path/logs`` with points that take no time; what was said."""
     monkeypatch.setattr(sweeping, "run_process", fake_run)
-    path, logs, output = (
-        write(tmp_path, axes={"head": AXES["head"][::-1]}, seeds=[1, 2]),
-        tmp_path / "l",
-        tmp_path / "r",
-    )
-    code = main(["sweep", str(path), "--logs", str(logs), "--output", str(output)])
-    said = capsys.readouterr()
-    assert code == 1
-    assert "2 of 4 points failed" in said.err
-    assert said.out.count("failed (exit code 1: no such data)") == 2
-    assert said.out.count("done in") == 2
-    assert len([folder for folder in logs.iterdir() if complete_run(folder)]) == 2
-    assert (output / "report.html").is_file()
-    assert "2 runs of 1 configurations" in said.out
+
+    def sweep(*options: str, code: int = 0) -> str:
+        capsys.readouterr()
+        assert main(["sweep", str(tmp_path / "sweep.yaml"), "--logs", str(tmp_path / "logs"), *options]) == code
+        said = capsys.readouterr()
+        return said.out + said.err
+
+    return sweep
 
 
-def test_complete_points_are_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sweeping, "run_process", fake_run)
-    path, logs = write(tmp_path, seeds=[1, 2]), tmp_path / "logs"
-    assert main(["sweep", str(path), "--logs", str(logs)]) == 0
-    (broken,) = logs.glob("s2-*")
+def test_failures_do_not_stop_the_others(tmp_path, run):
+    write(tmp_path, axes={"head": AXES["head"][::-1]}, seeds=[1, 2])
+    said = run("--output", str(tmp_path / "r"), code=1)
+    assert "2 of 4 points failed" in said
+    assert said.count("failed (exit code 1: no such data)") == 2
+    assert said.count("done in") == 2
+    assert len([folder for folder in (tmp_path / "logs").iterdir() if complete_run(folder)]) == 2
+    assert (tmp_path / "r" / "report.html").is_file()
+    assert "2 runs of 1 configurations" in said
+
+
+def test_complete_points_are_skipped(tmp_path, run):
+    write(tmp_path, seeds=[1, 2])
+    run()
+    (broken,) = (tmp_path / "logs").glob("s2-*")
     (broken / "version_0" / "summary.json").unlink()
-    capsys.readouterr()
-    assert main(["sweep", str(path), "--logs", str(logs)]) == 0
-    said = capsys.readouterr().out
-    assert said.count("complete already") == 1
-    assert said.count("done in") == 1
+    said = run()
+    assert (said.count("complete already"), said.count("done in")) == (1, 1)
     # Another sweep file with a point of the same configuration finds it under its first name.
-    labelled = write(tmp_path, axes={"same": [{"label": "renamed"}]}, seeds=[1, 2])
-    assert main(["sweep", str(labelled), "--logs", str(logs)]) == 0
-    assert len([p for p in logs.iterdir() if p.is_dir()]) == 2
-    assert capsys.readouterr().out.count("complete already") == 2
+    write(tmp_path, axes={"same": [{"label": "renamed"}]}, seeds=[1, 2])
+    assert run().count("complete already") == 2
+    assert len([p for p in (tmp_path / "logs").iterdir() if p.is_dir()]) == 2
 
 
 class Forked:
@@ -89,9 +243,7 @@ class Forked:
         self.process.terminate()
 
 
-def test_a_stopped_point_goes_on_where_it_was_and_a_failing_one_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stopped_point_goes_on_where_it_was_and_a_failing_one_says_why(tmp_path, monkeypatch, capfd):
     path, logs = write(tmp_path, fixed={**FAST, "data.classes_per_task": 2}, seeds=[3]), tmp_path / "logs"
     (point,) = read_points(path)
     config = {**point.config, "experiment": point.name, "logs": str(logs)}
@@ -102,7 +254,7 @@ def test_a_stopped_point_goes_on_where_it_was_and_a_failing_one_says_why(
     (run / "summary.json").unlink()
     before = (run / "tasks.csv").read_text().splitlines()
     capfd.readouterr()
-    monkeypatch.setattr(sweeping.subprocess, "Popen", Forked)
+    monkeypatch.setattr(subprocess, "Popen", Forked)
     axes = {"data": [{"label": "digits"}, {"label": "none", "data.source": "digit"}]}
     path = write(tmp_path, axes=axes, fixed={**FAST, "data.classes_per_task": 2}, seeds=[3])
     assert main(["sweep", str(path), "--logs", str(logs)]) == 1
@@ -151,31 +303,22 @@ def test_a_point_holds_its_lock_while_it_runs(tmp_path: Path, monkeypatch: pytes
         assert run_point(tmp_path / "point.yaml") == 0
 
 
-def test_a_plan_is_printed_and_nothing_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sweeping, "run_process", fake_run)
-    path, logs = write(tmp_path, axes=AXES, seeds=[1, 2]), tmp_path / "logs"
-    assert main(["sweep", str(path), "--logs", str(logs), "--dry-run"]) == 0
-    said = capsys.readouterr().out
+def test_a_plan_is_printed_and_nothing_run(tmp_path, run):
+    write(tmp_path, axes=AXES, seeds=[1, 2])
+    said = run("--dry-run")
     assert said.count("not run yet") == 8
     assert "8 to run: no estimate yet: none of these configurations has run" in said
-    assert not logs.exists()
+    assert not (tmp_path / "logs").exists()
     # One point of 90 s of learning, 3 s of evaluation and 0.06 kWh: its other seed is expected to take as long.
-    assert main(["sweep", str(path), "--logs", str(logs), "--only", "a", "200", "--seeds", "1"]) == 0
-    capsys.readouterr()
-    assert main(["sweep", str(path), "--logs", str(logs), "--dry_run"]) == 0
-    said = capsys.readouterr().out
+    run("--only", "a", "200", "--seeds", "1")
+    said = run("--dry_run")
     assert said.count("complete already, A_K 59.6 %") == 1
     assert "7 to run: 2 min, 0.06 kWh for 1 of them; 6 without an estimate, as no other seed has run" in said
 
 
-def test_what_is_left_is_estimated_from_seeds_that_have_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sweeping, "run_process", fake_run)  # 90 s of learning, 3 s of evaluation and 0.06 kWh each
-    assert main(["sweep", str(write(tmp_path, seeds=[1, 2, 3])), "--logs", str(tmp_path / "logs")]) == 0
-    done = [line.rpartition("; ")[2] for line in capsys.readouterr().out.splitlines() if "done in" in line]
+def test_what_is_left_is_estimated_from_seeds_that_have_run(tmp_path, run):
+    write(tmp_path, seeds=[1, 2, 3])  # 90 s of learning, 3 s of evaluation and 0.06 kWh each
+    done = [line.rpartition("; ")[2] for line in run().splitlines() if "done in" in line]
     assert done[:2] == ["2 left: 3 min, 0.12 kWh", "1 left: 2 min, 0.06 kWh"]
 
 
@@ -206,91 +349,69 @@ def test_costs_and_their_sum() -> None:
     assert total([Cost(30.0, 0.01, 5), Cost(90.0, None, 5), None]).startswith("2 min, 0.01 kWh for 2 of them; 1 ")
 
 
-def test_settings_that_a_sweep_keeps_are_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sweeping, "run_process", fake_run)
+def test_settings_that_a_sweep_keeps_are_said(tmp_path, run):
     options = [{"label": "a"}, {"label": "own", "keep": ["model.backbone"], "model.backbone": "random:resnet18"}]
-    path, logs = write(tmp_path, axes={"head": options}, seeds=[1, 2]), tmp_path / "logs"
-    words = ["sweep", str(path), "--logs", str(logs), "--dry_run", "--model.backbone", "file:x.pth"]
-    assert main(words) == 0
-    said = capsys.readouterr().out.splitlines()
+    write(tmp_path, axes={"head": options}, seeds=[1, 2])
+    words = ["--dry_run", "--model.backbone", "file:x.pth"]
     own = "own keep model.backbone random:resnet18"
-    assert f"{own}; the command line holds for the others (--model.backbone)" in said
-    assert main([*words, "--only", "own"]) == 2
-    assert "--model.backbone fits no point" in capsys.readouterr().err
+    assert f"{own}; the command line holds for the others (--model.backbone)" in run(*words).splitlines()
+    assert "--model.backbone fits no point" in run(*words, "--only", "own", code=2)
 
 
-def test_labels_and_seeds_choose_the_points(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sweeping, "run_process", fake_run)
-    path, logs = write(tmp_path, axes=AXES, seeds=[1, 2]), tmp_path / "logs"
-    words = ["sweep", str(path), "--logs", str(logs)]
-    assert main([*words, "--only", "a", "500", "--without", "s2", "--seeds", "2,7"]) == 0
-    assert [p.name.rsplit("-", 1)[0] for p in logs.iterdir()] == ["a-500-s7"]
-    assert main([*words, "--only", "b"]) == 2
-    assert "unknown label of the sweep 'b': did you mean b c?" in capsys.readouterr().err
-    assert main([*words, "--without", "a", "b c"]) == 2
-    assert "no point has these labels" in capsys.readouterr().err
-    assert main([*words, "--seeds", "1;2"]) == 2
-    assert "expected integers and commas" in capsys.readouterr().err
+def test_labels_and_seeds_choose_the_points(tmp_path, run):
+    write(tmp_path, axes=AXES, seeds=[1, 2])
+    run("--only", "a", "500", "--without", "s2", "--seeds", "2,7")
+    assert [p.name.rsplit("-", 1)[0] for p in (tmp_path / "logs").iterdir()] == ["a-500-s7"]
+    assert "unknown label of the sweep 'b': did you mean b c?" in run("--only", "b", code=2)
+    assert "no point has these labels" in run("--without", "a", "b c", code=2)
+    assert "expected integers and commas" in run("--seeds", "1;2", code=2)
 
 
-def test_an_option_of_some_points_is_for_those(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sweeping, "run_process", fake_run)
+def test_an_option_of_some_points_is_for_those(tmp_path, run):
     axes = {"head": [{"label": "own"}, {"label": "wide", "model.head": {"class_path": "ACILHead"}},
                      {"label": "bare", "model.buffer": None}]}  # fmt: skip
-    path, logs = write(tmp_path, axes=axes), tmp_path / "logs"
-    words = ["sweep", str(path), "--logs", str(logs), "--model.head.width", "64"]
-    assert main([*words, "--model.buffer.capacity", "50"]) == 0
-    said = capsys.readouterr().out
+    write(tmp_path, axes=axes)
+    said = run("--model.head.width", "64", "--model.buffer.capacity", "50")
     assert "--model.head.width is for 1 of 3 points, not for: own; bare" in said
     assert "--model.buffer.capacity is for 2 of 3 points, not for: bare" in said
-    made = {p.name.split("-")[0]: yaml.safe_load((p / "point.yaml").read_text())["model"] for p in logs.iterdir()}
+    points = {p.name.split("-")[0]: p / "point.yaml" for p in (tmp_path / "logs").iterdir()}
+    made = {name: yaml.safe_load(path.read_text())["model"] for name, path in points.items()}
     assert made["wide"]["init_args"]["head"]["init_args"] == {"width": 64}
     assert "width" not in made["own"]["init_args"]["head"]["init_args"]
     assert made["bare"]["init_args"]["buffer"] is None
-    assert main([*words, "--only", "own"]) == 2
-    assert "--model.head.width fits no point" in capsys.readouterr().err
+    assert "--model.head.width fits no point" in run("--model.head.width", "64", "--only", "own", code=2)
 
 
-def test_a_budget_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sweeping, "run_process", fake_run)
-    path, logs, output = write(tmp_path, seeds=[1, 2, 3]), tmp_path / "logs", tmp_path / "out"
-    words = ["sweep", str(path), "--logs", str(logs), "--output", str(output)]
+def test_a_budget_is_kept(tmp_path, run):
+    write(tmp_path, seeds=[1, 2, 3])
     # The first has no estimate and is begun; each other one is expected to take 93 s, which 0.02 hours do not hold.
-    assert main([*words, "--budget", "0.02"]) == 0
-    said = capsys.readouterr().out
+    words = ["--output", str(tmp_path / "out"), "--budget"]
+    said = run(*words, "0.02")
     assert said.count("expected to take 2 min, more than is left of the budget") == 2
     assert "the budget is spent: 2 of 3 points are left" in said
-    assert (output / "report.md").read_text().count("not run yet") == 2
-    assert main([*words, "--budget", "1"]) == 0
-    assert len([folder for folder in logs.iterdir() if complete_run(folder)]) == 3
-    assert main([*words, "--budget", "0"]) == 2
+    assert (tmp_path / "out" / "report.md").read_text().count("not run yet") == 2
+    run(*words, "1")
+    assert len([folder for folder in (tmp_path / "logs").iterdir() if complete_run(folder)]) == 3
+    run(*words, "0", code=2)
 
 
-def test_a_point_that_runs_when_the_budget_is_over_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sweeping.sys, "executable", str(tmp_path / "slow"))
-    (tmp_path / "slow").write_text("#!/bin/sh\nexec sleep 60\n")
-    (tmp_path / "slow").chmod(0o755)
+def stand_in(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let points be run by a shell script; the words of a sweep of one point."""
+    monkeypatch.setattr(sys, "executable", str(folder / "point"))
+    (folder / "point").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "point").chmod(0o755)
+    return ["sweep", str(write(folder)), "--logs", str(folder / "logs")]
+
+
+def test_a_point_that_runs_when_the_budget_is_over_is_stopped(tmp_path, monkeypatch, capsys):
     start = time.monotonic()
-    assert main(["sweep", str(write(tmp_path)), "--logs", str(tmp_path / "logs"), "--budget", "0.0001"]) == 0
+    assert main([*stand_in(tmp_path, "exec sleep 60", monkeypatch), "--budget", "0.0001"]) == 0
     assert time.monotonic() - start < 20
     assert "stopped, as the budget is over" in capsys.readouterr().out
 
 
-def test_a_killed_point_says_what_happened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sweeping.sys, "executable", str(tmp_path / "killed"))
-    (tmp_path / "killed").write_text("#!/bin/sh\necho task 3: A_k 90 %\nkill -9 $$\n")
-    (tmp_path / "killed").chmod(0o755)
-    assert main(["sweep", str(write(tmp_path)), "--logs", str(tmp_path / "logs")]) == 1
+def test_a_killed_point_says_what_happened(tmp_path, monkeypatch, capsys):
+    assert main(stand_in(tmp_path, "echo task 3: A_k 90 %\nkill -9 $$", monkeypatch)) == 1
     assert "failed (killed by SIGKILL)" in capsys.readouterr().out
     (folder,) = (tmp_path / "logs").iterdir()
     assert (folder / "failure.txt").read_text() == "killed by SIGKILL\n"

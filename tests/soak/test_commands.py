@@ -14,7 +14,7 @@ import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.sweep import complete_run
 from cifnet_pl.model.bundle import CONFIG
-from tests.cli.test_grid import write
+from tests.cli.test_sweep import write
 from tests.command_line import assert_same_model, command, environment, learned, make_photos, measurements
 from tests.command_line import fit as learn
 from tests.killing import in_a_process, killed_within
