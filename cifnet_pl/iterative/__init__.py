@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from cifnet_pl.iterative.create import CREATEModule
-from cifnet_pl.iterative.der import DERModule
+from cifnet_pl.iterative.der import DERModule, MEMOModule
 from cifnet_pl.iterative.foster import FOSTERModule
-from cifnet_pl.iterative.icarl import ICaRLModule
-from cifnet_pl.iterative.memo import MEMOModule
 from cifnet_pl.iterative.podnet import PODNetModule
-from cifnet_pl.iterative.replay import FinetuneModule, ReplayModule
+from cifnet_pl.iterative.replay import FinetuneModule, ICaRLModule, ReplayModule, WAModule
 from cifnet_pl.iterative.tagfex import TagFexModule
 from cifnet_pl.iterative.trainer import IterativeModule
-from cifnet_pl.iterative.wa import WAModule
 
 METHODS = (
     FinetuneModule,

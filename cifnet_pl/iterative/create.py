@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from cifnet_pl.iterative.descent import check_tuning
 from cifnet_pl.iterative.losses import SMALLEST, confusion_weights, distillation, separation
-from cifnet_pl.iterative.networks import AutoEncoders, frozen
 from cifnet_pl.iterative.trainer import Examples, IterativeModule
 from cifnet_pl.utilities.errors import check_that
+
+
+class AutoEncoders(nn.Module):
+    """One small auto-encoder for each class: ``tanh(D tanh(E z))``; a class's score is how well it reconstructs z.
+
+    Args:
+        inputs: width of the embeddings.
+        latent: width of the codes.
+        gamma: scale of the L1 distance between an embedding and its reconstruction.
+    """
+
+    def __init__(self, inputs: int, latent: int, gamma: float = 0.1):
+        super().__init__()
+        self.gamma = gamma
+        self.encode = nn.Parameter(torch.empty(0, latent, inputs))
+        self.decode = nn.Parameter(torch.empty(0, inputs, latent))
+
+    def grow(self, classes: int) -> None:
+        """Add auto-encoders of new classes, drawn as torch draws a convolution."""
+        for name in ("encode", "decode"):
+            old = cast(nn.Parameter, getattr(self, name))
+            bound = old.shape[2] ** -0.5
+            new = torch.empty(classes, *old.shape[1:]).uniform_(-bound, bound).to(old.device)
+            setattr(self, name, nn.Parameter(torch.cat([old.detach(), new])))
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scores (n, C) = ``−γ ‖reconstruction − z‖₁`` and codes (n, C, latent) of embeddings (n, d)."""
+        codes = torch.einsum("nd,cld->ncl", z, self.encode).tanh()
+        rebuilt = torch.einsum("ncl,cdl->ncd", codes, self.decode).tanh()
+        distance = (rebuilt - z[:, None]).abs().sum(dim=2)
+        return (-self.gamma * distance).clamp(-500, 500), codes
 
 
 class CREATEModule(IterativeModule):
@@ -51,7 +81,6 @@ class CREATEModule(IterativeModule):
         self.options |= {"latent": latent, "alpha": alpha, "distillation_weight": distillation_weight}
         self.options |= {"separation_weight": separation_weight, "tuning": tuning, "tuning_rate": tuning_rate}
         self.encoders = AutoEncoders(self.width, latent)
-        self._teacher: tuple[nn.Module, ...] = ()
 
     def expand(self, classes: int) -> None:
         """Add auto-encoders of new classes."""
@@ -62,9 +91,9 @@ class CREATEModule(IterativeModule):
         """Auto-encoders of all classes."""
         return self.encoders
 
-    def before_task(self) -> None:
-        """Keep a copy of the network from before the task."""
-        self._teacher = (frozen(self.network), frozen(self.encoders))
+    def teachers(self) -> list[nn.Module]:
+        """Return the network and the auto-encoders."""
+        return [self.network, self.encoders]
 
     def logits(self, z: Tensor) -> Tensor:
         """Return (n, C) scores of reconstruction."""
@@ -85,7 +114,8 @@ class CREATEModule(IterativeModule):
         )
         if self.old:
             with torch.no_grad():
-                taught = self._teacher[1](self._teacher[0](x).float())[0].float()
+                network, encoders = self.teacher
+                taught = encoders(network(x).float())[0].float()
             loss = loss + self.options["distillation_weight"] * distillation(scores[:, : self.old], taught, scale=True)
         return loss
 

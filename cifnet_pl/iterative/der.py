@@ -1,20 +1,23 @@
-"""DER: a new branch for each task beside the frozen ones (Yan et al., CVPR 2021)."""
+"""A new branch for each task beside the frozen ones: DER, and MEMO, whose branches are last stages."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from cifnet_pl.iterative.losses import auxiliary_targets
-from cifnet_pl.iterative.networks import Branches, grown
+from cifnet_pl.iterative.networks import Branches, grown, stages_of
 from cifnet_pl.iterative.trainer import Examples, IterativeModule
-from cifnet_pl.iterative.wa import align
 
 
 class DERModule(IterativeModule):
-    """Dynamically expandable representation, without the pruning of its paper, as in the reference code.
+    """DER: dynamically expandable representation (Yan et al., CVPR 2021).
+
+    There is no pruning as in its paper: the reference code has none.
 
     The paper of CIFNet cites Dark Experience Replay beside this name, but its 9.27 M parameters are those of this
     method: 20 ResNet-32 of 0.46 M, one for each of 20 tasks.
@@ -75,8 +78,7 @@ class DERModule(IterativeModule):
 
     def after_learning(self) -> None:
         """Scale the new classes' weights to the norm of the old ones."""
-        if self.old and self.classifier is not None:
-            align(self.classifier, self.classes - self.old)
+        self.align()
 
     def extractors(self) -> list[nn.Module]:
         """Return all branches."""
@@ -86,3 +88,45 @@ class DERModule(IterativeModule):
         """Go back to the structure before the first task."""
         super().clear()
         self.branches, self.auxiliary_classifier = Branches(), None
+
+
+class MEMOModule(DERModule):
+    """MEMO: a model or 603 exemplars (Zhou et al., ICLR 2023); equations are the paper's.
+
+    * Embedding (eq. 7): ``[φ_s1(φ_g(x)) … φ_sk(φ_g(x))]``; φ_g, all stages but the last, is shared by all tasks; a
+      specialised last stage is added for each, from the weights of the one before.
+    * Loss: that of :class:`DERModule`, and the same alignment of weights.
+
+    Args:
+        shared_learns: whether the shared stages go on learning after the first task, as in the reference code's
+            published configuration.
+        options: of :class:`IterativeModule`.
+    """
+
+    def __init__(self, shared_learns: bool = True, **options: Any):
+        super().__init__(**options)
+        self.options["shared_learns"] = shared_learns
+        stages, pool = stages_of(self._start[0], "MEMO")
+        self.shared = nn.Sequential(*stages[:-1])
+        self._start = (nn.Sequential(stages[-1], pool),)
+
+    def new_branch(self) -> nn.Module:
+        """Return a last stage with the weights of the newest one."""
+        source = self.branches[-1] if len(self.branches) else self._start[0]
+        return copy.deepcopy(source).requires_grad_(True)
+
+    def learning_parts(self) -> list[nn.Module]:
+        """Return the newest last stage, both classifiers, and the shared stages if they go on."""
+        shared = [self.shared] if self.first or self.options["shared_learns"] else []
+        return [*shared, *super().learning_parts()]
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return (n, d · tasks) embeddings."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and (self.first or self.options["shared_learns"])):
+            shared = self.shared(x)
+        z: Tensor = self.branches(shared)
+        return z
+
+    def extractors(self) -> list[nn.Module]:
+        """Return the shared stages and all last ones."""
+        return [self.shared, self.branches]

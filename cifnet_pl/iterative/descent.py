@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 import torch.distributed
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torch.distributed.nn.functional import all_gather
 from torch.optim import SGD
 
 from cifnet_pl.iterative.augmentation import Augmentation
 from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
+from cifnet_pl.utilities.files import of_all_processes
 
 
 class Descent:
@@ -101,44 +103,22 @@ class Descent:
             self._scaler.load_state_dict(state["scaler"])
 
 
-class _Gather(torch.autograd.Function):
-    """Rows of all processes, (n_0 + n_1 + …, …); the gradient of a process's rows is summed over all of them."""
-
-    @staticmethod
-    def forward(ctx: Any, local: Tensor, sizes: Sequence[int], rank: int) -> Tensor:
-        ctx.sizes, ctx.rank = sizes, rank
-        padded = local.new_zeros(max(sizes), *local.shape[1:])
-        padded[: len(local)] = local
-        parts = [torch.empty_like(padded) for _ in sizes]
-        torch.distributed.all_gather(parts, padded)
-        return torch.cat([gathered[:size] for gathered, size in zip(parts, sizes, strict=True)])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        grad = grad.contiguous()
-        torch.distributed.all_reduce(grad)
-        return torch.split(grad, list(ctx.sizes))[ctx.rank], None, None
-
-
-def gathered(local: Tensor, world: int, rank: int) -> Tensor:
+def gathered(local: Tensor, world: int) -> Tensor:
     """Return the rows of all processes, in the order of their ranks; gradients flow back to each.
 
     Args:
         local: (n, …) rows of this process.
         world: number of processes.
-        rank: number of this process.
     """
     if world == 1:
         return local
-    size = torch.tensor([len(local)], device=local.device)
-    sizes = [torch.zeros_like(size) for _ in range(world)]
-    torch.distributed.all_gather(sizes, size)
-    return cast(Tensor, cast(Any, _Gather).apply(local, [int(s) for s in sizes], rank))
+    sizes = of_all_processes(len(local))
+    padded = torch.cat([local, local.new_zeros(max(sizes) - len(local), *local.shape[1:])])
+    parts = cast(Any, all_gather)(padded)
+    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
 
 Course = Literal["cosine", "step"]
-
-T = TypeVar("T", int, float)
 
 
 @dataclass(frozen=True)
@@ -167,12 +147,14 @@ class Step:
     Attributes:
         phase: number of its phase, from 0.
         epoch: number of its pass, from 0.
+        progress: share of the phase that is over before it.
         rows: positions of new images.
         exemplars: positions of exemplars.
     """
 
     phase: int
     epoch: int
+    progress: float
     rows: np.ndarray
     exemplars: np.ndarray
 
@@ -215,7 +197,7 @@ class Schedule:
         return float(self.decay ** sum(progress >= share for share in self.milestones[not first]))
 
 
-def first_and_later(name: str, value: T | list[T]) -> tuple[T, T]:
+def first_and_later(name: str, value: Any) -> tuple[Any, Any]:
     """Return an option that may differ between the first task and the later ones: one value, or a list of two.
 
     Raises:
@@ -249,79 +231,57 @@ def plan_steps(
         for epoch in range(phase.epochs):
             new = np.array_split(random.permutation(rows), count)
             old = np.array_split(random.permutation(exemplars), count)[::-1]  # larger parts meet smaller ones
-            steps += [Step(number, epoch, *parts) for parts in zip(new, old, strict=True)]
+            for i, parts in enumerate(zip(new, old, strict=True)):
+                steps.append(Step(number, epoch, (epoch * count + i) / (phase.epochs * count), *parts))
     return steps
 
 
 BatchStatistics = Literal["learned", "fixed"]
 
 
-@dataclass(frozen=True)
 class Regime:
-    """Options of :class:`cifnet_pl.iterative.trainer.IterativeModule`; pairs are for the first and later tasks.
+    """How long and how fast a network learns, and on which changes of its images.
+
+    Args:
+        options: of :class:`cifnet_pl.iterative.trainer.IterativeModule`, by name.
 
     Attributes:
-        epochs: passes over a task's images.
-        learning_rates: of SGD at the beginning of a phase.
-        weight_decays: of SGD.
+        epochs, learning_rates, weight_decays: each for the first and for later tasks.
         momentum: of SGD.
-        batch_statistics: whether those of batch normalisation are learned or fixed.
         schedule: course of the learning rate.
         augmentation: random changes of images.
-        seed: of everything that is drawn.
+
+    Raises:
+        UsageError: a value that makes no sense; says what is expected.
     """
 
-    epochs: tuple[int, int]
-    learning_rates: tuple[float, float]
-    weight_decays: tuple[float, float]
-    momentum: float
-    batch_statistics: BatchStatistics
-    schedule: Schedule
-    augmentation: Augmentation
-    seed: int
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> Regime:
-        """Read the options of an ``IterativeModule``, by their names.
-
-        Raises:
-            UsageError: a value that makes no sense; says what is expected.
-        """
-        padding, jitter = options["crop_padding"], [options[name] for name in ("brightness", "contrast", "saturation")]
-        check_that(padding >= 0, "crop_padding", padding, "at least 0")
-        for name in ("brightness", "contrast", "saturation"):
-            check_that(0 <= options[name] <= 1, name, options[name], "a number between 0 and 1")
-        return cls(
-            first_and_later("epochs", options["epochs"]),
-            first_and_later("learning_rate", options["learning_rate"]),
-            first_and_later("weight_decay", options["weight_decay"]),
-            options["momentum"],
-            options["batch_statistics"],
-            Schedule(options["schedule"], _milestones(options["milestones"]), options["decay"]),
-            Augmentation(options["flip"], padding, *jitter),
-            options["seed"],
-        )
-
-    def __post_init__(self) -> None:
+    def __init__(self, options: Mapping[str, Any]):
+        self.epochs: tuple[int, int] = first_and_later("epochs", options["epochs"])
+        self.learning_rates: tuple[float, float] = first_and_later("learning_rate", options["learning_rate"])
+        self.weight_decays: tuple[float, float] = first_and_later("weight_decay", options["weight_decay"])
+        self.momentum: float = options["momentum"]
         check_that(min(self.epochs) >= 1, "epochs", min(self.epochs), "at least 1")
-        check_that(self.seed >= 0, "seed", self.seed, "at least 0")
+        check_that(options["seed"] >= 0, "seed", options["seed"], "at least 0")
         for rate in self.learning_rates:
             check_that(0 < rate < math.inf, "learning_rate", rate, "a positive number")
         for weight_decay in self.weight_decays:
             check_that(0 <= weight_decay < math.inf, "weight_decay", weight_decay, "at least 0")
         check_that(0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1")
-        check_choice("batch_statistics", self.batch_statistics, BatchStatistics)
+        check_choice("batch_statistics", options["batch_statistics"], BatchStatistics)
+        self.schedule = Schedule(options["schedule"], _milestones(options["milestones"]), options["decay"])
+        padding, jitter = options["crop_padding"], [options[name] for name in ("brightness", "contrast", "saturation")]
+        check_that(padding >= 0, "crop_padding", padding, "at least 0")
+        for name in ("brightness", "contrast", "saturation"):
+            check_that(0 <= options[name] <= 1, name, options[name], "a number between 0 and 1")
+        self.augmentation = Augmentation(options["flip"], padding, *jitter)
 
 
-def _milestones(fractions: list[float] | list[list[float]] | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the milestones of the first task and of later ones."""
-    if fractions is None:
-        fractions = [0.7, 0.9]
-    if fractions and isinstance(fractions[0], list):
-        first, later = first_and_later("milestones", cast(Any, fractions))
-        return tuple(first), tuple(later)
-    shares = tuple(cast("list[float]", fractions))
-    return shares, shares
+def _milestones(shares: list[float] | list[list[float]] | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the milestones of the first task and of later ones: the same, unless there are two lists."""
+    shares = [0.7, 0.9] if shares is None else shares
+    two = shares and isinstance(shares[0], list)
+    first, later = first_and_later("milestones", shares) if two else (shares, shares)
+    return tuple(first), tuple(later)
 
 
 def check_tuning(tuning: float, rate: float) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
+from itertools import zip_longest
 from typing import Any, cast
 
 import numpy as np
@@ -12,7 +14,7 @@ from torch.nn import functional
 
 from cifnet_pl.iterative.descent import Phase
 from cifnet_pl.iterative.losses import balanced_distillation, boosting, effective_weights
-from cifnet_pl.iterative.networks import Branches, frozen, grown
+from cifnet_pl.iterative.networks import Branches, grown
 from cifnet_pl.iterative.trainer import Examples, IterativeModule
 from cifnet_pl.utilities.errors import UsageError, check_that
 
@@ -66,7 +68,6 @@ class FOSTERModule(IterativeModule):
         self.network = nn.Identity()
         self.expansion: nn.Linear | None = None
         self.student: nn.ModuleList | None = None
-        self._teacher: tuple[nn.Module, ...] = ()
 
     # ------------------------------------------------------------------ memory
 
@@ -94,16 +95,12 @@ class FOSTERModule(IterativeModule):
         places = max(self.capacity + len(rows) - len(self.exemplars), 1)
         if places >= len(rows):
             return rows
-        random = np.random.default_rng([self.seed, task, 6])
-        labels = self.data.source.train.labels[rows]
-        order = random.permutation(len(rows))
-        # Round-robin over classes, so that each keeps as many.
-        rank = np.empty(len(rows), dtype=np.int64)
-        for label in np.unique(labels):
-            class_rows = order[labels[order] == label]
-            rank[class_rows] = np.arange(len(class_rows))
-        kept = np.sort(np.lexsort((labels, rank))[:places])
-        return rows[kept]
+        order = rows[np.random.default_rng([self.seed, task, 6]).permutation(len(rows))]
+        labels = self.data.source.train.labels[order]
+        # In turns, so that each class keeps as many.
+        turns = zip_longest(*(order[labels == label] for label in np.unique(labels)))
+        kept = [row for turn in turns for row in turn if row is not None]
+        return np.sort(kept[:places])
 
     # ------------------------------------------------------------------ structure
 
@@ -118,9 +115,9 @@ class FOSTERModule(IterativeModule):
             with torch.no_grad():
                 self.classifier.weight[self.old :, : self.width] = 0
 
-    def before_task(self) -> None:
-        """Keep a copy of the old branch's classifier."""
-        self._teacher = (frozen(self.output_layer),)
+    def teachers(self) -> list[nn.Module]:
+        """Return the old branch's classifier."""
+        return [self.output_layer]
 
     def rebuild(self, sizes: list[int]) -> None:
         """Rebuild one branch, however many tasks were learned."""
@@ -154,22 +151,17 @@ class FOSTERModule(IterativeModule):
         if not boosts:
             student = self.fresh_network()
             student.load_state_dict(self.branches[0].state_dict())
-            old = cast(nn.Linear, self._teacher[0])
+            old = cast(nn.Linear, self.teacher[0])
             self.student = nn.ModuleList([student, grown(old, self.width, self.classes)])
         beta = self.options["boosting_beta" if boosts else "compression_beta"]
         self._weights = effective_weights(self._images(), beta).to(self.device, torch.float32)
 
     def _images(self) -> Tensor:
         """Return (C,) images of each class that the task learns from."""
-        counts = torch.bincount(self.exemplars.label.cpu(), minlength=self.classes)
-        rows = np.unique(np.concatenate([step.rows for step in self.planned()]))
-        names = self.data.source.class_names
-        images_of_class = np.bincount(self.data.source.train.labels[rows], minlength=len(names))
-        position = {name: label for label, name in enumerate(self.class_names)}
-        for label, count in enumerate(images_of_class):
-            if count:
-                counts[position[names[label]]] += int(count)
-        return counts.clamp_min(1)
+        rows, source = np.unique(np.concatenate([step.rows for step in self.planned()])), self.data.source
+        new = Counter(source.class_names[label] for label in source.train.labels[rows])
+        kept = torch.bincount(self.exemplars.label.cpu(), minlength=self.classes)
+        return (kept + torch.tensor([new[name] for name in self.class_names])).clamp_min(1)
 
     def learning_parts(self) -> list[nn.Module]:
         """Return the new branch and its classifiers; then the student."""
@@ -204,7 +196,7 @@ class FOSTERModule(IterativeModule):
             return balanced_distillation(head(network(x)).float(), teacher, self._weights)
         z = self.features(x)
         with torch.no_grad():
-            old = self._teacher[0](z[:, : self.width]).float()
+            old = self.teacher[0](z[:, : self.width]).float()
         assert self.expansion is not None
         expansion_scores = self.expansion(z[:, self.width :]).float()
         return boosting(self.logits(z), expansion_scores, old, batch.labels, self._weights)

@@ -6,15 +6,39 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.nn.functional import cross_entropy
 
 from cifnet_pl.iterative.descent import check_tuning
-from cifnet_pl.iterative.losses import cosine_distance, nca, pod_factor, pooled_maps_distance
-from cifnet_pl.iterative.networks import CosineClassifier, frozen, stages_of, with_maps
+from cifnet_pl.iterative.losses import cosine_distance, nca, pod_factor, pooled_maps_distance, proxy_scores
+from cifnet_pl.iterative.networks import stages_of, with_maps
 from cifnet_pl.iterative.trainer import Examples, IterativeModule
 from cifnet_pl.utilities.errors import check_choice, check_that
 
 Loss = Literal["nca", "softmax"]
+
+
+class CosineClassifier(nn.Module):
+    """Several proxies for each class, cosines to them, and a learned scale (PODNet).
+
+    The proxies of each task are a parameter of their own, so that those of old classes can stay as they are.
+    """
+
+    def __init__(self, inputs: int, proxies: int):
+        super().__init__()
+        self.inputs, self.count = inputs, proxies
+        self.proxies = nn.ParameterList()
+        self.sigma = nn.Parameter(torch.ones(1))
+
+    def grow(self, classes: int) -> None:
+        """Add proxies of new classes."""
+        bound = self.inputs**-0.5
+        device = self.sigma.device
+        new = torch.empty(classes * self.count, self.inputs).uniform_(-bound, bound).to(device)
+        self.proxies.append(nn.Parameter(new))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return (n, C) scores of embeddings (n, d)."""
+        return proxy_scores(z, torch.cat(list(self.proxies)), self.count, self.sigma)
 
 
 class PODNetModule(IterativeModule):
@@ -55,7 +79,6 @@ class PODNetModule(IterativeModule):
         self.options |= {"loss": loss, "proxies": proxies, "spatial": spatial, "flat": flat}
         self.options |= {"tuning": tuning, "tuning_rate": tuning_rate}
         self.cosine = CosineClassifier(self.width, proxies)
-        self._teacher: tuple[nn.Module, ...] = ()
 
     def expand(self, classes: int) -> None:
         """Add proxies of new classes; those of old classes do not change."""
@@ -67,28 +90,25 @@ class PODNetModule(IterativeModule):
         """Classifier of proxies."""
         return self.cosine
 
-    def before_task(self) -> None:
-        """Keep a copy of the network from before the task."""
-        self._teacher = (frozen(self.network),)
+    def teachers(self) -> list[nn.Module]:
+        """Return the network."""
+        return [self.network]
 
     def loss(self, batch: Examples) -> Tensor:
         """Compute the loss: classification, and POD from the second task on."""
         x = batch.inputs()
-        maps, z = with_maps(*stages_of(self.network, "PODNet"), x)
-        loss = self._classification(z, batch.labels)
+        maps, z = with_maps(self.network, x)
+        scores = self.logits(z)
+        loss = nca(scores, batch.labels) if self.options["loss"] == "nca" else cross_entropy(scores, batch.labels)
         if not self.old:
             return loss
         with torch.no_grad():
-            old_maps, old = with_maps(*stages_of(self._teacher[0], "PODNet"), x)
+            old_maps, old = with_maps(self.teacher[0], x)
         spatial = pooled_maps_distance([m.float() for m in maps], [m.float() for m in old_maps])
         flat = cosine_distance(z.float(), old.float())
         factor = pod_factor(self.classes, self.classes - self.old)
         distilled: Tensor = factor * (self.options["spatial"] * spatial + self.options["flat"] * flat)
         return loss + distilled
-
-    def _classification(self, z: Tensor, labels: Tensor) -> Tensor:
-        scores = self.logits(z)
-        return nca(scores, labels) if self.options["loss"] == "nca" else functional.cross_entropy(scores, labels)
 
     def after_choosing(self) -> None:
         """Fine-tune on balanced classes."""

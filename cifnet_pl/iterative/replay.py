@@ -1,10 +1,19 @@
-"""The two plain methods: with exemplars of earlier classes (replay), and without (fine-tuning)."""
+"""Methods with one network of fixed size: fine-tuning, replay of exemplars, and distillation (iCaRL, WA)."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from cifnet_pl.iterative.trainer import IterativeModule
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cifnet_pl.iterative.exemplars import Prediction
+from cifnet_pl.iterative.losses import binary_distillation, distillation
+from cifnet_pl.iterative.trainer import Examples, IterativeModule
+from cifnet_pl.utilities.errors import check_choice
+
+Loss = Literal["softmax", "binary"]
 
 
 class FinetuneModule(IterativeModule):
@@ -21,3 +30,68 @@ class FinetuneModule(IterativeModule):
 
 class ReplayModule(IterativeModule):
     """Cross-entropy over all classes seen, on the images of the task and on exemplars of all earlier classes."""
+
+
+class ICaRLModule(IterativeModule):
+    """iCaRL (Rebuffi et al., CVPR 2017); numbers of algorithms are the paper's.
+
+    * Loss "softmax", that of the reference code which made the published numbers: ``CE(scores, y) + distillation`` of
+      the old classes' scores at temperature 2. Loss "binary", the paper's algorithm 3: binary cross-entropy of
+      ``g_y = sigmoid(score_y)``, summed over classes, averaged over images; the targets of old classes are the old
+      network's outputs, those of new classes are one-hot. The old network sees the same augmented images.
+    * Exemplars (algorithms 4 and 5): ``⌊exemplars / classes seen⌋`` images of each class by herding.
+    * Prediction (algorithm 1): the class whose mean of exemplars μ_y is nearest to φ(x), all of length 1.
+
+    Args:
+        loss: "softmax" or "binary".
+        prediction: "nearest_mean" or "classifier".
+        options: of :class:`IterativeModule`.
+    """
+
+    def __init__(self, loss: Loss = "softmax", prediction: Prediction = "nearest_mean", **options: Any):
+        super().__init__(prediction=prediction, **options)
+        check_choice("loss", loss, Loss)
+        self.options["loss"] = loss
+
+    def teachers(self) -> list[nn.Module]:
+        """Return the network and the classifier."""
+        return [self.network, self.output_layer]
+
+    def loss(self, batch: Examples) -> Tensor:
+        """Compute the loss: classification, and distillation from the second task on."""
+        x = batch.inputs()
+        scores = self.logits(self.features(x))
+        if self.options["loss"] == "binary":
+            targets = functional.one_hot(batch.labels, self.classes).to(scores)
+            if self.old:
+                targets = torch.cat([self.old_scores(x).sigmoid(), targets[:, self.old :]], dim=1)
+            return binary_distillation(scores, targets)
+        loss = functional.cross_entropy(scores, batch.labels)
+        return loss + distillation(scores[:, : self.old], self.old_scores(x)) if self.old else loss
+
+
+class WAModule(IterativeModule):
+    """WA: maintaining discrimination and fairness (Zhao et al., CVPR 2020); equations are the paper's.
+
+    * Loss (eq. 3): ``(1 − λ) CE(scores, y) + λ distillation(scores of old classes)`` at temperature 2, with
+      ``λ = old classes / all classes``. As in the reference code there is no factor T².
+    * After each task the new classes' weights are scaled by ``mean ‖w_old‖ / mean ‖w_new‖`` (eq. 10).
+    """
+
+    def teachers(self) -> list[nn.Module]:
+        """Return the network and the classifier."""
+        return [self.network, self.output_layer]
+
+    def loss(self, batch: Examples) -> Tensor:
+        """Compute eq. 3; cross-entropy alone in the first task."""
+        x = batch.inputs()
+        scores = self.logits(self.features(x))
+        classification = functional.cross_entropy(scores, batch.labels)
+        if not self.old:
+            return classification
+        share = self.old / self.classes
+        return (1 - share) * classification + share * distillation(scores[:, : self.old], self.old_scores(x))
+
+    def after_learning(self) -> None:
+        """Align the weights of new classes with those of old ones."""
+        self.align()

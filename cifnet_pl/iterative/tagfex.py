@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +10,42 @@ from torch.nn import functional
 
 from cifnet_pl.iterative.der import DERModule
 from cifnet_pl.iterative.losses import info_nce, transfer
-from cifnet_pl.iterative.networks import MergeAttention, frozen, grown, stages_of, with_maps
+from cifnet_pl.iterative.networks import grown, stages_of, with_maps
 from cifnet_pl.iterative.trainer import Examples
-from cifnet_pl.utilities.errors import check_that
+from cifnet_pl.utilities.errors import UsageError, check_that
 
 TEMPERATURE = 0.2
 """Of both contrastive losses."""
+
+
+class MergeAttention(nn.Module):
+    """Attention from task-specific positions to those of both maps, averaged over positions (TagFex, eq. 7).
+
+    Args:
+        width: channels of both maps.
+        heads: number of heads; must divide the width.
+    """
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        if heads < 1 or width % heads:
+            raise UsageError(f"attention_heads is {heads}, but must divide the width of the embeddings, {width}")
+        self.heads = heads
+        self.norm_specific, self.norm_agnostic = nn.LayerNorm(width), nn.LayerNorm(width)
+        for name in ("query", "key_specific", "key_agnostic", "value_specific", "value_agnostic"):
+            weight = nn.Parameter(torch.empty(width, width))
+            nn.init.xavier_normal_(weight)
+            setattr(self, name, weight)
+
+    def forward(self, specific: Tensor, agnostic: Tensor) -> Tensor:
+        """Return (n, d) merged embeddings of maps (n, positions, d)."""
+        s, a = self.norm_specific(specific), self.norm_agnostic(agnostic)
+        w = cast(Any, self)
+        key = torch.cat([s @ w.key_specific, a @ w.key_agnostic], dim=1)
+        value = torch.cat([s @ w.value_specific, a @ w.value_agnostic], dim=1)
+        split = [t.unflatten(2, (self.heads, -1)).transpose(1, 2) for t in (s @ w.query, key, value)]
+        merged = functional.scaled_dot_product_attention(*split)
+        return merged.transpose(1, 2).flatten(2).mean(dim=1)
 
 
 class TagFexModule(DERModule):
@@ -71,7 +101,6 @@ class TagFexModule(DERModule):
         self.attention: nn.Module | None = None
         self.predictor: nn.Linear | None = None
         self.merged_classifier: nn.Linear | None = None
-        self._teacher: tuple[nn.Module, ...] = ()
 
     # ------------------------------------------------------------------ structure
 
@@ -102,9 +131,9 @@ class TagFexModule(DERModule):
                 new.copy_(share * last + (1 - share) * agnostic)
         return branch
 
-    def before_task(self) -> None:
-        """Keep copies of the task-agnostic network and its projector from before the task."""
-        self._teacher = (frozen(self.agnostic), frozen(self.projector))
+    def teachers(self) -> list[nn.Module]:
+        """Return the task-agnostic network and its projector."""
+        return [self.agnostic, self.projector]
 
     def learning_parts(self) -> list[nn.Module]:
         """Return the newest branch, the task-agnostic network, and all that joins them."""
@@ -127,14 +156,13 @@ class TagFexModule(DERModule):
         """Compute all losses of the task, on two views."""
         x = torch.cat([batch.inputs(0), batch.inputs(1)])
         labels = torch.cat([batch.labels, batch.labels])
-        last = stages_of(self.branches[-1], "TagFex")
-        maps, newest = with_maps(*last, x)
+        maps, newest = with_maps(self.branches[-1], x)
         with torch.no_grad():
             older = [branch(x) for branch in list(self.branches)[:-1]]
         z = torch.cat([*older, newest], dim=1)
         scores = self.logits(z)
         classification: Tensor = functional.cross_entropy(scores, labels)
-        agnostic_maps, agnostic = with_maps(*stages_of(self.agnostic, "TagFex"), x)
+        agnostic_maps, agnostic = with_maps(self.agnostic, x)
         projected = self.projector(agnostic)
         contrast = self._contrast(projected, projected)
         weight: float = self.options["contrast"]
@@ -158,7 +186,7 @@ class TagFexModule(DERModule):
 
     def _distilled(self, x: Tensor, agnostic: Tensor) -> Tensor:
         """Compute InfoNCE between the predictor's output for A's features and the old features, projected."""
-        network, projector = self._teacher
+        network, projector = self.teacher
         assert self.predictor is not None
         with torch.no_grad():
             before = projector(network(x))

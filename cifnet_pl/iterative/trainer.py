@@ -30,7 +30,8 @@ from cifnet_pl.iterative.descent import (
     plan_steps,
 )
 from cifnet_pl.iterative.exemplars import ExemplarSet, Prediction, Selection, choose, quota
-from cifnet_pl.iterative.networks import grown, parameters_of
+from cifnet_pl.iterative.losses import aligned
+from cifnet_pl.iterative.networks import frozen, grown
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, check_choice, check_that
@@ -42,6 +43,14 @@ MEMORY = (
     "or with --trainer.precision 16-mixed"
 )
 MEMORY_OF_EVALUATION = "the GPU's memory is full: set a smaller --data.batch_size (now {batch_size})"
+
+
+OPTIONS = (
+    *("epochs", "learning_rate", "momentum", "weight_decay", "schedule", "milestones", "decay", "batch_statistics"),
+    *("flip", "crop_padding", "brightness", "contrast", "saturation"),
+    *("seed", "exemplars", "exemplars_per_class", "selection"),
+)
+"""Arguments of every method that the weights and the exemplars depend on, besides the backbone."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +125,8 @@ class IterativeModule(TaskModule):
         old: number of classes of earlier tasks.
         regime: how long and how fast the network learns.
         options: what the weights and the exemplars depend on, by name; a method adds its own.
+        teacher: frozen copies of ``teachers()`` from before the task; no modules of this one, as they follow from the
+            weights before the task.
         share: weight of this process's mean loss in that of all processes, times their number; 1 for one process.
     """
 
@@ -147,27 +158,10 @@ class IterativeModule(TaskModule):
         selection: Selection = "herding",
         prediction: Prediction = "classifier",
     ):
+        given = dict(locals())
         super().__init__()
-        self.options: dict[str, Any] = {
-            "epochs": epochs,
-            "learning_rate": learning_rate,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "schedule": schedule,
-            "milestones": milestones,
-            "decay": decay,
-            "batch_statistics": batch_statistics,
-            "flip": flip,
-            "crop_padding": crop_padding,
-            "brightness": brightness,
-            "contrast": contrast,
-            "saturation": saturation,
-            "seed": seed,
-            "exemplars": exemplars,
-            "exemplars_per_class": exemplars_per_class,
-            "selection": selection,
-        }
-        self.regime = Regime.from_options(self.options)
+        self.options: dict[str, Any] = {name: given[name] for name in OPTIONS}
+        self.regime = Regime(self.options)
         check_that(exemplars >= 1 or not self.ways, "exemplars", exemplars, "at least 1")
         if exemplars_per_class is not None:
             check_that(exemplars_per_class >= 1, "exemplars_per_class", exemplars_per_class, "at least 1")
@@ -186,6 +180,7 @@ class IterativeModule(TaskModule):
         self.classifier: nn.Linear | None = None
         self.exemplars = ExemplarSet()
         self.old = self.classes = 0
+        self.teacher: tuple[nn.Module, ...] = ()
         self.share = 1.0
         self._candidates: list[tuple[Tensor, ...]] = []  # embedding, label, key and row of the task's images
         self._learning: list[nn.Module] = []
@@ -228,8 +223,9 @@ class IterativeModule(TaskModule):
         """Return the modules that learn in the current phase of the current task, by default all."""
         return [self.network, self.output_layer]
 
-    def before_task(self) -> None:
-        """Keep what the task needs of the network from before it; not called before the first task."""
+    def teachers(self) -> list[nn.Module]:
+        """Return the parts of which a task needs a copy from before it (``teacher``), by default none."""
+        return []
 
     def phases(self) -> list[Phase]:
         """Return the phases of the current task."""
@@ -239,7 +235,7 @@ class IterativeModule(TaskModule):
         """Prepare for the current phase (``current``)."""
 
     def after_learning(self) -> None:
-        """Correct the network once all phases are over."""
+        """Correct the network once all phases are over; called without gradients."""
 
     def after_choosing(self) -> None:
         """Fine-tune the network on the same number of images of each class; called from the second task on."""
@@ -318,10 +314,25 @@ class IterativeModule(TaskModule):
         steps = plan_steps(np.arange(len(self.exemplars)), 0, [phase], self.images_per_step, random)
         self._refuse_empty_processes(steps, len(self.learned_tasks) - 1)
         self._descend_on(parts, phase)
-        for number, step in enumerate(steps):
+        for step in steps:
             mine = torch.from_numpy(np.array_split(step.rows, world)[rank])
             seed = (self.seed, len(self.learned_tasks), 1000, step.epoch)
-            self.learn(Examples(*self._exemplars_at(mine), seed, self.prepared), number / len(steps), loss)
+            self.learn(Examples(*self._exemplars_at(mine), seed, self.prepared), step.progress, loss)
+
+    def old_scores(self, x: Tensor) -> Tensor:
+        """Return (n, C_old) float32 scores of normalised images from before the task, without gradients.
+
+        The ``teachers`` are a network and its classifier.
+        """
+        network, head = self.teacher
+        with torch.no_grad():
+            scores: Tensor = head(network(x))
+            return scores.float()
+
+    def align(self) -> None:
+        """Scale the weights of new classes to the mean norm of the old ones (WA, eq. 10)."""
+        if self.old and self.classifier is not None:
+            self.classifier.weight.copy_(aligned(self.classifier.weight, self.classes - self.old))
 
     def fresh_network(self) -> nn.Module:
         """Return a network like the first one was at the beginning; random weights are drawn anew."""
@@ -351,7 +362,7 @@ class IterativeModule(TaskModule):
 
         Divide a loss on them by ``share``, as each process computes all of it.
         """
-        return gathered(local, self.trainer.world_size, self.trainer.global_rank)
+        return gathered(local, self.trainer.world_size)
 
     def mean_where(self, values: Tensor, chosen: Tensor) -> Tensor:
         """Return the mean of some values over all processes, 0 if there are none.
@@ -398,7 +409,7 @@ class IterativeModule(TaskModule):
             check_trainer(self.trainer)
             if self.trainer.limit_train_batches != 1.0:
                 raise UsageError("a limit on training batches would cut off whole passes: use fewer --model.epochs")
-            if self.regime.batch_statistics == "learned" and self.data.batch_size < 2:
+            if self.options["batch_statistics"] == "learned" and self.data.batch_size < 2:
                 raise UsageError(
                     "batch statistics are learned from at least two images in each process: set --data.batch_size "
                     "to 2 or more (now 1), or --model.batch_statistics fixed"
@@ -471,7 +482,7 @@ class IterativeModule(TaskModule):
         """Set training mode for what learns in the current phase if batch statistics learn, else evaluation mode."""
         super().train(False)
         self.training = mode
-        if mode and self.regime.batch_statistics == "learned":
+        if mode and self.options["batch_statistics"] == "learned":
             for module in self._learning:
                 module.train()
         return self
@@ -483,8 +494,7 @@ class IterativeModule(TaskModule):
         self._snapshot = None
         self._candidates = []
         self.old, self.classes = labels[0], labels[-1] + 1
-        if self.old:
-            self.before_task()
+        self.teacher = tuple(map(frozen, self.teachers())) if self.old else ()
         with self.drawing(1, len(self.learned_tasks)):
             self.expand(len(names))
         self.to(self.device)
@@ -510,14 +520,9 @@ class IterativeModule(TaskModule):
                 self._next_step(none)
 
     def _next_step(self, batch: ImageBatch) -> None:
-        planned = self.planned()
         self._counts += torch.bincount(batch.label, minlength=len(self._counts))
-        step = planned[self._done]
+        step = self.planned()[self._done]
         self._enter(step.phase)
-        phases = self.phases()
-        length = len(planned) // sum(phase.epochs for phase in phases)
-        begun = length * sum(phase.epochs for phase in phases[: step.phase])
-        progress = (self._done - begun) / (length * phases[step.phase].epochs)
         world, rank = self.trainer.world_size, self.trainer.global_rank
         images, labels, keys = batch.image, batch.label, batch.key
         if len(step.exemplars):
@@ -525,7 +530,7 @@ class IterativeModule(TaskModule):
             kept = self._exemplars_at(torch.from_numpy(mine))
             images, labels, keys = (torch.cat(pair) for pair in zip((images, labels, keys), kept, strict=True))
         seed = (self.seed, len(self.learned_tasks), step.phase, step.epoch)
-        self.learn(Examples(images, labels, keys, seed, self.prepared), progress)
+        self.learn(Examples(images, labels, keys, seed, self.prepared), step.progress)
         self._done += 1
 
     def _enter(self, number: int) -> None:
@@ -728,8 +733,8 @@ class IterativeModule(TaskModule):
 
     def describe(self) -> dict[str, Any]:
         """Return what ``summary.json`` says of the method; the parameters are those of :meth:`extractors`."""
-        about = {**super().describe(), "preset": self.preset}
-        return {**about, "backbone_params": parameters_of(self.extractors())}
+        parameters = sum(p.numel() for part in self.extractors() for p in part.parameters())
+        return {**super().describe(), "preset": self.preset, "backbone_params": parameters}
 
     def state_elements(self) -> dict[str, int]:
         """Count the numbers kept between tasks: weights, pixels of exemplars ("buffer"), and their means."""

@@ -8,7 +8,8 @@ import torch
 from torch.nn import functional
 
 from cifnet_pl.iterative import losses
-from cifnet_pl.iterative.networks import CosineClassifier, MergeAttention
+from cifnet_pl.iterative.podnet import CosineClassifier
+from cifnet_pl.iterative.tagfex import MergeAttention
 
 FILE = Path(__file__).parents[1] / "data" / "iterative_losses.npz"
 OLD = 6

@@ -69,12 +69,12 @@ def test_fewer_images_than_processes(tmp_path):
     made = learner(FinetuneModule)
     made._trainer = SimpleNamespace(world_size=4)
     none = np.zeros(0, dtype=np.int64)
-    made._refuse_empty_processes([Step(0, 0, np.arange(4), none)], 0)
-    made._refuse_empty_processes([Step(0, 0, none, none)], 0)  # Lightning asks for a task after the last
+    made._refuse_empty_processes([Step(0, 0, 0.0, np.arange(4), none)], 0)
+    made._refuse_empty_processes([Step(0, 0, 0.0, none, none)], 0)  # Lightning asks for a task after the last
     with pytest.raises(
         UsageError, match=r"task 2 has a step of 3 images for 4 processes: set --trainer\.devices to at"
     ):
-        made._refuse_empty_processes([Step(0, 0, np.arange(2), np.arange(1))], 1)
+        made._refuse_empty_processes([Step(0, 0, 0.0, np.arange(2), np.arange(1))], 1)
 
 
 class TestStepsWithoutNewImages:

@@ -193,10 +193,10 @@ class TestParameters:
         for name in ("resnet32_cifar", "resnet18_cifar"):
             made = PODNetModule(backbone=f"random:{name}")
             made.train(False)
-            from cifnet_pl.iterative.networks import stages_of, with_maps
+            from cifnet_pl.iterative.networks import with_maps
 
             x = torch.randn(2, 3, 32, 32)
-            maps, z = with_maps(*stages_of(made.network, "it"), x)
+            maps, z = with_maps(made.network, x)
             assert torch.allclose(z, made.network(x), atol=1e-5)
             assert [m.shape[2] for m in maps] == ([32, 16, 8] if name == "resnet32_cifar" else [32, 16, 8, 4])
 
