@@ -21,11 +21,9 @@ from cifnet_pl.statistics import (
     Sums,
     augment,
     factorise,
-    gcv_ridge,
     solve_ridge,
     within_scatter,
 )
-from cifnet_pl.statistics.ridge import spectrum
 from cifnet_pl.statistics.sums import unpack
 from cifnet_pl.utilities.errors import UsageError, check_choice
 
@@ -131,10 +129,7 @@ class SLDAHead(SumsHead):
             return oas_shrinkage(within, int(self.sums.seen))
         moment = self.sums.class_sums.T
         gram = self.sums.gram  # its corner is the weight of the classes that are still here
-        centred = Centred.from_augmented(gram, moment, gram[0, 0], int(self.sums.seen))
-        eigen = spectrum(centred.gram, centred.samples - 1, moment.shape[1])
-        energy = eigen.rotate(centred.moment).square().sum(dim=1)
-        ridge = gcv_ridge(eigen.values, energy, centred.target_energy, centred.samples).ridge
+        ridge = Centred.from_augmented(gram, moment, gram[0, 0], int(self.sums.seen)).solve("gcv")[1].ridge
         return ridge / (ridge + self.sums.mass.item() * scale)
 
     def _keep(self, columns: Tensor) -> None:

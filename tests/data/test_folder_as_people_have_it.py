@@ -19,7 +19,7 @@ from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.folders import about_nesting
 from cifnet_pl.model.class_photos import ClassPhotos
 from tests.data.tree import COLOURS, class_tree, fill, photo, run, summary
-from tests.photos.test_images import bomb
+from tests.photos.test_photo import bomb
 
 GREEN, RED = COLOURS["green"], COLOURS["red"]
 

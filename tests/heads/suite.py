@@ -190,6 +190,17 @@ def learn(learner: Head, tasks: Sequence[Task], batch: int | None = None, earlie
     return learner
 
 
+def teach(
+    learner: Head, z: Tensor, y: Tensor, weight: Tensor | None = None, classes: Sequence[int] | None = None
+) -> Any:
+    """Learn one task of all these samples and return the head; the labels rise unless ``classes`` are given."""
+    classes = torch.unique(y).tolist() if classes is None else classes
+    learner.begin_task(classes, [int((y == label).sum()) for label in classes])
+    learner.observe(z, y, weight)
+    learner.solve()
+    return learner
+
+
 def shuffled(tasks: Sequence[Task], seed: int) -> list[Task]:
     """The same tasks with their samples in another order."""
     generator = torch.Generator().manual_seed(seed)

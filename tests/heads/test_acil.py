@@ -1,22 +1,100 @@
+"""ACIL and DS-AL against the authors' recursions and golden vectors."""
+
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
-from cifnet_pl.heads import ACILHead
+from cifnet_pl.heads import ACILHead, DSALHead, Head
 from cifnet_pl.heads.acil import draw_projection
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
-from tests.heads.projected import PROJECTION, golden_steps, learn_random, matrices_alive
+from tests.heads.suite import teach
+
+GOLDEN: dict[str, Any] = dict(np.load(Path(__file__).parents[1] / "data" / "acil_dsal_digits.npz"))
+PROJECTION = torch.from_numpy(GOLDEN["projection"])
+_images, _targets = load_digits(return_X_y=True)
+X, Y = torch.from_numpy(_images / 16), torch.from_numpy(_targets).long()
 
 
+def golden_steps(head: Head, batch: int, name: str) -> Iterator[tuple[Tensor, Tensor, float, float]]:
+    """After each task: our scores, the golden ones, our accuracy and the golden one in percent."""
+    train, test = (torch.from_numpy(GOLDEN[f"{split}_rows"]) for split in ("train", "test"))
+    order = torch.from_numpy(GOLDEN["class_order"])
+    for k in range(5):
+        classes = order[2 * k : 2 * k + 2]
+        head.begin_task(classes.tolist())
+        rows = train[torch.isin(Y[train], classes)]
+        for split in torch.split(rows, batch):
+            head.observe(X[split], Y[split])
+        head.solve()
+        seen = test[torch.isin(Y[test], order[: 2 * k + 2])]
+        accuracy = 100 * (head.predict(X[seen]) == Y[seen]).double().mean().item()
+        yield head(X[seen]), torch.from_numpy(GOLDEN[f"{name}_test_scores{k + 1}"]), accuracy, GOLDEN[f"{name}_acc"][k]
+
+
+def learn_random(head: Head, tasks: int = 3, per_task: int = 40, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    """Learn ``tasks`` tasks of three classes of normal embeddings; returns what was learned."""
+    generator = torch.Generator().manual_seed(seed)
+    seen = []
+    for k in range(tasks):
+        z = torch.randn(per_task, head.in_features, generator=generator, dtype=torch.float64)
+        y = 3 * k + torch.arange(per_task) % 3
+        teach(head, z, y)
+        seen.append((z, y))
+    return seen
+
+
+def matrices_alive(run: Callable[[], object], width: int) -> float:
+    """The most memory that is in use at a time, in matrices of ``width²`` float64; blocks of half that count."""
+    block = 8 * width**2
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        run()
+    alive = most = 0
+    assert recorded.profiler is not None
+    for event in recorded.profiler.kineto_results.events():  # allocations inside of operations are here only
+        change = event.nbytes() if event.name() == "[memory]" else 0
+        if abs(change) >= block // 2:
+            alive += change
+            most = max(most, alive)
+    return most / block
+
+
+HEADS = {"acil": ACILHead, "dsal": DSALHead}
+
+
+@pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("batch", [37, 10_000])
-def test_scores_of_the_official_recursion(batch: int) -> None:
-    for scores, golden, accuracy, expected in golden_steps(ACILHead(64, projection=PROJECTION), batch, "acil"):
+def test_scores_of_the_official_recursion(name: str, batch: int) -> None:
+    for scores, golden, accuracy, expected in golden_steps(HEADS[name](64, projection=PROJECTION), batch, name):
         assert (scores - golden).norm() < 1e-7 * golden.norm()
         assert (scores - golden).abs().max() < 1e-7 * golden.abs().max()
         assert accuracy == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ridge", "least", "most"),
+    [(ACILHead, 0.1, 2, 3.6), (ACILHead, "gcv", 2, 4.1), (DSALHead, 0.1, 4, 5.1), (DSALHead, "gcv", 4, 7.1)],
+)
+def test_few_matrices_of_the_full_width_are_alive_at_a_time(
+    kind: type[ACILHead], ridge: float | str, least: int, most: float
+) -> None:
+    """The sums before the task, as triangles, and what the task adds to them; of two streams the cross product, too."""
+
+    def run() -> None:
+        head = kind(6, width=300, ridge=ridge)
+        learn_random(head)
+        head(torch.randn(4, 6))
+
+    assert least <= matrices_alive(run, 300) <= most
 
 
 def test_float32_gives_the_same_decisions() -> None:
@@ -34,9 +112,7 @@ def test_a_weight_of_three_is_three_copies() -> None:
     weight = 1 + 2 * (torch.arange(20) % 3 == 0).double()
     copies = torch.arange(20).repeat_interleave(weight.long())
     for head, rows, omega in ((weighted, torch.arange(20), weight), (copied, copies, None)):
-        head.begin_task([0, 1])
-        head.observe(z[rows], y[rows], omega)
-        head.solve()
+        teach(head, z[rows], y[rows], omega)
     assert torch.allclose(weighted(z), copied(z), rtol=1e-10)
     assert int(weighted.sums.mass) == len(copies)
 
@@ -136,22 +212,128 @@ def test_heads_with_different_projections_do_not_combine() -> None:
     assert all(torch.equal(value, before[key]) for key, value in here.state_dict().items())
 
 
-def test_projections_and_widths_that_do_not_fit_are_refused() -> None:
+def test_arguments_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UsageError, match=r"shape \(10, 3\), expected \(width, 4\)"):
         ACILHead(4, projection=torch.zeros(10, 3))
     with pytest.raises(UsageError, match="width is 0"):
         ACILHead(4, width=0)
+    for ratio in (-0.1, float("inf"), float("nan")):
+        with pytest.raises(UsageError, match="compensation_ratio"):
+            DSALHead(6, compensation_ratio=ratio)
 
 
-# ---------------------------------------------------------------------- memory
+class Recursion:
+    """Recursive ridge regression by the Woodbury identity: one update for a batch of rows."""
+
+    def __init__(self, width: int, ridge: float):
+        self.inverse = torch.eye(width, dtype=torch.float64) / ridge
+        self.weights = torch.zeros(width, 0, dtype=torch.float64)
+
+    def update(self, x: Tensor, targets: Tensor) -> None:
+        missing = targets.shape[1] - self.weights.shape[1]
+        self.weights = torch.cat([self.weights, self.weights.new_zeros(len(self.weights), missing)], dim=1)
+        gain = torch.linalg.inv(torch.eye(len(x), dtype=torch.float64) + x @ self.inverse @ x.T)
+        self.inverse = self.inverse - self.inverse @ x.T @ gain @ x @ self.inverse
+        self.weights = self.weights + self.inverse @ x.T @ (targets - x @ self.weights)
 
 
-@pytest.mark.parametrize(("ridge", "bound"), [(0.1, 3.6), ("gcv", 4.1)])
-def test_few_matrices_of_the_full_width_are_alive_at_a_time(ridge: float | str, bound: float) -> None:
-    def run() -> None:
-        head = ACILHead(6, width=300, ridge=ridge)
-        learn_random(head)
-        head(torch.randn(4, 6))
+@pytest.mark.parametrize("ratio", [0.6, 1.5])
+def test_equals_the_recursion_of_two_streams(ratio: float) -> None:
+    head = DSALHead(6, width=50, ridge=0.5, seed=4, compensation_ratio=ratio)
+    main, compensation = Recursion(50, 0.5), Recursion(50, 0.5)
+    tasks = learn_random(head, tasks=4, per_task=25)
+    for k, (z, y) in enumerate(tasks):
+        projected = z @ head.projection.T
+        targets = torch.nn.functional.one_hot(y, 3 * k + 3).double()
+        main.update(projected.relu(), targets)
+        residual = targets - projected.relu() @ main.weights
+        residual[:, : 3 * k] = 0
+        compensation.update(projected.tanh(), residual)
+    z = torch.cat([z for z, _ in tasks])
+    projected = z @ head.projection.T
+    expected = projected.relu() @ main.weights + ratio * projected.tanh() @ compensation.weights
+    assert torch.allclose(head(z), expected, rtol=1e-9, atol=1e-9)
 
-    alive = matrices_alive(run, 300)
-    assert 2 <= alive <= bound  # at least the sums before the task, and what the task adds
+
+def test_without_compensation_it_is_acil() -> None:
+    dsal, acil = DSALHead(6, width=50, compensation_ratio=0), ACILHead(6, width=50)
+    learn_random(dsal)
+    z = learn_random(acil)[0][0]
+    assert torch.equal(dsal.weights, acil.weights)
+    assert torch.allclose(dsal(z), acil(z), rtol=1e-12)
+
+
+def test_the_target_energy_for_gcv_is_that_of_the_residuals() -> None:
+    head = DSALHead(6, width=20, ridge="gcv")
+    energy = 0.0
+    for k in range(3):
+        z = torch.randn(40, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(k))
+        y = 2 * k + torch.arange(40) % 2
+        weight = 1 + torch.arange(40).double() % 3
+        teach(head, z, y, weight)
+        residual = torch.nn.functional.one_hot(y, 2 * k + 2).double() - (z @ head.projection.T).relu() @ head.weights
+        energy += (weight[:, None] * residual[:, -2:].square()).sum().item()
+        assert head.residual_energy.sum().item() == pytest.approx(energy, rel=1e-9)
+    assert head.compensation_ridge > 0
+
+
+def test_a_removed_class_takes_its_column_and_its_energy_along() -> None:
+    head = DSALHead(6, width=20, ridge="gcv")
+    energies = []
+    for k, (z, y) in enumerate(learn_random(copy.deepcopy(head))):
+        teach(head, z, y)
+        targets = torch.nn.functional.one_hot(y, 3 * k + 3).double()
+        residual = (targets - (z @ head.projection.T).relu() @ head.weights)[:, -3:]
+        energies += residual.square().sum(dim=0).tolist()
+    scores = head(z)
+    head.remove_classes([0, 4, 5, 8])
+    assert torch.allclose(head(z), scores[:, [1, 2, 3, 6, 7]], rtol=1e-12)
+    assert head.residual_energy.sum().item() == pytest.approx(sum(energies[c] for c in (1, 2, 3, 6, 7)), rel=1e-9)
+    head.solve()
+
+
+def test_removing_the_classes_of_the_task_under_way_leaves_the_others_alone() -> None:
+    head, other = DSALHead(6, width=20), DSALHead(6, width=20)
+    for each in (head, other):
+        learn_random(each, tasks=1)
+    before = head.compensation.class_sums.clone()
+    head.begin_task([70, 71])
+    head.observe(torch.randn(6, 6), torch.tensor([70, 71, 70, 71, 70, 71]))
+    head.remove_classes([70, 71])
+    head.solve()
+    assert head.classes == [0, 1, 2]
+    assert torch.equal(head.compensation.class_sums, before)
+    assert head.cross.numel() == 0
+
+
+WIDTH, LEARNED = 600, 900
+"""About 90 samples a digit: the sixth or seventh task reaches the width."""
+
+
+def trajectory(head: Head) -> list[float]:
+    """A_k in percent of ten tasks of one digit, on pixels."""
+    images, targets = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(targets))
+    z, y = torch.from_numpy(images[order] / 16), torch.from_numpy(targets[order]).long()
+    result = []
+    for digit in range(10):
+        rows = (y[:LEARNED] == digit).nonzero().flatten()
+        teach(head, z[rows], y[rows])
+        test = LEARNED + (y[LEARNED:] <= digit).nonzero().flatten()
+        result.append(100 * (head.predict(z[test]) == y[test]).double().mean().item())
+    return result
+
+
+def deepest_dip(values: list[float]) -> tuple[float, int]:
+    """How far a task lies below the lower of its neighbours, at most, and which one (from 1)."""
+    return max((min(values[k - 1], values[k + 1]) - values[k], k + 1) for k in range(1, len(values) - 1))
+
+
+@pytest.mark.parametrize("kind", [ACILHead, DSALHead])
+def test_a_small_ridge_collapses_where_samples_pass_the_width_and_gcv_does_not(kind: type[ACILHead]) -> None:
+    points, task = deepest_dip(trajectory(kind(64, width=WIDTH, ridge=1e-6)))
+    assert points > 3
+    assert task in (6, 7)
+    values = trajectory(kind(64, width=WIDTH, ridge="gcv"))
+    assert deepest_dip(values)[0] <= 2
+    assert min(values) > 98

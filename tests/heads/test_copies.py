@@ -12,6 +12,7 @@ from torch import Tensor
 from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, RidgeHead, SLDAHead
 from cifnet_pl.heads.ridge import about_choices, about_jump
 from cifnet_pl.statistics import Choice
+from tests.heads.suite import teach
 
 D, CLASSES, PER_CLASS = 48, 4, 20
 HEADS: dict[str, Callable[[], Head]] = {
@@ -91,7 +92,6 @@ def test_what_was_noted_of_a_task_that_is_aborted_is_forgotten() -> None:
     head.abort_task()
     head.solve()
     torch.testing.assert_close(head(TEST), before, rtol=1e-12, atol=1e-12)
-    assert isinstance(head, RidgeHead)
     assert int(head.sums.seen) == 2 * PER_CLASS
 
 
@@ -134,8 +134,5 @@ def test_a_ridge_that_jumps_is_told() -> None:
 def test_nothing_is_told_of_a_single_class():
     for seed in range(20):  # as rounding may leave something to fit
         z = torch.randn(24, 12, generator=torch.Generator().manual_seed(seed))
-        head = RidgeHead(12)
-        head.begin_task([0])
-        head.observe(z, torch.zeros(24, dtype=torch.int64))
-        head.solve()
+        head = teach(RidgeHead(12), z, torch.zeros(24, dtype=torch.int64))
         assert [choice.position for choice in head.choices()] == ["inside"]

@@ -14,6 +14,7 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, LogisticHead, SGDHead
 from cifnet_pl.heads.logistic import ABSENT
 from cifnet_pl.utilities.errors import UsageError
+from tests.heads.suite import teach
 from tests.models import learn_digits
 
 _images, _targets = load_digits(return_X_y=True)
@@ -57,7 +58,6 @@ def test_logistic_is_that_of_scikit_learn_on_task_and_buffer() -> None:
         losses = torch.nn.functional.cross_entropy(scores, torch.from_numpy(labels), reduction="none")
         return float(0.3 * (weight * losses.numpy()).sum() + 0.5 * np.square(weights[1:]).sum())
 
-    assert isinstance(head, LogisticHead)
     assert objective(least) <= objective(head.weights.numpy()) <= 1.001 * objective(least)
     assert objective(np.zeros((65, 10))) > 2 * objective(least)
     probabilities = torch.from_numpy(model.predict_proba(REST.numpy()))
@@ -69,9 +69,7 @@ def test_with_a_buffer_of_everything_it_is_joint_logistic_regression() -> None:
     stream, joint = LogisticHead(64), LogisticHead(64)
     keep = CalibrationBuffer(10_000_000, oversample=False)
     learn_digits(stream, keep, Z, Y)
-    joint.begin_task(list(range(10)))
-    joint.observe(Z, Y)
-    joint.solve()
+    teach(joint, Z, Y)
     assert len(keep.items()[0]) == len(Z)
     assert torch.equal(stream.weights, joint.weights)
 
@@ -107,10 +105,7 @@ def test_sgd_approaches_the_minimum_of_the_cross_entropy() -> None:
     truth = torch.randn(5, 3, dtype=torch.float64, generator=generator)
     y = torch.multinomial(torch.softmax(z @ truth, dim=1), 1, generator=generator).flatten()
     weight = torch.where(y == 0, 4.0, 1.0).double()
-    head = SGDHead(5, epochs=50, learning_rate=0.05)
-    head.begin_task([0, 1, 2])
-    head.observe(z, y, weight)
-    head.solve()
+    head = teach(SGDHead(5, epochs=50, learning_rate=0.05), z, y, weight)
     model = LogisticRegression(C=1e4, max_iter=5000).fit(z.numpy(), y.numpy(), weight.numpy())
 
     def loss(log: Tensor) -> float:
@@ -124,9 +119,7 @@ def test_sgd_approaches_the_minimum_of_the_cross_entropy() -> None:
 def test_sgd_goes_on_from_the_weights_it_had() -> None:
     head = learned(SGDHead(64, epochs=1, learning_rate=1e-9), tasks=1)
     before = head.weights.clone()
-    head.begin_task([2])
-    head.observe(Z[Y == 2], Y[Y == 2])
-    head.solve()
+    teach(head, Z[Y == 2], Y[Y == 2])
     assert torch.allclose(head.weights[:, :2], before, atol=1e-6)
     assert head.weights[:, 2].abs().max() < 1e-6
 

@@ -7,6 +7,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from cifnet_pl.heads import KNNHead
 from cifnet_pl.utilities.errors import UsageError
+from tests.heads.suite import teach
 
 _images, _targets = load_digits(return_X_y=True)
 Z, Y = torch.from_numpy(_images[:1000] / 16), torch.from_numpy(_targets[:1000]).long()
@@ -18,9 +19,7 @@ REST += 1e-3 * torch.randn(REST.shape, dtype=torch.float64, generator=torch.Gene
 def learned(head: KNNHead) -> KNNHead:
     for k in range(5):
         rows = (Y // 2).eq(k)
-        head.begin_task([2 * k, 2 * k + 1])
-        head.observe(Z[rows], Y[rows])
-        head.solve()
+        teach(head, Z[rows], Y[rows])
     return head
 
 
@@ -51,10 +50,9 @@ def test_a_stored_embedding_finds_itself() -> None:
 
 def test_embeddings_of_nothing_but_zeros() -> None:
     for metric in ("cosine", "euclidean"):
-        head = KNNHead(4, neighbours=2, metric=metric)
-        head.begin_task([0, 1])
-        head.observe(torch.stack([torch.zeros(4), torch.ones(4)]), torch.tensor([0, 1]))
-        head.solve()
+        head = teach(
+            KNNHead(4, neighbours=2, metric=metric), torch.stack([torch.zeros(4), torch.ones(4)]), torch.tensor([0, 1])
+        )
         assert head.probabilities(torch.zeros(1, 4)).isfinite().all()
         if metric == "euclidean":
             assert head.predict(torch.zeros(1, 4)).item() == 0
@@ -68,10 +66,12 @@ def test_many_queries_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_vote_counts_with_its_weight() -> None:
-    head = KNNHead(2, neighbours=2, metric="euclidean", dtype="float64")
-    head.begin_task([0, 1])
-    head.observe(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.tensor([0, 1]), torch.tensor([1.0, 3.0]))
-    head.solve()
+    head = teach(
+        KNNHead(2, neighbours=2, metric="euclidean", dtype="float64"),
+        torch.tensor([[1.0, 0.0], [-1.0, 0.0]]),
+        torch.tensor([0, 1]),
+        torch.tensor([1.0, 3.0]),
+    )
     share = (3 * head(torch.zeros(1, 2)).exp() - 0.5) / 2
     assert share[0].tolist() == pytest.approx([0.25, 0.75])
 
@@ -84,10 +84,7 @@ def test_it_keeps_every_embedding_and_says_so() -> None:
 
 
 def test_fewer_embeddings_than_neighbours() -> None:
-    head = KNNHead(2, neighbours=50)
-    head.begin_task([4])
-    head.observe(torch.ones(3, 2), torch.full((3,), 4))
-    head.solve()
+    head = teach(KNNHead(2, neighbours=50), torch.ones(3, 2), torch.full((3,), 4))
     assert head.predict(torch.zeros(2, 2)).tolist() == [4, 4]
 
 

@@ -25,6 +25,7 @@ from tests.heads.suite import (
     show_past,
     shuffled,
     stream,
+    teach,
 )
 
 TASKS = stream()
@@ -133,10 +134,7 @@ def test_what_calls_photos_unknown_is_measured_without_bursts() -> None:
     single = torch.randn(60, 30, generator=draw)
     z = single.repeat_interleave(4, dim=0) + 0.05 * torch.randn(240, 30, generator=draw)
     y = torch.arange(4).repeat_interleave(60)
-    head = RidgeHead(30)
-    head.begin_task(range(4))
-    head.observe(z, y)
-    head.solve()
+    head = teach(RidgeHead(30), z, y)
     again = torch.randn(200, 30, generator=draw)
     expected = float(head.novelty(again).median())
     alone = float(head.leave_one_out_novelty(z, y).median())
@@ -215,10 +213,7 @@ def test_foreign_samples_are_told_from_known_ones(case: Case) -> None:
 def test_a_class_with_one_sample(case: Case) -> None:
     """Left out, it leaves no class behind: it is as far away as from the other one, and unknown where there is none."""
     z = QUERIES[:1]
-    head = case.make(WIDTH)
-    head.begin_task([4], [1])
-    head.observe(z, torch.tensor([4]))
-    head.solve()
+    head = teach(case.make(WIDTH), z, torch.tensor([4]))
     assert head.novelty(QUERIES).isfinite().all()
     assert head.leave_one_out_novelty(z, torch.tensor([4])).isnan().all()
     task = Task([4, -3], torch.cat([z, TASKS[1].z[TASKS[1].y == -3]]), torch.tensor([4] + [-3] * TASKS[1].counts[0]))

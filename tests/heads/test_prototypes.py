@@ -1,16 +1,23 @@
+"""Prototype heads against scikit-learn, and against what their papers compute, written out sample by sample."""
+
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import kstest
 from sklearn.covariance import oas
 from sklearn.datasets import load_digits
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
+from torch.nn.functional import normalize, one_hot
 
-from cifnet_pl.heads import NCMHead, RidgeHead, SLDAHead
-from cifnet_pl.heads.prototypes import oas_shrinkage
+from cifnet_pl.heads import FeCAMHead, KLDAHead, NCMHead, RanPACHead, RidgeHead, SLDAHead
+from cifnet_pl.heads.prototypes import draw_normal, oas_shrinkage
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
+from tests.heads.suite import learn, queries, stream, teach
 
 _images, _targets = load_digits(return_X_y=True)
 # Forty of each digit, so that equal priors and pooled covariances mean the same to scikit-learn and to us.
@@ -23,9 +30,7 @@ def learned(head: NCMHead | SLDAHead | RidgeHead, weight: Tensor | None = None) 
     """The head after five tasks of two digits."""
     for k in range(5):
         rows = (Y // 2).eq(k).nonzero().flatten()
-        head.begin_task([2 * k, 2 * k + 1])
-        head.observe(Z[rows], Y[rows], weight if weight is None else weight[rows])
-        head.solve()
+        teach(head, Z[rows], Y[rows], weight if weight is None else weight[rows])
     return head
 
 
@@ -49,7 +54,6 @@ def test_ncm_keeps_one_vector_a_class_and_no_gram_matrix() -> None:
 def test_ncm_weights_are_copies() -> None:
     weight = 1 + (torch.arange(len(Y)) % 3).double()
     head = learned(NCMHead(64), weight)
-    assert isinstance(head, NCMHead)
     mean = (weight[Y == 4, None] * Z[Y == 4]).sum(dim=0) / weight[Y == 4].sum()
     assert torch.allclose(head.means[4], mean, rtol=1e-12)
 
@@ -80,15 +84,12 @@ def test_slda_is_linear_discriminant_analysis(shrinkage: float) -> None:
 def test_oas_is_that_of_scikit_learn_on_samples_centred_by_class() -> None:
     centred = Z - torch.stack([Z[Y.eq(c)].mean(dim=0) for c in range(10)])[Y]
     head = learned(SLDAHead(64, shrinkage="oas"))
-    assert isinstance(head, SLDAHead)
     assert head.shrinkage_used.item() == pytest.approx(oas(centred.numpy(), assume_centered=True)[1], rel=1e-9)
     assert oas_shrinkage(torch.eye(5, dtype=torch.float64), 10) == 1.0
 
 
 def test_gcv_gives_the_directions_of_the_ridge_regression_it_was_chosen_for() -> None:
     slda, ridge = learned(SLDAHead(64)), learned(RidgeHead(64))
-    assert isinstance(slda, SLDAHead)
-    assert isinstance(ridge, RidgeHead)
     alpha, scatter = slda.shrinkage_used.item(), slda.within_scatter()
     # α of S/n is the ridge λ of the sums.
     assert alpha / (1 - alpha) * scatter.trace().item() / 64 == pytest.approx(ridge.ridge_used.item(), rel=1e-9)
@@ -102,15 +103,12 @@ def test_gcv_gives_the_directions_of_the_ridge_regression_it_was_chosen_for() ->
 def test_slda_of_classes_of_one_sample_is_the_nearest_mean() -> None:
     head, nearest = SLDAHead(64), NCMHead(64, metric="euclidean")
     for each in (head, nearest):
-        each.begin_task([3, 5])
-        each.observe(Z[[0, 80]], torch.tensor([3, 5]))
-        each.solve()
+        teach(each, Z[[0, 80]], torch.tensor([3, 5]))
     assert torch.equal(head.predict(REST), nearest.predict(REST))
 
 
 def test_a_removed_class_leaves_only_its_scatter() -> None:
     head = learned(SLDAHead(64, shrinkage=0.1))
-    assert isinstance(head, SLDAHead)
     scatter, scores = head.within_scatter(), head(REST)
     head.remove_classes([2, 9])
     assert torch.allclose(head.within_scatter(), scatter, rtol=0, atol=1e-9 * scatter.abs().max().item())
@@ -123,7 +121,6 @@ def test_a_removed_class_leaves_only_its_scatter() -> None:
 def test_gcv_leaves_the_targets_of_removed_classes_out() -> None:
     """By the score of the literal hat matrix: of what is removed, deviations from the mean stay, without target."""
     head = learned(SLDAHead(64))
-    assert isinstance(head, SLDAHead)
     head.remove_classes(list(range(3, 10)))
     head.solve()
     mean = torch.stack([Z[c == Y].mean(dim=0) for c in range(10)])
@@ -147,3 +144,65 @@ def test_gcv_leaves_the_targets_of_removed_classes_out() -> None:
 def test_an_impossible_shrinkage_is_refused(shrinkage: float | str) -> None:
     with pytest.raises(UsageError, match="shrinkage"):
         SLDAHead(4, shrinkage=shrinkage)
+
+
+# ---------------------------------------------------------------------- RanPAC, KLDA and FeCAM
+
+D = 6
+TASKS = stream([[0], [1, 2], [3, 4, 5]])
+QUERIES = queries(TASKS)
+SAMPLES, LABELS = (torch.cat([getattr(task, name) for task in TASKS]) for name in ("z", "y"))
+
+
+def test_ranpac_is_ridge_regression_of_indicators_on_its_projection() -> None:
+    head = learn(RanPACHead(D, width=30, ridge=2.0, seed=3), TASKS)
+    h, q = ((z @ draw_normal(30, D, 3).T).relu() for z in (SAMPLES, QUERIES))
+    weights = torch.linalg.solve(h.T @ h + 2 * torch.eye(30, dtype=torch.float64), h.T @ one_hot(LABELS).double())
+    assert torch.allclose(head(QUERIES), q @ weights, rtol=1e-8, atol=1e-8)
+
+
+def test_the_projection_is_standard_normal() -> None:
+    drawn = draw_normal(100, 80, seed=1)
+    assert kstest(drawn.flatten().numpy(), "norm").pvalue > 0.01
+    assert not torch.equal(drawn, draw_normal(100, 80, seed=2))
+
+
+def test_kldas_features_approximate_the_gaussian_kernel() -> None:
+    heads = [KLDAHead(D, width=400, gamma=0.7, seed=seed) for seed in range(100)]
+    products = torch.stack([x @ x.T for x in (head._features(QUERIES)[:, 1:] for head in heads)])
+    distance = torch.cdist(normalize(QUERIES, dim=1), normalize(QUERIES, dim=1))
+    assert torch.allclose(products.mean(dim=0), torch.exp(-0.7 * distance.square()), atol=0.03)
+
+
+def test_klda_is_linear_discriminant_analysis_on_them() -> None:
+    head = learn(KLDAHead(D, width=20, shrinkage=0.3), TASKS)
+    x, q = (head._features(z)[:, 1:] for z in (SAMPLES, QUERIES))
+    means = torch.stack([x[c == LABELS].mean(dim=0) for c in range(6)])
+    within = (x - means[LABELS]).T @ (x - means[LABELS]) / len(x)
+    inverse = torch.linalg.inv(0.7 * within + 0.3 * within.diagonal().mean() * torch.eye(20, dtype=torch.float64))
+    expected = q @ inverse @ means.T - 0.5 * ((means @ inverse) * means).sum(dim=1)
+    assert torch.allclose(head(QUERIES), expected, rtol=1e-8, atol=1e-8)
+
+
+def fecam_scores(shrinkage: float) -> Tensor:
+    """Scores as the paper's own code has them, class by class."""
+    x, q = (z.sign() * z.abs().sqrt() for z in (SAMPLES, QUERIES))
+    columns = []
+    for c in range(6):
+        class_rows = x[c == LABELS].numpy()
+        covariance = np.cov(class_rows, rowvar=False, bias=True)
+        rest = covariance[~np.eye(D, dtype=bool)].mean()
+        shrunk = covariance + shrinkage * (covariance.trace() / D * np.eye(D) + rest * (1 - np.eye(D)))
+        scale = np.sqrt(np.diag(shrunk))
+        inverse = torch.from_numpy(np.linalg.pinv(shrunk / np.outer(scale, scale)))
+        away = normalize(q, dim=1) - normalize(torch.from_numpy(class_rows.mean(axis=0))[None], dim=1)
+        columns.append(-((away @ inverse) * away).sum(dim=1))
+    return torch.stack(columns, dim=1)
+
+
+def test_fecam_is_the_mahalanobis_distance_of_each_class() -> None:
+    for shrinkage in (0.5, 1.0):
+        head = learn(FeCAMHead(D, shrinkage=shrinkage), TASKS)
+        assert torch.allclose(head(QUERIES), fecam_scores(shrinkage), rtol=1e-5, atol=1e-6)
+    assert head.state_elements() == {"factors": 6 * 7 * 8 // 2, "moments": 6 * 7}
+    assert not math.isnan(head(torch.zeros(1, D)).sum().item())

@@ -1,7 +1,9 @@
-"""RidgeHead against one dense ridge regression over everything ever seen."""
+"""RidgeHead against dense ridge regression and scikit-learn's discriminant; its transforms, and what it remembers."""
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,13 +11,28 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sklearn.covariance import EmpiricalCovariance
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from torch import Tensor
 
+import cifnet_pl
+from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.statistics import GCV_GRID
-from cifnet_pl.utilities.errors import UnsupportedError, UsageError
-from tests.heads.literal import Array, Ints
+from cifnet_pl.heads import ridge as module
+from cifnet_pl.heads.confidence import near_copies
+from cifnet_pl.heads.ridge import TRANSFORMS, Products, directions, is_better, l2
+from cifnet_pl.learning.cifnet_module import CIFNetModule
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.statistics import GCV_GRID, Discriminant, within_scatter
+from cifnet_pl.utilities.errors import CheckpointError, UnsupportedError, UsageError
+from tests import models
+from tests.command_line import fit, make_photos
+from tests.heads.suite import difference, halves, learn, queries, stream, teach
 
 EPSILON = 0.05
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Tasks = list[tuple[list[int], Array, Ints]]
 
 
@@ -41,7 +58,7 @@ def observe(head: RidgeHead, z: Array, y: Ints, weight: Array | None = None) -> 
     head.observe(torch.from_numpy(z), torch.from_numpy(y), None if weight is None else torch.from_numpy(weight))
 
 
-def learn(stream: Tasks, **settings: Any) -> RidgeHead:
+def learn_arrays(stream: Tasks, **settings: Any) -> RidgeHead:
     head = RidgeHead(stream[0][1].shape[1], epsilon=EPSILON, **settings)
     for classes, z, y in stream:
         head.begin_task(classes, [int((y == c).sum()) for c in classes])
@@ -85,7 +102,7 @@ def distance(ours: Any, theirs: Any) -> float:
 
 @given(stream=tasks(), ridge=st.sampled_from([1e-2, 1.0, 100.0]))
 def test_equals_a_dense_joint_ridge_over_all_data(stream: Tasks, ridge: float) -> None:
-    head = learn(stream, ridge=ridge)
+    head = learn_arrays(stream, ridge=ridge)
     classes, z, y = pooled(stream)
     assert head.classes == classes
     assert distance(head.weights, dense_ridge(z, targets(classes, y), ridge)) < 1e-9
@@ -93,7 +110,7 @@ def test_equals_a_dense_joint_ridge_over_all_data(stream: Tasks, ridge: float) -
 
 @given(stream=tasks(), ridge=st.sampled_from([1e-2, 1.0]))
 def test_transform_is_applied_to_every_embedding(stream: Tasks, ridge: float) -> None:
-    head = learn(stream, ridge=ridge, transform="sqrt_l2")
+    head = learn_arrays(stream, ridge=ridge, transform="sqrt_l2")
     classes, z, y = pooled(stream)
     expected = dense_ridge(sqrt_l2(z), targets(classes, y), ridge)
     assert distance(head.weights, expected) < 1e-9
@@ -103,7 +120,7 @@ def test_transform_is_applied_to_every_embedding(stream: Tasks, ridge: float) ->
 
 @given(stream=tasks(), ridge=st.sampled_from([1e-2, 1.0]))
 def test_balanced_weighs_every_class_alike(stream: Tasks, ridge: float) -> None:
-    head = learn(stream, ridge=ridge, balanced=True)
+    head = learn_arrays(stream, ridge=ridge, balanced=True)
     classes, z, y = pooled(stream)
     counts = np.array([(y == c).sum() for c in classes])
     weight = (counts.mean() / counts)[[classes.index(c) for c in y]]
@@ -131,7 +148,7 @@ def test_any_order_and_split_gives_the_same_weights(stream: Tasks, pieces: int, 
         for rows in np.split(order, np.sort(rng.integers(0, len(y) + 1, pieces - 1))):
             observe(head, z[rows], y[rows])
         head.solve()
-    assert distance(head.weights, learn(stream, ridge=ridge).weights) < 1e-8
+    assert distance(head.weights, learn_arrays(stream, ridge=ridge).weights) < 1e-8
 
 
 @given(stream=tasks(), seed=st.integers(0, 999), ridge=st.sampled_from([1e-2, "gcv"]))
@@ -152,7 +169,7 @@ def test_merge_of_any_two_parts_equals_the_whole(stream: Tasks, seed: int, ridge
     merged, other = sites
     merged.merge_(other)
     merged.solve()
-    whole = learn(stream, ridge=ridge)
+    whole = learn_arrays(stream, ridge=ridge)
     assert merged.class_counts() == whole.class_counts()
     columns = [merged.classes.index(c) for c in classes]
     assert distance(merged.weights[:, columns], whole.weights) < 1e-8
@@ -179,7 +196,7 @@ def test_subtract_of_any_samples_equals_never_having_seen_them(stream: Tasks, se
 
 @given(stream=tasks(most_features=4, least_samples=8))
 def test_gcv_is_a_search_with_the_hat_matrix(stream: Tasks) -> None:
-    head = learn(stream)
+    head = learn_arrays(stream)
     classes, z, y = pooled(stream)
     target = targets(classes, y)
     n = len(z)
@@ -206,18 +223,14 @@ def test_one_ridge_of_all_classes_follows_the_data() -> None:
     z = torch.randn(400, 5, generator=generator, dtype=torch.float64)
     noise, rule = RidgeHead(5), RidgeHead(5)
     for head, y in ((noise, torch.arange(400) % 2), (rule, (z[:, 0] > 0).long())):
-        head.begin_task([0, 1])
-        head.observe(z, y)
-        head.solve()
+        teach(head, z, y)
     assert noise.ridge_used > 100 * rule.ridge_used
 
 
 def test_state_elements_follow_the_design() -> None:
     head = RidgeHead(4)
     for k in range(3):
-        head.begin_task([2 * k, 2 * k + 1])
-        head.observe(torch.randn(4, 4), torch.tensor([2 * k, 2 * k + 1] * 2))
-        head.solve()
+        teach(head, torch.randn(4, 4), torch.tensor([2 * k, 2 * k + 1] * 2))
     assert head.state_elements() == {"factors": 15, "moments": 30, "weights": 30}
 
 
@@ -226,9 +239,7 @@ def test_balanced_needs_counts_and_leaves_nothing_behind_without() -> None:
     with pytest.raises(UsageError, match="class counts"):
         head.begin_task([1, 2])
     assert head.classes == []
-    head.begin_task([1, 2], [1, 1])
-    head.observe(torch.randn(2, 3), torch.tensor([1, 2]))
-    head.solve()
+    teach(head, torch.randn(2, 3), torch.tensor([1, 2]))
     for combine in (head.merge_, head.subtract_):
         with pytest.raises(UnsupportedError, match="balanced=True"):
             combine(head)
@@ -239,9 +250,7 @@ def test_classes_may_be_removed_between_merge_and_solve() -> None:
     z = torch.randn(12, 3, generator=generator, dtype=torch.float64)
     here, there = RidgeHead(3), RidgeHead(3)
     for head, labels in ((here, [0, 1]), (there, [2, 3])):
-        head.begin_task(labels)
-        head.observe(z, torch.tensor(labels * 6))
-        head.solve()
+        teach(head, z, torch.tensor(labels * 6))
     here.merge_(there)
     here.remove_classes([0])
     here.solve()
@@ -249,6 +258,373 @@ def test_classes_may_be_removed_between_merge_and_solve() -> None:
     assert here(z).shape == (12, 3)
 
 
-def test_unknown_transform_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UsageError, match="did you mean sqrt_l2"):
-        RidgeHead(3, transform="sqrt_l1")
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"transform": "sqrt_l1"}, "did you mean sqrt_l2"),
+        ({"decision": "diskriminant"}, "did you mean discriminant"),
+        ({"remember": True, "balanced": True}, "balanced"),
+    ],
+)
+def test_arguments_that_are_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        RidgeHead(3, **wrong)
+
+
+# ---------------------------------------------------------------------- the discriminant, and the choice
+
+D = 6
+TASKS = stream()
+QUERIES = queries(TASKS)
+
+
+class Ridged(EmpiricalCovariance):  # type: ignore[misc]
+    """What scikit-learn takes for the covariance of a class: that of the head, whatever the class."""
+
+    covariance: np.ndarray
+
+    def fit(self, x: np.ndarray, y: None = None) -> Ridged:
+        self.covariance_ = self.covariance
+        return self
+
+
+def scikit_scores(ridge: float) -> Tensor:
+    """Decision values (n, 6) of the queries, with equal priors and ``(S + λI)/n`` for a covariance."""
+    z, y = (torch.cat([getattr(task, name) for task in TASKS]).numpy() for name in ("z", "y"))
+    centred = np.concatenate([z[y == c] - z[y == c].mean(axis=0) for c in np.unique(y)])
+    estimator = Ridged()
+    estimator.covariance = (centred.T @ centred + ridge * np.eye(D)) / len(z)
+    model = LinearDiscriminantAnalysis("lsqr", covariance_estimator=estimator, priors=np.full(6, 1 / 6))
+    return torch.from_numpy(model.fit(z, y).decision_function(QUERIES.numpy()))
+
+
+@pytest.mark.parametrize("ridge", [0.1, 10.0])
+def test_scores_are_those_of_linear_discriminant_analysis(ridge: float) -> None:
+    head = learn(RidgeHead(D, ridge=ridge, decision="discriminant"), TASKS)
+    ours = head(QUERIES)[:, torch.tensor(head.classes).argsort()]
+    constant = np.log(1 / 6)  # the prior
+    assert torch.allclose(ours + constant, scikit_scores(ridge), rtol=1e-9, atol=1e-8)
+
+
+def test_the_ridge_is_the_one_of_ridge_regression() -> None:
+    ridge, discriminant = (learn(RidgeHead(D, decision=kind), TASKS) for kind in ("ridge", "discriminant"))
+    assert ridge.ridge_used == discriminant.ridge_used
+    assert not torch.equal(ridge(QUERIES), discriminant(QUERIES))
+
+
+def test_the_scatter_around_the_mean_of_a_removed_class_stays() -> None:
+    """In a file too, in a merge, and until the class's samples are subtracted as well."""
+    head = learn(RidgeHead(D, ridge=1.0, decision="discriminant"), TASKS)
+    before, kept = head(QUERIES), [0, 2, 3, 5]
+    head.remove_classes([-3, 0])
+    head.solve()
+    assert torch.allclose(head(QUERIES), before[:, kept], rtol=1e-9)
+    again = RidgeHead(D, ridge=1.0, decision="discriminant")
+    again.load_state_dict(head.state_dict())
+    base = copy.deepcopy(again)
+    more = learn(again.fresh(), stream([[50, 51]], seed=4))
+    again.merge_(more)
+    again.subtract_(base)
+    again.remove_classes(base.classes)
+    again.solve()
+    assert again.removed_sums.shape == (0, D + 1)
+    assert torch.allclose(again(QUERIES), more(QUERIES), rtol=1e-6, atol=1e-6)
+    with pytest.raises(UsageError, match="a class was removed"):
+        again.subtract_(base)
+
+
+def two_kinds(seed: int, elongated: bool) -> tuple[Tensor, Tensor]:
+    """Samples of four classes on a line, which regression on indicators masks, or of noise."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(4).repeat(60)
+    z = torch.randn(240, D, generator=generator, dtype=torch.float64)
+    if elongated:
+        z[:, 0] = 4.0 * y + 0.5 * z[:, 0]
+    return z, y
+
+
+def test_auto_takes_the_discriminant_where_classes_lie_on_a_line() -> None:
+    z, y = two_kinds(0, elongated=True)
+    head, ridge = teach(RidgeHead(D, decision="auto"), z, y), teach(RidgeHead(D), z, y)
+    assert torch.equal(head(z), ridge(z))  # without stored samples there is nothing to decide by
+    head.decide(z, y)
+    accuracy = [(each.predict(z) == y).double().mean() for each in (head, ridge)]
+    assert accuracy[0] > 0.95 > 0.8 > accuracy[1]
+    assert torch.allclose(head.leave_one_out(z, y), head(z), atol=5)
+    loaded = RidgeHead(D, decision="auto")
+    loaded.load_state_dict(head.state_dict())
+    assert torch.equal(loaded(z), head(z))
+    before = head(z)
+    head.decide(z, y)
+    assert torch.equal(head(z), before)
+
+
+def test_bursts_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each photo's twins vouch for it under the rule that fits them: what counts is how photos without them are named.
+
+    The samples of a group are handed to both rules together.
+    """
+    generator = torch.Generator().manual_seed(0)
+    single, y = two_kinds(0, elongated=True)
+    z = single.repeat_interleave(3, dim=0) + 0.01 * torch.randn(720, D, generator=generator, dtype=torch.float64)
+    y = y.repeat_interleave(3)
+    head = teach(RidgeHead(D, decision="auto"), z, y)
+    groups = near_copies(z, y)
+    assert groups is not None
+    expected = [left_out(z, y)(groups) for left_out in (head._regression_leaving_out, head._discriminant_leaving_out)]
+    seen: list[Tensor] = []
+    monkeypatch.setattr(module, "is_better", lambda other, current, columns: bool(seen.extend([current, other])))
+    head.decide(z, y, groups)
+    assert all(torch.equal(one, other) for one, other in zip(seen, expected, strict=True))
+    assert not torch.allclose(seen[0], head._regression_leaving_out(z, y)(None))
+
+
+def test_a_difference_that_may_be_an_accident_changes_nothing() -> None:
+    columns = torch.zeros(100, dtype=torch.int64)
+    right, wrong = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+
+    def scores(hits: slice) -> Tensor:
+        found = wrong.repeat(100, 1)
+        found[hits] = right
+        return found
+
+    few, many = scores(slice(0, 50)), scores(slice(0, 55))
+    assert is_better(many, few, columns)  # 5 gained, none lost: more than 4.5 is no accident
+    assert not is_better(few, many, columns)
+    shifted = scores(slice(10, 65))  # 15 gained, 10 lost
+    assert not is_better(shifted, few, columns)
+    assert not is_better(few, shifted, columns)
+    many[:52] = torch.nan  # nothing is known of them
+    assert not is_better(many, few, columns)
+
+
+def test_noise_keeps_the_decision_along_a_stream() -> None:
+    """Twenty tasks of classes that no rule can tell apart: a choice by the larger accuracy would go back and forth."""
+    head, kept, changes = RidgeHead(D, decision="auto"), [], 0
+    for task in range(20):
+        z, y = two_kinds(task, elongated=False)
+        teach(head, z, y + 4 * task)
+        kept.append((z, y + 4 * task))
+        before = bool(head.discriminates)
+        head.decide(torch.cat([z for z, _ in kept]), torch.cat([y for _, y in kept]))
+        changes += before != bool(head.discriminates)
+    assert changes <= 2
+
+
+def test_a_class_of_one_sample_is_unknown_without_it() -> None:
+    z = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sums = torch.stack([torch.cat([torch.tensor([float(len(rows))]), rows.sum(0)]) for rows in (z[:4], z[4:])])
+    x = torch.cat([torch.ones(5, 1, dtype=torch.float64), z], dim=1)
+    rule = Discriminant.from_sums(within_scatter(x.T @ x, sums), sums, torch.tensor(5.0), 1.0)
+    columns, ones = torch.tensor([0, 0, 0, 0, 1]), torch.ones(5, dtype=torch.float64)
+    scores = rule.leaving_out(z, columns, ones)(None)
+    assert scores[4, 1].isnan()
+    assert scores[4, 0].isfinite()
+    assert scores[:4].isfinite().all()
+
+
+def test_a_model_decides_by_its_buffer_and_a_run_needs_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def automatic(width: int) -> RidgeHead:
+        return RidgeHead(width, decision="auto")
+
+    with pytest.raises(UsageError, match="decision: auto needs stored samples"):
+        CIFNetModule("pixels:2", head=automatic)
+    assert CIFNetModule("pixels:2", head=automatic, buffer=CalibrationBuffer(12)).buffer is not None
+    asked = []
+    monkeypatch.setattr(RidgeHead, "decide", lambda head, z, y, groups: asked.append(len(y)))
+    models.learned("ridge-auto")
+    assert asked == [12, 12, 12]
+
+
+# ---------------------------------------------------------------------- forgetting
+
+NEVER = [TASKS[0], TASKS[2]]
+QUERY = models.samples(["ant", "fox"])[0]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "ridge": {},
+    "fixed": {"ridge": 1.0},
+    "discriminant": {"decision": "discriminant"},
+    "joined": {"transform": "joined"},
+    "products": {"transform": "products"},
+}
+
+
+def forget(head: RidgeHead, classes: list[int]) -> RidgeHead:
+    for label in classes:
+        share = head.share_of(label)
+        assert share is not None
+        head.subtract_(share)
+    head.remove_classes(classes)
+    head.solve()
+    return head
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_forgetting_equals_never_having_learned(options: dict[str, Any]) -> None:
+    """From a file too, and where the task went on after it."""
+    head = learn(RidgeHead(D, remember=True, **options), TASKS, batch=4)
+    again = RidgeHead.from_settings(head.settings())
+    again.load_state_dict(head.state_dict())
+    first = learn(RidgeHead(D, remember=True, **options), TASKS[:1])
+    first.begin_task(TASKS[1].classes)
+    first.observe(TASKS[1].z[:3], TASKS[1].y[:3])
+    halfway = RidgeHead.from_settings(first.settings())
+    halfway.load_state_dict(first.state_dict())
+    halfway.observe(TASKS[1].z[3:], TASKS[1].y[3:])
+    halfway.solve()
+    learn(halfway, TASKS[2:])
+    never = learn(RidgeHead(D, **options), NEVER)
+    for each in (head, again, halfway):
+        forget(each, TASKS[1].classes)
+        assert each.classes == never.classes
+        assert difference(each(QUERIES), never(QUERIES)) <= 1e-8
+        left = len(never.classes) * each.sums.products.numel()
+        assert each.state_elements() == {**never.state_elements(), "remembered": left}
+    assert never.share_of(never.classes[0]) is None
+
+
+def test_a_merge_and_several_processes_remember_too() -> None:
+    first, second = ([half[i] for half in map(halves, TASKS)] for i in (0, 1))
+    here, there = (learn(RidgeHead(D, remember=True), tasks) for tasks in (first, second))
+    here.merge_(there)
+    here.solve()
+    never = learn(RidgeHead(D), NEVER)
+    assert difference(forget(here, TASKS[1].classes)(QUERIES), never(QUERIES)) <= 1e-8
+    heads = [RidgeHead(D, remember=True) for _ in range(2)]
+    for task in TASKS:
+        tensors: list[list[torch.Tensor]] = []
+        for head, part in zip(heads, halves(task), strict=True):
+            head.begin_task(task.classes)
+            head.observe(part.z, part.y)
+            tensors.append([])
+            head.reduce_(tensors[-1].append)
+        for mine, yours in zip(*tensors, strict=True):
+            total = mine + yours
+            mine.copy_(total)
+            yours.copy_(total)
+        for head in heads:
+            head.solve()
+    assert difference(forget(heads[0], TASKS[1].classes)(QUERIES), never(QUERIES)) <= 1e-8
+
+
+def test_a_head_that_remembers_merges_with_another_only() -> None:
+    with pytest.raises(UsageError, match="different remember"):
+        learn(RidgeHead(D, remember=True), TASKS[:1]).merge_(learn(RidgeHead(D), TASKS[1:]))
+
+
+def test_an_aborted_task_is_not_remembered() -> None:
+    head = learn(RidgeHead(D, remember=True), TASKS[:2])
+    elements = head.state_elements()
+    head.begin_task([50])
+    head.observe(QUERIES[:3], torch.full((3,), 50))
+    head.abort_task()
+    assert head.state_elements() == elements
+    assert elements["remembered"] == 3 * 7 * 8 // 2
+
+
+def remembering() -> Classifier:
+    model = models.empty("ridge")
+    model.head = RidgeHead(models.WIDTH, remember=True)
+    return model
+
+
+def test_a_model_forgets_from_a_bundle(tmp_path: Path) -> None:
+    model, never = remembering(), models.empty("ridge")
+    models.teach(model, ["ant", "bee"])
+    models.teach(model, ["cat", "dog"])
+    models.teach(model, ["elk"])
+    models.teach(never, ["ant", "bee"])
+    models.teach(never, ["elk"])
+    model.save(tmp_path / "model")
+    loaded = cifnet_pl.load(tmp_path / "model", device="cpu")
+    assert loaded.state_elements()["remembered"] == 5 * (models.WIDTH + 1) * (models.WIDTH + 2) // 2
+    result = loaded.forget(["cat", "dog"])
+    assert (result.exact, result.recalled) == (True, {"cat", "dog"})
+    assert not result.model.removals
+    assert difference(result.model.head(QUERY), never.head(QUERY)) <= 1e-8
+
+
+def test_extending_a_loaded_model_keeps_what_it_remembers(tmp_path: Path) -> None:
+    model, never = remembering(), models.empty("ridge")
+    for each, names in ((model, ["ant", "cat"]), (never, ["ant"])):
+        models.teach(each, names)
+    model.save(tmp_path / "model")
+    more = make_photos(tmp_path / "photos", ["cat"], 10)
+    extended = cifnet_pl.load(tmp_path / "model", device="cpu").extend(more, more=True).model
+    extended.save(tmp_path / "more")
+    result = cifnet_pl.load(tmp_path / "more", device="cpu").forget(["cat"])
+    assert (result.exact, result.recalled) == (True, {"cat"})
+    assert difference(result.model.head(QUERY), never.head(QUERY)) <= 1e-8
+
+
+def test_matrices_of_other_classes_are_refused() -> None:
+    head = learn(RidgeHead(D, remember=True), TASKS)
+    with pytest.raises(CheckpointError, match="class_grams"):
+        RidgeHead(D, remember=True).load_state_dict(
+            {**head.state_dict(), "sums.class_grams": head.sums.class_grams[:, 1:]}
+        )
+
+
+def test_a_run_remembers(tmp_path: Path) -> None:
+    options = ["--model.head", "RidgeHead", "--model.head.remember", "true", "--model.buffer", "null"]
+    assert fit(tmp_path, *options, "--model.backbone", "pixels:2", "--data.image_size", "2") == 0
+    model = cifnet_pl.load(tmp_path / "default", device="cpu")
+    assert model.state_elements()["remembered"] == len(model.class_names) * 13 * 14 // 2
+    assert model.forget(model.class_names[:1]).exact
+
+
+# ---------------------------------------------------------------------- transforms
+
+WIDE = 400
+products = TRANSFORMS["products"]
+
+
+def test_products_are_the_embedding_and_a_quarter_of_the_quadratic_kernel():
+    draw = np.random.default_rng(0)
+    z = torch.from_numpy(draw.random((20, WIDE)) + draw.random((20, 1)) * draw.random((1, WIDE)))
+    found = products(z)
+    assert found.shape == (20, WIDE + 3 * WIDE // 2)
+    assert torch.equal(found[:, :WIDE], l2(z))
+    cosine = l2(z) @ l2(z).T
+    quadratic = found[:, WIDE:] @ found[:, WIDE:].T
+    # 600 products, each of variance at most 9 - 1 in units of (x·y)²/4: the mean is off by 12 % or so.
+    assert (quadratic - cosine.square() / 4).abs().max() < 4 * 0.12 / 4
+    assert (quadratic.mean() / cosine.square().mean() - 0.25).abs() < 0.05
+
+
+def test_directions_are_standard_normal_and_the_same_in_every_release():
+    found = directions(WIDE)
+    assert found.shape == (3 * WIDE, WIDE)
+    assert abs(found.mean()) < 0.01
+    assert abs(found.std() - 1) < 0.01
+    directions.cache_clear()
+    assert torch.equal(directions(WIDE), found)
+    torch.testing.assert_close(
+        directions(2)[0],
+        torch.tensor([0.5934001694579385, 1.5828095046238335], dtype=torch.float64),
+        rtol=1e-12,
+        atol=0,
+    )
+
+
+def test_products_of_zero_embeddings_are_zero():
+    assert not products(torch.zeros(3, 5)).any()
+
+
+def test_products_tell_apart_what_no_line_can():
+    draw = torch.Generator().manual_seed(0)
+    z = torch.randn(600, 2, generator=draw).double()
+    y = (z[:, 0] * z[:, 1] > 0).long()
+    for transform, least, most in (("l2", 0, 0.7), ("products", 0.85, 1)):
+        head = teach(RidgeHead(2, transform=transform), z, y)
+        assert least <= (head.predict(z) == y).double().mean() <= most
+
+
+def test_a_head_keeps_its_directions_on_its_device_and_out_of_its_state():
+    head = RidgeHead(4, transform="products", dtype="float32")
+    assert isinstance(head.transformed, Products)
+    assert head.transformed.directions.dtype == torch.float32
+    assert head.to("meta").transformed.directions.device.type == "meta"
+    assert not [name for name in head.state_dict() if "directions" in name]
+    shared = RidgeHead(4, transform="products").transformed.directions
+    assert shared.data_ptr() == directions(4).data_ptr()  # not a copy of them

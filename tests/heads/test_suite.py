@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +28,7 @@ from tests.heads.suite import (
     shuffled,
     snapshot,
     stream,
+    teach,
 )
 
 pytestmark = pytest.mark.parametrize("case", HEADS)
@@ -146,9 +146,7 @@ def test_weights_of_one_are_no_weights(case: Case) -> None:
     task = stream([[1, 2, 3]])[0]
     weighted, plain = case.make(WIDTH), case.make(WIDTH)
     for head, weight in ((weighted, torch.ones(len(task.y))), (plain, None)):
-        head.begin_task(task.classes, task.counts)
-        head.observe(task.z, task.y, weight)
-        head.solve()
+        teach(head, task.z, task.y, weight)
     assert difference(weighted(QUERIES), plain(QUERIES)) <= case.tolerance
 
 
@@ -211,9 +209,7 @@ def test_inference_mode_may_come_and_go(case: Case, learned: Head) -> None:
 def test_nothing_requires_a_gradient(case: Case) -> None:
     head = case.make(WIDTH)
     for task in TASKS:
-        head.begin_task(task.classes, task.counts)
-        head.observe(task.z.clone().requires_grad_(), task.y)
-        head.solve()
+        teach(head, task.z.clone().requires_grad_(), task.y)
     scores = head(QUERIES)
     assert not scores.requires_grad
     assert not any(p.requires_grad for p in head.parameters())
@@ -233,51 +229,37 @@ def test_a_cast_does_not_round_the_statistics(case: Case, learned: Head) -> None
 # ---------------------------------------------------------------------- state
 
 
-def stages(case: Case) -> Any:
-    """The same head at every stage of its life, with what is left to do."""
-    head = case.make(WIDTH)
-    for k, task in enumerate(TASKS):
-        yield head, k, "begin"
-        head.begin_task(task.classes, task.counts)
-        yield head, k, "first half"
-        head.observe(task.z[::2], task.y[::2])
-        yield head, k, "second half"
-        head.observe(task.z[1::2], task.y[1::2])
-        yield head, k, "past"
-        show_past(head, TASKS[:k])
-        yield head, k, "solve"
-        head.solve()
-        yield head, k, "done"
+STEPS = [(k, step) for k in range(len(TASKS)) for step in ("begin", "first half", "second half", "past", "solve")]
 
 
-def finish(head: Head, start: int, todo: str) -> Head:
-    """What ``stages`` does from one of its stages on."""
-    steps = ["begin", "first half", "second half", "past", "solve", "done"]
-    for k, task in list(enumerate(TASKS))[start:]:
-        for step in steps[steps.index(todo) if k == start else 0 :]:
-            if step == "begin":
-                head.begin_task(task.classes, task.counts)
-            elif step == "first half":
-                head.observe(task.z[::2], task.y[::2])
-            elif step == "second half":
-                head.observe(task.z[1::2], task.y[1::2])
-            elif step == "past":
-                show_past(head, TASKS[:k])
-            elif step == "solve":
-                head.solve()
+def go_on(head: Head, steps: list[tuple[int, str]]) -> Head:
+    """Learn the stream of this module step by step."""
+    for k, step in steps:
+        task = TASKS[k]
+        if step == "begin":
+            head.begin_task(task.classes, task.counts)
+        elif step == "past":
+            show_past(head, TASKS[:k])
+        elif step == "solve":
+            head.solve()
+        else:
+            half = slice(step == "second half", None, 2)
+            head.observe(task.z[half], task.y[half])
     return head
 
 
 def test_state_survives_a_file_at_any_moment(case: Case) -> None:
-    expected = finish(case.make(WIDTH), 0, "begin")(QUERIES)
-    for head, k, todo in stages(case):
+    head, expected = case.make(WIDTH), go_on(case.make(WIDTH), STEPS)(QUERIES)
+    for done, step in enumerate(STEPS):
         again = reloaded(head, case)
         assert_same_state(again, snapshot(head))
         assert (again.classes, again.tasks) == (head.classes, head.tasks)
-        if todo == "done":
+        if STEPS[done - 1][1] == "solve" and done:
             assert torch.equal(again(QUERIES), head(QUERIES))
             assert torch.equal(reloaded(head, case)(QUERIES), head(QUERIES))
-        assert torch.equal(finish(again, k, todo)(QUERIES), expected), (k, todo)
+        assert torch.equal(go_on(again, STEPS[done:])(QUERIES), expected), step
+        go_on(head, [step])
+    assert torch.equal(reloaded(head, case)(QUERIES), expected)
 
 
 def test_state_may_be_loaded_over_another_one(case: Case, learned: Head) -> None:

@@ -1,7 +1,8 @@
-"""Ridge solves, generalised cross-validation, and scores without a sample or its group, against dense systems."""
+"""Ridge solves, generalised cross-validation, scores without a group, and the eigendecomposition below them."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import mpmath
@@ -10,11 +11,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.linalg import get_lapack_funcs
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from cifnet_pl.statistics import (
     GCV_GRID,
     Centred,
+    Choice,
+    Ridge,
     augment,
     equal_groups,
     gcv_ridge,
@@ -23,9 +28,12 @@ from cifnet_pl.statistics import (
     solve,
     solve_ridge,
 )
+from cifnet_pl.statistics import ridge as lapack
+from cifnet_pl.statistics.ridge import FACTORED_FROM, shares_of_independent_error, spectrum
 from cifnet_pl.utilities.errors import CifnetError
 from tests.largest_tensor import LargestTensor
 from tests.statistics.test_sums import samples
+from tests.utilities.test_memory import blas_threads
 
 
 @pytest.mark.parametrize("penalty", [torch.tensor(0.5), torch.tensor([0.0, 0.5, 2.0])])
@@ -184,3 +192,236 @@ def test_nothing_is_known_without_all_that_was_learned():
         result = left_out_together(y, half, torch.ones(6, dtype=torch.float64), y, groups)
         assert result[groups == 0].isnan().all()
         assert result[groups != 0].isfinite().all()
+
+
+# ---------------------------------------------------------------------- samples that come more than once, or nearly so
+
+CLASSES, PER_CLASS, WIDTH = 12, 25, 400
+"""Fewer samples than features, as when a shop has learned a few classes."""
+
+
+def draw(per_class: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Embeddings of overlapping classes whose spectrum falls as that of photos does, and their classes."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(CLASSES, WIDTH)) * 0.35
+    scale = np.arange(1, WIDTH + 1) ** -0.5
+    rng = np.random.default_rng(seed)
+    y = np.repeat(np.arange(CLASSES), per_class)
+    z = (centres[y] + rng.normal(size=(len(y), WIDTH))) * scale
+    return torch.from_numpy(z), torch.from_numpy(y)
+
+
+def learn(z: Tensor, y: Tensor, samples: int | None = None, ridge: Ridge = "gcv") -> tuple[Tensor, Choice]:
+    """Weights and λ of ridge regression on ±1 targets; ``samples`` of them are distinct."""
+    x, target = augment(z), 2 * torch.nn.functional.one_hot(y, CLASSES).double() - 1
+    energy = target.square().sum()
+    return Centred.from_augmented(x.T @ x, x.T @ target, energy, samples or len(z)).solve(ridge)
+
+
+def accuracy(weights: Tensor) -> float:
+    z, y = draw(200, seed=1)
+    return 100 * ((augment(z) @ weights).argmax(1) == y).double().mean().item()
+
+
+def near(z: Tensor, rows: Tensor, seed: int = 2) -> Tensor:
+    """Copies of ``rows`` with 5 % of noise."""
+    noise = torch.randn(len(rows), WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return z[rows] + 0.05 * noise * (z[rows].norm(dim=1) / noise.norm(dim=1))[:, None]
+
+
+Z, Y = draw(PER_CLASS, seed=0)
+ORDER = torch.randperm(len(Z), generator=torch.Generator().manual_seed(3))
+DISTINCT = learn(Z, Y)
+
+
+@pytest.mark.parametrize("count", [3, 15, 60, 300])
+@pytest.mark.parametrize("kind", ["exact", "near", "bursts"])
+def test_copies_do_not_collapse_the_ridge(kind: str, count: int) -> None:
+    rows = ORDER[:count] if kind != "bursts" else ORDER[: -(-count // 9)].repeat_interleave(9)[:count]
+    more = Z[rows] if kind == "exact" else near(Z, rows)
+    z, y = torch.cat([Z, more]), torch.cat([Y, Y[rows]])
+    weights, choice = learn(z, y)
+    # A photo that counts ten times costs accuracy at any ridge.
+    best = max(accuracy(learn(z, y, ridge=DISTINCT[1].ridge * factor)[0]) for factor in (0.3, 1, 3, 10, 30))
+    assert accuracy(weights) > best - 1
+    assert 0.1 < choice.ridge / DISTINCT[1].ridge < 30
+
+
+def test_the_rule_without_the_cap_and_the_shares_would_collapse() -> None:
+    # What the tests above guard against: the least score of plain GCV interpolates, and loses 5 points and more.
+    rows = ORDER[:60]
+    z, y = torch.cat([Z, near(Z, rows)]), torch.cat([Y, Y[rows]])
+    target = 2 * torch.nn.functional.one_hot(y, CLASSES).double() - 1
+    z, target = z - z.mean(0), target - target.mean(0)
+    values, vectors = torch.linalg.eigh(z @ z.T)
+    values, energy = values[1:], (vectors.T @ target).square().sum(1)[1:]
+
+    def score(ridge: Tensor) -> Tensor:
+        left = ridge / (values + ridge)
+        return (energy * left.square()).sum() / left.sum().square()
+
+    grid = torch.logspace(-5, 1, 25).double() * DISTINCT[1].ridge
+    plain = grid[torch.stack([score(ridge) for ridge in grid]).argmin()]
+    assert plain < DISTINCT[1].ridge / 1000
+
+
+def test_each_sample_twice_is_each_once_where_the_distinct_ones_are_counted() -> None:
+    twice, choice = learn(torch.cat([Z, Z]), torch.cat([Y, Y]), samples=len(Z))
+    assert choice.ridge == pytest.approx(2 * DISTINCT[1].ridge, rel=1e-9)
+    assert choice.position == DISTINCT[1].position == "inside"
+    torch.testing.assert_close(twice, DISTINCT[0], rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize(("per_class", "classes"), [(3, 12), (25, 12), (25, 2), (60, 12), (400, 12)])
+def test_distinct_samples_all_have_error_of_their_own(per_class: int, classes: int) -> None:
+    z, y = draw(per_class, seed=4)
+    z, y = z[y < classes], y[y < classes]
+    target = torch.nn.functional.one_hot(y, CLASSES).double()
+    z, target = z - z.mean(0), target - target.mean(0)
+    left, values, _ = torch.linalg.svd(z, full_matrices=False)
+    left = left[:, values > 1e-9]
+    energy = (left.T @ target).square().sum(1)
+    spare = len(z) - 1 - len(energy)
+    shares, beyond = shares_of_independent_error(energy, spare, target.square().sum() - energy.sum())
+    assert shares.min() == 1
+    assert beyond == 1
+
+
+def test_with_nothing_to_learn_the_largest_ridge_is_chosen_and_said() -> None:
+    z = torch.randn(300, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert learn(z, torch.arange(300) % CLASSES)[1].position == "largest"
+
+
+def test_one_class_alone_is_no_edge_of_the_grid() -> None:
+    assert learn(Z[Y == 0], Y[Y == 0])[1].position == "inside"
+
+
+def test_a_rule_without_error_takes_the_smallest_ridge_and_says_so() -> None:
+    z = torch.randn(2000, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    target = z[:, :1]
+    x = augment(z)
+    _, choice = Centred.from_augmented(x.T @ x, x.T @ target, target.square().sum(), 2000).solve("gcv")
+    assert choice.position == "smallest"
+
+
+def test_few_easy_samples_are_at_the_cap() -> None:
+    z, y = Z[::8] + 5 * torch.nn.functional.one_hot(Y[::8], WIDTH), Y[::8]
+    _, choice = learn(z, y)
+    assert choice.position == "cap"
+    values = torch.linalg.eigvalsh((z - z.mean(0)) @ (z - z.mean(0)).T).clamp_min(0)
+    assert 1 + (values / (values + choice.ridge)).sum() <= 0.5 * len(z)
+
+
+# ---------------------------------------------------------------------- the eigendecomposition
+
+WIDTHS = [1, 2, FACTORED_FROM - 1, FACTORED_FROM, 200]
+
+
+def gram_of(samples: int, width: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    z = torch.randn(samples, width, generator=torch.Generator().manual_seed(width), dtype=torch.float64)
+    return (z.T @ z).to(dtype)
+
+
+@pytest.mark.parametrize("columns", [0, 1000])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_eigenvalues_and_rotations_make_up_the_matrix(
+    width: int, dtype: torch.dtype, tolerance: float, columns: int
+) -> None:
+    gram = gram_of(2 * width, width, dtype)
+    before = gram.clone()
+    result = spectrum(gram, 2 * width, columns)
+    assert torch.equal(gram, before)
+    identity = torch.eye(width, dtype=dtype)
+    rotation = result.rotate(identity)
+    scale = tolerance * gram.abs().max().item()
+    assert torch.allclose(rotation.T @ (result.values[:, None] * rotation), gram, atol=scale)
+    assert torch.allclose(result.back(rotation), identity, atol=100 * tolerance)
+    assert torch.allclose(result.values, torch.linalg.eigvalsh(gram), atol=scale)
+    assert (result.values.dtype, rotation.dtype, result.back(identity).dtype) == (dtype,) * 3
+
+
+@pytest.mark.parametrize("columns", [0, 1, 3])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_some_columns_are_those_of_the_whole(width: int, columns: int) -> None:
+    result, identity = spectrum(gram_of(2 * width, width), 2 * width, columns), torch.eye(width, dtype=torch.float64)
+    x = torch.randn(width, columns, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert torch.allclose(result.rotate(x), result.rotate(identity) @ x, atol=1e-12)
+    assert torch.allclose(result.back(x), result.back(identity) @ x, atol=1e-12)
+    assert torch.allclose(result.rotate(x.T.contiguous().T), result.rotate(x), atol=1e-12)
+
+
+@pytest.mark.parametrize("width", WIDTHS[1:])
+def test_beyond_the_rank_eigenvalues_are_zero(width: int) -> None:
+    for rank in (1, width // 2):
+        values = spectrum(gram_of(rank, width), rank, 1).values
+        assert int((values > 0).sum()) == rank
+        assert torch.equal(values[: width - rank], torch.zeros(width - rank, dtype=torch.float64))
+    assert torch.equal(spectrum(torch.zeros(width, width), 5, 1).values, torch.zeros(width))
+
+
+@pytest.mark.parametrize("width", [2, 200])
+def test_sums_that_overflowed_are_refused(width: int) -> None:
+    with pytest.raises(CifnetError, match="overflowed"):
+        spectrum(torch.full((width, width), torch.inf), 5, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_other_threads_go_on_meanwhile(dtype: torch.dtype) -> None:
+    """A service answers while it learns: Python's lock is not held while LAPACK works."""
+    x = torch.randn(1300, 1200, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    ended, turns = threading.Event(), 0
+
+    def count() -> None:
+        nonlocal turns
+        while not ended.wait(0.001):
+            turns += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    lapack.sytrd((x.T @ x).numpy())
+    ended.set()
+    thread.join()
+    assert turns > 2  # a lock that was held would leave none but before and after
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("width", [2, 3, 90])
+def test_the_same_numbers_as_scipys_wrappers(width: int, dtype: type) -> None:
+    x = np.random.default_rng(0).normal(size=(2 * width, width)).astype(dtype)
+    gram = x.T @ x
+    theirs, lwork, stevd = get_lapack_funcs(("sytrd", "sytrd_lwork", "stevd"), (gram,))
+    with threadpool_limits(1, "blas"):
+        expected = theirs(gram, lower=1, lwork=int(lwork(width, lower=1)[0]))[:4]
+        eigen = stevd(expected[1], expected[2])[:2]
+    result = lapack.sytrd(gram)
+    assert all(np.array_equal(ours, other) for ours, other in zip(result, expected, strict=True))
+    for ours, other in zip(lapack.stevd(result[1], result[2]), eigen, strict=True):
+        assert np.array_equal(ours, other)
+
+
+def test_narrow_matrices_are_left_to_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several would wait for each other after every column; how many there are elsewhere stays as it was."""
+    computed: list[set[int]] = []
+
+    def call(name: str, *arguments: object) -> int:
+        computed.append(blas_threads())
+        return routines(name, *arguments)
+
+    routines = lapack._call
+    monkeypatch.setattr(lapack, "_call", call)
+    with threadpool_limits(2, "blas"):
+        _, diagonal, below, _ = lapack.sytrd(np.eye(8))
+        lapack.stevd(diagonal, below)
+        assert computed[1:] == [{1}, {1}]  # the first call asks for the size of the work space
+        monkeypatch.setattr(lapack, "ONE_THREAD", 7)
+        lapack.stevd(diagonal, below)
+        assert computed[-1] == blas_threads() == {2}
+
+
+def test_narrow_matrices_of_several_threads_are_computed_at_once() -> None:
+    with lapack._few_threads(8):
+        other = threading.Thread(target=lapack.stevd, args=(np.ones(3), np.ones(2)), daemon=True)
+        other.start()
+        other.join(timeout=60)
+        assert not other.is_alive()

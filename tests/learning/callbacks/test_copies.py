@@ -10,7 +10,7 @@ import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.model.metrics import NearCopyScore, about_near_copies
 from tests.command_line import learned
-from tests.photos.test_similar_photos import scene
+from tests.photos.test_copies import scene
 
 OPTIONS = ["--data.source", "folder", "--data.classes_per_task", "2", "--model.head", "RidgeHead"]
 

@@ -1,7 +1,11 @@
-"""Zip archives as folders of photos: what is found in them, and what an attacker may put there."""
+"""Which photos are found in folders, patterns and Zip archives, and what an attacker may put into these."""
 
+from __future__ import annotations
+
+import glob
 import io
 import os
+import re
 import stat
 import zipfile
 from collections.abc import Callable
@@ -9,16 +13,92 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources.folders import folder
 from cifnet_pl.photos import files as photo_files
-from cifnet_pl.photos.files import find_photos, is_folder
+from cifnet_pl.photos.files import find_photos, is_folder, links_upwards, matches, walk_images
 from cifnet_pl.photos.photo import UnreadableImage, read_square
 from cifnet_pl.photos.reading import squares
 from cifnet_pl.utilities.errors import DataError
 from tests.command_line import make_photos
+
+NAMES = ["a.jpg", "b/c.png", "b/d.txt", "b/e/f.JPEG", "b/e/g.gif", ".hidden/h.png", "b/.i.png", "j"]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in NAMES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def relative(tree: Path, source: str) -> list[str]:
+    return [path.relative_to(tree).as_posix() for path in find_photos(source)]
+
+
+def test_folders(tree: Path):
+    assert relative(tree, str(tree)) == ["a.jpg", "b/c.png", "b/e/f.JPEG", "b/e/g.gif"]
+
+
+def test_one_file_of_any_name(tree: Path):
+    assert relative(tree, str(tree / "j")) == ["j"]
+
+
+@pytest.mark.parametrize(
+    "pattern", ["*", "*.jpg", "**/*.png", "b/*", "b/*/*", "b/**", "**", "*/*.png", "b/e/[fg].*", "?/c.*"]
+)
+def test_patterns_as_the_shell_has_them(tree: Path, pattern: str):
+    result = {Path(name).as_posix() for name in glob.glob(pattern, root_dir=tree, recursive=True)}
+    photos_of = {"a.jpg", "b/c.png", "b/e/f.JPEG", "b/e/g.gif"}
+    assert set(relative(tree, str(tree / pattern))) == result & photos_of
+
+
+@given(
+    st.lists(st.sampled_from("ab"), min_size=1, max_size=5),
+    st.lists(st.sampled_from(["a", "b", "*", "**", "?"]), max_size=5),
+)
+def test_matches_is_the_regular_expression(names: list[str], pattern: list[str]):
+    rules = {"*": "[ab]/", "?": "[ab]/", "**": "(?:[ab]/)*"}
+    expression = "".join(rules.get(part, f"{part}/") for part in pattern)
+    assert matches(names, pattern) == bool(re.fullmatch(expression, "".join(f"{name}/" for name in names)))
+
+
+def test_circles_are_entered_once(tree: Path):
+    (tree / "b" / "loop").symlink_to(tree, target_is_directory=True)
+    (tree / "b" / "again").symlink_to(tree / "b" / "e", target_is_directory=True)
+    assert len(relative(tree, str(tree))) == 4
+    assert len(relative(tree, str(tree / "**" / "*"))) == 4
+    assert [links_upwards(tree / "b" / name) for name in ("loop", "again")] == [True, False]
+    (tree / "b" / "e" / "up").symlink_to("..", target_is_directory=True)
+    assert relative(tree, str(tree / "b" / "e")) == ["b/e/f.JPEG", "b/e/g.gif"]  # not those of the folder above
+
+
+@pytest.mark.parametrize(("depth", "count"), [(None, 4), (1, 1), (2, 2)])
+def test_folders_down_to_a_depth(tree: Path, depth: int | None, count: int):
+    assert len(list(walk_images(tree, depth))) == count
+
+
+@pytest.mark.parametrize("place", ["nowhere", "nowhere/*.jpg", "*.tif", "b/e/x*"])
+def test_nothing_found(tree: Path, place: str):
+    with pytest.raises(DataError, match="give a photo, a folder"):
+        find_photos(str(tree / place))
+
+
+def test_large_folders_come_in_sorted_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(photo_files, "SORTED_AT_ONCE", 5)
+    for i in range(23):
+        (tmp_path / f"{i:02}.png").touch()
+    result = [path.name for path in find_photos(str(tmp_path))]
+    assert sorted(result) == [f"{i:02}.png" for i in range(23)]
+    assert all(result[i : i + 5] == sorted(result[i : i + 5]) for i in range(0, 23, 5))
+
+
+# ---------------------------------------------------------------------- archives
 
 
 def pack(root: Path, target: Path, prefix: str = "") -> Path:

@@ -1,21 +1,22 @@
-"""One image → one square: against torchvision's transforms, over all modes, orientations and shapes."""
+"""One image → one square: against torchvision's transforms, over all modes, orientations and shapes; damaged files."""
 
 from __future__ import annotations
 
-import contextlib
 import io
+import resource
 import struct
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_sample_images
 from torchvision.transforms import v2
 
+from cifnet_pl.photos import photo as images
 from cifnet_pl.photos.files import is_image
 from cifnet_pl.photos.photo import UPRIGHT, UnreadableImage, read_square, square, to_rgb, white_level
 from cifnet_pl.utilities.text import first_line, printable
@@ -196,95 +197,82 @@ def centre(image: Image.Image) -> list[int]:
     return pixel
 
 
-def flat(value: object, dtype: object) -> Image.Image:
-    return Image.fromarray(np.full((12, 12), value, dtype=dtype))  # type: ignore[call-overload]
+def flat(value: object, dtype: object, *others: object) -> Image.Image:
+    """12 × 12 pixels of one value, but for ``others`` in the first row."""
+    pixels = np.full((12, 12), value, dtype=dtype)  # type: ignore[call-overload]
+    pixels[0, : len(others)] = others
+    return Image.fromarray(pixels)
 
 
-def test_cmyk_jpeg() -> None:
-    image = reopened(Image.new("RGB", (16, 16), (200, 40, 90)).convert("CMYK"), "JPEG", quality=100)
-    assert image.mode == "CMYK"
-    assert np.abs(np.array(centre(image)) - (200, 40, 90)).max() <= 3
-
-
-@pytest.mark.parametrize("suffix", ["PNG", "TIFF"])
-@pytest.mark.parametrize("value", [0, 200, 25700, 65535])
-def test_sixteen_bit_grey_is_scaled_by_its_depth(suffix: str, value: int) -> None:
-    """A dark 16-bit image stays dark, whatever its brightest pixel is."""
-    image = reopened(flat(value, np.uint16), suffix)
-    assert image.mode.startswith("I")
-    assert centre(image) == [round(value / 65535 * 255)] * 3
-
-
-def test_big_endian_sixteen_bit_grey() -> None:
-    image = Image.frombytes("I;16B", (12, 12), struct.pack(">H", 51400) * 144)
-    assert centre(image) == [200] * 3
-
-
-@pytest.mark.parametrize(
-    ("values", "grey"),
-    [([0.0, 0.5, 1.0], 128), ([0, 100, 255], 100), ([0, 32768, 65535], 128), ([-5.0, 0.5, 1.0], 128)],
-)
-def test_float_tiff_by_its_range(values: list[float], grey: int) -> None:
-    pixels = np.full((12, 12), values[1], dtype=np.float32)
-    pixels[0, 0], pixels[0, 1] = values[0], values[2]
-    image = reopened(Image.fromarray(pixels), "TIFF")
-    assert image.mode == "F"
-    assert abs(centre(image)[0] - grey) <= 1
-
-
-def test_float_tiff_with_holes() -> None:
-    pixels = np.full((12, 12), 0.25, dtype=np.float32)
-    pixels[0, :3] = np.nan, np.inf, -np.inf
-    rgb = np.asarray(to_rgb(reopened(Image.fromarray(pixels), "TIFF")))
-    assert rgb[0, :3].max() == 0
-    assert rgb[6, 6].tolist() == [64, 64, 64]
-
-
-def test_thirty_two_bit_integers() -> None:
-    assert white_level("I", np.array([0, 255])) == 255
-    assert white_level("I", np.array([0, 256])) == 65535
-    assert white_level("I", np.array([0, 10**6])) == 65535
-    assert white_level("F", np.zeros((0,))) == 1
-    assert centre(reopened(flat(1_000_000, np.int32), "TIFF")) == [255] * 3
-
-
-def test_transparency_is_white() -> None:
-    clear, half = (10, 20, 30, 0), (0, 0, 0, 128)
-    assert centre(Image.new("RGBA", (8, 8), clear)) == [255] * 3
-    assert abs(centre(Image.new("RGBA", (8, 8), half))[0] - 127) <= 1
-    assert centre(Image.new("LA", (8, 8), (0, 0))) == [255] * 3
-    assert centre(Image.new("LA", (8, 8), (77, 255))) == [77] * 3
-    assert centre(Image.new("RGBA", (8, 8), clear).convert("RGBa")) == [255] * 3
-    assert centre(Image.new("La", (8, 8), (60, 255))) == [60] * 3
-
-
-@pytest.mark.parametrize("suffix", ["PNG", "GIF"])
-def test_palette_with_a_transparent_entry(suffix: str) -> None:
+def palette() -> Image.Image:
     image = Image.new("P", (8, 8), 1)
     image.putpalette([0, 0, 0, 200, 10, 10])
-    assert centre(reopened(image, suffix)) == [200, 10, 10]
-    assert centre(reopened(image, suffix, transparency=1)) == [255] * 3
+    return image
 
 
-def test_grey_and_rgb_with_a_transparent_colour() -> None:
-    assert centre(reopened(Image.new("L", (8, 8), 7), "PNG", transparency=7)) == [255] * 3
-    assert centre(reopened(Image.new("L", (8, 8), 7), "PNG", transparency=8)) == [7] * 3
-    assert centre(reopened(Image.new("RGB", (8, 8), (1, 2, 3)), "PNG", transparency=(1, 2, 3))) == [255] * 3
-    assert centre(reopened(Image.new("1", (8, 8), 1), "PNG")) == [255] * 3
-    assert centre(reopened(Image.new("1", (8, 8), 0), "PNG", transparency=0)) == [255] * 3
+def plain(mode: str, colour: object) -> Image.Image:
+    return Image.new(mode, (8, 8), colour)  # type: ignore[arg-type]
+
+
+WHITE, CLEAR = [255] * 3, plain("RGBA", (10, 20, 30, 0))
+MODES: dict[str, tuple[Image.Image, list[int]]] = {
+    **{
+        f"16 bit {kind}, {value}": (reopened(flat(value, np.uint16), kind), [round(value / 65535 * 255)] * 3)
+        for kind in ("PNG", "TIFF")
+        for value in (0, 200, 25700, 65535)  # a dark image stays dark, whatever its brightest pixel is
+    },
+    "16 bit big endian": (Image.frombytes("I;16B", (12, 12), struct.pack(">H", 51400) * 144), [200] * 3),
+    "32 bit": (reopened(flat(1_000_000, np.int32), "TIFF"), WHITE),
+    "float to 1": (reopened(flat(0.5, np.float32, 0, 1), "TIFF"), [128] * 3),
+    "float to 255": (reopened(flat(100, np.float32, 0, 255), "TIFF"), [100] * 3),
+    "float to 65535": (reopened(flat(32768, np.float32, 0, 65535), "TIFF"), [128] * 3),
+    "float below 0": (reopened(flat(0.5, np.float32, -5, 1), "TIFF"), [128] * 3),
+    "float with holes": (reopened(flat(0.25, np.float32, np.nan, np.inf, -np.inf), "TIFF"), [64] * 3),
+    "CMYK": (reopened(Image.new("RGB", (16, 16), (200, 40, 90)).convert("CMYK"), "JPEG", quality=100), [200, 40, 90]),
+    "clear": (CLEAR, WHITE),
+    "half clear": (plain("RGBA", (0, 0, 0, 128)), [127] * 3),
+    "clear grey": (plain("LA", (0, 0)), WHITE),
+    "opaque grey": (plain("LA", (77, 255)), [77] * 3),
+    "clear, premultiplied": (CLEAR.convert("RGBa"), WHITE),
+    "opaque, premultiplied": (plain("La", (60, 255)), [60] * 3),
+    "palette PNG": (reopened(palette(), "PNG"), [200, 10, 10]),
+    "palette GIF": (reopened(palette(), "GIF"), [200, 10, 10]),
+    "clear palette PNG": (reopened(palette(), "PNG", transparency=1), WHITE),
+    "clear palette GIF": (reopened(palette(), "GIF", transparency=1), WHITE),
+    "grey that is clear": (reopened(plain("L", 7), "PNG", transparency=7), WHITE),
+    "another grey is clear": (reopened(plain("L", 7), "PNG", transparency=8), [7] * 3),
+    "colour that is clear": (reopened(plain("RGB", (1, 2, 3)), "PNG", transparency=(1, 2, 3)), WHITE),
+    "one bit": (reopened(plain("1", 1), "PNG"), WHITE),
+    "clear bit": (reopened(plain("1", 0), "PNG", transparency=0), WHITE),
+}
+
+
+@pytest.mark.parametrize(("image", "expected"), MODES.values(), ids=MODES)
+def test_modes(image: Image.Image, expected: list[int]) -> None:
+    assert np.abs(np.array(centre(image)) - expected).max() <= (3 if image.mode == "CMYK" else 1)
+
+
+def test_levels_of_white() -> None:
+    for mode, values, expected in (
+        ("I", [0, 255], 255),
+        ("I", [0, 256], 65535),
+        ("I", [0, 10**6], 65535),
+        ("F", [], 1),
+    ):
+        assert white_level(mode, np.array(values)) == expected
+    assert np.asarray(to_rgb(MODES["float with holes"][0]))[0, :3].max() == 0
 
 
 @pytest.mark.parametrize("mode", ["LAB", "HSV", "YCbCr", "RGBX", "L", "1", "P", "PA", "I", "F"])
 def test_any_other_mode(mode: str) -> None:
-    image = Image.new("RGB", (8, 8), (90, 90, 90)).convert(mode) if mode != "LAB" else Image.new("LAB", (8, 8))
+    image = plain("RGB", (90, 90, 90)).convert(mode) if mode != "LAB" else Image.new("LAB", (8, 8))
     assert square(image, 4).shape == (4, 4, 3)
 
 
-def test_first_frame_of_an_animation() -> None:
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ((250, 0, 0), (0, 250, 0))]
-    for suffix in ("GIF", "PNG", "WEBP", "TIFF"):
-        image = reopened(frames[0], suffix, save_all=True, append_images=frames[1:])
-        assert np.abs(np.array(centre(image)) - (250, 0, 0)).max() <= 3
+@pytest.mark.parametrize("suffix", ["GIF", "PNG", "WEBP", "TIFF"])
+def test_first_frame_of_an_animation(suffix: str) -> None:
+    image = reopened(plain("RGB", (250, 0, 0)), suffix, save_all=True, append_images=[plain("RGB", (0, 250, 0))])
+    assert np.abs(np.array(centre(image)) - (250, 0, 0)).max() <= 3
 
 
 # ---------------------------------------------------------------------- unreadable files
@@ -332,24 +320,6 @@ def test_truncated(suffix: str, tmp_path: Path) -> None:
         read_square(tmp_path / "a.jpg", 8)
 
 
-@given(st.sampled_from(["JPEG", "PNG", "GIF", "BMP", "PPM"]), st.data())
-def test_damaged_files_are_read_or_unreadable_and_nothing_else(suffix: str, data: st.DataObject) -> None:
-    file = io.BytesIO()
-    exif = Image.Exif()
-    exif[0x0112], exif[0x010F] = 6, "maker"
-    smooth(20, 14).save(file, suffix, **({"exif": exif} if suffix in ("JPEG", "PNG") else {}))
-    content = bytearray(file.getvalue())
-    for _ in range(data.draw(st.integers(1, 6))):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    del content[data.draw(st.integers(len(content) // 2, len(content))) :]
-    try:
-        image = Image.open(io.BytesIO(bytes(content)))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-        return
-    with contextlib.suppress(UnreadableImage):
-        assert square(image, 4).shape == (4, 4, 3)
-
-
 # ---------------------------------------------------------------------- names
 
 
@@ -367,3 +337,94 @@ def test_printable() -> None:
     assert printable("a\nb\tü 🐈 \udcff\x00") == "a\\nb\\tü 🐈 \\udcff\\x00"
     assert first_line(ValueError("one\ntwo")) == "one"
     assert first_line(ValueError()) == "ValueError"
+
+
+# ---------------------------------------------------------------------- HEIC, and damaged files of all formats
+
+
+def heic(orientation: int | None = None) -> bytes:
+    """A photo with a red upper and a blue lower half as its pixels are stored."""
+    pillow_heif = pytest.importorskip("pillow_heif")
+    pixels = np.zeros((64, 64, 3), dtype=np.uint8)
+    pixels[:32, :, 0], pixels[32:, :, 2] = 255, 255
+    exif = Image.Exif()
+    if orientation is not None:
+        exif[images.ORIENTATION_TAG] = orientation
+    file = io.BytesIO()
+    pillow_heif.from_pillow(Image.fromarray(pixels)).save(file, exif=exif.tobytes())
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", ["a.heic", "a.HEIF", "really heic.jpg"])
+def test_decoded_whatever_its_name(tmp_path: Path, name: str):
+    (tmp_path / name).write_bytes(heic())
+    square = read_square(tmp_path / name, 8).astype(int)
+    assert square[1, 4, 0] > 200 > 50 > square[1, 4, 2]
+    assert square[6, 4, 2] > 200 > 50 > square[6, 4, 0]
+    assert np.array_equal(read_square(heic(), 8), square)
+
+
+def test_without_the_package_the_sentence_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def unknown(*given: object) -> Image.Image:
+        raise Image.UnidentifiedImageError  # as long as nothing has taught Pillow the format
+
+    monkeypatch.setattr(images, "find_spec", lambda name: None)
+    monkeypatch.setattr(images, "_opened", unknown)
+    (tmp_path / "a.heic").write_bytes(heic())
+    with pytest.raises(UnreadableImage, match=r"pip install 'cifnet_pl\[heic\]'"):
+        read_square(tmp_path / "a.heic", 8)
+
+
+FORMATS = ["JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP", "PPM", "TGA", "JPEG2000", "ICO"]
+
+
+def encoded(kind: str) -> bytes:
+    """A small photo in a file format, with an EXIF orientation where there is room for one."""
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 12, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    extra = {"exif": exif} if kind in ("JPEG", "PNG", "WEBP", "TIFF") else {}
+    Image.fromarray(pixels).save(file, kind, **extra)
+    return file.getvalue()
+
+
+def decode_damaged(kind: str, folder: Path, draw: st.DataObject) -> None:
+    """Change a few bytes of a photo: it is decoded to a square, or refused as unreadable."""
+    content = bytearray(encoded(kind))
+    for _ in range(draw.draw(st.integers(1, 6))):
+        at = draw.draw(st.integers(0, max(0, len(content) - 1)))
+        some = draw.draw(st.binary(min_size=1, max_size=4))
+        if draw.draw(st.booleans()):
+            content[at : at + len(some)] = some
+        else:
+            del content[at : at + draw.draw(st.integers(1, 50))]
+    file = folder / "photo"
+    file.write_bytes(content)
+    try:
+        assert read_square(file, 8).shape == (8, 8, 3)
+    except UnreadableImage:
+        return
+
+
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+@given(st.data())
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.filterwarnings("ignore")
+def test_damaged_photos(kind: str, tmp_path: Path, data: st.DataObject):
+    decode_damaged(kind, tmp_path, data)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.filterwarnings("ignore")
+def test_thousands_of_damaged_photos(kind: str, tmp_path: Path):
+    @settings(max_examples=2000, suppress_health_check=list(HealthCheck), deadline=None, derandomize=False)
+    @given(st.data())
+    def attack(data: st.DataObject) -> None:
+        decode_damaged(kind, tmp_path, data)
+
+    attack()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert peak < 6_000_000  # kB: Pillow's limit is 179 million pixels

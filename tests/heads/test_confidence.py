@@ -1,4 +1,4 @@
-"""Leave-one-out scores against literally leaving a sample out, and the temperature that is fitted to them."""
+"""Scores without a sample, temperatures, thresholds and sets of answers: against refits, and what they promise."""
 
 from __future__ import annotations
 
@@ -33,9 +33,22 @@ from cifnet_pl.heads import (
     RidgeHead,
     SLDAHead,
 )
-from cifnet_pl.heads.confidence import calibrate, fit_temperature, near_copies
+from cifnet_pl.heads.confidence import (
+    FREE,
+    PENALTY,
+    AnswerSets,
+    Reference,
+    calibrate,
+    check_share,
+    fit_temperature,
+    near_copies,
+    novelty_reference,
+    photo_weights,
+    set_scores,
+)
 from cifnet_pl.utilities.errors import CifnetError, UnsupportedError, UsageError
 from tests.command_line import BUFFER, checkpoint, fit, learned
+from tests.heads.suite import teach
 from tests.models import learn_digits
 
 D = 5
@@ -77,11 +90,15 @@ class Stream:
         return torch.cat([self.z[c][:3] for c in self.z]), torch.tensor([c for c in self.z for _ in range(3)])
 
 
-def literal(stream: Stream, make: Any) -> Tensor:
-    """Scores of every stored sample by heads that never saw it; ``make(k)`` builds the head for the k-th."""
+def literal(stream: Stream, make: Callable[[], Head], groups: Tensor | None = None) -> Tensor:
+    """Scores of every stored sample by heads that never saw it, or its group."""
     z, y = stream.stored()
-    heads = (stream.learn(make(n), (int(y[n]), n % 3)) for n in range(len(y)))
-    return torch.cat([head(z[[n]]) for n, head in enumerate(heads)])
+    groups = torch.arange(len(y)) if groups is None else groups
+    result = torch.zeros(len(y), len(y) // 3, dtype=torch.float64)
+    for group in groups.unique():
+        rows = (groups == group).nonzero().flatten()
+        result[rows] = stream.learn(make(), *((int(y[n]), int(n) % 3) for n in rows))(z[rows])
+    return result
 
 
 def grouped(stream: Stream) -> Tensor:
@@ -93,14 +110,8 @@ def grouped(stream: Stream) -> Tensor:
     return groups
 
 
-def literal_groups(stream: Stream, make: Callable[[], Head]) -> Tensor:
-    """Scores of every stored sample by heads that never saw its group."""
-    z, y = stream.stored()
-    groups, result = grouped(stream), torch.zeros(len(y), len(y) // 3, dtype=torch.float64)
-    for group in groups.unique():
-        rows = (groups == group).nonzero().flatten()
-        result[rows] = stream.learn(make(), *((int(y[n]), int(n) % 3) for n in rows))(z[rows])
-    return result
+def assert_as_refits(found: Tensor, expected: Tensor) -> None:
+    assert torch.allclose(found, expected, rtol=1e-8, atol=1e-8)
 
 
 RIDGES = {
@@ -113,48 +124,44 @@ RIDGES = {
     "discriminant": {"decision": "discriminant"},
     "discriminant, balanced, l2": {"decision": "discriminant", "balanced": True, "transform": "l2"},
 }
+SLOPES = [(weighting, update_past) for weighting in ("derivative", "released") for update_past in (True, False)]
+EXACT = {
+    **{
+        f"{name}, {ridge}": (partial(make, D, **options), ridge)
+        for name, make, options in [
+            *((name, RidgeHead, options) for name, options in RIDGES.items()),
+            ("ACIL", ACILHead, {"width": 20}),
+        ]
+        for ridge in (0.3, "gcv")
+    },
+    **{
+        f"CIFNet, {weighting}, {update_past}": (
+            partial(CIFNetHead, D, weighting=weighting, update_past=update_past),
+            0.01,
+        )
+        for weighting, update_past in SLOPES
+    },
+}
+"""Name → head of a ridge, and the ridge; heads that refit in closed form, at the ridge that they chose."""
+exact = pytest.mark.parametrize(("make", "ridge"), EXACT.values(), ids=EXACT)
 
 
-@pytest.mark.parametrize("options", RIDGES.values(), ids=RIDGES)
-@pytest.mark.parametrize("ridge", [0.3, "gcv"])
+@exact
 @settings(max_examples=3)
 @given(seed=st.integers(0, 10_000))
-def test_exact_head(options: dict[str, Any], ridge: float | str, seed: int) -> None:
+def test_each_sample_left_out_as_refits_give(make: Callable[..., Head], ridge: float | str, seed: int) -> None:
     stream = Stream(seed)
-    head = RidgeHead(D, ridge=ridge, **options)
-    stream.learn(head)
-    same_ridge = head.ridge_used.item()
-    expected = literal(stream, lambda n: RidgeHead(D, ridge=same_ridge, **options))
-    assert torch.allclose(head.leave_one_out(*stream.stored()), expected, rtol=1e-8, atol=1e-8)
+    head = stream.learn(make(ridge=ridge))
+    used = head.choices()[0].ridge
+    assert_as_refits(head.leave_one_out(*stream.stored()), literal(stream, lambda: make(ridge=used)))
 
 
-@pytest.mark.parametrize("options", RIDGES.values(), ids=RIDGES)
-@pytest.mark.parametrize("ridge", [0.3, "gcv"])
-def test_groups_of_the_exact_head(options: dict[str, Any], ridge: float | str) -> None:
+@exact
+def test_groups_left_out_as_refits_give(make: Callable[..., Head], ridge: float | str) -> None:
     stream = Stream(7)
-    head = RidgeHead(D, ridge=ridge, **options)
-    stream.learn(head)
-    same_ridge = head.ridge_used.item()
-    expected = literal_groups(stream, lambda: RidgeHead(D, ridge=same_ridge, **options))
-    assert torch.allclose(head.leave_one_out(*stream.stored(), grouped(stream)), expected, rtol=1e-8, atol=1e-8)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: ACILHead(D, width=20, ridge=0.3),
-        *(
-            partial(CIFNetHead, D, weighting=weighting, update_past=update_past, ridge=0.01)
-            for weighting in ("derivative", "released")
-            for update_past in (True, False)
-        ),
-    ],
-)
-def test_groups_of_other_heads(make: Callable[[], Head]) -> None:
-    stream = Stream(8)
-    head = stream.learn(make())
-    expected = literal_groups(stream, make)
-    assert torch.allclose(head.leave_one_out(*stream.stored(), grouped(stream)), expected, rtol=1e-8, atol=1e-8)
+    head, groups = stream.learn(make(ridge=ridge)), grouped(stream)
+    used = head.choices()[0].ridge
+    assert_as_refits(head.leave_one_out(*stream.stored(), groups), literal(stream, lambda: make(ridge=used), groups))
 
 
 @pytest.mark.parametrize("shrinkage", [0.1, 0.9, "gcv", "oas"])
@@ -162,20 +169,18 @@ def test_linear_discriminant_analysis(shrinkage: float | str) -> None:
     """At the ridge of the scatter within classes that the shrinkage stood for."""
     stream = Stream(9)
     head = stream.learn(SLDAHead(D, shrinkage=shrinkage))
-    assert isinstance(head, SLDAHead)
     alpha = head.shrinkage_used.item()
     ridge = alpha / (1 - alpha) * head.within_scatter().trace().item() / D
     make = partial(RidgeHead, D, ridge=ridge, decision="discriminant")
-    found = (1 - alpha) * head.leave_one_out(*stream.stored())
-    assert torch.allclose(found, literal(stream, lambda n: make()), rtol=1e-8, atol=1e-8)
-    found = (1 - alpha) * head.leave_one_out(*stream.stored(), grouped(stream))
-    assert torch.allclose(found, literal_groups(stream, make), rtol=1e-8, atol=1e-8)
+    for groups in (None, grouped(stream)):
+        found = (1 - alpha) * head.leave_one_out(*stream.stored(), groups)
+        assert_as_refits(found, literal(stream, make, groups))
 
 
 def test_a_shrinkage_of_one_has_leave_one_out_scores_too() -> None:
     stream = Stream(9)
     found = stream.learn(SLDAHead(D, shrinkage=1.0)).leave_one_out(*stream.stored())
-    expected = literal(stream, lambda n: SLDAHead(D, shrinkage=1.0))  # of another scale in each row
+    expected = literal(stream, lambda: SLDAHead(D, shrinkage=1.0))  # of another scale in each row
     unit = torch.nn.functional.normalize
     assert torch.allclose(unit(found, dim=1), unit(expected, dim=1), rtol=1e-6, atol=1e-6)
 
@@ -183,21 +188,17 @@ def test_a_shrinkage_of_one_has_leave_one_out_scores_too() -> None:
 def test_leaving_out_in_random_features() -> None:
     stream = Stream(9)
     head = stream.learn(KLDAHead(D, width=12, shrinkage=0.2))
-    assert isinstance(head, KLDAHead)
     plain = Stream(9)
     plain.z = {label: head._features(z)[:, 1:] for label, z in stream.z.items()}
     expected = plain.learn(SLDAHead(12, shrinkage=0.2)).leave_one_out(*plain.stored())
-    assert torch.allclose(head.leave_one_out(*stream.stored()), expected, rtol=1e-8, atol=1e-8)
+    assert_as_refits(head.leave_one_out(*stream.stored()), expected)
 
 
 def test_a_group_without_which_nothing_is_known() -> None:
     """A class whose only samples are one group, and all samples as one."""
     z, y = torch.randn(6, D, dtype=torch.float64), torch.tensor([0, 0, 0, 1, 1, 1])
     for decision in ("ridge", "discriminant"):
-        head = RidgeHead(D, ridge=0.3, decision=decision)
-        head.begin_task([0, 1])
-        head.observe(z, y)
-        head.solve()
+        head = teach(RidgeHead(D, ridge=0.3, decision=decision), z, y)
         assert head.leave_one_out(z, y, torch.zeros(6, dtype=torch.int64)).isnan().all()
     assert (
         head.leave_one_out(z, y, torch.tensor([0, 0, 0, 1, 2, 3])).isnan().tolist()
@@ -214,10 +215,7 @@ def test_bursts_do_not_make_a_head_sure_of_itself() -> None:
     moments = torch.randn(4, 30, generator=draw)[y] + 3 * torch.randn(24, 30, generator=draw)
     z = moments.repeat_interleave(4, dim=0) + 0.02 * torch.randn(96, 30, generator=draw)
     labels, bursts = y.repeat_interleave(4), torch.arange(24).repeat_interleave(4)
-    head = RidgeHead(30, ridge=1.0)
-    head.begin_task([0, 1, 2, 3])
-    head.observe(z, labels)
-    head.solve()
+    head = teach(RidgeHead(30, ridge=1.0), z, labels)
     expected = fit_temperature(head.leave_one_out(z, labels, bursts), labels)
     assert calibrate(head, z, labels) == pytest.approx(expected, rel=1e-9)
     assert expected > 2 * fit_temperature(head.leave_one_out(z, labels), labels)
@@ -225,8 +223,8 @@ def test_bursts_do_not_make_a_head_sure_of_itself() -> None:
 
 @pytest.mark.parametrize("options", RIDGES.values(), ids=RIDGES)
 def test_without_a_class_that_was_removed_the_others_are_left_out_as_before(options: dict[str, Any]) -> None:
-    stream, head = Stream(3), RidgeHead(D, ridge=0.3, **options)
-    stream.learn(head)
+    stream = Stream(3)
+    head = stream.learn(RidgeHead(D, ridge=0.3, **options))
     z, y = stream.stored()
     before = head.leave_one_out(z, y)
     rows, columns = (y != -3) & (y != 100), [head.classes.index(c) for c in (7, 4, 0, 1)]
@@ -235,20 +233,15 @@ def test_without_a_class_that_was_removed_the_others_are_left_out_as_before(opti
 
 
 def test_a_sample_without_which_nothing_is_known() -> None:
-    head = RidgeHead(D)
-    head.begin_task([4])
     z, y = torch.randn(1, D), torch.tensor([4])
-    head.observe(z, y)
-    head.solve()
+    head = teach(RidgeHead(D), z, y)
     assert head.leave_one_out(z, y).isnan().all()
     assert calibrate(head, z, y) == 1.0
     assert head.probabilities(z).tolist() == [[1.0]]
     photos = torch.randn(6, D, generator=torch.Generator().manual_seed(0))
     locked = CIFNetHead(D, ridge="gcv", update_past=False)
     for label, rows in ((0, [0]), (1, [1, 2, 3, 4, 5])):
-        locked.begin_task([label])
-        locked.observe(photos[rows], torch.full((len(rows),), label))
-        locked.solve()
+        teach(locked, photos[rows], torch.full((len(rows),), label))
     assert math.isfinite(calibrate(locked, photos[:3], torch.tensor([0, 1, 1])))
 
 
@@ -260,35 +253,9 @@ def test_photos_that_are_nearly_alike_in_float32(make: type[Head], noise: float)
     y = torch.arange(4).repeat(20)
     z = torch.randn(4, 30, generator=generator)[y] + noise * torch.randn(80, 30, generator=generator)
     options = {"width": 60} if make is ACILHead else {}
-    head = make(30, ridge="gcv", dtype="float32", **options)  # type: ignore[call-arg]
-    head.begin_task([0, 1, 2, 3])
-    head.observe(z, y)
-    head.solve()
+    head = teach(make(30, ridge="gcv", dtype="float32", **options), z, y)
     assert calibrate(head, z, y) > 0
     assert torch.equal(head.predict(z), y)
-
-
-@pytest.mark.parametrize("ridge", [0.3, "gcv"])
-@settings(max_examples=3)
-@given(seed=st.integers(0, 10_000))
-def test_acil(ridge: float | str, seed: int) -> None:
-    stream = Stream(seed)
-    head = ACILHead(D, width=20, ridge=ridge)
-    stream.learn(head)
-    expected = literal(stream, lambda n: ACILHead(D, width=20, ridge=head.ridge_used.item()))
-    assert torch.allclose(head.leave_one_out(*stream.stored()), expected, rtol=1e-8, atol=1e-8)
-
-
-@pytest.mark.parametrize("weighting", ["derivative", "released"])
-@pytest.mark.parametrize("update_past", [True, False])
-@settings(max_examples=3)
-@given(seed=st.integers(0, 10_000))
-def test_cifnet(weighting: str, update_past: bool, seed: int) -> None:
-    stream = Stream(seed)
-    options: dict[str, Any] = {"weighting": weighting, "update_past": update_past, "ridge": 0.01}
-    head = stream.learn(CIFNetHead(D, **options))
-    expected = literal(stream, lambda n: CIFNetHead(D, **options))
-    assert torch.allclose(head.leave_one_out(*stream.stored()), expected, rtol=1e-8, atol=1e-8)
 
 
 def weighted_scores(stream: Stream, head: CIFNetHead, left_out: tuple[int, int]) -> Tensor:
@@ -316,14 +283,12 @@ def weighted_scores(stream: Stream, head: CIFNetHead, left_out: tuple[int, int])
     return torch.stack(columns)
 
 
-@pytest.mark.parametrize("weighting", ["derivative", "released"])
-@pytest.mark.parametrize("update_past", [True, False])
+@pytest.mark.parametrize(("weighting", "update_past"), SLOPES)
 @settings(max_examples=3)
 @given(seed=st.integers(0, 10_000))
 def test_cifnet_with_gcv_at_the_ridges_that_it_chose(weighting: str, update_past: bool, seed: int) -> None:
     stream = Stream(seed)
-    head = CIFNetHead(D, ridge="gcv", weighting=weighting, update_past=update_past)
-    stream.learn(head)
+    head = stream.learn(CIFNetHead(D, ridge="gcv", weighting=weighting, update_past=update_past))
     z, y = stream.stored()
     scores = head.leave_one_out(z, y)
     expected = torch.stack([weighted_scores(stream, head, (int(y[n]), n % 3)) for n in range(len(y))])
@@ -331,14 +296,12 @@ def test_cifnet_with_gcv_at_the_ridges_that_it_chose(weighting: str, update_past
 
 
 def test_dsal_is_near() -> None:
-    scores, exact, plain = [], [], []
+    found = []
     for seed in range(5):
-        stream = Stream(seed)
-        head = stream.learn(DSALHead(D, width=20, ridge=1.0))
-        scores.append(head.leave_one_out(*stream.stored()))
-        exact.append(literal(stream, lambda n: DSALHead(D, width=20, ridge=1.0)))
-        plain.append(head(stream.stored()[0]))
-    result, wanted, naive = torch.cat(scores), torch.cat(exact), torch.cat(plain)
+        stream, make = Stream(seed), partial(DSALHead, D, width=20, ridge=1.0)
+        head = stream.learn(make())
+        found.append((head.leave_one_out(*stream.stored()), literal(stream, make), head(stream.stored()[0])))
+    result, wanted, naive = (torch.cat(parts) for parts in zip(*found, strict=True))
     # Not exact, but most of what lies between the scores with and without the sample.
     assert (result - wanted).norm() < 0.2 * (naive - wanted).norm()
 
@@ -348,8 +311,7 @@ def test_dsal_is_near() -> None:
 
 def test_it_survives_a_file_and_removed_classes() -> None:
     stream = Stream(3)
-    head = CIFNetHead(D)
-    stream.learn(head)
+    head = stream.learn(CIFNetHead(D))
     z, y = stream.stored()
     before = head.leave_one_out(z, y)
     again = CIFNetHead(D)
@@ -364,10 +326,7 @@ def test_it_survives_a_file_and_removed_classes() -> None:
 
 
 def test_samples_of_a_class_with_different_weights_are_refused() -> None:
-    head = CIFNetHead(D)
-    head.begin_task([1])
-    head.observe(torch.randn(6, D), torch.ones(6, dtype=torch.int64))
-    head.solve()
+    head = teach(CIFNetHead(D), torch.randn(6, D), torch.ones(6, dtype=torch.int64))
     head.begin_task([2])
     z = torch.randn(6, D)
     head.observe(z, torch.full((6,), 2))
@@ -381,8 +340,7 @@ def test_samples_of_a_class_with_different_weights_are_refused() -> None:
 
 def test_an_aborted_past_leaves_the_known_weights_alone() -> None:
     stream = Stream(1)
-    head = CIFNetHead(D)
-    stream.learn(head)
+    head = stream.learn(CIFNetHead(D))
     z, y = stream.stored()
     before = head.leave_one_out(z, y)
     head.observe_past(*stream.samples(7, 1, ()), torch.tensor([17.0]))
@@ -392,11 +350,8 @@ def test_an_aborted_past_leaves_the_known_weights_alone() -> None:
 
 @pytest.mark.parametrize("make", [NCMHead, FeCAMHead, KNNHead, LogisticHead])
 def test_heads_without_a_closed_form_say_so(make: type[Head]) -> None:
-    head = make(D)
-    head.begin_task([1, 2])
     z, y = torch.randn(6, D), torch.tensor([1, 2, 1, 2, 1, 2])
-    head.observe(z, y)
-    head.solve()
+    head = teach(make(D), z, y)
     assert not head.leaves_one_out
     with pytest.raises(UnsupportedError, match=f"{make.__name__} cannot leave samples out"):
         calibrate(head, z, y)
@@ -536,3 +491,116 @@ def test_a_class_of_photos_that_are_all_alike_is_left_out_photo_by_photo() -> No
     assert sorted(groups.bincount().tolist(), reverse=True)[:2] == [3, 1]
     assert groups[6] == groups[7] == groups[8]
     assert near_copies(alike, torch.zeros(6, dtype=torch.int64)) is None
+
+
+# ---------------------------------------------------------------------- thresholds and sets of answers
+
+CLASSES, WIDTH = 12, 16
+
+
+def draw(count: list[int], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """``count`` samples of each of ``CLASSES`` overlapping classes, some of them wider than others."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 2
+    y = torch.repeat_interleave(torch.arange(CLASSES), torch.tensor(count))
+    noise = torch.randn(len(y), WIDTH, generator=generator, dtype=torch.float64)
+    return centres[y] + (0.4 + 0.08 * y.double())[:, None] * noise, y
+
+
+def tempered(z: torch.Tensor, y: torch.Tensor) -> Head:
+    head = teach(RidgeHead(WIDTH), z, y)
+    head.temperature.fill_(0.3)
+    return head
+
+
+def stored(y: torch.Tensor, quota: int) -> torch.Tensor:
+    """Positions of up to ``quota`` samples of each class, as a buffer keeps them."""
+    return torch.cat([(y == c).nonzero().flatten()[:quota] for c in range(CLASSES)])
+
+
+def test_p_values_and_thresholds_by_counting() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randint(0, 9, (30,), generator=generator).double()  # with ties
+    weights = torch.rand(30, generator=generator, dtype=torch.float64) + 0.5
+    reference = Reference.of(torch.cat([scores, torch.tensor([torch.nan])]), torch.cat([weights, weights[:1]]))
+    new_weight = weights.mean()
+    for value in (-1.0, 0.0, 3.0, 3.5, 8.0, 9.0):
+        expected = (weights[scores >= value].sum() + new_weight) / (weights.sum() + new_weight)
+        assert float(reference.p_values(torch.tensor([value], dtype=torch.float64))) == pytest.approx(float(expected))
+    for share in (0.1, 0.5, 0.9):
+        limit = reference.threshold(share)
+        assert weights[scores <= limit].sum() >= share * (weights.sum() + new_weight)
+        assert weights[scores < limit].sum() < share * (weights.sum() + new_weight)
+    assert reference.threshold(0.99) == math.inf  # 30 samples cannot promise that
+    assert Reference.of(scores[:19], torch.ones(19)).threshold(0.95) == scores[:19].max()
+
+
+def test_weights_make_a_stored_sample_stand_for_its_class() -> None:
+    y = torch.tensor([5, 5, -2, 5, 9])
+    result = photo_weights(y, torch.tensor([-2, 9, 5]), torch.tensor([7, 1, 30]))
+    assert result.tolist() == [10, 10, 7, 10, 1]
+
+
+def test_scores_of_sets_by_adding_up() -> None:
+    p = torch.softmax(2 * torch.randn(20, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64), dim=1)
+    result = set_scores(p)
+    for row in range(20):
+        for c in range(6):
+            above = p[row] > p[row, c]
+            expected = p[row][above].sum() + PENALTY * max(0, int(above.sum()) - FREE + 1)
+            assert float(result[row, c]) == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.1])
+def test_the_promise_about_unknown_holds(share: float) -> None:
+    """Few samples are stored of each class, and the classes differ in frequency by a factor of ten."""
+    count = [300] * 3 + [30] * (CLASSES - 3)
+    z, y = draw(count, seed=2)
+    head, rows = tempered(z, y), stored(y, 25)
+    reference = novelty_reference(head, z[rows], y[rows])
+    new, _ = draw([20 * n for n in count], seed=3)
+    called = (reference.p_values(head.novelty(new)) <= share).double().mean().item()
+    assert abs(called - share) < 3 * math.sqrt(share / len(rows)) + 1 / len(rows)
+
+
+def test_without_weights_the_promise_would_break() -> None:
+    count = [300] * 3 + [30] * (CLASSES - 3)  # the rare classes are the wide ones
+    z, y = draw(count, seed=2)
+    head, rows = tempered(z, y), stored(y, 25)
+    new, _ = draw([20 * n for n in count], seed=3)
+    plain = Reference.of(head.leave_one_out_novelty(z[rows], y[rows]), torch.ones(len(rows), dtype=torch.float64))
+    weighted = novelty_reference(head, z[rows], y[rows])
+    errors = [abs((r.p_values(head.novelty(new)) <= 0.1).double().mean().item() - 0.1) for r in (plain, weighted)]
+    assert errors[1] < errors[0] / 2
+
+
+@pytest.mark.parametrize("coverage", [0.8, 0.95])
+def test_sets_hold_the_right_class_as_often_as_promised(coverage: float) -> None:
+    z, y = draw([40] * CLASSES, seed=4)
+    head, rows = tempered(z, y), stored(y, 40)
+    new, right = draw([500] * CLASSES, seed=5)
+    probabilities = head.probabilities(new)
+    for per_class in (False, True):
+        sets = AnswerSets.of(head, z[rows], y[rows], coverage, per_class).of_probabilities(probabilities)
+        hit = sets.gather(1, right[:, None]).flatten().double()
+        assert sets.any(dim=1).all()
+        if per_class:
+            worst = min(hit[right == c].mean().item() for c in range(CLASSES))
+            assert worst > coverage - 0.12  # 40 samples a class
+            assert hit.mean() > coverage - 0.02
+        else:
+            assert abs(hit.mean().item() - coverage) < 0.03 or sets.sum(dim=1).double().mean() < 1.05
+
+
+def test_too_few_samples_of_a_class_to_promise_anything_of_it() -> None:
+    z, y = draw([40] * CLASSES, seed=4)
+    head, rows = tempered(z, y), stored(y, 10)
+    sets = AnswerSets.of(head, z[rows], y[rows], 0.95, per_class=True)
+    assert (sets.limits == math.inf).all()
+    assert sets.of_probabilities(head.probabilities(z)).all()
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 5.0, math.nan])
+def test_a_share_outside_0_and_1(share: float) -> None:
+    with pytest.raises(UsageError, match="expected a share between 0 and 1"):
+        check_share("coverage", share)
