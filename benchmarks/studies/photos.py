@@ -19,7 +19,7 @@ from cifnet_pl.data.loading import ImageLoader
 from cifnet_pl.data.sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import ACILHead, Head
-from cifnet_pl.photos.cache import EmbeddingCache, pipeline_key
+from cifnet_pl.photos.cache import EmbeddingCache, pipeline_folder
 from cifnet_pl.utilities.memory import keep_freed_memory
 
 BACKBONE, BATCH = "embedded:efficientnet_lite0", 64
@@ -70,11 +70,12 @@ def read_photos(root: Path, options: argparse.Namespace, network: str = BACKBONE
     engine = "auto" if precision == FLOAT32 else "torch"
     source, backbone = build_source("folder", SourceOptions(root)), build_backbone(network, engine=engine)
     side: int = options.image_size
-    key = pipeline_key(backbone.sha256, side, 1.0, precision, backbone.engine("cpu", precision))
+    prepared = (backbone.outputs(side), backbone.sha256, side, 1.0, precision, backbone.engine("cpu", precision))
+    folder = pipeline_folder(options.cache_folder.expanduser(), *prepared)
     parts: list[Tensor] = []
     for name, images in (("train", source.train), ("val", source.val)):
         assert isinstance(images, ImageSet)
-        store = EmbeddingCache(images, source.class_names, options.cache_folder.expanduser() / key / name)
+        store = EmbeddingCache(images, source.class_names, folder / name)
         rows = np.arange(len(images))
         missing = rows[~store.known(rows)]
         loader = ImageLoader(images, side, 1.0, 1, BATCH)

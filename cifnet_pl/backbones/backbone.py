@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.backbones.engines import FLOAT32, REDUCED, Wanted
+from cifnet_pl.backbones.engines import FLOAT32, REDUCED, Wanted, photographs
 from cifnet_pl.backbones.onnx_runtime import Embedder, Runtime
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.growing_tensors import fingerprint
@@ -200,9 +200,21 @@ class Backbone(nn.Module):
         """Whether there is a network; false where the embeddings were computed elsewhere."""
         return not isinstance(self.network, NoNetwork)
 
+    @torch.inference_mode()
+    def outputs(self, side: int) -> Tensor:
+        """Return what the network makes of two photographs, by which it is told from others: (2, ``features``).
+
+        Args:
+            side: of the images in pixels.
+
+        Raises:
+            CifnetError: a side that the network cannot take.
+        """
+        return self.embed(photographs(side).to(self.scale.device))
+
     @property
     def sha256(self) -> str:
-        """Hash of all weights, names and preprocessing: two backbones with one hash give the same embeddings."""
+        """Hash of all weights, names and preprocessing; not of what the code does with them (:meth:`outputs`)."""
         if self._sha256 is None:
             self._sha256 = fingerprint(repr(self.preprocessing), self.network.state_dict())
         return self._sha256

@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
-from torch import nn
+from torch import Tensor, nn
 
 from cifnet_pl.backbones.onnx_runtime import Embedder, NoGraph, Runtime, exported, import_onnxruntime
 from cifnet_pl.utilities.errors import CifnetError, UsageError, check_choice
@@ -224,14 +224,19 @@ def check_graph(content: bytes, embedder: Embedder) -> float:
     return worst
 
 
-def _photographs(embedder: Embedder) -> Iterator[np.ndarray]:
-    """Yield (n, h, w, 3) uint8 batches that torch takes: two photographs, alone and together, in two sizes."""
+def photographs(side: int) -> Tensor:
+    """Return two photographs, (2, 3, ``side``, ``side``) uint8."""
     from sklearn.datasets import load_sample_images
 
     photos = torch.from_numpy(np.stack(load_sample_images().images)).permute(0, 3, 1, 2).float()
+    scaled = nn.functional.interpolate(photos, size=(side, side), mode="bilinear", antialias=True)
+    return scaled.round().clamp(0, 255).byte()
+
+
+def _photographs(embedder: Embedder) -> Iterator[np.ndarray]:
+    """Yield (n, h, w, 3) uint8 batches that torch takes: two photographs, alone and together, in two sizes."""
     for side in (embedder.side, max(embedder.side * 3 // 4, 1)):
-        scaled = nn.functional.interpolate(photos, size=(side, side), mode="bilinear", antialias=True)
-        batch = scaled.round().clamp(0, 255).byte().permute(0, 2, 3, 1).contiguous().numpy()
+        batch = photographs(side).permute(0, 2, 3, 1).contiguous().numpy()
         yield from (batch, batch[:1], np.concatenate([batch, batch[::-1]])) if _takes(embedder, batch) else ()
 
 

@@ -33,7 +33,7 @@ from cifnet_pl.data.sets import ImageSet, SampleSet, SourceOptions
 from cifnet_pl.data.sources import OWN_PHOTOS, build_source
 from cifnet_pl.data.sources.embeddings import EmbeddingSet
 from cifnet_pl.data.streams import Stream
-from cifnet_pl.photos.cache import EmbeddingCache, EvaluationMemory, pipeline_key
+from cifnet_pl.photos.cache import EmbeddingCache, EvaluationMemory, pipeline_folder
 from cifnet_pl.photos.copies import NEAR, SINGLE, Duplicates
 from cifnet_pl.photos.photo import LARGEST_IMAGE
 from cifnet_pl.photos.reading import cores
@@ -231,8 +231,10 @@ class CIFNetDataModule(LightningDataModule):
         assert self.trainer is not None
         backbone, precision = self.learner.backbone, str(self.trainer.precision)
         engine = backbone.engine(self.trainer.strategy.root_device.type, precision)
-        key = pipeline_key(backbone.sha256, *self.image_shape(backbone.preprocessing), precision, engine)
-        return EmbeddingCache(images, self.source.class_names, self.cache_folder / key / part)
+        size, crop = self.image_shape(backbone.preprocessing)
+        outputs = backbone.outputs(size)
+        folder = pipeline_folder(self.cache_folder, outputs, backbone.sha256, size, crop, precision, engine)
+        return EmbeddingCache(images, self.source.class_names, folder / part)
 
     def _test_stores(self) -> list[EvaluationMemory | EmbeddingCache]:
         return [self._memory, *([] if self._val_cache is None else [self._val_cache])]

@@ -28,7 +28,7 @@ from cifnet_pl.heads.confidence import fit_temperature
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
 from cifnet_pl.model.core import Model
 from cifnet_pl.model.metrics import BINS, FEW, Evaluation
-from cifnet_pl.photos.cache import EmbeddingCache, pipeline_key
+from cifnet_pl.photos.cache import EmbeddingCache, pipeline_folder
 from cifnet_pl.statistics import comparable, joined, left_out_groups, near_limit
 from cifnet_pl.statistics.near_copies import SAMPLED
 from cifnet_pl.utilities.errors import DataError
@@ -485,17 +485,15 @@ def embeddings_of(
     total = sum(len(files) for _, files in parts)
     if not total:
         raise DataError("there are no photos to audit")
+    side, network = model.image_size, model.backbone
+    prepared = (network.outputs(side), network.sha256, side, model.crop_ratio, model.precision)
+    caches = [pipeline_folder(cache_folder, *prepared, engine) for engine in dict.fromkeys([model.engine, "torch"])]
     with TemporaryDirectory(prefix="cifnet-audit-") as folder:
         z = np.memmap(Path(folder) / "z", dtype=np.float32, mode="w+", shape=(total, model.head.in_features))
         labels, places, filled = np.zeros(total, dtype=np.int64), list[Path](), 0
         for name, files in parts:
-            engines = dict.fromkeys([model.engine, "torch"])
-            keys = [
-                pipeline_key(model.backbone.sha256, model.image_size, model.crop_ratio, model.precision, engine)
-                for engine in engines
-            ]
-            for rows, embedded in _embedded(model, files, source.class_names, [cache_folder / k / name for k in keys],
-                                            unreadable, progress):  # fmt: skip
+            folders = [folder / name for folder in caches]
+            for rows, embedded in _embedded(model, files, source.class_names, folders, unreadable, progress):
                 end = filled + len(rows)
                 z[filled:end], labels[filled:end] = embedded, files.labels[rows]
                 places += [files.root / files.names[row] for row in rows]

@@ -1,9 +1,9 @@
 """Keep embeddings, in memory during a run and on disk between runs, so that no image passes the backbone again.
 
-On disk: one safetensors file per class and set, below a folder named by everything that an embedding depends on apart
-from the image: backbone weights and preprocessing, image size, crop, precision and decoder. A file is a hit only if the
-images are those that it was made from: the same names with, for every file, the same size, inode and change times —
-or, where those differ (a copied folder), the same content hashes. So a stale hit is impossible.
+On disk: one safetensors file per class and set, below a folder for everything that an embedding depends on apart from
+the image: what the network computes, its preprocessing, image size, crop, precision and decoder. A file is a hit only
+if the images are those that it was made from: the same names with, for every file, the same size, inode and change
+times — or, where those differ (a copied folder), the same content hashes. So a stale hit is impossible.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
@@ -26,21 +27,44 @@ from cifnet_pl.utilities.files import write_atomic
 log = logging.getLogger(__name__)
 
 
-def pipeline_key(weights: str, image_size: int, crop_ratio: float, precision: str, engine: str) -> str:
-    """Hash everything but the image that an embedding depends on.
+TOLERANCE = 1e-4
+"""Largest difference of the outputs of one network, as a share of the largest of them: threads and processors round."""
+
+
+def pipeline_folder(
+    cache: Path, outputs: Tensor, weights: str, image_size: int, crop_ratio: float, precision: str, engine: str
+) -> Path:
+    """Return the folder for the embeddings that a network computes from images prepared in one way.
+
+    Weights do not tell what is done with them: two classes of a user may have the same ones, and code is edited. So a
+    folder keeps outputs of its network on fixed images, and a network that gives others has another folder.
 
     Args:
-        weights: hash of the backbone's weights and preprocessing.
+        cache: of all embeddings.
+        outputs: (m, d) embeddings of fixed images by the network.
+        weights: hash of its weights and preprocessing.
         image_size: side in pixels.
         crop_ratio: share of the short side that is cropped.
         precision: one of Lightning's names.
         engine: "torch" or "onnxruntime".
-
-    Returns:
-        32 hexadecimal digits.
     """
-    parts = (weights, image_size, crop_ratio, precision, PIL.__version__, engine)
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+    given = outputs.float().cpu().numpy()
+    parts = (PIL.__version__, weights, image_size, crop_ratio, precision, engine)
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+    for number in count():
+        folder = cache / (f"{key}-{number}" if number else key)
+        try:
+            stored = np.load(folder / OUTPUTS)
+        except (OSError, ValueError, EOFError):  # not there yet, or damaged
+            write_atomic(folder / OUTPUTS, lambda file: np.save(file, given))
+            break
+        if stored.shape == given.shape and np.abs(stored - given).max() <= TOLERANCE * np.abs(stored).max():
+            break
+    return folder
+
+
+OUTPUTS = "outputs.npy"
+"""File with what the network of a folder makes of fixed images."""
 
 
 class Images(Protocol):

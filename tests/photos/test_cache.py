@@ -1,6 +1,8 @@
 """The embedding cache: identical results, no second pass of the backbone, and never a stale or damaged hit."""
 
+import importlib
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +64,39 @@ def test_another_size_is_another_cache(tmp_path: Path, photos: Path) -> None:
     small = files(tmp_path)
     run(tmp_path, photos, "large", "--data.image_size", "9", "--model.backbone", "pixels:9")
     assert len(files(tmp_path)) == 2 * len(small)
+
+
+NETWORK = """
+import torch
+
+class {}(torch.nn.Module):
+    features, image_size, mean, std = 12, 8, (0, 0, 0), (1, 1, 1)
+
+    def forward(self, x):
+        return {}
+"""
+
+
+@pytest.mark.parametrize(("name", "edited"), [("Net", "torch.relu(pooled - 0.5)"), ("Other", "pooled[:, [0] * 12]")])
+def test_a_network_whose_code_changed_is_another_cache(
+    tmp_path: Path, photos: Path, embedded: list[int], monkeypatch: pytest.MonkeyPatch, name: str, edited: str
+) -> None:
+    """Its weights are the same, as are those of two classes without any; the model is that of a run without a cache."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    pooled, counts = "torch.nn.functional.adaptive_avg_pool2d(x, 2).flatten(1)", []
+    for number, (network, output) in enumerate((("Net", "pooled"), (name, edited), ("Net", "pooled"))):
+        code = NETWORK.format(network, output.replace("pooled", pooled))
+        (tmp_path / "my_net.py").write_text(code)
+        sys.modules.pop("my_net", None)
+        importlib.invalidate_caches()
+        used = ["--model.engine", "torch", "--data.image_size", "8", "--model.backbone", f"import:my_net.{network}"]
+        embedded.clear()
+        cached = run(tmp_path, photos, f"with{number}", *used)
+        counts.append(sum(embedded))
+        assert_same_model(cached, learned(tmp_path / f"without{number}", *FOLDER, "--data.root", str(photos), *used))
+    assert counts[0] == counts[1] > 0
+    assert counts[2] == 0  # what the first network embedded is still there
 
 
 def test_a_changed_photo_is_never_a_hit(tmp_path: Path, photos: Path, embedded: list[int]) -> None:
