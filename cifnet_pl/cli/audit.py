@@ -16,7 +16,7 @@ from cifnet_pl.utilities.text import is_or_are, number_of, printable
 if TYPE_CHECKING:
     from cifnet_pl.model.audit import Audit, LearningCurve
     from cifnet_pl.model.classifier import Classifier
-    from cifnet_pl.report.audit_page import Section
+    from cifnet_pl.report.page import Section
 
 ON_PAGE = 60
 """Photos in one section of the page; the tables have all."""
@@ -181,7 +181,7 @@ def write_audit(target: Path, result: Audit, curve: LearningCurve, files: list[P
         A note about characters that could not be drawn, or None.
     """
     from cifnet_pl.learning.callbacks.pictures import draw_confusion, png
-    from cifnet_pl.report.audit_page import audit_page, draw_learning_curve, with_figure
+    from cifnet_pl.report.page import audit_page, draw_learning_curve, with_figure
     from cifnet_pl.utilities.fonts import lettering
 
     evaluation = result.scored
@@ -275,7 +275,7 @@ def photos_csv(result: Audit, files: list[Path], small: dict[int, int]) -> str:
 
 def _photos(name: str, texts: list[str], files: list[Path], captions: Mapping[int, str]) -> Section:
     """Return a section with photos, by their rows."""
-    from cifnet_pl.report.audit_page import Section, show
+    from cifnet_pl.report.page import Section, show
 
     return Section(name, texts, photos=[show(files[row], text) for row, text in captions.items()])
 
@@ -299,7 +299,7 @@ def _doubtful(result: Audit, files: list[Path]) -> Section:
 def _pairs(result: Audit, files: list[Path]) -> Section:
     import numpy as np
 
-    from cifnet_pl.report.audit_page import Section, Side, show
+    from cifnet_pl.report.page import Section, Side, show
 
     evaluation, own, pairs = result.scored, result.own[result.judged], []
     column = {name: i for i, name in enumerate(evaluation.class_names)}
@@ -318,7 +318,7 @@ def _pairs(result: Audit, files: list[Path]) -> Section:
 
 
 def _classes(result: Audit) -> Section:
-    from cifnet_pl.report.audit_page import Section
+    from cifnet_pl.report.page import Section
 
     counts = {score.name: score.photos for score in result.scored.class_scores()} | result.unjudged
     few = [f"{printable(name)} ({count})" for name, count in counts.items() if count < FEW_TO_LEARN]

@@ -7,16 +7,14 @@ from pathlib import Path
 
 import matplotlib
 
-from cifnet_pl.report.accuracy_figures import ablation_bars, calibration_maps, sampling_bars, trajectories, value_curves
 from cifnet_pl.report.comparison import Pair, comparison_picture, comparison_table, folders_of, in_words
 from cifnet_pl.report.comparison import compare as compared
-from cifnet_pl.report.cost_figures import buffer_points, energy_points, memory_points, time_bubbles
 from cifnet_pl.report.external_results import published_groups, read_external
-from cifnet_pl.report.page import Table, to_csv_table, to_latex, to_markdown, to_page
+from cifnet_pl.report.figures import SETTINGS, all_pictures, render
+from cifnet_pl.report.page import Picture, Table, to_csv_table, to_latex, to_markdown, to_page
 from cifnet_pl.report.runs import find_missing, read_runs
 from cifnet_pl.report.settings import notes_of
 from cifnet_pl.report.study import REFERENCE, Study, group_order, group_runs
-from cifnet_pl.report.style import SETTINGS, Picture, render
 from cifnet_pl.report.tables import all_tables
 from cifnet_pl.utilities.errors import DataError, UsageError, unknown_name
 from cifnet_pl.utilities.files import write_bytes, write_text
@@ -104,19 +102,22 @@ def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None
         folder: where the files are written.
         pairs: comparisons of two methods.
     """
-    tables = {COMPARISON: [comparison_table(pair).without_empty() for pair in pairs]} if pairs else {}
-    tables.update(all_tables(study))
+    tables = all_tables(study)
+    pictures = all_pictures(study)
+    if pairs:
+        tables = {COMPARISON: [comparison_table(pair).without_empty() for pair in pairs], **tables}
+        with matplotlib.rc_context(SETTINGS):
+            pictures = {COMPARISON: [p for pair in pairs if (p := comparison_picture(pair))], **pictures}
     drawn: dict[str, list[tuple[Picture, bytes]]] = {}
-    for section, pictures in all_pictures(study, pairs).items():
-        for picture in pictures:
+    for section, own in pictures.items():
+        for picture in own:
             png, svg = render(picture)
             write_bytes(folder / "figures" / f"{picture.name}.png", png)
             write_bytes(folder / "figures" / f"{picture.name}.svg", svg)
             drawn.setdefault(section, []).append((picture, svg))
     for table in (table for section in tables.values() for table in section):
-        write_text(folder / "tables" / f"{table.name}.csv", to_csv_table(table))
-        write_text(folder / "tables" / f"{table.name}.tex", to_latex(table))
-        write_text(folder / "tables" / f"{table.name}.md", to_markdown(table))
+        for suffix, written in (("csv", to_csv_table), ("tex", to_latex), ("md", to_markdown)):
+            write_text(folder / "tables" / f"{table.name}.{suffix}", written(table))
     missing = f"{number_of(len(study.missing), 'point')} of the sweep without a whole run: {'; '.join(study.missing)}"
     warnings = [
         *([f"Missing: {missing}"] if study.missing else []),
@@ -142,26 +143,3 @@ def _markdown(
         lines += [f"## {section}", "", *map(to_markdown, tables.get(section, ()))]
         lines += [f"![{p.caption}](figures/{p.name}.png)\n\n{p.caption}\n" for p, _ in pictures.get(section, ())]
     return "\n".join(lines)
-
-
-def all_pictures(study: Study, pairs: Sequence[Pair] = ()) -> dict[str, list[Picture]]:
-    """Draw all figures.
-
-    Args:
-        study: all results.
-        pairs: comparisons of two methods.
-
-    Returns:
-        Section of the report → its figures.
-    """
-    with matplotlib.rc_context(SETTINGS):
-        settings = study.settings
-        return {
-            COMPARISON: [p for pair in pairs if (p := comparison_picture(pair))],
-            "Accuracy": [p for s in settings for p in trajectories(study, s)],
-            "Efficiency": [p for s in study.data_names for p in [*time_bubbles(study, s), *energy_points(study, s)]],
-            "Memory": [*(p for s in settings for p in memory_points(study, s)), *buffer_points(study)],
-            "Ablation": [*ablation_bars(study), *calibration_maps(study)],
-            "Buffer": [*value_curves(study, "buffer.capacity"), *sampling_bars(study)],
-            "Other settings": value_curves(study, *study.other_keys()),
-        }

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
-from cifnet_pl.report.page import Cell, Column, Table
+from cifnet_pl.report.figures import figure, label_rows, wrapped
+from cifnet_pl.report.page import Cell, Column, Picture, Table
 from cifnet_pl.report.runs import paired, read_runs, right_answers
-from cifnet_pl.report.significance import bootstrap, common_differences, fixed, mcnemar, paired_test, seed_interval
+from cifnet_pl.report.settings import Setting
+from cifnet_pl.report.significance import bootstrap, fixed, mcnemar, paired_test, seed_interval
 from cifnet_pl.report.study import Group, Study, group_runs
-from cifnet_pl.report.style import Picture, figure, label_rows, wrapped
 from cifnet_pl.utilities.errors import DataError, UsageError, unknown_name
 from cifnet_pl.utilities.text import slug
 
@@ -111,12 +113,12 @@ def compare(study: Study, names: Sequence[str]) -> list[Pair]:
 
 def _groups_named(study: Study, name: str) -> list[Group]:
     """Return the groups that one of two compared names stands for, at most one of each setting."""
-    found: dict[tuple[object, ...], Group] = {}
+    found: dict[Setting, Group] = {}
     for group in study.groups:
         if group.label == name:
-            found[group.setting.order] = group
+            found[group.setting] = group
         elif group.name == name and (group.is_reference or group.kind == "external"):
-            found.setdefault(group.setting.order, group)
+            found.setdefault(group.setting, group)
     if found:
         return list(found.values())
     folders = folders_of(name)
@@ -166,46 +168,45 @@ def _pair(study: Study, a: Group, b: Group) -> Pair:
     """
     pair = Pair(study.names.get(a.setting, a.setting.short) if a.setting == b.setting else a.setting.short, a, b)
     for key, title in (("A_K", "final accuracy A_K"), ("A_bar", "average accuracy Ā")):
-        ours, theirs = a.stat(key), b.stat(key)
-        common = [seed for seed in ours.by_seed if seed in theirs.by_seed] if ours and theirs else []
-        if ours and theirs and common:
-            first, second = (float(np.mean([stat.by_seed[seed] for seed in common])) for stat in (ours, theirs))
-            differences = common_differences(ours, theirs)
-            interval, p = seed_interval(differences), paired_test(differences)
-            pair.lines.append(Line(f"{title}, over seeds", first, second, interval, len(common), p=p))
-    _compare_images(pair)
+        ours, theirs = (stat.by_seed if (stat := group.stat(key)) else {} for group in (a, b))
+        common = [seed for seed in ours if seed in theirs]
+        if common:
+            first, second = (np.array([by_seed[seed] for seed in common]) for by_seed in (ours, theirs))
+            interval, p = seed_interval(first - second), paired_test(first - second)
+            pair.lines.append(Line(f"{title}, over seeds", first.mean(), second.mean(), interval, len(common), p=p))
+    answers = _common_answers(pair)
+    if len(answers) > 1:
+        each = list(answers.values())
+        first, second = (100 * np.mean([both[side].mean() for both in each]) for side in "ab")
+        what = "final accuracy A_K, over seeds and images"
+        pair.lines.append(Line(what, first, second, bootstrap(each), len(each), min(map(len, each))))
+    for seed, both in answers.items():
+        counts = mcnemar(both)
+        pair.lines.append(
+            Line(f"final accuracy A_K, over images, seed {seed}", *counts.accuracies, bootstrap([both]), 1, len(both),
+                 counts.first, counts.second, counts.p_value)
+        )  # fmt: skip
     return pair
 
 
-def _compare_images(pair: Pair) -> None:
-    """Add the lines over test images; a seed that ran on two machines, or with and without the cache, counts once."""
+def _common_answers(pair: Pair) -> dict[int | None, pd.DataFrame]:
+    """Return each common seed's answers to the images that both have, with a note where one has others too.
+
+    A seed that ran on two machines, or with and without the cache, counts once.
+    """
     ours, theirs = (
         {o.key: (o.seed, o.run.predictions) for o in group.outcomes if o.run is not None and o.run.predictions}
         for group in (pair.a, pair.b)
     )
-    compared = []
-    for key, (seed, path) in ours.items():
-        if key not in theirs:
-            continue
-        _, rival = theirs[key]
+    answers = {}
+    for key in (key for key in ours if key in theirs):
+        (seed, path), (_, rival) = ours[key], theirs[key]
         both, sizes = paired(path, rival), [len(right_answers(path)), len(right_answers(rival))]
         if len(both):
-            compared.append((seed, both))
+            answers[seed] = both
         if len(both) < max(sizes):
-            pair.notes.append(
-                f"Seed {seed}: {len(both)} test images are common to both, of {sizes[0]} and {sizes[1]}."
-            )  # fmt: skip
-    if len(compared) > 1:
-        each = [both for _, both in compared]
-        first, second = (100 * float(np.mean([both[side].mean() for both in each])) for side in "ab")
-        what = "final accuracy A_K, over seeds and images"
-        pair.lines.append(Line(what, first, second, bootstrap(each), len(each), min(map(len, each))))
-    for seed, both in compared:
-        counts, what = mcnemar(both), f"final accuracy A_K, over images, seed {seed}"
-        first, second = (100 * float(both[side].mean()) for side in "ab")
-        pair.lines.append(
-            Line(what, first, second, bootstrap([both]), 1, len(both), counts.first, counts.second, counts.p_value)
-        )  # fmt: skip
+            pair.notes.append(f"Seed {seed}: {len(both)} test images are common to both, of {sizes[0]} and {sizes[1]}.")
+    return answers
 
 
 # ---------------------------------------------------------------------- in words, as a table and as a figure

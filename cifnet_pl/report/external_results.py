@@ -40,7 +40,7 @@ def published_numbers() -> pd.DataFrame:
 def _of_setting(setting: Setting) -> pd.DataFrame:
     """Return the paper's numbers for a setting; none where only some of the data set's classes are learned."""
     numbers = published_numbers()
-    whole = setting.tune is None and setting.n_classes == (50 if setting.dataset == "CORe50" else 100)
+    whole = not setting.tune and setting.n_classes == (50 if setting.dataset == "CORe50" else 100)
     same = (numbers["dataset"] == setting.dataset) & numbers["classes_per_task"].isin(["", setting.protocol])
     return numbers[same & whole]
 
@@ -78,7 +78,7 @@ def published_groups(settings: Sequence[Setting]) -> list[Group]:
             known["kept_elements"] = total = parts.pop("total", None)
             known["kept_bytes"] = 4 * total if total else None  # as the paper counts
             conditions = Conditions(source=PUBLISHED_ENERGY if "energy_kwh" in printed else "")
-            group = Group(setting, method, "published", [Outcome(None, (), known, conditions)], components=parts)
+            group = Group(setting, method, "published", [Outcome(None, (), known, conditions, components=parts)])
             groups.append(group)
     return groups
 
@@ -163,9 +163,9 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
         raise UsageError(f"no file {path}: --external takes a CSV file with the columns {', '.join(COLUMNS)}")
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, skipinitialspace=True, strict=True)
-            header = [name.strip() for name in next(reader, [])]
-            lines = [(reader.line_num, cells) for cells in reader if cells]
+            reader = csv.DictReader(file, skipinitialspace=True, strict=True)
+            header = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+            lines = [(reader.line_num, cells) for cells in reader]
     except (UnicodeDecodeError, csv.Error, OSError) as error:
         raise DataError(f"{path} is not a CSV file in UTF-8: {first_line(error)}") from error
     missing = [name for name in COLUMNS if name not in header]
@@ -173,17 +173,18 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
         raise UsageError(
             f"{path} has no column {', '.join(missing)}: expected {', '.join(COLUMNS)}, with commas between"
         )
-    for name in header:
-        if header.count(name) > 1:
-            raise UsageError(f"{path} has the column {name} twice")
+    twice = [name for name in header if header.count(name) > 1]
+    if twice:
+        raise UsageError(f"{path} has the column {twice[0]} twice")
     rows = []
     for number, cells in lines:
-        if len(cells) != len(header):
+        filled = len(header) - list(cells.values()).count(None) + len(cells.pop(None, ()))
+        if filled != len(header):
             raise DataError(
-                f"{path}, line {number}: {len(cells)} cells, but the header names {len(header)} columns; a cell may be "
+                f"{path}, line {number}: {filled} cells, but the header names {len(header)} columns; a cell may be "
                 "empty, but not left out; put a method's name that holds a comma in quotation marks"
             )
-        known = {name: cell.strip() for name, cell in zip(header, cells, strict=True) if cell.strip()}
+        known = {name: cell.strip() for name, cell in cells.items() if cell.strip()}
         try:
             rows.append({"line": number, **ExternalRow.model_validate(known).model_dump()})
         except ValidationError as error:

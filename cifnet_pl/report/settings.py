@@ -18,7 +18,7 @@ from cifnet_pl.data import CIFNetDataModule
 from cifnet_pl.learning.callbacks import EnergyMonitor, TaskCheckpoint
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.report.runs import Run
-from cifnet_pl.utilities.text import printable, slug
+from cifnet_pl.utilities.text import number_of, printable, slug
 
 DATASETS = {
     "cifar100": "CIFAR-100",
@@ -32,7 +32,7 @@ DATASETS = {
 
 NOT_SETTINGS = (
     "seed_everything", "data.class_order", "experiment", "logs", "ckpt_path", "weights_only", "method", "download",
-    "engine", "words", "data.cache", "data.cache_folder", "data.num_workers", "data.unknown", "data.memory_mb",
+    "words", "data.cache", "data.cache_folder", "data.num_workers", "data.unknown", "data.memory_mb",
     "data.on_corrupt", "energy.enabled", "energy.tracking_mode", "energy.measure_seconds", "predictions.every_task",
     "checkpoint.every_minutes", "trainer.accelerator", "trainer.devices",
     "trainer.num_nodes", "trainer.enable_model_summary", "trainer.enable_progress_bar", "trainer.log_every_n_steps",
@@ -49,34 +49,28 @@ OF_SETTING = (
 # ---------------------------------------------------------------------- the setting
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Setting:
     """The setting that methods must share to be compared: data set, task protocol and backbone.
 
     Attributes:
         dataset: its name, as in the paper where it is one of the paper's.
-        protocol: classes of each task, e.g. "10", or "50 + 10" with a larger first task.
-        n_tasks, n_classes: numbers of tasks and of classes learned.
-        image_size: side in pixels as given, or None for the weights' own.
+        n_tasks, n_classes: numbers of tasks and of classes learned; few are sorted before many.
         backbone: name of the frozen network, with its architecture where one was given.
+        image_size: side in pixels as given, or 0 for the weights' own.
         root: folder of the data, which tells apart data sets of one name.
-        tune: share of the training images that accuracies are measured on in place of the test images, or None.
+        tune: share of the training images that accuracies are measured on in place of the test images, or 0.
+        protocol: classes of each task, e.g. "10", or "50 + 10" with a larger first task.
     """
 
     dataset: str
-    protocol: str
     n_tasks: int
     n_classes: int
-    image_size: int | None
     backbone: str
+    image_size: int
     root: str
-    tune: float | None = None
-
-    @property
-    def order(self) -> tuple[Any, ...]:
-        """Sort key: by data set, then few tasks before many."""
-        size, tune = self.image_size or 0, self.tune or 0.0
-        return (self.dataset, self.n_tasks, self.n_classes, self.backbone, size, self.root, tune)
+    tune: float
+    protocol: str
 
     @property
     def data(self) -> tuple[Any, ...]:
@@ -97,25 +91,21 @@ class Setting:
     @property
     def title(self) -> str:
         """Data set, protocol, images and backbone in words."""
-        tasks = f"{self.n_tasks} tasks" if self.n_tasks > 1 else "1 task"
-        return f"{self.short} ({tasks}, {self.n_classes} classes), {self.network}"
-
-    @property
-    def note(self) -> str | None:
-        """A note about the backbone's training."""
-        if self.backbone.startswith(("embedded:", "torchvision:")):
-            return (
-                f"Backbone {self.backbone} was trained on ImageNet labels, which the paper avoids: it uses "
-                "self-supervised backbones, so that no label of a later class was ever seen."
-            )
-        if self.backbone.startswith("timm:"):
-            return f"Backbone {self.backbone}: see its model card for the labels that it was trained on."
-        return None
+        return f"{self.short} ({number_of(self.n_tasks, 'task')}, {self.n_classes} classes), {self.network}"
 
 
 def notes_of(settings: Sequence[Setting]) -> list[str]:
-    """Return the notes about the backbones of ``settings``, once each."""
-    return list(dict.fromkeys(setting.note for setting in settings if setting.note))
+    """Return notes about the labels that the backbones of ``settings`` were trained on, once each."""
+    notes = []
+    for name in dict.fromkeys(setting.backbone for setting in settings):
+        if name.startswith(("embedded:", "torchvision:")):
+            notes.append(
+                f"Backbone {name} was trained on ImageNet labels, which the paper avoids: it uses self-supervised "
+                "backbones, so that no label of a later class was ever seen."
+            )
+        elif name.startswith("timm:"):
+            notes.append(f"Backbone {name}: see its model card for the labels that it was trained on.")
+    return notes
 
 
 def setting_of(run: Run) -> Setting:
@@ -129,13 +119,13 @@ def setting_of(run: Run) -> Setting:
     protocol = ", ".join(map(str, per_task)) if isinstance(per_task, list) else str(per_task)
     return Setting(
         dataset=DATASETS.get(source, name or source),
-        protocol=f"{initial} + {protocol}" if initial else protocol,
         n_tasks=run.summary["n_tasks"],
         n_classes=run.summary["n_classes"],
-        image_size=flat.get("data.image_size"),
         backbone=f"{backbone} ({architecture})" if architecture else backbone,
+        image_size=flat.get("data.image_size") or 0,
         root=root,
-        tune=flat.get("data.tune"),
+        tune=flat.get("data.tune") or 0.0,
+        protocol=f"{initial} + {protocol}" if initial else protocol,
     )
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import string
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -40,6 +40,9 @@ EXTERNAL = "external: the file does not say which machine, nor how energy was me
 REFERENCE = "CIFNet"
 """Method whose energy others are divided by, unless another one is asked for."""
 
+KINDS = ("measured", "external", "published")
+"""Where numbers are from, in the order of rows."""
+
 
 @dataclass(frozen=True, order=True)
 class Conditions:
@@ -50,19 +53,12 @@ class Conditions:
         machine: processor or GPU, with its number, and how many threads were used where that is another number.
         source: how energy was measured, e.g. "cpu estimated (cpu_load), ram estimated".
         scope: "machine", or "process" if other processes were not counted.
-        engine: what the network ran in, "torch" or "onnxruntime"; empty where that is not known.
     """
 
     cached: bool = False
     machine: str = ""
     source: str = ""
     scope: str = "machine"
-    engine: str = ""
-
-    @property
-    def comparable(self) -> Conditions:
-        """The conditions without the engine: methods are ranked whatever engine each of them uses."""
-        return replace(self, engine="")
 
     @property
     def words(self) -> dict[str, str]:
@@ -71,7 +67,6 @@ class Conditions:
             "machine": self.machine,
             "source": self.source or "energy not measured",
             "scope": "this process only" if self.scope == "process" else "whole machine",
-            "engine": f"engine {self.engine or 'not known'}",
             "cached": "embeddings from the cache" if self.cached else "embeddings computed",
         }
 
@@ -87,6 +82,7 @@ class Outcome:
         conditions: of time and energy.
         run: the run, if it was one of this package.
         key: seed and class order; outcomes of two methods with the same key are a pair.
+        components: numbers kept between tasks, by component, without the backbone.
     """
 
     seed: int | None
@@ -95,21 +91,21 @@ class Outcome:
     conditions: Conditions = Conditions()
     run: Run | None = None
     key: str = ""
+    components: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(eq=False)
 class Group:
     """All seeds of one configuration, or of one method that was run or published elsewhere.
 
     Attributes:
         setting: what it can be compared with.
         name: of the head or the method.
-        kind: "measured", "external" or "published".
+        kind: one of ``KINDS``.
         outcomes: one per seed, by seed.
         config: settings of the method by dotted name; empty for what was not run here.
         changes: settings in which it differs from the reference of its method in its setting, empty for the reference.
         named: settings in which it differs from the method's main configuration over all settings; part of its label.
-        components: numbers kept between tasks, by component, without the backbone.
         conditions_label: what tells its costs from those of other seeds of the same configuration.
     """
 
@@ -120,7 +116,6 @@ class Group:
     config: dict[str, Any] = field(default_factory=dict)
     changes: dict[str, Any] = field(default_factory=dict)
     named: dict[str, Any] = field(default_factory=dict)
-    components: dict[str, float] = field(default_factory=dict)
     conditions_label: str = ""
 
     @property
@@ -149,6 +144,16 @@ class Group:
         return len({outcome.key for outcome in self.outcomes})
 
     @property
+    def runs(self) -> list[Run]:
+        """Its runs, if they were ones of this package."""
+        return [outcome.run for outcome in self.outcomes if outcome.run is not None]
+
+    @property
+    def components(self) -> Mapping[str, float]:
+        """Numbers kept between tasks, by component, without the backbone."""
+        return self.outcomes[0].components
+
+    @property
     def conditions(self) -> list[Conditions]:
         """The conditions under which the costs of its seeds were measured."""
         return sorted({outcome.conditions for outcome in self.outcomes})
@@ -157,14 +162,15 @@ class Group:
         """Return the group once for each condition of its costs; if there are several, their labels differ."""
         if len(self.conditions) == 1:
             return [self]
-        alike = [
-            replace(self, outcomes=[o for o in self.outcomes if o.conditions == conditions])
+        differing = [name for name in Conditions().words if len({getattr(c, name) for c in self.conditions}) > 1]
+        return [
+            replace(
+                self,
+                outcomes=[outcome for outcome in self.outcomes if outcome.conditions == conditions],
+                conditions_label=", ".join(filter(None, map(conditions.words.get, differing))),
+            )
             for conditions in self.conditions
         ]
-        differing = [name for name in Conditions().words if len({getattr(c, name) for c in self.conditions}) > 1]
-        for group, conditions in zip(alike, self.conditions, strict=True):
-            group.conditions_label = ", ".join(filter(None, map(conditions.words.get, differing)))
-        return alike
 
     def stat(self, key: str) -> Stat | None:
         """Return the mean and deviation of a value over the seeds that have it.
@@ -183,15 +189,8 @@ class Group:
         return stat_of(values, kept if key == "A_K" else None)
 
     def mean(self, key: str) -> float:
-        """Return the mean of a value.
-
-        Raises:
-            KeyError: no seed has it.
-        """
-        stat = self.stat(key)
-        if stat is None:
-            raise KeyError(f"{self.label} has no {key}")
-        return stat.mean
+        """Return the mean of a value that some seed has."""
+        return stat.mean if (stat := self.stat(key)) is not None else math.nan
 
     def curve(self) -> list[Stat | None]:
         """Return A_k of each task over seeds."""
@@ -217,17 +216,18 @@ def differing_seeds(groups: Sequence[Group]) -> list[str]:
 
 def outcome_of(run: Run) -> Outcome:
     """Return the values of one run that tables and figures use."""
-    summary, components = run.summary, kept_components(run)
+    summary = run.summary
     values = {**{name: summary.get(name) for name in MEASURED}, "max_drop": max_drop(summary["A_k"])}
-    if components:
+    parts = {name: float(count or 0) for name, count in (summary.get("state_components") or {}).items()}
+    if "parameters" in parts:  # a trained network counts all of its own, but the backbone that every method has
+        parts["parameters"] = max(0.0, parts["parameters"] - (summary.get("backbone_params") or 0))
+    parts = {name: count for name, count in parts.items() if count}
+    if parts:
         sizes = summary.get("state_bytes_per_element") or {}
-        values["kept_elements"] = sum(components.values())
-        values["kept_bytes"] = math.fsum(count * (sizes.get(name) or 4) for name, count in components.items())
-    return Outcome(run.seed, tuple(summary["A_k"]), values, _conditions(run), run, _seed_and_order(run))
-
-
-def _seed_and_order(run: Run) -> str:
-    return json.dumps([run.seed, run.config["data"].get("class_order")])
+        values["kept_elements"] = sum(parts.values())
+        values["kept_bytes"] = math.fsum(count * (sizes.get(name) or 4) for name, count in parts.items())
+    key = json.dumps([run.seed, run.config["data"].get("class_order")])
+    return Outcome(run.seed, tuple(summary["A_k"]), values, _conditions(run), run, key, parts)
 
 
 def _conditions(run: Run) -> Conditions:
@@ -238,25 +238,7 @@ def _conditions(run: Run) -> Conditions:
         machine += f", {threads} thread{'s' if threads > 1 else ''}"
     scope = energy.get("tracking_mode") if isinstance(energy, Mapping) else None
     source = ", ".join(sorted((summary.get("energy_source") or "").split(", ")))  # trackers list hardware in any order
-    cached = bool(summary.get("cached_images"))
-    return Conditions(cached, machine, source, scope or "machine", str(summary.get("engine") or ""))
-
-
-def kept_components(run: Run) -> dict[str, float]:
-    """Count the numbers kept between tasks by component, without the backbone that every method has.
-
-    A method that trains the network counts all of its parameters: those of one backbone are subtracted.
-
-    Args:
-        run: a complete run.
-
-    Returns:
-        Component → numbers.
-    """
-    parts = {name: float(count or 0) for name, count in (run.summary.get("state_components") or {}).items()}
-    if "parameters" in parts:
-        parts["parameters"] = max(0.0, parts["parameters"] - (run.summary.get("backbone_params") or 0))
-    return {name: count for name, count in parts.items() if count}
+    return Conditions(bool(summary.get("cached_images")), machine, source, scope or "machine")
 
 
 # ---------------------------------------------------------------------- groups
@@ -273,26 +255,28 @@ def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
     Returns:
         The groups in the order of tables, and a sentence for each run that a later one of the same seed replaces.
     """
-    runs_of: dict[str, dict[Any, Run]] = defaultdict(dict)
+    outcomes: dict[str, dict[tuple[str, Conditions], Outcome]] = defaultdict(dict)
     replaced = []
     for run in at_one_place(runs):
         learned = [run.summary[name] for name in ("n_tasks", "n_classes")]
-        same = runs_of[json.dumps([method_of(run), learned, configuration(run)], sort_keys=True, default=str)]
+        same = outcomes[json.dumps([method_of(run), learned, configuration(run)], sort_keys=True, default=str)]
+        used = outcome_of(run)
         # The same seed on another machine, or with the cache, is another measurement of time and energy.
-        key = (_seed_and_order(run), _conditions(run))
-        earlier = same.pop(key, None)
-        if earlier is not None and earlier.activations is not None and run.activations is None:
-            run, earlier = earlier, run
-        if earlier is not None:
-            replaced.append(f"{earlier.folder}: the same configuration and seed as {run.folder}, which is used instead")
-        same[key] = run
+        earlier = same.pop((used.key, used.conditions), None)
+        if earlier is not None and earlier.run is not None:
+            pair = [earlier, used]
+            if earlier.run.activations is not None and run.activations is None:
+                pair.reverse()
+            used = pair[1]
+            folders = [outcome.run.folder for outcome in pair if outcome.run is not None]
+            replaced.append(f"{folders[0]}: the same configuration and seed as {folders[1]}, which is used instead")
+        same[used.key, used.conditions] = used
     by_method: dict[str, list[Group]] = defaultdict(list)
-    for same in runs_of.values():
-        seeds = sorted(same.values(), key=lambda run: (run.seed is None, run.seed))
-        config = {key: value for key, value in configuration(seeds[0]).items() if key not in OF_SETTING}
-        group = Group(setting_of(seeds[0]), method_of(seeds[0]), "measured", [outcome_of(run) for run in seeds], config)
-        group.components = kept_components(seeds[0])
-        by_method[group.name].append(group)
+    for same in outcomes.values():
+        seeds = sorted(same.values(), key=lambda outcome: (outcome.seed is None, outcome.seed))
+        run = next(outcome.run for outcome in seeds if outcome.run is not None)
+        config = {key: value for key, value in configuration(run).items() if key not in OF_SETTING}
+        by_method[method_of(run)].append(Group(setting_of(run), method_of(run), "measured", seeds, config))
     for family in by_method.values():
         _name_variants(family)
     return sorted((group for family in by_method.values() for group in family), key=group_order), replaced
@@ -316,30 +300,26 @@ def _name_variants(family: list[Group]) -> None:
     The reference of a setting, which its ablations are variants of, may be another one; its label then says so.
     """
     main = _reference(family)
-    by_setting: dict[tuple[Any, ...], list[Group]] = defaultdict(list)
-    for group in family:
-        group.named = differences(main.config, group.config)
-        by_setting[group.setting.order].append(group)
-    for same in by_setting.values():
-        reference = main if any(group is main for group in same) else _reference(same)
-        for group in same:
-            group.changes = differences(reference.config, group.config)
-        _tell_apart(same, lambda group: group.label, lambda group: group.named)
-        _tell_apart(same, lambda group: group.variant, lambda group: group.changes)
+    for setting in {group.setting for group in family}:
+        same = [group for group in family if group.setting == setting]
+        named = _told_apart(main, same)
+        changes = _told_apart(main if main in same else _reference(same), same)
+        for i, group in enumerate(same):
+            group.named, group.changes = named[i], changes[i]
 
 
-def _tell_apart(groups: Sequence[Group], name: Callable[[Group], str], said: Callable[[Group], dict[str, Any]]) -> None:
-    """Add, to what is said of groups of one name, the settings in which they differ.
+def _told_apart(reference: Group, groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Return in which settings each group differs from a reference.
 
-    Two buffers beside a reference without any are such groups.
+    Groups that differ in the same, as two buffers do beside a reference without any, also differ from each other.
     """
-    by_name: dict[str, list[Group]] = defaultdict(list)
-    for group in groups:
-        by_name[name(group)].append(group)
-    for alike in by_name.values():
-        keys = {key for group in alike for key in differences(alike[0].config, group.config)}
-        for group in alike:
-            said(group).update({key: group.config.get(key) for key in keys})
+    changes = [differences(reference.config, group.config) for group in groups]
+    told = []
+    for group, own in zip(groups, changes, strict=True):
+        alike = [other for other, theirs in zip(groups, changes, strict=True) if theirs == own]
+        keys = {key for other in alike for key in differences(group.config, other.config)}
+        told.append({**own, **{key: group.config.get(key) for key in keys}})
+    return told
 
 
 def _reference(family: Sequence[Group]) -> Group:
@@ -359,7 +339,7 @@ def _reference(family: Sequence[Group]) -> Group:
 def group_order(group: Group) -> tuple[Any, ...]:
     """Return the sort key of a group: setting, measured before external, method, reference first, numbers by size."""
     changes = [(key, *by_size(value)) for key, value in sorted(group.changes.items())]
-    return (group.setting.order, *method_order(group), len(changes), changes)
+    return (group.setting, *method_order(group), len(changes), changes)
 
 
 def by_size(value: Any) -> tuple[bool, float, str]:
@@ -370,9 +350,9 @@ def by_size(value: Any) -> tuple[bool, float, str]:
 
 def method_order(group: Group) -> tuple[int, int, tuple[str, int]]:
     """Return the sort key of a method within a setting."""
-    kinds, known = ["measured", "external", "published"], [*METHODS.values(), JOINT]
+    known = [*METHODS.values(), JOINT]
     position = known.index(group.name) if group.name in known else len(known)
-    return kinds.index(group.kind), position, natural(group.name)
+    return KINDS.index(group.kind), position, natural(group.name)
 
 
 # ---------------------------------------------------------------------- all of them
@@ -399,7 +379,7 @@ class Study:
     @cached_property
     def settings(self) -> list[Setting]:
         """Settings of the groups, sorted."""
-        return sorted({group.setting for group in self.groups}, key=lambda setting: setting.order)
+        return sorted({group.setting for group in self.groups})
 
     @cached_property
     def names(self) -> dict[Setting, str]:
@@ -430,22 +410,14 @@ class Study:
         """Return the measured and external groups of a setting."""
         return [group for group in self.groups if group.setting == setting]
 
-    def published_in(self, setting: Setting) -> list[Group]:
-        """Return the paper's rows of a setting."""
-        return [group for group in self.published if group.setting == setting]
-
     def compared(self, setting: Setting) -> list[Group]:
         """Return one group for each method of a setting, its reference, and external methods."""
         return [group for group in self.of(setting) if group.is_reference or group.kind == "external"]
 
-    def with_published(self, setting: Setting) -> list[Group]:
-        """Return the groups of :meth:`compared`, and the paper's rows."""
-        return self.compared(setting) + self.published_in(setting)
-
-    def of_all_networks(self, setting: Setting) -> list[Group]:
-        """Return the groups of :meth:`with_published` of all networks on a setting's data; the paper's rows once."""
-        beside = self.on_the_same_data(setting)
-        return [group for s in beside for group in self.compared(s)] + self.published_in(setting)
+    def with_published(self, *settings: Setting) -> list[Group]:
+        """Return the groups of :meth:`compared` of some settings, and the paper's rows of the first one."""
+        published = [group for group in self.published if group.setting == settings[0]]
+        return [group for setting in settings for group in self.compared(setting)] + published
 
     def varied(self, *keys: str) -> list[list[Group]]:
         """Return each reference that has variants with those: they differ from it in exactly one setting.
@@ -479,11 +451,9 @@ class Study:
         references = [group for group in groups if self._is_reference(group) and len(group.conditions) == 1]
         ratios: list[Stat | None] = []
         for group in groups:
-            energy, rival = group.stat("energy_kwh"), _rival(group, references)
-            if rival is group:
-                ratios.append(fixed(1.0, group.seeds) if energy else None)
-            else:
-                ratios.append(ratio(energy, rival.stat("energy_kwh")) if rival else None)
+            rival = _rival(group, references)
+            energy, other = (None if g is None else g.stat("energy_kwh") for g in (group, rival))
+            ratios.append(fixed(1.0, group.seeds) if energy and rival is group else ratio(energy, other))
         return ratios
 
     def _is_reference(self, group: Group) -> bool:
@@ -491,9 +461,9 @@ class Study:
         return self.reference in names or (self.reference == group.name and not group.changes)
 
     def conditions_of(self, groups: Sequence[Group]) -> dict[tuple[str, Conditions], tuple[str, str]]:
-        """Return a letter and words for each kind of row and its comparable conditions."""
+        """Return a letter and words for each kind of row and its conditions."""
         said = {}
-        keys = dict.fromkeys((group.kind, conditions.comparable) for group in groups for conditions in group.conditions)
+        keys = dict.fromkeys((group.kind, conditions) for group in groups for conditions in group.conditions)
         for i, (kind, conditions) in enumerate(keys):
             shown = ["machine", "source", *(["scope"] if conditions.scope == "process" else [])]
             shown += ["cached"] if conditions.cached else []
@@ -525,9 +495,8 @@ class Study:
         sentences = []
         for setting in self.settings:
             folders: dict[str, list[str]] = defaultdict(list)
-            for run in (o.run for g in self.of(setting) for o in g.outcomes if o.run is not None):
-                if run.summary.get("data_fingerprint"):
-                    folders[str(run.summary["data_fingerprint"])].append(str(run.folder))
+            for run in (run for group in self.of(setting) for run in group.runs if run.summary.get("data_fingerprint")):
+                folders[str(run.summary["data_fingerprint"])].append(str(run.folder))
             if len(folders) > 1:
                 parts = "; ".join(f"{len(runs)} with {mark}, such as {runs[0]}" for mark, runs in folders.items())
                 sentences.append(
@@ -538,7 +507,7 @@ class Study:
 
     def seeds_note(self, groups: Iterable[Group]) -> str:
         """Return a note that says what the deviations are over: seeds, class orders, or both."""
-        runs = [o.run for g in groups if g.kind == "measured" for o in g.outcomes if o.run is not None]
+        runs = [run for group in groups for run in group.runs]
         orders = [run.config["data"].get("class_order") for run in runs]
         if runs and all(order == run.seed and order is not None for run, order in zip(runs, orders, strict=True)):
             over = "a seed sets both seed_everything and the class order"
@@ -553,9 +522,8 @@ def _rival(group: Group, references: Sequence[Group]) -> Group | None:
     """Return the reference that a group's energy may be divided by; None if there is none, or no single one."""
     if len(group.conditions) != 1:
         return None
-    (own,) = group.conditions
-    fitting = [r for r in references if (r.kind, r.conditions[0].comparable) == (group.kind, own.comparable)]
+    fitting = [r for r in references if (r.kind, r.conditions) == (group.kind, group.conditions)]
     near = [r for r in fitting if r.setting == group.setting]
     if not near and len({r.setting for r in fitting}) > 1:
         return None
-    return min(near or fitting, key=lambda r: r.conditions[0] != own, default=None)
+    return next(iter(near or fitting), None)

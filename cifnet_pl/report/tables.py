@@ -1,12 +1,15 @@
-"""Make the tables of a report, in the paper's layout where the paper has the table."""
+"""Make the tables of a report, in the paper's layout where the paper has the table.
+
+The paper's totals of memory add rounded or truncated components; the formulas here give 72.1, 140.1 and 27.5 million
+for CIFAR-100 and 278.5 and 548.5 million for ImageNet-100, where it prints 72.1, 140.0, 27.5, 278.4 and 548.6.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from cifnet_pl.report.external_results import published_of
-from cifnet_pl.report.memory import buffer_bytes_table, memory_table, scaling_tables
+from cifnet_pl.report.external_results import published_numbers, published_of
 from cifnet_pl.report.page import CONDITIONS, SEEDS, Cell, Column, Table
 from cifnet_pl.report.runs import Run
 from cifnet_pl.report.settings import LACKING, Setting, heading, notes_of, value_name
@@ -66,26 +69,19 @@ def all_tables(study: Study) -> dict[str, list[Table]]:
 
 # ---------------------------------------------------------------------- accuracy
 
-Accuracies = Mapping[tuple[Setting, str], Stat | None]
-"""(setting, key of ``ACCURACY``) → number."""
+
+def _accuracy_columns(study: Study, first: str) -> list[Column]:
+    """Return the columns of a table with Ā and A_K in each setting, ``first`` before them."""
+    named = [Column(f"{study.names[s]}: {header}", 2, "max") for s in study.settings for header, _ in ACCURACY]
+    return [Column(first), Column("numbers"), *named]
 
 
-def _accuracies(
-    study: Study, first: str, rows: Mapping[tuple[str, str], Accuracies]
-) -> tuple[list[Column], list[list[Cell]]]:
-    """Return columns and rows of a table with Ā and A_K in each setting.
-
-    Args:
-        study: all results.
-        first: header of the first column.
-        rows: text of the first column and kind → numbers.
-    """
+def _accuracy_rows(
+    study: Study, rows: Mapping[tuple[str, str], Mapping[tuple[Setting, str], Stat | None]]
+) -> list[list[Cell]]:
+    """Return the rows of such a table that have a number: text of the first column and kind → numbers."""
     cells = [(setting, key) for setting in study.settings for _, key in ACCURACY]
-    columns = [Column(first), Column("numbers")]
-    for setting in study.settings:
-        columns += [Column(f"{study.names[setting]}: {header}", 2, "max") for header, _ in ACCURACY]
-    shown = {key: [numbers.get(cell) for cell in cells] for key, numbers in rows.items()}
-    return columns, [[*key, *numbers] for key, numbers in shown.items() if any(numbers)]
+    return [[*texts, *map(numbers.get, cells)] for texts, numbers in rows.items() if any(map(numbers.get, cells))]
 
 
 def _row_order(group: Group) -> tuple[object, ...]:
@@ -103,10 +99,10 @@ def accuracy_table(study: Study) -> Table:
     for group in [*study.groups, *study.published]:
         row = shown.get((group.label, group.kind), {})
         row.update({(group.setting, key): group.stat(key) for _, key in ACCURACY})
-    columns, rows = _accuracies(study, "method", shown)
+    rows = _accuracy_rows(study, shown)
     notes = [study.seeds_note(study.groups), BEST, *_published_notes(compared), *notes_of(study.settings)]
     title = "Average accuracy Ā and final accuracy A_K in %"
-    return Table("accuracy", title, columns, rows, notes, [str(row[1]) for row in rows])
+    return Table("accuracy", title, _accuracy_columns(study, "method"), rows, notes, [str(row[1]) for row in rows])
 
 
 def _published_notes(groups: Sequence[Group]) -> list[str]:
@@ -116,25 +112,27 @@ def _published_notes(groups: Sequence[Group]) -> list[str]:
 
 def ablation_table(study: Study) -> Table:
     """Tabulate the method without one of its parts at a time (tab:ablation)."""
-    families = study.varied(*LACKING)
-    settings = [s for s in study.settings if any(family[0].setting == s for family in families)]
     shown: dict[tuple[str, str], dict[tuple[Setting, str], Stat | None]] = {}
     blocks: dict[tuple[str, str], str] = {}
-    for method, variant, group in ((family[0].label, group.variant, group) for family in families for group in family):
-        row = shown.setdefault((f"{method}, {variant}", "measured"), {})
-        row.update({(group.setting, key): group.stat(key) for _, key in ACCURACY})
-        blocks[f"{method}, {variant}", "measured"] = f"measured {method}"
+    families = study.varied(*LACKING)
+    for family in families:
+        for group in family:
+            texts = f"{family[0].label}, {group.variant}", "measured"
+            shown.setdefault(texts, {}).update({(group.setting, key): group.stat(key) for _, key in ACCURACY})
+            blocks[texts] = f"measured {family[0].label}"
+    settings = [s for s in study.settings if any(family[0].setting == s for family in families)]
+    published: dict[tuple[str, str], dict[tuple[Setting, str], Stat | None]] = {}
     for setting, key in ((setting, key) for setting in settings for _, key in ACCURACY):
         for variant, value in published_of("tab:ablation", setting, key).items():
-            shown.setdefault((f"CIFNet, {variant or 'full method'}", "published"), {})[setting, key] = value
-    columns, rows = _accuracies(study, "variant", shown)
-    groups = [group for family in families for group in family]
-    notes = [study.seeds_note(groups), BEST]
-    notes += [LOCKED] if any("locked" in variant for variant, _ in shown) else []
-    notes += [PUBLISHED] if any(kind == "published" for _, kind in shown) else []
-    notes += notes_of(settings)
+            published.setdefault((f"CIFNet, {variant or 'full method'}", "published"), {})[setting, key] = value
+    rows = _accuracy_rows(study, {**shown, **published})
+    notes = [
+        study.seeds_note([group for family in families for group in family]), BEST,
+        *([LOCKED] if any("locked" in variant for variant, _ in shown) else []),
+        *([PUBLISHED] if published else []), *notes_of(settings),
+    ]  # fmt: skip
     return Table(
-        "ablation", "The method without one of its parts", columns, rows, notes,
+        "ablation", "The method without one of its parts", _accuracy_columns(study, "variant"), rows, notes,
         [blocks.get((str(row[0]), str(row[1])), "published") for row in rows],
     )  # fmt: skip
 
@@ -219,7 +217,7 @@ def efficiency_table(study: Study, setting: Setting) -> Table:
     """
     beside = study.on_the_same_data(setting)
     groups = [
-        alike for group in study.of_all_networks(setting) for alike in group.by_conditions()
+        alike for group in study.with_published(*study.on_the_same_data(setting)) for alike in group.by_conditions()
         if alike.stat("energy_kwh") or alike.stat("train_seconds")
     ]  # fmt: skip
     said = study.conditions_of(groups)
@@ -228,7 +226,7 @@ def efficiency_table(study: Study, setting: Setting) -> Table:
         seeds = "" if group.kind == "published" else str(group.seeds)
         network = group.setting.network if group.kind == "measured" and len(beside) > 1 else ""
         numbers = [factor if key == "ratio" else group.stat(key) for key, _ in EFFICIENCY]
-        letter, _ = said[group.kind, group.conditions[0].comparable]
+        letter, _ = said[group.kind, group.conditions[0]]
         rows.append([group.label, group.kind, seeds, network, *numbers, letter])
     shown = [replace(column, header=column.header.format(reference=study.reference)) for _, column in EFFICIENCY]
     columns = [*map(Column, ("method", "numbers", SEEDS, "network")), *shown, Column(CONDITIONS)]
@@ -254,7 +252,7 @@ def results_table(study: Study, setting: Setting) -> Table:
     said = study.conditions_of(groups)
     rows: list[list[Cell]] = []
     for group in groups:
-        letters = dict.fromkeys(said[group.kind, own.comparable][0] for own in group.conditions)
+        letters = dict.fromkeys(said[group.kind, own][0] for own in group.conditions)
         numbers = [group.stat(key) for key, _ in RESULTS]
         rows.append([group.label, group.kind, str(group.seeds), *numbers, ", ".join(letters)])
     columns = [*map(Column, ("method", "numbers", SEEDS)), *(column for _, column in RESULTS), Column(CONDITIONS)]
@@ -277,34 +275,27 @@ def answer_sets_table(study: Study, setting: Setting) -> Table:
         study: all results.
         setting: whose calibrated runs are shown.
     """
-    columns = [Column("class")]
-    by_class: dict[str, dict[str, Stat | None]] = {}
-    calibrated = [g for g in study.of(setting) if any(o.run is not None and o.run.answer_sets for o in g.outcomes)]
-    for group in calibrated:
-        sets = {o.key: o.run.answer_sets for o in group.outcomes if o.run is not None}
-        headers = [f"{group.label}: covered (%)", f"{group.label}: classes"]
-        columns += [Column(header, 1) for header in headers]
-        for name in {name for own in sets.values() for name in own}:
-            for i, header in enumerate(headers):
-                values = {key: own[name][i] if name in own else None for key, own in sets.items()}
-                by_class.setdefault(name, {})[header] = stat_of(values)
-
-    def coverage(name: str) -> list[float]:
-        """Return what each group covers of a class."""
-        stats = [by_class[name].get(column.header) for column in columns[1::2]]
-        return [100.0 if stat is None else stat.mean for stat in stats]
-
-    rows: list[list[Cell]] = [
-        [printable(name), *(by_class[name].get(column.header) for column in columns[1:])]
-        for name in sorted(sorted(by_class), key=coverage)
-    ]
+    sets = {}  # label of a group → seed → class → (covered, answers)
+    for group in study.of(setting):
+        known = {o.key: o.run.answer_sets for o in group.outcomes if o.run is not None and o.run.answer_sets}
+        sets.update({group.label: known} if known else {})
+    by_class: dict[str, list[Stat | None]] = {}
+    for name in sorted({name for by_seed in sets.values() for own in by_seed.values() for name in own}):
+        by_class[name] = [
+            stat_of({key: own[name][i] for key, own in by_seed.items() if name in own})
+            for by_seed in sets.values()
+            for i in (0, 1)
+        ]
+    ordered = sorted(by_class, key=lambda name: [100.0 if stat is None else stat.mean for stat in by_class[name][::2]])
+    rows: list[list[Cell]] = [[printable(name), *by_class[name]] for name in ordered]
+    columns = [Column(f"{label}: {what}", 1) for label in sets for what in ("covered (%)", "classes")]
     notes = [
         "Of the test images of a class, how many have it among the answers, and how many classes are among these. The "
         "answers are to hold the right class of 95 % of all images; single classes may lie above or below.",
-        study.seeds_note(calibrated),
+        study.seeds_note([group for group in study.of(setting) if group.label in sets]),
     ]
     title = f"Sets of answers at 95 %, by class: {study.names[setting]}"
-    return Table(f"answer_sets_{study.slug(setting)}", title, columns, rows, notes)
+    return Table(f"answer_sets_{study.slug(setting)}", title, [Column("class"), *columns], rows, notes)
 
 
 def settings_table(study: Study) -> Table:
@@ -344,3 +335,231 @@ def runs_table(study: Study) -> Table:
     headers = ("setting", "method", "seed", "class order", "Ā (%)", "A_K (%)", "machine", "energy measured by",
                "commit", "folder")  # fmt: skip
     return Table("runs", "Runs", [Column(header) for header in headers], rows)
+
+
+# ---------------------------------------------------------------------- memory
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes that the formulas depend on.
+
+    Attributes:
+        features: d, width of the embeddings.
+        classes: C.
+        tasks: K.
+        width: B, random features of ACIL and DS-AL.
+        buffer: embeddings in the calibration buffer.
+    """
+
+    features: int
+    classes: int
+    tasks: int
+    width: int = 8192
+    buffer: int = 2000
+
+
+def numbers_in_paper(sizes: Sizes) -> dict[str, dict[str, int]]:
+    """Return how many numbers each method keeps by the paper's formulas.
+
+    ACIL: ``Bd + B² + CB``; DS-AL: ``Bd + 2B² + 2CB``; CIFNet: ``B_cal·d + C(2(d+1) + (d+1)r + r)`` at full rank
+    ``r = d+1``, U and S of every class.
+
+    Args:
+        sizes: of the embeddings, the stream and the buffer.
+
+    Returns:
+        Method → component → numbers.
+    """
+    d, c, b, rank = sizes.features, sizes.classes, sizes.width, sizes.features + 1
+    of_class = c * (d + 1)
+    return {
+        "ACIL": {"projection": b * d, "factors": b**2, "weights": c * b},
+        "DS-AL": {"projection": b * d, "factors": 2 * b**2, "weights": 2 * c * b},
+        "CIFNet": {
+            "factors": c * ((d + 1) * rank + rank), "moments": of_class, "weights": of_class,
+            "buffer": sizes.buffer * d,
+        },
+    }  # fmt: skip
+
+
+def numbers_kept(sizes: Sizes) -> dict[str, dict[str, int]]:
+    """Return how many numbers the heads of this package keep.
+
+    ACIL: ``B(B+1)/2 + 2CB``, as the projection is drawn from its seed, and half of a symmetric matrix is stored; DS-AL:
+    twice that; CIFNet: ``B_cal·d + K(d+1)(d+2)/2 + 2C(d+1)``, one Gram matrix for all classes of a task; exact ridge:
+    ``(d+1)(d+2)/2 + 2C(d+1)`` for any number of tasks, a buffer for calibration not included.
+
+    Args:
+        sizes: of the embeddings, the stream and the buffer.
+
+    Returns:
+        Method → component → numbers.
+    """
+    d, c, b = sizes.features, sizes.classes, sizes.width
+    half_of_gram, half_of_random = (d + 1) * (d + 2) // 2, b * (b + 1) // 2
+    of_class = c * (d + 1)
+    return {
+        "ACIL": {"projection": 0, "factors": half_of_random, "moments": c * b, "weights": c * b},
+        "DS-AL": {"projection": 0, "factors": 2 * half_of_random, "moments": 2 * c * b, "weights": 2 * c * b},
+        "CIFNet": {
+            "factors": sizes.tasks * half_of_gram, "moments": of_class, "weights": of_class, "buffer": sizes.buffer * d,
+        },
+        "Exact ridge": {"factors": half_of_gram, "moments": of_class, "weights": of_class},
+    }  # fmt: skip
+
+
+PAPER_BYTES, EMBEDDING_BYTES, SUM_BYTES = 4, 4, 8
+"""Bytes of a number in the paper's tables, of a stored embedding (float32), and of a sum (float64) here."""
+
+PAPER_SIZES = {"CIFAR-100": Sizes(512, 100, 10, width=8192), "ImageNet-100": Sizes(512, 100, 10, width=16384)}
+PAPER_NOTE = "Rows marked published are the paper's own numbers, at 4 bytes each, not measured here."
+
+
+def memory_table(study: Study, setting: Setting) -> Table:
+    """Tabulate the numbers kept between tasks by component, and the bytes as they are stored.
+
+    The backbone has a row of its own.
+
+    Args:
+        study: all results.
+        setting: whose groups are listed.
+    """
+    groups = [group for group in study.with_published(setting) if group.stat("kept_elements")]
+    parts = list(dict.fromkeys(component for group in groups for component in group.components))
+    columns = [
+        Column("method"), Column("numbers"),
+        *(Column(f"{component} (M)", None, None, 1e-6, False) for component in parts),
+        Column("total (M)", None, "min", 1e-6, False), Column("stored (MB)", None, "min", 1e-6, False),
+        Column("backbone (M)", 2, None, 1e-6, False),
+    ]  # fmt: skip
+    rows: list[list[Cell]] = []
+    for group in groups:
+        cells: list[Cell] = [fixed(group.components.get(component), group.seeds) for component in parts]
+        totals = [group.stat(key) for key in ("kept_elements", "kept_bytes", "backbone_params")]
+        rows.append([group.label, group.kind, *cells, *totals])
+    notes = [
+        "After the last task. M: millions of numbers, as the paper counts. Stored: bytes in the precision that each is "
+        "kept in (sums are float64 unless said otherwise, embeddings float32, images bytes). A projection "
+        "that is drawn from its seed is not stored. Parameters of a method "
+        "that trains its network are counted without one backbone, which stands apart for all.",
+        *([PAPER_NOTE] if any(group.kind == "published" for group in groups) else []),
+    ]
+    title = f"Memory besides the backbone: {study.names[setting]}"
+    return Table(f"memory_{study.slug(setting)}", title, columns, rows, notes, [group.kind for group in groups])
+
+
+def scaling_tables(study: Study) -> list[Table]:
+    """Return the paper's two tables of memory beside this package's formulas.
+
+    They are made only if the report has one of their methods.
+    """
+    methods = numbers_kept(PAPER_SIZES["CIFAR-100"])
+    if not any(group.kind == "measured" and group.name in methods for group in study.groups):
+        return []
+    return [_breakdown(), _scaling()]
+
+
+def _breakdown() -> Table:
+    """Tabulate tab:memory_breakdown: every component, as published, by the paper's formula, and as kept here."""
+    printed = published_numbers()
+    printed = printed[(printed["table"] == "tab:memory_breakdown") & (printed["quantity"] == "elements_m")]
+    columns = [Column("method"), Column("component")]
+    counts: list[dict[tuple[str, str], float]] = []  # of each column: (method, component) → numbers
+    for name, sizes in PAPER_SIZES.items():
+        own = printed[printed["dataset"] == name]
+        theirs = dict(zip(zip(own["method"], own["variant"], strict=True), 1e6 * own["value"], strict=True))
+        counts += [theirs, _with_totals(numbers_in_paper(sizes)), _with_totals(numbers_kept(sizes))]
+        kinds = ("published", "formula", "here")
+        columns += [Column(f"{name}, B = {sizes.width:,}: {kind} (M)", 2, None, 1e-6) for kind in kinds]
+    _, formula, here, *_ = counts
+    components = sorted({**formula, **here}, key=lambda key: key[1] == "total")  # totals last
+    rows: list[list[Cell]] = [
+        [method, component, *(fixed(column.get((method, component))) for column in counts)]
+        for method in numbers_kept(PAPER_SIZES["CIFAR-100"])
+        for owner, component in components
+        if owner == method
+    ]
+    notes = [
+        "d = 512, 100 classes, 10 tasks, a buffer of 2000 embeddings; B: random features of ACIL and DS-AL. "
+        "Published: the paper's tab:memory_breakdown. Formula: the paper's, for the same sizes. Here: what the "
+        "heads of this package keep; a projection that is drawn from its seed is not stored.",
+    ]
+    return Table("memory_breakdown", "Numbers kept between tasks, component by component", columns, rows, notes)
+
+
+def _with_totals(by_method: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str], float]:
+    """Return (method, component) → numbers, the component "total" among them."""
+    return {
+        (method, component): float(count)
+        for method, parts in by_method.items()
+        for component, count in {**parts, "total": sum(parts.values())}.items()
+    }
+
+
+def _scaling() -> Table:
+    """Tabulate memory by number of tasks (tab:memory_scaling): a factor per class in the paper, one per task here."""
+    tasks = (10, 20, 50, 100)
+    columns = [Column("method"), Column("grows with"), Column("the paper's formula (MB)", 1)]
+    columns += [Column(f"here, {k} tasks (MB)", 1) for k in tasks]
+    growth = {"ACIL": "B²", "DS-AL": "2B²", "CIFNet": "C·d² (paper), K·d² (here)", "Exact ridge": "d²"}
+    theirs = _with_totals(numbers_in_paper(PAPER_SIZES["CIFAR-100"]))
+    ours = [numbers_kept(Sizes(512, 100, k)) for k in tasks]
+    rows: list[list[Cell]] = []
+    for method, grows_with in growth.items():
+        paper = theirs.get((method, "total"))
+        here = [
+            sum(n * (EMBEDDING_BYTES if part == "buffer" else SUM_BYTES) for part, n in by_method[method].items())
+            for by_method in ours
+        ]
+        megabytes = [None if paper is None else 1e-6 * PAPER_BYTES * paper, *(1e-6 * total for total in here)]
+        rows.append([method, grows_with, *map(fixed, megabytes)])
+    notes = [
+        "d = 512, 100 classes, B = 8,192, a buffer of 2000 embeddings. The paper counts 4 bytes a number; here sums "
+        "are float64 (8 bytes) and embeddings float32."
+    ]
+    return Table("memory_scaling", "Megabytes kept between tasks by number of tasks", columns, rows, notes)
+
+
+@dataclass(frozen=True)
+class BufferSize:
+    """A buffer after the last task: its samples, the width of its embeddings, and the side of the images in pixels."""
+
+    samples: int
+    features: int
+    side: int
+
+    @property
+    def megabytes(self) -> tuple[float, float, float]:
+        """As embeddings (float32), as images of bytes, and as images of float32 (the paper's count)."""
+        pixels = self.samples * 3 * self.side * self.side
+        return self.samples * self.features * 4e-6, pixels * 1e-6, pixels * 4e-6
+
+
+def buffers(study: Study) -> list[tuple[Group, BufferSize]]:
+    """Return the references that keep a buffer and know the size of their images; one for each data set and size."""
+    found: dict[tuple[str, BufferSize], Group] = {}
+    for group in (group for group in study.groups if group.is_reference):
+        run = group.outcomes[0].run
+        about = {} if run is None else {**(run.summary.get("head_settings") or {}), **run.summary}
+        elements, features, side = (about.get(key) for key in ("buffer_elements", "in_features", "image_size"))
+        if elements and features and side:
+            size = BufferSize(int(elements) // int(features), int(features), int(side))
+            found.setdefault((group.setting.dataset, size), group)
+    return [(group, size) for (_, size), group in found.items()]
+
+
+def buffer_bytes_table(study: Study) -> Table:
+    """Tabulate a buffer of embeddings against as many raw images (the paper: 4.1 MB against 1206 MB)."""
+    sizes, megabytes = ("samples", "width", "pixels"), ("embeddings (MB)", "images, uint8 (MB)", "images, float32 (MB)")
+    columns = [Column("setting"), Column("method"), *(Column(header, 0, spread=False) for header in sizes)]
+    columns += [Column(header, None, spread=False) for header in megabytes]
+    rows: list[list[Cell]] = []
+    for group, size in buffers(study):
+        numbers = [size.samples, size.features, size.side, *size.megabytes]
+        rows.append([study.names[group.setting], group.label, *(fixed(number, group.seeds) for number in numbers)])
+    if rows:
+        paper = [fixed(number) for number in (2000, 512, 224, 4.10, None, 1206.40)]
+        rows.append(["ImageNet-100 (published)", "CIFNet", *paper])
+    notes = ["The same samples kept as embeddings (float32), as raw images (bytes), and as float32 images."]
+    return Table("buffer_bytes", "A buffer of embeddings against as many raw images", columns, rows, notes)

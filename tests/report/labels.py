@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from cifnet_pl.report.style import SETTINGS, Picture
+from cifnet_pl.report.figures import SETTINGS
+from cifnet_pl.report.page import Picture
 
 
 def assert_labels_are_readable(picture: Picture) -> None:

@@ -4,16 +4,15 @@ from pathlib import Path
 import matplotlib
 import pytest
 
-from cifnet_pl.report.accuracy_figures import trajectories
 from cifnet_pl.report.external_results import published_groups, published_numbers, read_external
+from cifnet_pl.report.figures import SETTINGS, trajectories
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.report.study import Study
-from cifnet_pl.report.style import SETTINGS
 from cifnet_pl.utilities.errors import CifnetError
 
-CIFAR = Setting("CIFAR-100", "10", 10, 100, 32, "file:x", "data")
-FIVE = Setting("CIFAR-100", "5", 20, 100, 32, "file:x", "data")
-PHOTOS = Setting("photos", "10", 10, 100, 128, "file:x", "p")
+CIFAR = Setting("CIFAR-100", 10, 100, "file:x", 32, "data", 0.0, "10")
+FIVE = Setting("CIFAR-100", 20, 100, "file:x", 32, "data", 0.0, "5")
+PHOTOS = Setting("photos", 10, 100, "file:x", 128, "p", 0.0, "10")
 
 
 def test_the_papers_numbers() -> None:
@@ -40,7 +39,7 @@ def test_published_efficiency_is_consistent() -> None:
 def test_published_rows_belong_to_their_data_and_protocol_only() -> None:
     assert {g.setting for g in published_groups([CIFAR, FIVE, PHOTOS])} == {CIFAR, FIVE}
     assert published_groups([PHOTOS]) == []
-    part = Setting("CIFAR-100", "10", 5, 50, 32, "file:x", "data")  # half of the classes
+    part = Setting("CIFAR-100", 5, 50, "file:x", 32, "data", 0.0, "10")  # half of the classes
     assert published_groups([part]) == []
     names = [g.name for g in published_groups([CIFAR])]
     assert names[0] == "Finetune"

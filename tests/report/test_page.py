@@ -1,10 +1,30 @@
+"""Tables as CSV, Markdown, LaTeX and HTML, and the page of an audit."""
+
+from __future__ import annotations
+
 import csv
 import io
 import re
 
 import pytest
+from matplotlib.figure import Figure
 
-from cifnet_pl.report.page import Cell, Column, Table, cell_text, latex, to_csv_table, to_html, to_latex, to_markdown
+from cifnet_pl.report.page import (
+    Cell,
+    Column,
+    Section,
+    Shown,
+    Side,
+    Table,
+    audit_page,
+    cell_text,
+    latex,
+    to_csv_table,
+    to_html,
+    to_latex,
+    to_markdown,
+    with_figure,
+)
 from cifnet_pl.report.significance import Stat, stat_of
 
 
@@ -104,3 +124,22 @@ def test_powers_of_ten_are_typeset_in_numbers_alone() -> None:
     large = Table("a", "a", [Column("run"), Column("A_K per kWh", None)], [["x", Stat(10_429_606.0, 6_403_153.0, 3)]])
     assert "(1.04 ± 0.64)·10<sup>7</sup>" in to_html(large)
     assert r"(1.04 $\pm$ 0.64)$\cdot10^{7}$" in to_latex(large)
+
+
+HOSTILE = "<script>alert('1')</script> & \"x\""
+
+
+@pytest.mark.parametrize(("inches", "kind"), [(6.4, "small"), (21.0, "wide")])
+def test_a_picture_is_as_large_as_it_was_drawn_for(inches: float, kind: str) -> None:
+    page = audit_page("Audit", [], [with_figure("Confused", [], Figure(figsize=(inches, 2), dpi=130))])
+    assert re.findall(r'<div class="scroll"><img class="(\w+)" width="(\d+)"', page) == [
+        (kind, str(round(96 * inches)))
+    ]
+
+
+def test_whatever_photos_and_classes_are_called_is_text() -> None:
+    photo, side = Shown("", HOSTILE, HOSTILE), Side(HOSTILE, [Shown("", HOSTILE, HOSTILE)])
+    table = {"header": (HOSTILE,), "rows": [(HOSTILE,)]}
+    page = audit_page(HOSTILE, [HOSTILE], [Section(HOSTILE, [HOSTILE], pairs=[(side, side)], photos=[photo], **table)])
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt; &amp; &#34;x&#34;") == 18

@@ -1,4 +1,4 @@
-"""Times and energies are compared only where they can be: each number is recomputed from the run folders."""
+"""Figures show the numbers that they are given; times and energies are compared only where they can be."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import statistics
 from pathlib import Path
 
+import matplotlib
 import matplotlib.collections
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -15,11 +16,66 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from cifnet_pl.report import read_study
-from cifnet_pl.report.cost_figures import LARGEST, SMALLEST, energy_points, panels, time_bubbles
+from cifnet_pl.report.figures import (
+    LARGEST,
+    SETTINGS,
+    SMALLEST,
+    energy_points,
+    pair_bars,
+    panels,
+    time_bubbles,
+    trajectories,
+)
 from cifnet_pl.report.page import Table, to_csv_table
-from cifnet_pl.report.study import Study
+from cifnet_pl.report.settings import Setting
+from cifnet_pl.report.significance import Stat
+from cifnet_pl.report.study import Group, Outcome, Study
 from cifnet_pl.report.tables import accuracy_table, efficiency_table, results_table
 from tests.report.synthetic import write_run
+
+
+def test_bars_are_as_long_as_their_numbers() -> None:
+    bars = [("full", Stat(80.0, 1.5, 3), Stat(70.0, None, 1)), ("published", None, Stat(64.2, None, 1))]
+    chart = pair_bars(bars, "An ablation")
+    (axes,), (legend,) = chart.axes, chart.legends
+    assert [text.get_text() for text in legend.get_texts()] == [r"average accuracy $\bar{A}$", "final accuracy $A_K$"]
+    lengths = sorted(bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle))
+    assert lengths == pytest.approx([64.2, 70.0, 80.0])
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["full", "published"]
+    assert sorted(text.get_text()[:4] for text in axes.texts) == ["64.2", "70.0", "80.0"]
+    assert axes.get_xlim()[1] > 81.5
+
+
+def test_labels_say_how_many_seeds_where_numbers_differ() -> None:
+    setting = Setting("photos", 2, 20, "file:x", 128, "p", 0.0, "10")
+
+    def legend(*seeds: int) -> list[str]:
+        groups = [
+            Group(setting, f"M{i}", "measured", [Outcome(s, (90.0, 80.0), {}, key=str(s)) for s in range(n)])
+            for i, n in enumerate(seeds)
+        ]
+        with matplotlib.rc_context(SETTINGS):
+            (picture, *_) = trajectories(Study(groups), setting)
+        return [text.get_text() for text in picture.figure.legends[0].get_texts()]
+
+    assert legend(2, 3) == ["M0 (n = 2)", "M1 (n = 3)"]
+    assert legend(3, 3) == ["M0", "M1"]
+
+
+def test_deviations_end_at_0_and_100_percent() -> None:
+    setting = Setting("photos", 2, 20, "file:x", 128, "p", 0.0, "10")
+    seeds = [Outcome(seed, (99.0 + spread, 1.0 + spread), {}, key=str(seed)) for seed, spread in ((1, 1.0), (2, -1.0))]
+    with matplotlib.rc_context(SETTINGS):
+        (picture,) = trajectories(Study([Group(setting, "A", "external", seeds)]), setting)
+    (axes,) = picture.figure.axes
+    (bars,) = axes.containers
+    (segments,) = bars.lines[2]  # type: ignore[attr-defined]
+    ends = [sorted(end for _, end in segment) for segment in segments.get_segments()]
+    sd = 2**0.5
+    assert ends == [pytest.approx([99 - sd, 100.0]), pytest.approx([0.0, 1 + sd])]
+    assert axes.get_ylim()[0] >= -2
+    assert axes.get_ylim()[1] <= 102
+
 
 GPU = {"machine": "NVIDIA H100", "energy_source": "cpu estimated (cpu_load), gpu nvml, ram estimated"}
 CPU = {"machine": "some CPU, 2 cores"}

@@ -1,3 +1,7 @@
+"""Which runs are one configuration, and what it and its settings are called."""
+
+from __future__ import annotations
+
 import json
 import os
 import statistics
@@ -8,8 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from cifnet_pl.heads import HEADS
 from cifnet_pl.report.runs import read_runs
-from cifnet_pl.report.settings import configuration, flatten
+from cifnet_pl.report.settings import METHODS, configuration, flatten, heading, value_name, words
 from cifnet_pl.report.significance import stat_of
 from cifnet_pl.report.study import Group, Study, group_runs
 from tests.report.synthetic import write_run
@@ -269,3 +274,24 @@ def test_statistics_of_what_is_known() -> None:
     assert stat is not None
     assert (stat.mean, stat.n) == (2.0, 2)
     assert stat.sd == pytest.approx(2**0.5)
+
+
+def test_every_head_has_a_name_of_its_own():
+    names = [METHODS[head] for head in HEADS]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "name", "cell"),
+    [
+        ("head.ridge", 0.01, "λ 0.01", "0.01"),
+        ("buffer.capacity", 500, "buffer 500", "500"),
+        ("head.update_past", False, "locked old neurons", "no"),
+        ("head.unheard_of", None, "unheard of none", "none"),
+        ("buffer.strategy", "herding", "herding buffer", "herding"),
+    ],
+)
+def test_settings_and_values(key: str, value: object, name: str, cell: str):
+    assert words(key, value) == name
+    assert value_name(key, value) == cell
+    assert heading("head.unheard_of") == "unheard of"
