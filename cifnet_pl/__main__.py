@@ -22,14 +22,16 @@ def main(args: Sequence[str] | None = None) -> int:
         The exit code: 0 done, 1 the run failed, 2 wrong usage, 130 interrupted, 141 with output that nobody reads, as
         after ``| head``. A fault of the package keeps its traceback.
     """
+    words = list(sys.argv[1:] if args is None else args)
     try:
-        _run(list(sys.argv[1:] if args is None else args))
+        _run(words)
         sys.stdout.flush()
     except CifnetError as error:
         print(f"cifnet: error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("cifnet: error: interrupted; outputs are whole or not there", file=sys.stderr)
+        again = ", with --ckpt_path last to go on where it was" if words[:1] == ["fit"] else ""
+        print(f"cifnet: stopped; no file is left half written. Give the command again{again}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         if not _output_is_unread():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from dataclasses import replace
@@ -126,9 +127,12 @@ def _say(model: Classifier, target: Path, check: Check) -> None:
     if model.precision != "32-true":
         print(f"the graph computes in float32; the model learned from embeddings in {model.precision}")
     if check.pillow is None:
-        print(f"checked on random embeddings: onnxruntime within {check.torch:.0e} of torch, in probabilities")
+        print(f"checked on random embeddings: its probabilities are this program's to {_points(check.torch)}")
         return
-    print(
-        f"checked on real photos: onnxruntime within {check.torch:.0e} of torch, "
-        f"the graph's resize within {check.pillow:.0e} of Pillow's, in probabilities"
-    )
+    print(f"checked on two photos: its probabilities are those of classify to {_points(check.pillow)}")
+
+
+def _points(difference: float) -> str:
+    """Return a difference of probabilities in words, rounded up."""
+    points = 100 * difference
+    return f"{math.ceil(10 * points) / 10:g} of 100 points" if points > 0.01 else "less than 0.01 of 100 points"

@@ -32,6 +32,8 @@ def info(model: str, trust: bool = False) -> None:
     path = Path(model).expanduser()
     versions = read_versions(path) if is_bundle(path) else {}
     console = Console()
+    count = number_of(sum(loaded.counts.values()), "photo")
+    console.print(f"{number_of(len(loaded.class_names), 'class')}, learned from {count}")
     console.print(class_table(loaded))
     if loaded.history:
         console.print(history_table(loaded.history))
@@ -81,15 +83,14 @@ def lines(model: Classifier, versions: dict[str, str]) -> list[str]:
     settings = ", ".join(f"{key} {value}" for key, value in head.settings().items())
     stored = sum(value.numel() * value.element_size() for value in model.tensors().values())
     parts = ", ".join(f"{name} {count:,}" for name, count in model.state_elements().items() if count)
-    result = [f"model {model.identity}"]
+    result = []
     for k, event in enumerate(model.history, 1):
-        if event.class_names is not None:
-            origin = f"; from {', '.join(map(printable, event.parents))}" if event.parents else ""
+        if event.class_names is not None and event.what != "task":  # the classes of tasks are in the table
+            origin = f"; from model {', '.join(map(printable, event.parents))}" if event.parents else ""
             result.append(f"step {k}, {printable(event.what)}: {', '.join(map(printable, event.class_names))}{origin}")
     result += [
-        f"content hashes {_known_photos(model)}",
-        f"{number_of(len(model.class_names), 'class')} in {number_of(len(model.tasks), 'task')}, "
-        f"from {number_of(sum(model.counts.values()), 'photo')}",
+        f"this is model {model.identity}",
+        _known_photos(model),
         f"head {type(head).__name__} ({settings}), temperature {float(head.temperature):.3g}",
         f"backbone {printable(backbone.name)}, {backbone.parameters_count:,} parameters, sha256 {backbone.sha256[:12]}",
         f"photos: {model.image_size} px, crop ratio {model.crop_ratio:g}, embedded in {model.precision}",
@@ -113,11 +114,11 @@ def _energy(history: list[Event]) -> str:
 
 
 def _known_photos(model: Classifier) -> str:
-    known = "of all photos"
+    known = "it recognises every photo that it learned, so that none counts twice"
     if not model.knows_photos:
         known = (
-            "not of all photos: those learned again with --more or by merge go unnoticed and count twice; "
-            "forgetting a class exactly takes exactly its photos"
+            "it does not recognise all photos that it learned: those learned again with --more or by merge go "
+            "unnoticed and count twice; forgetting a class exactly takes exactly its photos"
         )
     if model.remembers_removed:
         known += "; photos of classes that were removed without them still count, and copies of those go unnoticed"

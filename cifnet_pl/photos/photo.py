@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -18,6 +19,9 @@ from PIL import Image, UnidentifiedImageError
 from cifnet_pl.photos.files import read_bytes
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import first_line
+
+# A panorama of 90 to 179 million pixels is read, and Pillow's warning that it may be an attack helps nobody.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, append=True)
 
 HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 """Bytes 8 to 12 of files that are HEIC, whatever their name is (ISO/IEC 23008-12, annex B.4)."""
@@ -58,6 +62,9 @@ def decoding() -> Iterator[None]:
         yield
     except UnidentifiedImageError as error:
         raise UnreadableImage("no image of a known format") from error
+    except Image.DecompressionBombError as error:
+        most = 2 * (Image.MAX_IMAGE_PIXELS or 0) // 10**6
+        raise UnreadableImage(f"more than {most} million pixels, which may be an attack: make it smaller") from error
     except UnreadableImage:
         raise
     except Exception as error:  # on damaged files every decoder of Pillow fails in its own way

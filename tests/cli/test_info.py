@@ -4,8 +4,10 @@ import io
 
 from rich.console import Console
 
+from cifnet_pl.__main__ import main
 from cifnet_pl.cli.info import history_table
 from cifnet_pl.model.bundle import Event
+from tests.models import learned
 
 
 def test_dates_are_whole_in_80_columns():
@@ -18,3 +20,15 @@ def test_dates_are_whole_in_80_columns():
     for whole in ("2026-11-23", "09:25:15", "2026-11-24", "10:00:59", "extend", "1.2e-05", "1234.5", "12345"):
         assert whole in shown.getvalue()
     assert "…" not in shown.getvalue()
+
+
+def test_every_class_and_number_is_said_once(tmp_path, capsys):
+    model = learned("ridge", [["anteater", "bumblebee"], ["cockatoo"]])
+    model.history[0] = Event("task", 2, class_names=["anteater", "bumblebee"])
+    model.history.append(Event("extend", 3, 7, class_names=["cockatoo"], parents=["0123456789abcdef"]))
+    model.save(tmp_path / "b")
+    assert main(["info", "--model", str(tmp_path / "b")]) == 0
+    said = capsys.readouterr().out
+    assert "3 classes, learned from 21 photos\n" in said
+    assert [said.count(name) for name in ("anteater", "bumblebee", "3 classes", "21 photos")] == [1, 1, 1, 1]
+    assert "step 3, extend: cockatoo; from model 0123456789abcdef\n" in said

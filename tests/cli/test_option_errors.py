@@ -278,7 +278,10 @@ def test_interrupted_command(monkeypatch, capsys):
 
     monkeypatch.setattr("cifnet_pl.cli.commands.run_command", interrupt)
     assert main(["info", "--model", "x"]) == 130
-    assert capsys.readouterr().err == "cifnet: error: interrupted; outputs are whole or not there\n"
+    assert capsys.readouterr().err == "cifnet: stopped; no file is left half written. Give the command again\n"
+    monkeypatch.setattr("cifnet_pl.cli.lightning_cli.run", interrupt)
+    assert main(["fit", "--data.root", "photos"]) == 130
+    assert "--ckpt_path last" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("place", ["model", "head"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import resource
 import struct
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -291,7 +293,7 @@ def bomb() -> bytes:
     [
         (b"", "no image of a known format"),
         (b"just words\nin lines", "no image of a known format"),
-        (bomb(), "exceeds limit"),
+        (bomb(), "more than 178 million pixels"),
     ],
 )
 def test_unreadable(content: bytes, reason: str, tmp_path: Path) -> None:
@@ -428,3 +430,12 @@ def test_thousands_of_damaged_photos(kind: str, tmp_path: Path):
     attack()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert peak < 6_000_000  # kB: Pillow's limit is 179 million pixels
+
+
+def test_a_panorama_is_read_without_a_warning() -> None:
+    """Pillow warns of an attack from 89 million pixels on, and refuses twice as many."""
+    program = "import sys; from cifnet_pl.photos.photo import read_square\n"
+    program += "from PIL import Image; Image.MAX_IMAGE_PIXELS = 100; import io; content = io.BytesIO()\n"
+    program += "Image.new('RGB', (15, 10)).save(content, 'PNG'); read_square(content.getvalue(), 8)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
