@@ -108,7 +108,7 @@ def removed(result: Forgetting[Classifier], name: str, model: Path | None) -> li
     if not head.counterexamples:
         return [first, f"nothing remains of its {photos}, as {type(head).__name__} learns each class on its own"]
     lines = [first, f"what the other classes learned from its {photos} remains;"]
-    if not result.can_be_exact:
+    if not head.subtracts:
         return [*lines, f"{type(head).__name__} cannot undo that. Learned again, its old photos count against it"]
     if model is None:
         return [*lines, "To undo that too, forget it from a copy of the model before this, with --images"]

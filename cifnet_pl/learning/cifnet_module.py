@@ -70,11 +70,17 @@ class CIFNetModule(TaskModule):
         calibration.check(self.head, buffer, calibrate)
         stores = self.head.uses_buffer or self.head.decides or calibrate
         self.buffer: CalibrationBuffer | None = buffer if stores else None
-        self.photos = PhotoHashes() if hashes else None
-        preprocessing = self.backbone.preprocessing
-        parts = (self.backbone, self.head, self.buffer)
+        self.photos = PhotoHashes()
         self.model = Classifier(
-            *parts, [], preprocessing.image_size, preprocessing.crop_ratio, calibrated=calibrate, photos=self.photos
+            self.backbone,
+            self.head,
+            self.buffer,
+            [],
+            self.backbone.preprocessing.image_size,
+            self.backbone.preprocessing.crop_ratio,
+            calibrated=calibrate,
+            photos=self.photos,
+            keeps_hashes=hashes,
         )
         self._told: set[str] = set()
 

@@ -10,7 +10,6 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, cast
@@ -170,8 +169,9 @@ def _without(head: RidgeHead, z: Embeddings, labels: np.ndarray, rows: np.ndarra
     return rest
 
 
-def _comparable(z: Embeddings, rows: np.ndarray, part: Tensor) -> Tensor:
-    return comparable(taken(z, rows[part.numpy()]))
+def _joined(z: Embeddings, rows: np.ndarray, limit: float) -> np.ndarray:
+    """Join near-copies among some rows (n,); return (n,) the position of the first one of each one's group."""
+    return joined(lambda part: comparable(taken(z, rows[part.numpy()])), len(rows), limit).numpy()
 
 
 class NearCopies(NamedTuple):
@@ -205,10 +205,10 @@ def near_copies(z: Embeddings, labels: np.ndarray) -> NearCopies:
         return NearCopies(groups, copied, judged)
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
-        alike = joined(partial(_comparable, z, rows), len(rows), limit)
-        copied[rows] = (alike.bincount()[alike] > 1).numpy()
-        judged[rows] = (alike.bincount()[alike] < len(rows)).numpy()
-        together = left_out_groups(alike, torch.zeros(len(rows), dtype=torch.int64)).numpy()
+        alike = _joined(z, rows, limit)
+        sizes = np.bincount(alike)[alike]
+        copied[rows], judged[rows] = sizes > 1, sizes < len(rows)
+        together = left_out_groups(torch.from_numpy(alike), torch.zeros(len(rows), dtype=torch.int64)).numpy()
         _, first, group = np.unique(together, return_index=True, return_inverse=True)
         groups[rows] = rows[first][group]
     return NearCopies(groups, copied, judged)
@@ -416,12 +416,11 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int, seed: int = 
     for rows, found in zip(drawn, copies, strict=True):
         kept[labels[rows[~found.judged]]] = False
     if not kept.any():  # bursts alone: one point, and no forecast
-        kept = counts >= largest
-        return LearningCurve([(largest, _mean_accuracy(z, labels, drawn[-1], copies[-1].groups, kept))], None, short)
-    accuracies = [
-        _mean_accuracy(z, labels, rows, found.groups, kept) for rows, found in zip(drawn, copies, strict=True)
+        kept, sizes, drawn, copies = counts >= largest, sizes[-1:], drawn[-1:], copies[-1:]
+    points = [
+        (size, _mean_accuracy(z, labels, rows, found.groups, kept))
+        for size, rows, found in zip(sizes, drawn, copies, strict=True)
     ]
-    points = list(zip(sizes, accuracies, strict=True))
     return LearningCurve(points, _fit(points), short)
 
 
@@ -487,13 +486,12 @@ def embeddings_of(
         raise DataError("there are no photos to audit")
     side, network = model.image_size, model.backbone
     prepared = (network.outputs(side), network.sha256, side, model.crop_ratio, model.precision)
-    caches = [pipeline_folder(cache_folder, *prepared, engine) for engine in dict.fromkeys([model.engine, "torch"])]
+    cached = pipeline_folder(cache_folder, *prepared, model.engine)
     with TemporaryDirectory(prefix="cifnet-audit-") as folder:
         z = np.memmap(Path(folder) / "z", dtype=np.float32, mode="w+", shape=(total, model.head.in_features))
         labels, places, filled = np.zeros(total, dtype=np.int64), list[Path](), 0
         for name, files in parts:
-            folders = [folder / name for folder in caches]
-            for rows, embedded in _embedded(model, files, source.class_names, folders, unreadable, progress):
+            for rows, embedded in _embedded(model, files, source.class_names, cached / name, unreadable, progress):
                 end = filled + len(rows)
                 z[filled:end], labels[filled:end] = embedded, files.labels[rows]
                 places += [files.root / files.names[row] for row in rows]
@@ -507,25 +505,22 @@ def _embedded(
     model: Model,
     files: FileSet,
     names: list[str],
-    folders: Sequence[Path],
+    folder: Path,
     unreadable: list[Unreadable],
     progress: bool,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield rows and embeddings, class by class; each class from the first cache that has it."""
-    missing = []
-    for label, rows in files.rows_of.items():
-        for folder in folders:
-            cache = EmbeddingCache(files, names, folder)  # a new one each time keeps no earlier class in memory
-            if cache.known(rows[:1]).all():
-                yield rows, cache.get(rows).numpy()
-                break
+    """Yield rows and embeddings: class by class those that are in a folder's cache, then the others."""
+    missing = np.zeros(len(files), dtype=bool)
+    for rows in files.rows_of.values():
+        cache = EmbeddingCache(files, names, folder)  # a new one each time keeps no earlier class in memory
+        if cache.known(rows[:1]).all():
+            yield rows, cache.get(rows).numpy()
         else:
-            missing.append(label)
-    if not missing:
+            missing[rows] = True
+    if not missing.any():
         return
-    photos = ClassPhotos(names, files).select(np.isin(files.labels, missing))
-    origin = np.flatnonzero(np.isin(files.labels, missing))
-    cache = EmbeddingCache(files, names, folders[0])
+    photos, origin = ClassPhotos(names, files).select(missing), np.flatnonzero(missing)
+    cache = EmbeddingCache(files, names, folder)
     cache.known(origin)  # notes what the files are before they are decoded
     for batch, z in photos.embedded(model, "embedding", unreadable, progress):
         rows = origin[batch]

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from cifnet_pl.backbones import imports
 from cifnet_pl.photos.photo import LARGEST_IMAGE
-from cifnet_pl.utilities.errors import CheckpointError, UsageError
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from cifnet_pl.utilities.files import write_atomic, write_json
 from cifnet_pl.utilities.plugins import names_import
 from cifnet_pl.utilities.text import first_line, has_controls, printable
@@ -188,30 +188,29 @@ def check_format(number: Any, where: str) -> None:
         raise CheckpointError(f"{where} has format {shown(number)}, this version reads {FORMAT}: update cifnet_pl")
 
 
-def class_names(names: Sequence[Any], where: str) -> list[str]:
+def class_names(names: Sequence[Any], where: str, error: type[CifnetError] = CheckpointError) -> list[str]:
     """Return class names from a file, if each is a plain, unique name that is safe to show and to use in a path.
 
     Args:
         names: the names that a file holds.
         where: what an error calls the file.
+        error: what to raise.
 
     Raises:
-        CheckpointError: no name, one that occurs twice or is not text, control characters, or a path that leads out of
-            the folder it is joined to.
+        CheckpointError, or ``error``: no name, one that occurs twice or is not text, control characters, or a path that
+            leads out of the folder it is joined to.
     """
     if not names:
-        raise CheckpointError(f"{where} names no class")
+        raise error(f"{where} names no class")
     for name in names:
         if not isinstance(name, str) or not name or len(name) > 1000:
-            raise CheckpointError(
-                f"{where} has {shown(name)} for a class name, expected a text of 1 to 1000 characters"
-            )
+            raise error(f"{where} has {shown(name)} for a class name, expected a text of 1 to 1000 characters")
         if has_controls(name):
-            raise CheckpointError(f"{where} has control characters in class name {shown(name)}: rename the class")
+            raise error(f"{where} has control characters in class name {shown(name)}: rename the class")
         if any(component in ("", ".", "..") for component in name.replace("\\", "/").split("/")):
-            raise CheckpointError(f"{where} has a path for a class name, {shown(name)}: rename the class")
+            raise error(f"{where} has a path for a class name, {shown(name)}: rename the class")
     if len(set(names)) < len(names):
-        raise CheckpointError(f"{where} has class {shown(Counter(names).most_common(1)[0][0])} twice")
+        raise error(f"{where} has class {shown(Counter(names).most_common(1)[0][0])} twice")
     return list(names)
 
 

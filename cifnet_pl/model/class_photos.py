@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from torch import Tensor
@@ -21,7 +21,7 @@ from cifnet_pl.photos.copies import find_repeats as compared
 from cifnet_pl.photos.files import expanded, listing, place, require_folder, sub_folders
 from cifnet_pl.photos.photo import Look, Photo
 from cifnet_pl.photos.reading import SKIPPED, PhotoBatch, batch_size, look_at, place_of, squares
-from cifnet_pl.utilities.errors import CheckpointError, DataError
+from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import counted, printable
 
 
@@ -38,13 +38,13 @@ class ClassPhotos:
 
     Attributes:
         class_names: name of each class.
-        files: the photos; labels are positions in ``class_names``.
+        files: the photos, or rows of embeddings; labels are positions in ``class_names``.
         looks: (n,) what is small of each photo once it was embedded with it; None where that is not known yet.
         notes: sentences for the user about what was read.
     """
 
     class_names: list[str]
-    files: FileSet
+    files: FileSet | EmbeddingSet
     looks: list[Look | None] = field(default_factory=list)
     notes: tuple[str, ...] = ()
 
@@ -70,10 +70,7 @@ class ClassPhotos:
                 notes.append(f"note: {folder} has {parts[0].name} and {parts[1].name}: taking {root.name}")
             names = [path.name for path in sub_folders(root)]
             require_classes(names, root)
-            try:
-                class_names(names, place(root))
-            except CheckpointError as error:
-                raise DataError(str(error)) from error
+            class_names(names, place(root), DataError)
             strays = about_strays(root)
             return cls(names, file_set(root, names), notes=(*notes, *([strays] if strays else [])))
 
@@ -89,7 +86,7 @@ class ClassPhotos:
         names = [self.class_names[i] for i in positions]
         selected.labels = np.searchsorted(positions, labels)
         looks = [look for look, keep in zip(self.looks, kept, strict=True) if keep] if self.looks else []
-        return ClassPhotos(names, selected, looks)
+        return type(self)(names, selected, looks)
 
     def held_back(self, rows: np.ndarray, share: float) -> np.ndarray:
         """Choose the photos of one class that are scored first; those that look alike are on the same side.
@@ -103,7 +100,7 @@ class ClassPhotos:
         """
         names = [self.files.names[i] for i in rows]
         known = [self.looks[i] if self.looks else None for i in rows]
-        looks = [look or look_at(self.files.given(i)) for i, look in zip(rows, known, strict=True)]
+        looks = [look or look_at(self.files.root / name) for name, look in zip(names, known, strict=True)]
         return held_back_together(names, looks, share, 0)
 
     def embedded(
@@ -166,19 +163,6 @@ def unreadable_of(batch: PhotoBatch) -> list[Unreadable]:
     return [Unreadable(cast(Path, file), reason) for file, reason in pairs if reason not in (None, SKIPPED)]
 
 
-class NamedEmbeddings(EmbeddingSet):
-    """Embeddings whose ``root`` is their file, as that of photos is a folder."""
-
-    @property
-    def root(self) -> Path:
-        """File of the embeddings."""
-        return self.file
-
-    def subset(self, rows: np.ndarray) -> NamedEmbeddings:
-        """Return the samples at positions ``rows``."""
-        return NamedEmbeddings(self.embeddings, self.labels[rows], self.rows[rows], self.ids, self.file)
-
-
 @dataclass(frozen=True)
 class ClassEmbeddings(ClassPhotos):
     """:class:`ClassPhotos` of which ``files`` are embeddings."""
@@ -191,17 +175,7 @@ class ClassEmbeddings(ClassPhotos):
             UsageError: another kind of file.
             DataError: the file is missing or damaged; columns that are missing or do not fit.
         """
-        names, files = open_table(Path(folder)).labelled()
-        samples = NamedEmbeddings(files.embeddings, files.labels, files.rows, files.ids, files.file)
-        return cls(names, cast(Any, samples))
-
-    def select(self, kept: np.ndarray) -> ClassEmbeddings:
-        """Select the samples of a mask (n,), and the classes that still have one."""
-        files = self.files.subset(np.flatnonzero(kept))
-        positions = np.unique(files.labels)
-        files.labels = np.searchsorted(positions, files.labels)
-        names = [self.class_names[i] for i in positions]
-        return ClassEmbeddings(names, files)
+        return cls(*open_table(Path(folder)).labelled())
 
     def held_back(self, rows: np.ndarray, share: float) -> np.ndarray:
         """Choose the samples of one class that are scored first, by a hash of their names.
@@ -236,7 +210,7 @@ class ClassEmbeddings(ClassPhotos):
         Raises:
             DataError: embeddings of another width than the model's.
         """
-        samples = cast(EmbeddingSet, cast(Any, self.files))
+        samples = cast(EmbeddingSet, self.files)
         if samples.features != model.head.in_features:
             raise DataError(
                 f"{samples.file}: the embeddings have {samples.features} numbers, the model's {model.head.in_features}"
@@ -294,10 +268,9 @@ def classes_of_hashes(model: Model, names: Sequence[str]) -> dict[int, set[int]]
     Returns:
         Content hash → positions in ``names``.
     """
-    position = {name: i for i, name in enumerate(names)}
-    name_of = dict(zip(model.head.classes, model.class_names, strict=True))
+    position, name_of = {name: i for i, name in enumerate(names)}, model.name_of
     known: dict[int, set[int]] = {}
-    for label, hashes in model.photos.by_label().items() if model.photos is not None else ():
+    for label, hashes in model.photos.by_label().items():
         if name_of[label] in position:
             for value in hashes.tolist():
                 known.setdefault(value, set()).add(position[name_of[label]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
@@ -18,7 +19,6 @@ from cifnet_pl.heads import Head
 from cifnet_pl.heads.confidence import calibrate, near_copies
 from cifnet_pl.model.bundle import Event, class_names, outside_parts
 from cifnet_pl.utilities.errors import (
-    CheckpointError,
     NonFiniteError,
     UnsupportedError,
     UsageError,
@@ -78,7 +78,8 @@ class PhotoHashes(GrowingModule):
         groups = self.by_label()
         for label, hashes in other.by_label().items():
             if label in groups:
-                groups[label] = multiset_difference(groups[label], hashes)
+                left = Counter(groups[label].tolist()) - Counter(hashes.tolist())
+                groups[label] = np.fromiter(left.elements(), dtype=np.int64)
         self._set(groups)
 
     def remove(self, labels: Sequence[int]) -> None:
@@ -107,42 +108,19 @@ class PhotoHashes(GrowingModule):
         self.content = torch.from_numpy(joined).to(device)
 
 
-def multiset_difference(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Remove each of ``theirs`` (m,) once from ``ours`` (n,), if it occurs there.
-
-    Returns:
-        What is left, ascending.
-
-    Example:
-        >>> multiset_difference(np.array([1, 1, 2, 3]), np.array([1, 3, 4])).tolist()
-        [1, 2]
-    """
-    values, counts = np.unique(ours, return_counts=True)
-    other, less = np.unique(theirs, return_counts=True)
-    taken = dict(zip(other.tolist(), less.tolist(), strict=True))
-    left = [max(0, count - taken.get(value, 0)) for value, count in zip(values.tolist(), counts.tolist(), strict=True)]
-    return np.repeat(values, left)
-
-
 @dataclass
 class TaskUnderWay:
     """What a model has observed of a task, and not yet added to its sums.
 
     Attributes:
-        introduces: whether the task has classes that are new.
         more: a head that learns more samples of known classes; None if there are none.
         waiting: embeddings and labels of batches that are added together.
         hashes: labels and content hashes of the photos observed.
     """
 
-    introduces: bool
     more: Head | None
     waiting: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     hashes: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
-
-    def known(self, y: Tensor) -> Tensor:
-        """Return which samples with labels ``y`` (n,) are of classes that were learned before: (n,) bool."""
-        return torch.zeros_like(y, dtype=torch.bool) if self.more is None else torch.isin(y, self.more.labels)
 
 
 M = TypeVar("M", bound="Model")
@@ -170,7 +148,8 @@ class Model:
             "onnxruntime".
         calibrated: whether to fit the temperature from the first task on; a model whose temperature was fitted once is
             calibrated again after every change in any case.
-        photos: content hashes of the photos learned, so that each is counted once; None to keep none.
+        photos: content hashes of the photos learned, so that each is counted once.
+        keeps_hashes: whether those of photos that are learned from now on are kept.
     """
 
     backbone: Backbone
@@ -184,7 +163,8 @@ class Model:
     precision: str = FLOAT32
     calibrated: bool = False
     engines: list[str] = field(default_factory=list)
-    photos: PhotoHashes | None = field(default_factory=PhotoHashes)
+    photos: PhotoHashes = field(default_factory=PhotoHashes)
+    keeps_hashes: bool = True
     _task: TaskUnderWay | None = field(default=None, init=False, repr=False, compare=False)
 
     # ------------------------------------------------------------------ what is known
@@ -192,8 +172,18 @@ class Model:
     @property
     def tasks(self) -> list[list[str]]:
         """Class names of each task, in the order learned."""
-        name = dict(zip(self.head.classes, self.class_names, strict=True))
-        return [[name[label] for label in task] for task in self.head.tasks]
+        name_of = self.name_of
+        return [[name_of[label] for label in task] for task in self.head.tasks]
+
+    @property
+    def label_of(self) -> dict[str, int]:
+        """Class name → label in the head."""
+        return dict(zip(self.class_names, self.head.classes, strict=True))
+
+    @property
+    def name_of(self) -> dict[int, str]:
+        """Label in the head → class name."""
+        return dict(zip(self.head.classes, self.class_names, strict=True))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -203,7 +193,7 @@ class Model:
     @property
     def knows_photos(self) -> bool:
         """Whether the content hash of every learned photo is known."""
-        return self.photos is not None and self.photos.complete(self.head.class_counts())
+        return self.photos.complete(self.head.class_counts())
 
     @property
     def identity(self) -> str:
@@ -237,8 +227,7 @@ class Model:
         Raises:
             UsageError: a name that is not known.
         """
-        label = dict(zip(self.class_names, self.head.classes, strict=True))
-        names = list(names)
+        label, names = self.label_of, list(names)
         missing = [name for name in names if name not in label]
         if missing:
             raise unknown_name("class", printable(missing[0]), [printable(name) for name in self.class_names])
@@ -389,7 +378,7 @@ class Model:
             UsageError, UnsupportedError: no name, or as for :meth:`check_task`.
         """
         self.check_task(names)
-        label = dict(zip(self.class_names, self.head.classes, strict=True))
+        label = self.label_of
         old = [i for i, name in enumerate(names) if name in label]
         new = [i for i, name in enumerate(names) if name not in label]
 
@@ -406,7 +395,7 @@ class Model:
             start = max(label.values(), default=-1) + 1
             self.head.begin_task(range(start, start + len(new)), counts_of(new))
             self.class_names += [names[i] for i in new]
-        self._task = TaskUnderWay(bool(new), more)
+        self._task = TaskUnderWay(more)
 
     def observe(self, z: Tensor, y: Tensor, key: Tensor) -> None:
         """Add samples of the task begun last: to the head's sums, and as candidates to the buffer.
@@ -419,7 +408,7 @@ class Model:
         task = self._under_way()
         if self.buffer is not None:
             self.buffer.add(z, y, key)
-        if self.photos is not None:
+        if self.keeps_hashes:
             task.hashes.append((y.cpu().numpy(), key.cpu().numpy()))
         task.waiting.append((z, y))
         if sum(len(labels) for _, labels in task.waiting) >= AT_ONCE:
@@ -435,11 +424,12 @@ class Model:
             return
         z, y = (torch.cat(parts) for parts in zip(*task.waiting, strict=True))
         task.waiting.clear()
-        known = task.known(y)
         if task.more is not None:
+            known = torch.isin(y, task.more.labels)
             task.more.observe(z[known], y[known])
-        if not known.all():
-            self.head.observe(z[~known], y[~known])
+            z, y = z[~known], y[~known]
+        if len(y):
+            self.head.observe(z, y)
 
     def add_up(self, reduce: Callable[[Tensor], object] | None = None) -> None:
         """Bring into the sums all that was observed, in every process.
@@ -451,7 +441,7 @@ class Model:
         self._add_waiting(task)
         hashes, task.hashes = task.hashes, []
         if reduce is not None:
-            if task.introduces:
+            if self.head.under_way:
                 self.head.reduce_(reduce)
             if task.more is not None:
                 task.more.reduce_(reduce)
@@ -462,7 +452,7 @@ class Model:
                 if parts:
                     z, y, key = (torch.cat(group).to(self.device) for group in zip(*parts, strict=True))
                     self.buffer.replace_pending(z, y, key)
-        if self.photos is not None and hashes:
+        if hashes:
             before = self.photos.copies
             self.photos.add(*(np.concatenate(column) for column in zip(*hashes, strict=True)))
             self.count_copies(before)
@@ -471,12 +461,13 @@ class Model:
         """End the task: update the buffer, then solve the head (the paper's Algorithm 1)."""
         self.add_up()
         task, self._task = self._under_way(), None
+        introduces = bool(self.head.under_way)
         if self.buffer is not None:
-            if task.introduces:
+            if introduces:
                 self.buffer.show_to(self.head)
             self.buffer.commit()
         if task.more is not None:
-            if task.introduces:
+            if introduces:
                 self.head.solve()
             self.head.merge_(task.more)
         self.solve()
@@ -495,8 +486,7 @@ class Model:
 
     def count_copies(self, before: int) -> None:
         """Tell the head how many copies were learned since there were ``before``; call it before the solve."""
-        if self.photos is not None:
-            self.head.note_copies(self.photos.copies - before)
+        self.head.note_copies(self.photos.copies - before)
 
     def solve(self) -> None:
         """Solve the head, and fit its temperature again."""
@@ -526,10 +516,7 @@ class Model:
         label = self.labels([old])[0]
         if new != old and new in self.class_names:
             raise UsageError(f"cannot rename class '{printable(old)}': there is a class '{printable(new)}' already")
-        try:
-            class_names([new], "the request")
-        except CheckpointError as error:
-            raise UsageError(str(error)) from error
+        class_names([new], "the request", UsageError)
         self.class_names[self.head.classes.index(label)] = new
 
     def remove_classes(self, names: Sequence[str]) -> None:
@@ -538,14 +525,12 @@ class Model:
         Raises:
             UsageError: a class that is not known, or all of them.
         """
-        labels, known = self.labels(names), self.head.classes
+        labels = self.labels(names)
         self.head.remove_classes(labels)
-        pairs = zip(self.class_names, known, strict=True)
-        self.class_names = [name for name, label in pairs if label not in set(labels)]
+        self.class_names = [name for name in self.class_names if name not in set(names)]
         if self.buffer is not None:
             self.buffer.remove_classes(labels)
-        if self.photos is not None:
-            self.photos.remove(labels)
+        self.photos.remove(labels)
         if self.head.solved:
             self.calibrate()
         else:

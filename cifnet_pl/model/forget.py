@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic
 
@@ -37,7 +37,6 @@ class Forgetting(Generic[M]):
         exact: whether the photos were taken out of the statistics.
         recalled: classes that were taken out without photos, as the head remembered what it had learned from them.
         rounding: why that is not exact to 1e-8, or None where it is.
-        can_be_exact: whether this head's statistics can be taken back, given the photos.
         earlier_removals: whether classes were removed earlier without their photos, which may still count.
         unreadable: photos that could not be decoded.
         ignored: photos in the folder that the classes were not learned from.
@@ -46,7 +45,6 @@ class Forgetting(Generic[M]):
     model: M
     photos: dict[str, int]
     exact: bool
-    can_be_exact: bool
     earlier_removals: bool
     unreadable: list[Unreadable] = field(default_factory=list)
     rounding: str | None = None
@@ -98,11 +96,12 @@ def forget(
     exact = images is not None or len(recalled) == len(names)
     model.remove_classes(names)
     removed = sum(photos.values()) if exact else None
-    event = Event("forget", len(model.class_names), removed)
-    model.history.append(replace(event, date=now(), class_names=names, parents=[old.identity]))
+    parents = [old.identity]
+    model.history.append(
+        Event("forget", len(model.class_names), removed, date=now(), class_names=names, parents=parents)
+    )
     others = len(set.intersection(*ignored)) if ignored else 0
-    kinds = (exact, old.head.subtracts, old.remembers_removed)
-    return Forgetting(model, photos, *kinds, unreadable, rounding, others, recalled)
+    return Forgetting(model, photos, exact, old.remembers_removed, unreadable, rounding, others, recalled)
 
 
 def _rounding(model: Model) -> str | None:
@@ -154,10 +153,9 @@ def _subtract(model: Model, name: str, folders: Sequence[Path], only: bool, unre
     if seen != count:
         raise DataError(_unlike(name, count, folders, f"{seen} that can be read"))
     check_same(model, gone, name, folders)
-    if model.photos is not None:
-        before = model.photos.copies
-        model.photos.remove([label])
-        gone.note_copies(before - model.photos.copies)
+    before = model.photos.copies
+    model.photos.remove([label])
+    gone.note_copies(before - model.photos.copies)
     model.head.subtract_(gone)
     return ignored
 
@@ -168,7 +166,7 @@ def _photos_of(model: Model, name: str, folders: Sequence[Path], only: bool) -> 
     If the model knows the hashes of all of them, the folders may hold others; else one must hold exactly those.
     """
     count = model.counts[name]
-    known = model.photos.of(model.labels([name])[0]).tolist() if model.photos is not None else []
+    known = model.photos.of(model.label_of[name]).tolist()
     picked = len(known) == count
     if not picked and len(folders) > 1:
         raise UsageError(

@@ -27,6 +27,49 @@ MOST_CLASSES = 200
 
 EVENTS = {"task": "learned", "extend": "extended", "merge": "merged", "forget": "forgot"}
 
+TEMPLATE = """---
+{about}
+---
+
+# {title}
+
+A classifier of {classes} classes, learned without training: a frozen network turns each {sample} into an embedding, and
+a closed-form head is solved from sums over them.
+
+| | |
+|---|---|
+{table}
+
+```
+pip install 'cifnet_pl[hf]'
+cifnet export --model hf:{repository} --download true --output MODEL
+cifnet classify --model MODEL --images {use} --output out.csv
+cifnet extend --model MODEL --images NEW --output LARGER    # new classes, without any old sample
+```
+
+```python
+import cifnet_pl
+
+model = cifnet_pl.load("hf:{repository}", download=True)
+```
+
+The files are safetensors and JSON: loading them executes nothing.
+{history}
+## Classes
+
+{names}
+"""
+
+HISTORY = """
+## History
+
+Accuracy in percent, on held-out samples of all classes known then.
+
+| | classes | accuracy | date (UTC) |
+|---|---|---|---|
+{rows}
+"""
+
 
 def model_card(model: Classifier, repository: str) -> str:
     """Return the card: what the model knows, how it was made, how it did, and how to use it.
@@ -35,67 +78,35 @@ def model_card(model: Classifier, repository: str) -> str:
         model: the model.
         repository: ``user/model``.
     """
-    photos = model.backbone.takes_images
+    photos, names = model.backbone.takes_images, model.class_names
     tags = ["class-incremental-learning", "continual-learning", "training-free"]
     about = {"library_name": "cifnet_pl", "tags": tags}
+    table = {
+        "network": f"`{printable(model.backbone.name)}`",
+        "head": f"`{type(model.head).__name__}`",
+        "samples learned": f"{sum(model.counts.values()):,}",
+        "size of its state": f"{sum(model.state_elements().values()):,} numbers",
+    }
     if photos:
         about["pipeline_tag"] = "image-classification"
-    title = repository.partition("/")[2]
-    use = "PHOTOS" if photos else "VECTORS.npz"
-    counts = model.counts
-    lines = [
-        "---",
-        yaml.safe_dump(about, sort_keys=False).strip(),
-        "---",
-        "",
-        f"# {escaped(title)}",
-        "",
-        f"A classifier of {len(model.class_names)} classes, learned without training: a frozen network turns each "
-        f"{'photo' if photos else 'sample'} into an embedding, and a closed-form head is solved from sums over them.",
-        "",
-        "| | |",
-        "|---|---|",
-        f"| network | `{printable(model.backbone.name)}` |",
-        f"| head | `{type(model.head).__name__}` |",
-        f"| samples learned | {sum(counts.values()):,} |",
-        f"| size of its state | {sum(model.state_elements().values()):,} numbers |",
-        *([f"| photos | {model.image_size} × {model.image_size} pixels |"] if photos else []),
-        "",
-        "```",
-        "pip install 'cifnet_pl[hf]'",
-        f"cifnet export --model hf:{repository} --download true --output MODEL",
-        f"cifnet classify --model MODEL --images {use} --output out.csv",
-        "cifnet extend --model MODEL --images NEW --output LARGER    # new classes, without any old sample",
-        "```",
-        "",
-        "```python",
-        "import cifnet_pl",
-        "",
-        f'model = cifnet_pl.load("hf:{repository}", download=True)',
-        "```",
-        "",
-        "The files are safetensors and JSON: loading them executes nothing.",
-        "",
-        *_history(model),
-        "## Classes",
-        "",
-        ", ".join(escaped(name) for name in model.class_names[:MOST_CLASSES])
-        + (f" and {len(model.class_names) - MOST_CLASSES} others" if len(model.class_names) > MOST_CLASSES else ""),
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _history(model: Classifier) -> list[str]:
-    if not model.history:
-        return []
-    rows = [
+        table["photos"] = f"{model.image_size} × {model.image_size} pixels"
+    events = [
         f"| {EVENTS.get(event.what, printable(event.what))} | {event.classes} | "
         f"{'' if event.accuracy is None else f'{event.accuracy:.1f}'} | {printable(event.date or '')} |"
         for event in model.history
     ]
-    head = ["## History", "", "Accuracy in percent, on held-out samples of all classes known then.", ""]
-    return [*head, "| | classes | accuracy | date (UTC) |", "|---|---|---|---|", *rows, ""]
+    others = len(names) - MOST_CLASSES
+    return TEMPLATE.format(
+        about=yaml.safe_dump(about, sort_keys=False).strip(),
+        title=escaped(repository.partition("/")[2]),
+        classes=len(names),
+        sample="photo" if photos else "sample",
+        table="\n".join(f"| {name} | {value} |" for name, value in table.items()),
+        repository=repository,
+        use="PHOTOS" if photos else "VECTORS.npz",
+        history=HISTORY.format(rows="\n".join(events)) if events else "",
+        names=", ".join(map(escaped, names[:MOST_CLASSES])) + (f" and {others} others" if others > 0 else ""),
+    )
 
 
 def escaped(text: str) -> str:

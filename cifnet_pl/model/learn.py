@@ -50,17 +50,13 @@ class Score:
     learned: int = 0
     capped: bool = False
 
-    def add(
-        self, model: Model, photos: ClassPhotos, rows: np.ndarray, z: Tensor, learned: LearnedPhotos | None = None
-    ) -> None:
-        """Score the embeddings z (n, d) of photos ``rows`` (n,), and compare them with those that were ``learned``."""
-        if len(rows):
-            labels = np.array(model.labels(photos.class_names))[photos.files.labels[rows]]
-            right = model.head.predict(z).cpu().numpy() == labels
-            self.right += int(right.sum())
-            self.total += len(rows)
-            if learned is not None:
-                self.near_copy_score += NearCopyScore.of(learned.resemble(z, torch.from_numpy(labels)), right)
+    def add(self, model: Model, z: Tensor, y: Tensor, learned: LearnedPhotos | None = None) -> None:
+        """Score embeddings z (n, d) of photos with labels y (n,), and compare them with those that were ``learned``."""
+        right = (model.head.predict(z).cpu() == y).numpy()
+        self.right += int(right.sum())
+        self.total += len(y)
+        if learned is not None:
+            self.near_copy_score += NearCopyScore.of(learned.resemble(z, y), right)
 
     def sentences(self) -> list[str]:
         """Return the sentences to print beside the score."""
@@ -74,28 +70,28 @@ class Score:
 
 @dataclass(frozen=True)
 class Extension(Generic[M]):
-    """The result of :func:`extend`.
+    """The result of :func:`extend` and :func:`learn`.
 
     Attributes:
         model: the model that learned everything; the one that was extended is not changed.
-        learned: number of photos learned of each class of the folder.
+        learned: number of photos learned of each class.
         score: of the held-back fifth of the new photos, by a model that learned the others.
-        old_before, old_after: of the photos of ``check``, before and after the extension.
         seconds: time to embed, learn and score the new photos.
         unreadable: photos that could not be decoded, and were left out.
         warnings: sentences for the user.
         copies: photos that were learned already or occur twice; left out unless ``duplicates`` is "keep".
+        old_before, old_after: of the photos of ``check``, before and after the extension.
     """
 
     model: M
     learned: dict[str, int]
     score: Score
-    old_before: Score
-    old_after: Score
     seconds: float
-    unreadable: list[Unreadable] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    copies: list[Path] = field(default_factory=list)
+    unreadable: list[Unreadable]
+    warnings: list[str]
+    copies: list[Path]
+    old_before: Score = field(default_factory=Score)
+    old_after: Score = field(default_factory=Score)
 
 
 def extend(
@@ -134,11 +130,6 @@ def extend(
         name = printable(known[0])
         raise UsageError(f"class '{name}' is already learned: add --more to give it more photos, or rename its folder")
     warnings = [*photos.notes, *old.warnings_of(photos.class_names)]
-    if known and not old.knows_photos:
-        warnings.append(
-            "note: the model does not have the content hashes of all photos that it learned: any of those among the "
-            "new ones count twice"
-        )
     old_photos = None
     if check is not None:
         old_photos = samples_of(old).find(check, "--check", tested=True)
@@ -146,63 +137,40 @@ def extend(
         old_photos = old_photos.of(set(old.class_names))
         if not old_photos.class_names:
             raise DataError(f"{check} has no folder of a class that the model knows: give photos of its old classes")
-    unreadable: list[Unreadable] = []
-    start = time.perf_counter()
-    lesson = learn(old, photos, unreadable, progress, duplicates)
-    final, score = lesson.model, lesson.score
-    warnings += lesson.news
-    seconds = time.perf_counter() - start
-    final.note_engines([final.engine])
-    before, after = Score(), Score()
+    if known and not old.knows_photos:
+        warnings.append(
+            "note: the model does not have the content hashes of all photos that it learned: any of those among the "
+            "new ones count twice"
+        )
+    result = learn(old, photos, duplicates, progress)
+    model, before, after = result.model, result.old_before, result.old_after
+    model.note_engines([model.engine])
     if old_photos is not None:
-        for rows, z in old_photos.embedded(old, "checking", unreadable, progress):
-            before.add(old, old_photos, rows, z)
-            after.add(final, old_photos, rows, z)
-    warnings += about_lesson(old.head.choices() if len(old.class_names) > 1 else [], final.head.choices())
-    learned = {name: final.counts[name] - old.counts.get(name, 0) for name in lesson.class_names}
-    final.history.append(
+        labels = torch.tensor(old.labels(old_photos.class_names))
+        for rows, z in old_photos.embedded(old, "checking", result.unreadable, progress):
+            y = labels[old_photos.files.labels[rows]]
+            before.add(old, z, y)
+            after.add(model, z, y)
+    changes = about_lesson(old.head.choices() if len(old.class_names) > 1 else [], model.head.choices())
+    result.warnings[:] = [*warnings, *result.warnings, *changes]
+    model.history.append(
         Event(
             "extend",
-            len(final.class_names),
-            photos=sum(learned.values()),
-            accuracy=score.percent,
+            len(model.class_names),
+            photos=sum(result.learned.values()),
+            accuracy=result.score.percent,
             old_accuracy_before=before.percent,
             old_accuracy=after.percent,
-            seconds=seconds,
+            seconds=result.seconds,
             date=now(),
-            class_names=list(learned),
+            class_names=list(result.learned),
             parents=[old.identity],
         )
     )
-    return Extension(final, learned, score, before, after, seconds, unreadable, warnings, lesson.copies)
+    return result
 
 
-@dataclass(frozen=True)
-class Lesson(Generic[M]):
-    """The result of :func:`learn`.
-
-    Attributes:
-        model: the model that learned everything.
-        score: of the held-back fifth, by a model that learned the others.
-        class_names: classes of which there were photos to learn.
-        copies: photos that were learned already or occur twice.
-        news: sentences for the user about those.
-    """
-
-    model: M
-    score: Score
-    class_names: list[str]
-    copies: list[Path]
-    news: list[str]
-
-
-def learn(
-    old: M,
-    photos: ClassPhotos,
-    unreadable: list[Unreadable] | None = None,
-    progress: bool = False,
-    duplicates: Duplicates = "keep",
-) -> Lesson[M]:
+def learn(old: M, photos: ClassPhotos, duplicates: Duplicates = "keep", progress: bool = False) -> Extension[M]:
     """Embed new photos once, and learn them twice: all of them, and all but a fifth, on which the second is scored.
 
     Each photo is opened once: for its hash, which tells whether it is a copy, its thumbnail, time and pixels. Photos
@@ -212,14 +180,17 @@ def learn(
     Args:
         old: a learned model; it is not changed.
         photos: of new classes, and more of known ones.
-        unreadable: photos that cannot be decoded are appended.
-        progress: whether to draw a progress bar on a terminal.
         duplicates: "leave_out" to leave out photos that were learned already or occur twice, "keep" to learn them.
+        progress: whether to draw a progress bar on a terminal.
+
+    Returns:
+        The model that learned, without an entry in its history, and warnings about copies.
 
     Raises:
         UnsupportedError: photos of a class that is known, and a head that cannot take in more of those.
         DataError: a class of which no photo can be read, or no photo is new.
     """
+    start, unreadable = time.perf_counter(), list[Unreadable]()
     leave_out = duplicates == "leave_out"
     if not (leave_out and old.knows_photos):
         old.check_task(photos.class_names)
@@ -229,25 +200,16 @@ def learn(
     def skip(row: int, content_hash: int) -> bool:
         return int(labels[row]) in known.get(content_hash, ())
 
-    read, held = np.zeros((2, len(labels)), dtype=bool)
-    z = np.empty((len(labels), old.head.in_features), np.float32)
-    unreadable = [] if unreadable is None else unreadable
+    z, read = np.empty((len(labels), old.head.in_features), np.float32), np.zeros(len(labels), dtype=bool)
     for rows, part in photos.embedded(old, "learning", unreadable, progress, Photo.look, skip if known else None):
         z[rows], read[rows] = part.cpu().numpy(), True
     copy, news = copies_among(old, photos, duplicates)
     copies = [photos.files.root / photos.files.names[row] for row in np.flatnonzero(copy).tolist()]
     if leave_out and copies:
-        photos, z, read, held = photos.select(~copy), z[~copy], read[~copy], held[~copy]
+        photos, z, read = photos.select(~copy), z[~copy], read[~copy]
     old.check_task(photos.class_names)
-    names = photos.class_names
-    for label, rows in photos.files.rows_of.items():
-        rows = rows[read[rows]]
-        if not len(rows):
-            name = printable(names[label])
-            raise DataError(f"no photo of class '{name}' can be read: add some, or leave it out")
-        if len(rows) > 1:
-            held[rows] = photos.held_back(rows, HELD_BACK)
-    final, trial, score = old.clone(), old.clone(), Score()
+    held = _held_back(photos, read)
+    final, trial = old.clone(), old.clone()
     trial.calibrated = False  # it only predicts: no temperature is fitted again
     trial.head.temperature.fill_(1)
     asked = [(final, photos, z, read), (trial, photos, z, read & ~held)]
@@ -256,11 +218,30 @@ def learn(
             learned, others = pool.map(_teach, *zip(*asked, strict=True))
     else:
         learned, others = (_teach(*each) for each in asked)
+    score, new_labels = Score(), torch.tensor(trial.labels(photos.class_names))
     for rows in pieces(np.flatnonzero(held), EMBEDDED_BATCH):
-        score.add(trial, photos, rows, torch.from_numpy(z[rows]).to(old.device), others)
+        score.add(trial, torch.from_numpy(z[rows]).to(old.device), new_labels[photos.files.labels[rows]], others)
     score.near, score.learned = learned.near_copies()
     score.capped = at_cap(final.head.choices())
-    return Lesson(final, score, names, copies, news)
+    counts = {name: final.counts[name] - old.counts.get(name, 0) for name in photos.class_names}
+    return Extension(final, counts, score, time.perf_counter() - start, unreadable, news, copies)
+
+
+def _held_back(photos: ClassPhotos, read: np.ndarray) -> np.ndarray:
+    """Choose the photos that are scored first among those that could be ``read`` (n,) bool; return (n,) bool.
+
+    Raises:
+        DataError: no photo of a class could be read.
+    """
+    held = np.zeros(len(read), dtype=bool)
+    for label, rows in photos.files.rows_of.items():
+        rows = rows[read[rows]]
+        if not len(rows):
+            name = printable(photos.class_names[label])
+            raise DataError(f"no photo of class '{name}' can be read: add some, or leave it out")
+        if len(rows) > 1:
+            held[rows] = photos.held_back(rows, HELD_BACK)
+    return held
 
 
 def _teach(model: Model, photos: ClassPhotos, z: np.ndarray, kept: np.ndarray) -> LearnedPhotos:

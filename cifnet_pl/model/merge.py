@@ -130,19 +130,15 @@ def take_out(model: Model, base: Model) -> None:
     shared = base.clone()
     shared.head.relabel(labels)
     model.head.subtract_(shared.head)
-    if model.photos is not None and shared.photos is not None:
-        before = model.photos.copies - shared.photos.copies
-        shared.photos.relabel(labels)
-        model.photos.subtract(shared.photos)
-        model.count_copies(before)
+    before = model.photos.copies - shared.photos.copies
+    shared.photos.relabel(labels)
+    model.photos.subtract(shared.photos)
+    model.count_copies(before)
 
 
 def _photos(model: Model) -> Counter[tuple[str, int]]:
     """Return how often each photo was learned, by class name and content hash."""
-    if model.photos is None:
-        return Counter()
-    name = dict(zip(model.head.classes, model.class_names, strict=True))
-    groups = model.photos.by_label().items()
+    name, groups = model.name_of, model.photos.by_label().items()
     return Counter((name[label], value) for label, hashes in groups for value in hashes.tolist())
 
 
@@ -169,13 +165,12 @@ def absorb(model: Model, other: Model) -> None:
     theirs = other.buffer.settings() if other.buffer is not None else None
     if ours != theirs:
         raise UsageError(f"their buffers differ: {_shown(ours)}, and {_shown(theirs)}")
-    label = dict(zip(model.class_names, model.head.classes, strict=True))
+    label = model.label_of
     free = max(label.values(), default=-1) + 1
     new = [name for name in other.class_names if name not in label]
     label |= {name: free + i for i, name in enumerate(new)}
     photos = sum(other.counts.values())
-    names = dict(zip(other.head.classes, other.class_names, strict=True))
-    renamed = {old: label[name] for old, name in names.items()}
+    renamed = {old: label[name] for old, name in other.name_of.items()}
     other.head.relabel(renamed)
     model.head.merge_(other.head)
     model.class_names += new
@@ -183,12 +178,10 @@ def absorb(model: Model, other: Model) -> None:
         other.buffer.relabel(renamed)
         model.buffer.add(other.buffer.z, other.buffer.y, other.buffer.key)
         model.buffer.commit()
-    if model.photos is not None and other.photos is not None:
-        before = model.photos.copies + other.photos.copies
-        other.photos.relabel({label: renamed[label] for label in other.photos.labels.tolist()})
-        for other_label, hashes in other.photos.by_label().items():
-            model.photos.add(np.full(len(hashes), other_label), hashes)
-        model.count_copies(before)
+    before = model.photos.copies + other.photos.copies
+    for old, hashes in other.photos.by_label().items():
+        model.photos.add(np.full(len(hashes), renamed[old]), hashes)
+    model.count_copies(before)
     model.held_back = None  # which photos the one held back says nothing of the other's
     if other.remembers_removed and not model.remembers_removed:
         model.history += other.removals

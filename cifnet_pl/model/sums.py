@@ -8,6 +8,7 @@ sets are compared by the hashes.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,6 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from pydantic import Field, Strict
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
@@ -28,13 +28,13 @@ from cifnet_pl.data.loading import EMBEDDED_BATCH, ImageLoader, pieces
 from cifnet_pl.data.sets import ImageSet, SampleSet, Source
 from cifnet_pl.data.sources.embeddings import EmbeddingSet
 from cifnet_pl.heads import Head
-from cifnet_pl.model.bundle import Event, Table, now, parse
+from cifnet_pl.model.bundle import Event, StoredTensors, Table, now, open_tensors, parse
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import absorb, check_same_embeddings
 from cifnet_pl.model.store import assemble
 from cifnet_pl.utilities.errors import CheckpointError, DataError, UsageError
 from cifnet_pl.utilities.files import write_atomic
-from cifnet_pl.utilities.text import first_line, printable
+from cifnet_pl.utilities.text import printable
 
 ENDING = ".sums"
 """Of the names of files of sums."""
@@ -85,7 +85,13 @@ class PartialSums:
     @property
     def missing(self) -> list[Part]:
         """Positions of the same sets that are not in the sums."""
-        return _gaps(self.parts)
+        missing: list[Part] = []
+        for listing in dict.fromkeys(part.listing for part in self.parts):
+            listed = [part for part in self.parts if part.listing == listing]
+            stops, starts = [0, *(part.stop for part in listed)], [*(part.start for part in listed), listed[0].total]
+            gaps = zip(stops, starts, strict=True)
+            missing += [listed[0].model_copy(update={"start": a, "stop": b}) for a, b in gaps if a < b]
+        return missing
 
     def add(self, other: PartialSums) -> None:
         """Add other sums.
@@ -96,18 +102,17 @@ class PartialSums:
         Raises:
             UsageError: a sample that both saw, or other backbones, photo sizes, precisions, heads or settings.
         """
-        for ours in self.parts:
-            for theirs in other.parts:
-                both = max(ours.start, theirs.start), min(ours.stop, theirs.stop)
-                if ours.listing == theirs.listing and both[0] < both[1]:
-                    raise UsageError(
-                        f"{other.name} and {self.name} both have samples {both[0]} to {both[1] - 1} of {ours.total}, "
-                        "which would count twice: give each shard once"
-                    )
+        for one, another in itertools.product(self.parts, other.parts):
+            start, stop = max(one.start, another.start), min(one.stop, another.stop)
+            if one.listing == another.listing and start < stop:
+                raise UsageError(
+                    f"{other.name} and {self.name} both have samples {start} to {stop - 1} of {one.total}, "
+                    "which would count twice: give each shard once"
+                )
         known = {part.listing for part in self.parts}
         if any(part.listing not in known for part in other.parts):
-            seen = [sums.model.photos.content.cpu().numpy() for sums in (self, other) if sums.model.photos is not None]
-            common = np.intersect1d(seen[0], seen[1])
+            ours, theirs = (sums.model.photos.content.cpu().numpy() for sums in (self, other))
+            common = np.intersect1d(ours, theirs)
             if len(common):
                 raise UsageError(
                     f"{other.name} and {self.name} have {len(common)} samples with the same content in common, which "
@@ -189,15 +194,14 @@ def read_sums(path: Path, trust: bool = False, engine: str = "auto", device: str
         CheckpointError: there is no such file, or it is damaged, hostile, or of another version.
     """
     with _opened(path) as (table, stored):
-        shapes = {key: tuple(stored.get_slice(key).get_shape()) for key in stored.keys()}  # noqa: SIM118
 
-        def read() -> dict[str, torch.Tensor]:
-            tensors = {key: stored.get_tensor(key) for key in shapes}
+        def read() -> dict[str, Tensor]:
+            tensors = stored.read()
             if _digest(tensors) != table.sha256:
                 raise CheckpointError(f"{path} is damaged: its checksum is wrong; make it again")
             return tensors
 
-        model = assemble(table.model, shapes, read, str(path), engine=engine, trust=trust, solved=False)
+        model = assemble(table.model, stored.shapes, read, str(path), engine=engine, trust=trust, solved=False)
     return PartialSums(model.to(device), table.parts, path.name)
 
 
@@ -212,18 +216,15 @@ def parts_of(path: Path) -> list[Part]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[SumsTable, Any]]:
+def _opened(path: Path) -> Iterator[tuple[SumsTable, StoredTensors]]:
     """Open a file of sums: its header, checked, and its tensors."""
     if not path.is_file():
         raise CheckpointError(f"no file of sums at {path}: make it with cifnet sums")
-    try:
-        with safe_open(path, framework="pt") as stored:
-            table = parse(SumsTable, json.loads((stored.metadata() or {}).get(KEY, "null")), str(path))
-            if not table.parts or any(part.start >= part.stop or part.stop > part.total for part in table.parts):
-                raise CheckpointError(f"{path} is damaged: its parts are not parts of a set")
-            yield table, stored
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
+    with open_tensors(path) as stored:
+        table = parse(SumsTable, json.loads(stored.metadata.get(KEY, "null")), str(path))
+        if not table.parts or any(part.start >= part.stop or part.stop > part.total for part in table.parts):
+            raise CheckpointError(f"{path} is damaged: its parts are not parts of a set")
+        yield table, stored
 
 
 def is_sums(path: Path) -> bool:
@@ -231,7 +232,7 @@ def is_sums(path: Path) -> bool:
     return path.suffix == ENDING
 
 
-def _digest(tensors: dict[str, torch.Tensor]) -> str:
+def _digest(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -249,17 +250,6 @@ def _joined(parts: Sequence[Part]) -> list[Part]:
         else:
             joined.append(part)
     return joined
-
-
-def _gaps(parts: Sequence[Part]) -> list[Part]:
-    """Return what is missing of the sets that ``parts`` are of."""
-    missing: list[Part] = []
-    for listing in dict.fromkeys(part.listing for part in parts):
-        listed = [part for part in parts if part.listing == listing]
-        edges = [0, *(edge for part in listed for edge in (part.start, part.stop)), listed[0].total]
-        gaps = zip(edges[::2], edges[1::2], strict=True)
-        missing += [listed[0].model_copy(update={"start": a, "stop": b}) for a, b in gaps if a < b]
-    return missing
 
 
 @dataclass(frozen=True)
@@ -350,16 +340,16 @@ class ShardLearner:
             DataError: an image that cannot be read.
             NonFiniteError: an embedding that holds NaN or Inf.
         """
-        part, source = self.part(shard), self.source
+        part, samples = self.part(shard), self.source.train
         model = Classifier(
             self.backbone, self.make_head(self.backbone.features), None, [], self.image_size, self.crop_ratio
         )
         if self.backbone.takes_images:
             model.note_engines([model.engine])
-        model.begin_task(source.class_names)
-        for z, rows in self._embedded(model, np.arange(part.start, part.stop)):
-            labels = torch.from_numpy(source.train.labels[rows]).to(model.device)
-            model.observe(z, labels, torch.from_numpy(source.train.hashes(rows)).to(model.device))
+        model.begin_task(self.source.class_names)
+        for z, embedded in self._embedded(model, np.arange(part.start, part.stop)):
+            labels = torch.from_numpy(samples.labels[embedded])
+            model.observe(z, labels.to(model.device), torch.from_numpy(samples.hashes(embedded)).to(model.device))
         model.add_up()
         sums = model.head.fresh()
         sums.merge_(model.head)  # nothing of the task that is under way is left
@@ -370,8 +360,7 @@ class ShardLearner:
         """Yield embeddings (n, d) and the positions (n,) of their samples."""
         samples = self.source.train
         if isinstance(samples, EmbeddingSet):
-            for piece in pieces(rows, EMBEDDED_BATCH):
-                yield samples.get(piece).to(model.device), piece
+            yield from ((samples.get(piece).to(model.device), piece) for piece in pieces(rows, EMBEDDED_BATCH))
             return
         assert isinstance(samples, ImageSet)
         shape = (self.image_size, self.crop_ratio)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from cifnet_pl.model.bundle import Event
-from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
+from cifnet_pl.model.class_photos import ClassPhotos
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.learn import learn
 from cifnet_pl.photos.photo import UnreadableImage
@@ -298,12 +298,10 @@ class Service:
     def _extend(self, staged: Staged, dry_run: bool, job: Job) -> tuple[Served | None, Result]:
         start, old = time.perf_counter(), self.model
         staged.leave_out(self.workspace.kept(self.workspace.current))
-        unreadable: list[Unreadable] = []
-        lesson = learn(old, ReportedPhotos(staged.names, staged.photos(), report=job.progress), unreadable)
-        staged.unreadable += [(file.name, reason) for file, reason in unreadable]
-        model, score = lesson.model, lesson.score
+        lesson = learn(old, ReportedPhotos(staged.names, staged.photos(), report=job.progress))
+        staged.unreadable += [(file.name, reason) for file, reason in lesson.unreadable]
+        model, score, learned = lesson.model, lesson.score, lesson.learned
         before, after = stored_accuracy(old, old.class_names), stored_accuracy(model, old.class_names)
-        learned = {name: model.counts[name] - old.counts.get(name, 0) for name in staged.names}
         model.history.append(Event("extend", len(model.counts), sum(learned.values()), score.percent, before, after))
         result = Lesson(
             version=None,
@@ -358,8 +356,7 @@ class Service:
         if len(old.class_names) == 1:
             raise RequestError(422, f"'{printable(name)}' is the only class: teach another one before it is forgotten")
         with self.workspace.photos_of(name, old.counts[name]) as folder:
-            possible = old.forget(name).can_be_exact
-            done = old.forget(name, folder) if folder is not None and possible else old.forget(name)
+            done = old.forget(name, folder if old.head.subtracts else None)
         how = "exactly: nothing of its photos remains" if done.exact else "from the answers; its photos still count"
         change = Change("forget", f"forgot '{printable(name)}' {how}", forgotten=name)
         return self._changed(done.model, self.workspace.commit(done.model, change), change.says, done.exact)

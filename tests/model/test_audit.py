@@ -1,6 +1,12 @@
-"""The audit's numbers: leave-one-out answers against refits, planted errors, and the forecast of a known curve."""
+"""The audit's numbers against refits, planted errors, a known curve; and what it keeps in memory."""
+
+from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +16,6 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model import audit as module
-from cifnet_pl.model import audit as photos_left_out
 from cifnet_pl.model.audit import LearningCurve, audit, learning_curve, top_label_error
 from cifnet_pl.model.metrics import FEW
 from cifnet_pl.statistics import near_copies
@@ -36,7 +41,7 @@ def test_each_photo_is_judged_by_all_others(photos):
     found = audit(z, labels, NAMES)
     for row in (0, 5, 20, 47):
         others = np.arange(len(labels)) != row
-        head = RidgeHead(WIDTH, ridge=photos_left_out.learned(z, labels, CLASSES).ridge_used.item())
+        head = RidgeHead(WIDTH, ridge=module.learned(z, labels, CLASSES).ridge_used.item())
         head.begin_task(range(CLASSES))
         head.observe(torch.from_numpy(z[others]), torch.from_numpy(labels[others]))
         head.solve()
@@ -66,7 +71,7 @@ def test_wrong_labels_and_other_things_among_scans_of_digits_are_found():
 def test_batches_do_not_matter(photos, monkeypatch):
     z, labels = photos
     whole = audit(z, labels, NAMES)
-    monkeypatch.setattr(photos_left_out, "AT_ONCE", 7)
+    monkeypatch.setattr(module, "AT_ONCE", 7)
     parts = audit(z, labels, NAMES)
     assert np.allclose(parts.own, whole.own)
     assert np.allclose(parts.distance, whole.distance)
@@ -172,7 +177,7 @@ def test_a_burst_is_left_out_together(photos, monkeypatch):
     assert found.accuracy_without_copies == pytest.approx(100 * found.evaluation.right[~found.copied].mean())
     few = dataclasses.replace(found, copied=np.arange(len(found.copied)) >= FEW - 1)
     assert few.accuracy_without_copies is None
-    ridge = photos_left_out.learned(z, labels, CLASSES).ridge_used.item()
+    ridge = module.learned(z, labels, CLASSES).ridge_used.item()
     for rows in [*bursts, [0], [5]]:
         head = RidgeHead(WIDTH, ridge=ridge)
         head.begin_task(range(CLASSES))
@@ -183,7 +188,7 @@ def test_a_burst_is_left_out_together(photos, monkeypatch):
         assert np.array_equal(answers[:, -1], found.evaluation.predicted[rows])
     monkeypatch.setattr(module, "FOR_TEMPERATURE", 57)
     for at_once in (5, 3):  # three: a burst is more than are judged at once
-        monkeypatch.setattr(photos_left_out, "AT_ONCE", at_once)
+        monkeypatch.setattr(module, "AT_ONCE", at_once)
         parts = audit(z, labels, NAMES)
         for name in ("own", "distance", "copied"):
             assert np.allclose(getattr(parts, name), getattr(found, name))
@@ -220,7 +225,52 @@ def test_copies_in_two_classes_are_no_near_copies(photos, monkeypatch):
     z, labels = with_bursts(photos)
     monkeypatch.setattr(near_copies, "SIMILAR", 0.999)
     labels[48:] = (labels[48:] + np.tile([1, 2, 3], 3)) % CLASSES
-    groups, copied, judged = photos_left_out.near_copies(z, labels)
+    groups, copied, judged = module.near_copies(z, labels)
     assert not copied.any()
     assert judged.all()
     assert len(np.unique(groups)) == len(labels)
+
+
+MEASURED = """
+import re, sys, threading, time
+import numpy as np, torch
+from cifnet_pl.model import audit as module
+from cifnet_pl.statistics import near_copies as near
+
+torch.set_num_threads(1)
+module.AT_ONCE = near.BLOCK = module.FOR_TEMPERATURE = 512
+largest = 0
+
+def watch():
+    global largest
+    while True:  # pages of files do not count: they are the system's to take back
+        status = open("/proc/self/status").read()
+        largest = max(largest, int(re.search(r"RssAnon:\\s+(\\d+) kB", status)[1]))
+        time.sleep(0.002)
+
+def judge(rows):
+    global largest
+    z, labels = np.load(sys.argv[1], mmap_mode="r")[:rows], np.maximum(np.arange(rows) % 16 - 3, 0)
+    largest = 0
+    found, curve = module.audit(z, labels, list("abcdefghijklm")), module.learning_curve(z, labels, 13)
+    assert len(found.own) == rows and curve.points[-1][0] == rows // 16
+    return largest / 1024
+
+threading.Thread(target=watch, daemon=True).start()
+few, all_of_them = judge(2048), judge(16384)
+print(all_of_them - few)
+"""
+
+
+@pytest.mark.system
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="reads memory from /proc")
+def test_memory_does_not_grow_with_the_embeddings(tmp_path: Path):
+    """Of 14 MB of embeddings more, 4 MB of one class and 900 of one burst, less than 6 MB are in memory at once."""
+    z = np.random.default_rng(0).standard_normal((16384, 256), dtype=np.float32)
+    z[2048::16] = z[0] + 0.01 * z[2048::16]
+    np.save(tmp_path / "z.npy", z)
+    command = [sys.executable, "-c", MEASURED, str(tmp_path / "z.npy")]
+    given_back = {**os.environ, "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}  # as soon as it is freed
+    done = subprocess.run(command, env=given_back, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 6

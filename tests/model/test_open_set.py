@@ -1,4 +1,4 @@
-"""Verdicts of a learned model: what they say, when they change, and what they need."""
+"""Verdicts of a learned model: what they say, when they change, what they need; AUROC and FPR95 by counting."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.open_set import Judge
+from cifnet_pl.model.open_set import Judge, detection
 from cifnet_pl.utilities.errors import UnsupportedError, UsageError
 from tests.models import MAKERS, SIDE, empty, learned, samples, teach
 
@@ -107,3 +107,24 @@ def test_what_it_needs() -> None:
 @pytest.mark.parametrize("head", [name for name, make in MAKERS.items() if make().tells_novelty])
 def test_every_head_that_tells_novelty(head: str) -> None:
     assert not any(v.known for v in verdicts(judged(head), ["yak", "zebu"], coverage=None))
+
+
+def by_counting(known: torch.Tensor, foreign: torch.Tensor) -> tuple[float, float]:
+    pairs = (foreign[:, None] > known).double() + 0.5 * (foreign[:, None] == known).double()
+    limits = [float(t) for t in torch.cat([known, foreign]) if (known <= t).double().mean() >= 0.95]
+    return 100 * float(pairs.mean()), 100 * min(float((foreign <= t).double().mean()) for t in limits)
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e6])
+def test_by_counting(scale: float) -> None:
+    draw = torch.Generator().manual_seed(0)
+    known = torch.randint(0, 40, (57,), generator=draw).double() * scale  # with ties
+    foreign = (torch.randint(0, 40, (43,), generator=draw) + 9).double() * scale
+    assert detection(known, foreign) == pytest.approx(by_counting(known, foreign), abs=1e-4)
+
+
+def test_extremes() -> None:
+    low, high = torch.arange(5.0), torch.arange(10.0, 14.0)
+    assert detection(low, high) == (100.0, 0.0)
+    assert detection(high, low) == (0.0, 100.0)
+    assert detection(low[:1], low[:1]) == (50.0, 100.0)

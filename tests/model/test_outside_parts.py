@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone, imports
-from cifnet_pl.model import store as validation
+from cifnet_pl.heads import HEADS
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.command_line import FAST, fit, make_photos
 from tests.models import config_of, forge
@@ -232,9 +233,10 @@ def test_a_head_whose_argument_is_no_attribute(parts: Path, tmp_path: Path, caps
 )
 def test_a_forged_head_is_refused_even_if_trusted(bundle: Path, tmp_path: Path, name: str, sentence: str):
     config = config_of(bundle)
-    forge(bundle_copy := _copy(bundle, tmp_path), {**config, "head": {**config["head"], "class": name}})
+    forged = Path(shutil.copytree(bundle, tmp_path / "copy"))
+    forge(forged, {**config, "head": {**config["head"], "class": name}})
     with pytest.raises(CheckpointError, match=sentence):
-        cifnet_pl.load(bundle_copy, trust=True)
+        cifnet_pl.load(forged, trust=True)
 
 
 def test_what_a_backbone_would_import_is_known_before_it_is_built():
@@ -260,12 +262,4 @@ def test_an_architecture_of_timm_is_filled_from_a_file(tmp_path: Path):
 
 
 def test_every_head_of_the_package_is_known_without_trust():
-    assert all("." not in name for name in validation.HEADS)
-
-
-def _copy(bundle: Path, to: Path) -> Path:
-    copy = to / "copy"
-    copy.mkdir()
-    for file in bundle.iterdir():
-        (copy / file.name).write_bytes(file.read_bytes())
-    return copy
+    assert all("." not in name for name in HEADS)

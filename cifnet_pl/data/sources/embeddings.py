@@ -286,6 +286,11 @@ class EmbeddingSet(SampleSet):
         self.names = [str(name) for name in (rows if ids is None else ids[rows])]
 
     @property
+    def root(self) -> Path:
+        """The file, below which the samples are, as photos are below a folder."""
+        return self.file
+
+    @property
     def features(self) -> int:
         """Width d of the embeddings."""
         return int(self.embeddings.shape[1])

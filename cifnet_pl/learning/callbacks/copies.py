@@ -36,7 +36,7 @@ class CopiesReport(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report once all checks of the run are over, so that a run that is refused leaves no folder."""
         data, folder = cast(TaskModule, pl_module).data, run_folder(trainer)
-        if isinstance(pl_module, CIFNetModule) and pl_module.photos is None:
+        if isinstance(pl_module, CIFNetModule) and not pl_module.model.keeps_hashes:
             rank_zero_info(WITHOUT_HASHES)
         spellings = about_spellings(data.source.class_names) if data.duplicates else None
         for note in [*data.source.notes, *([spellings] if spellings else [])]:

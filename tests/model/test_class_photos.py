@@ -1,4 +1,4 @@
-"""Copies are recognised by their contents: learned before, twice in a folder, or in two classes."""
+"""Photos are recognised by their contents: learned before, twice in a folder, or in two classes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from cifnet_pl.model.class_photos import ClassPhotos, copies_among
+from cifnet_pl.model.core import PhotoHashes
+from cifnet_pl.model.metrics import evaluate
 from cifnet_pl.photos import photo
 from cifnet_pl.utilities.errors import DataError
 from tests.command_line import make_photos
@@ -59,3 +61,13 @@ def test_a_folder_without_a_new_photo_is_refused(tmp_path: Path):
     model = learned("ridge", []).extend(folder).model
     with pytest.raises(DataError, match="learned already"):
         model.extend(folder, more=True)
+
+
+def test_learned_photos_are_recognised(tmp_path: Path):
+    model = learned("ridge", []).extend(make_photos(tmp_path / "photos", ["ant", "bee"], 6)).model
+    # The first six of each class are the same files.
+    photos = ClassPhotos.find(make_photos(tmp_path / "more", ["ant", "bee"], 8), "--images")
+    told = evaluate(model, photos, []).seen()
+    assert told == ["learned" if int(Path(name).stem) < 6 else "" for name in photos.files.names]
+    model.photos = PhotoHashes()
+    assert set(evaluate(model, photos, []).seen()) == {""}

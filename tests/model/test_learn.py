@@ -1,0 +1,134 @@
+"""``extend`` and ``learn``: what they return, the score of the held-back fifth, and that no model is changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import cifnet_pl
+from cifnet_pl.backbones import build_backbone
+from cifnet_pl.heads import RidgeHead
+from cifnet_pl.model.class_photos import ClassPhotos
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.learn import HELD_BACK, learn
+from cifnet_pl.utilities.errors import DataError, UsageError
+from tests.command_line import make_photos
+from tests.data.layouts import vectors
+from tests.models import empty, learned, tensors_equal
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> ClassPhotos:
+    """Twenty photos of each of two classes."""
+    return ClassPhotos.find(make_photos(tmp_path, ["gnu", "hen"], 20), "--images")
+
+
+def test_the_score_is_that_of_a_model_of_the_other_photos(photos: ClassPhotos):
+    old, before = learned("ridge"), learned("ridge").tensors()
+    lesson = learn(old, photos)
+    model, score = lesson.model, lesson.score
+    assert model.counts["gnu"] == model.counts["hen"] == 20
+    held = np.zeros(len(photos.files), dtype=bool)
+    for rows in photos.files.rows_of.values():
+        held[rows] = photos.held_back(rows, HELD_BACK)
+    assert held.sum() == score.total == 8
+    other = old.clone()
+    other.begin_task(photos.class_names, [16, 16])
+    labels = torch.tensor(other.labels(photos.class_names))[photos.files.labels]
+    embedded = list(photos.embedded(old, "", []))
+    z = torch.cat([part for _, part in embedded])
+    kept = torch.from_numpy(~held)
+    other.observe(z[kept], labels[kept], torch.arange(32))
+    other.finish_task()
+    assert score.right == int((other.head.predict(z[~kept]) == labels[~kept]).sum())
+    assert tensors_equal(old.tensors(), before)
+
+
+def test_wide_heads_are_taught_one_after_the_other(photos: ClassPhotos, monkeypatch: pytest.MonkeyPatch):
+    """They need much memory; the results are the same bits."""
+    together = learn(learned("ridge"), photos)
+    monkeypatch.setattr("cifnet_pl.model.learn.SOLVED_TOGETHER", 0)
+    apart = learn(learned("ridge"), photos)
+    assert tensors_equal(apart.model.tensors(), together.model.tensors())
+    assert apart.score == together.score
+
+
+def test_extend_returns_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    model = learned("ridge")
+    before = model.tensors()
+    images = make_photos(tmp_path / "new", ["gnu", "hen"], 10)
+    (images / "gnu" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 broken")
+    result = model.extend(images, check=make_photos(tmp_path / "old", ["ant"], 3))
+    assert result.learned == {"gnu": 10, "hen": 10}
+    assert result.model.class_names == [*model.class_names, "gnu", "hen"]
+    assert isinstance(result.model, Classifier)
+    assert (result.score.total, result.old_before.total, result.old_after.total) == (4, 3, 3)
+    assert [photo.file.name for photo in result.unreadable] == ["broken.jpg"]
+    assert result.model.history[-1].photos == 20
+    assert tensors_equal(model.tensors(), before)
+    assert len(model.history) == 3
+    with pytest.raises(UsageError, match="already learned"):
+        result.model.extend(images)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_second_class_is_no_surprise(tmp_path: Path):
+    """With one class any ridge is as good, so that its change tells nothing."""
+    one = empty("ridge").extend(make_photos(tmp_path / "one", ["ant"], 12)).model
+    result = one.extend(make_photos(tmp_path / "two", ["bee", "cat"], 12))
+    assert result.warnings == []
+    assert result.model.head.choices()[0].position != "largest"
+
+
+def of_embeddings() -> Classifier:
+    return Classifier(build_backbone("none:4"), RidgeHead(4), None, [], 1)
+
+
+def save(path: Path, keep: list[int], **more: np.ndarray) -> Path:
+    z, y = vectors(60, classes=5)
+    rows = np.isin(y, keep)
+    np.savez(path, embeddings=z[rows], labels=y[rows], **more)
+    return path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Classifier:
+    """Three of five classes, each photo known by its hash."""
+    return of_embeddings().extend(save(tmp_path / "a.npz", [0, 1, 2])).model
+
+
+def test_in_two_steps_as_in_one(model: Classifier, tmp_path: Path):
+    result = model.extend(save(tmp_path / "b.npz", [3, 4]), check=tmp_path / "a.npz")
+    assert result.learned == {"3": 12, "4": 12}
+    assert result.old_before.total == 36
+    whole = of_embeddings().extend(save(tmp_path / "all.npz", [0, 1, 2, 3, 4])).model
+    z, _ = vectors(20, classes=5, seed=7)
+
+    torch.testing.assert_close(result.model.head(torch.from_numpy(z)), whole.head(torch.from_numpy(z)))
+    result.model.save(tmp_path / "bundle")
+    actual = list(cifnet_pl.load(tmp_path / "bundle").classify_embeddings(tmp_path / "b.npz"))
+    assert [prediction.classes[0] for prediction in actual[:2]] == ["3", "4"]
+
+
+def test_what_is_learned_already_is_left_out(model: Classifier, tmp_path: Path):
+    with pytest.raises(UsageError, match="class '0' is already learned"):
+        model.extend(tmp_path / "a.npz")
+    with pytest.raises(DataError, match="is learned already: there is nothing to learn"):
+        model.extend(tmp_path / "a.npz", more=True)
+
+
+def test_what_does_not_fit(model: Classifier, tmp_path: Path):
+    np.savez(tmp_path / "w.npz", embeddings=np.ones((4, 5), np.float32), labels=np.array([7, 7, 8, 8]))
+    with pytest.raises(DataError, match="have 5 numbers, the model's 4"):
+        model.extend(tmp_path / "w.npz")
+    np.savez(tmp_path / "f.npz", embeddings=np.ones((2, 4), np.float32), labels=np.array([0.5, 1.5]))
+    with pytest.raises(DataError, match=r"is 0\.5 \(float\)"):
+        model.extend(tmp_path / "f.npz")
+    broken = np.ones((3, 4), np.float32)
+    broken[1, 2] = np.nan
+    np.savez(tmp_path / "n.npz", embeddings=broken, labels=np.array([7, 7, 8]))
+    with pytest.raises(DataError, match="NaN or infinity in row 1 of the embeddings"):
+        model.extend(tmp_path / "n.npz")
