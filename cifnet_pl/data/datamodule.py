@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
@@ -32,7 +32,9 @@ from cifnet_pl.data.plan import Plan, TaskLearner, TaskStream, without_test_imag
 from cifnet_pl.data.sets import ImageSet, SampleSet, SourceOptions
 from cifnet_pl.data.sources import OWN_PHOTOS, build_source
 from cifnet_pl.data.sources.embeddings import EmbeddingSet
+from cifnet_pl.data.sources.python_objects import source_of
 from cifnet_pl.data.streams import Stream
+from cifnet_pl.data.tasks import Batches, Task
 from cifnet_pl.photos.cache import EmbeddingCache, EvaluationMemory, pipeline_folder
 from cifnet_pl.photos.copies import NEAR, SINGLE, Duplicates
 from cifnet_pl.photos.photo import LARGEST_IMAGE
@@ -46,7 +48,8 @@ class CIFNetDataModule(LightningDataModule):
 
     Args:
         source: name of a data source, see docs/sources.md: ``digits``, ``folder``, ``domains``, ``embeddings``,
-            ``cifar100``, ``imagenet100``, ``tinyimagenet``, ``core50``, ``torchvision:<data set>``.
+            ``cifar100``, ``imagenet100``, ``tinyimagenet``, ``core50``, ``torchvision:<data set>``. In Python also
+            arrays (X, y), a torch ``Dataset``, or a pair of these to learn and to test with.
         root: folder of the data.
         classes_per_task: number of new classes of each task, or a list with one number per task.
         initial_classes: number of classes of a larger first task, or null.
@@ -84,7 +87,7 @@ class CIFNetDataModule(LightningDataModule):
 
     def __init__(
         self,
-        source: str = "folder",
+        source: str | Any = "folder",
         root: str | None = None,
         classes_per_task: int | list[int] = 10,
         initial_classes: int | None = None,
@@ -120,8 +123,9 @@ class CIFNetDataModule(LightningDataModule):
         source_options = SourceOptions(
             Path(root) if root else None, val_fraction, split_seed, download, options or {}, group
         )
-        self.source_name = source
-        self.source = build_source(source, source_options)
+        named = isinstance(source, str)
+        self.source = build_source(source, source_options) if named else source_of(source, source_options)
+        self.source_name = self.given["source"] = source if named else type(source).__name__
         if tune is not None:
             if group is not None:
                 raise UsageError("--data.tune splits photo by photo, --data.group by groups: leave one of them out")
@@ -133,7 +137,7 @@ class CIFNetDataModule(LightningDataModule):
         self.num_workers, self.on_corrupt, self.memory_mb = num_workers, on_corrupt, memory_mb
         self.unknown = unknown
         self.cache_folder = Path(cache_folder).expanduser() if cache else None
-        self.duplicates: Duplicates | None = duplicates or ("leave_out" if source in OWN_PHOTOS else None)
+        self.duplicates: Duplicates | None = duplicates or ("leave_out" if self.source_name in OWN_PHOTOS else None)
         self.skipped: list[str] = []
         self._begun: tuple[int, StoredLoader | None] = (-1, None)  # a task whose photos are being decoded ahead
         self._labels = torch.zeros(0, dtype=torch.int64)
@@ -150,18 +154,48 @@ class CIFNetDataModule(LightningDataModule):
         """
         return self.plan.tasks(learned)
 
+    def __iter__(self) -> Iterator[Task]:
+        """Yield the tasks for a loop of one's own, without a Trainer.
+
+        Raises:
+            UsageError: images, and no ``image_size``.
+        """
+        if self.image_size is None and isinstance(self.source.train, ImageSet):
+            raise UsageError("the size of the images depends on the backbone: without a Trainer set image_size=")
+        train, val, stream = self.source.train, self.source.val, self.stream(())
+        labels = torch.full((len(self.source.class_names),), -1)
+        labels[[self.plan.position[name] for name in stream.classes()]] = torch.arange(len(stream.classes()))
+        workers = cores() if self.num_workers is None else self.num_workers
+        options = (labels, self.batch_size, self.image_size or 0, workers, self.on_corrupt == "skip")
+        copy = np.zeros(len(train), dtype=bool)
+        if self.duplicates == "leave_out":
+            copy = find_copies(self.source, self.plan.all_rows(())).left_out(len(train))
+        for number, new in enumerate(stream.tasks):
+            rows, known = self.plan.rows(number, ()), stream[: number + 1].classes()
+            rows = np.sort(rows[~copy[rows]]) if train.sequential else rows[~copy[rows]]
+            tested = np.concatenate([rows[:0], *self.plan.test_rows(known, number + 1)])
+            numbers = list(range(len(known) - len(new), len(known)))
+            yield Task(number, list(new), numbers, Batches(train, rows, *options), Batches(val, tested, *options))
+
+    @property
+    def attached(self) -> Trainer:
+        """The Trainer of the run."""
+        if self.trainer is None:
+            raise UsageError(
+                "the data module is not attached to a Trainer: pass it as datamodule=, or go through its tasks without "
+                "one: for task in data: for images, labels in task.train: ..."
+            )
+        return self.trainer
+
     @property
     def learner(self) -> TaskLearner:
         """The LightningModule that is being fed."""
-        if self.trainer is None:
-            raise UsageError("the data module is not attached to a Trainer: pass it as datamodule=")
-        return cast(TaskLearner, self.trainer.lightning_module)
+        return cast(TaskLearner, self.attached.lightning_module)
 
     @property
     def task(self) -> int:
         """Number of the task that the current epoch learns, from 0."""
-        assert self.trainer is not None
-        return int(self.trainer.current_epoch)
+        return int(self.attached.current_epoch)
 
     def task_classes(self, task: int) -> list[str]:
         """Return the names of the classes that ``task`` introduces; none after the last."""
@@ -228,9 +262,8 @@ class CIFNetDataModule(LightningDataModule):
     def _cache(self, images: SampleSet, part: str) -> EmbeddingCache | None:
         if self.cache_folder is None or not isinstance(images, ImageSet):
             return None
-        assert self.trainer is not None
-        backbone, precision = self.learner.backbone, str(self.trainer.precision)
-        engine = backbone.engine(self.trainer.strategy.root_device.type, precision)
+        backbone, precision = self.learner.backbone, str(self.attached.precision)
+        engine = backbone.engine(self.attached.strategy.root_device.type, precision)
         size, crop = self.image_shape(backbone.preprocessing)
         outputs = backbone.outputs(size)
         folder = pipeline_folder(self.cache_folder, outputs, backbone.sha256, size, crop, precision, engine)
@@ -267,11 +300,11 @@ class CIFNetDataModule(LightningDataModule):
 
     def remember(self, batch: ImageBatch, z: Tensor) -> None:
         """Keep the embeddings z (n, d) of a batch of the set that is being fed, as far as the options allow."""
-        assert self.trainer is not None
-        cache = self._train_cache if self.trainer.training else self._val_cache
+        training = self.attached.training
+        cache = self._train_cache if training else self._val_cache
         if cache is not None:
             cache.collect(batch.row, batch.key, z)
-        if not self.trainer.training:
+        if not training:
             self._memory.add(batch.row, z)
 
     def share_collected(self) -> None:
@@ -345,9 +378,8 @@ class CIFNetDataModule(LightningDataModule):
     def _image_loader(self, images: SampleSet) -> ImageLoader:
         shape = self.image_shape(self.learner.backbone.preprocessing)
         assert isinstance(images, ImageSet)
-        assert self.trainer is not None
-        workers = cores(self.trainer.num_devices) if self.num_workers is None else self.num_workers
-        return ImageLoader(images, *shape, workers, self.batch_size, self.trainer.strategy.root_device.type)
+        workers = cores(self.attached.num_devices) if self.num_workers is None else self.num_workers
+        return ImageLoader(images, *shape, workers, self.batch_size, self.attached.strategy.root_device.type)
 
     def image_shape(self, preprocessing: Preprocessing) -> tuple[int, float]:
         """Return how photos become squares.

@@ -239,6 +239,25 @@ class ArraySet(ImageSet):
         return ArraySet(self.read, self.labels[rows], names, self.rows[rows], self.where, self.sequential)
 
 
+def picture(image: Any, where: str) -> Image.Image:
+    """Return an image of Pillow, or an array (h, w), (h, w, 3) or (3, h, w) of uint8, as an image of Pillow.
+
+    Args:
+        image: also a tensor.
+        where: the image is, for messages.
+
+    Raises:
+        DataError: another shape or dtype.
+    """
+    if isinstance(image, Image.Image):
+        return image
+    pixels = np.asarray(image)
+    pixels = np.moveaxis(pixels, 0, -1) if pixels.ndim == 3 and pixels.shape[0] in (1, 3) else pixels
+    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
+        raise DataError(f"{where} is an image of shape {pixels.shape} and dtype {pixels.dtype}, expected uint8 pixels")
+    return Image.fromarray(pixels.squeeze())
+
+
 @dataclass(frozen=True)
 class SourceOptions:
     """Options to build a source from; a source uses those that it needs.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from cifnet_pl.data.sets import TEST, TRAIN, ArraySet, Source, SourceOptions, classes_of, in_parts
+from cifnet_pl.data.sets import TEST, TRAIN, ArraySet, Source, SourceOptions, classes_of, in_parts, picture
 from cifnet_pl.photos.files import expanded
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import one_line, printable
@@ -67,7 +67,7 @@ class ChunkReader:
         image = self._entry(row, "image")
         if isinstance(image, bytes | bytearray):
             return bytes(image)
-        return image if isinstance(image, Image.Image) else _picture(image, self._where(row))
+        return picture(image, self._where(row))
 
     def label(self, row: int) -> Any:
         """Return a sample's label."""
@@ -106,12 +106,3 @@ def _dataset(folder: str, process: int) -> Any:
     except ImportError:
         raise UsageError("data source litdata needs the package litdata: pip install 'cifnet_pl[litdata]'") from None
     return StreamingDataset(folder, shuffle=False)
-
-
-def _picture(image: Any, where: str) -> Image.Image:
-    """Return an array (h, w), (h, w, 3) or (3, h, w) uint8 as an image."""
-    pixels = np.asarray(image)
-    pixels = np.moveaxis(pixels, 0, -1) if pixels.ndim == 3 and pixels.shape[0] in (1, 3) else pixels
-    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
-        raise DataError(f"{where} has an image of shape {pixels.shape} and dtype {pixels.dtype}, expected uint8")
-    return Image.fromarray(pixels.squeeze())

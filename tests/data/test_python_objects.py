@@ -1,0 +1,146 @@
+"""Arrays and torch data sets as a source, and a stream of them without a Trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, TensorDataset
+
+from cifnet_pl import CIFNetDataModule
+from cifnet_pl.data.sets import ImageSet, SourceOptions
+from cifnet_pl.data.sources import build_source
+from cifnet_pl.data.sources.python_objects import source_of
+from cifnet_pl.data.streams import Returning
+from cifnet_pl.heads import RidgeHead
+from cifnet_pl.utilities.errors import CifnetError, UsageError
+from tests.data.layouts import vectors
+from tests.data.tree import class_tree
+from tests.lightning_runs import module, trainer
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (12, 6, 4, 3), dtype=np.uint8)
+LABELS = np.arange(12) % 3
+
+
+class Pictures(Dataset[Any]):
+    """Images as torchvision's sets have them."""
+
+    classes = ("ant", "bee", "cat")
+
+    def __init__(self, count: int, listed: bool = True):
+        self.count = count
+        if listed:
+            self.targets = torch.from_numpy(LABELS[:count])
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return Image.fromarray(PIXELS[index]), int(LABELS[index])
+
+
+CASES: list[tuple[Any, tuple[str, ...], tuple[int, int]]] = [
+    ((PIXELS, LABELS), ("0", "1", "2"), (9, 3)),
+    ((torch.from_numpy(PIXELS).permute(0, 3, 1, 2), [("c", "a", "b")[i] for i in LABELS]), ("a", "b", "c"), (9, 3)),
+    (Pictures(12), ("ant", "bee", "cat"), (9, 3)),
+    ((Pictures(12), Pictures(6, listed=False)), ("ant", "bee", "cat"), (12, 6)),
+    (((PIXELS, LABELS), (PIXELS[:6], LABELS[:6])), ("0", "1", "2"), (12, 6)),
+]
+
+
+@pytest.mark.parametrize(("given", "classes", "sizes"), CASES)
+def test_images(given: Any, classes: tuple[str, ...], sizes: tuple[int, int]) -> None:
+    source = source_of(given, SourceOptions())
+    assert tuple(source.class_names) == classes
+    assert (len(source.train), len(source.val)) == sizes
+    for images in (source.train, source.val):
+        assert isinstance(images, ImageSet)
+        for i, name in enumerate(images.names):
+            original = Image.fromarray(PIXELS[int(name)]).resize((4, 4), Image.Resampling.BICUBIC, (0, 1, 4, 5))
+            assert (images.photo(i).square(4) == np.asarray(original)).all()
+            assert images.labels[i] == (LABELS[int(name)] if classes[0] != "a" else (2, 0, 1)[LABELS[int(name)]])
+
+
+def test_embeddings_learn_in_a_run_and_in_a_loop_of_ones_own(tmp_path: Path) -> None:
+    z, y = vectors(120, 6, 4)
+    data = CIFNetDataModule((z, y), classes_per_task=2, class_order=1, batch_size=32)
+    learner = module(backbone="none:6", head=RidgeHead, buffer=None)
+    trainer(tmp_path, max_epochs=2).fit(learner, datamodule=data)
+    head = RidgeHead(6)
+    for task in CIFNetDataModule(TensorDataset(torch.from_numpy(z), torch.from_numpy(y)), classes_per_task=2,
+                                 class_order=1):  # fmt: skip
+        head.begin_task(task.labels)
+        for embeddings, labels in task.train:
+            head.observe(embeddings, labels)
+        head.solve()
+        seen = learner.class_names[: len(head.classes)]
+        assert task.class_names == seen[-2:]
+        tested = torch.cat([labels for _, labels in task.test])
+        assert sorted(set(tested.tolist())) == list(range(len(seen)))
+    torch.testing.assert_close(head.weights, learner.head.weights)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_photos_in_a_loop_of_ones_own(tmp_path: Path, workers: int) -> None:
+    root = class_tree(tmp_path / "photos", 5)
+    copied = root / "red" / "copy.png"
+    copied.write_bytes((root / "red" / "0.png").read_bytes())
+    stream = CIFNetDataModule(root=str(root), classes_per_task=2, image_size=8, num_workers=workers, batch_size=3)
+    tasks = list(stream)
+    assert [(task.class_names, task.labels) for task in tasks] == [(["blue", "green"], [0, 1]), (["red"], [2])]
+    (images, labels), *_ = tasks[1].train
+    assert images.shape == (3, 3, 8, 8)
+    assert labels.tolist() == [2, 2, 2]
+    assert sum(len(labels) for task in tasks for _, labels in task.train) == len(stream.source.train) - 1
+    assert sum(len(labels) for _, labels in tasks[1].test) == len(stream.source.val)
+    copied.write_bytes(b"")
+    (root / "red" / "1.png").write_bytes(b"")
+    broken = CIFNetDataModule(root=str(root), classes_per_task=3, image_size=8, num_workers=workers)
+    with pytest.raises(CifnetError, match=r"cannot read image .*red"):
+        [list(task.train) for task in broken]
+
+
+def test_classes_return_with_the_labels_that_they_have() -> None:
+    seen: set[int] = set()
+    for task in CIFNetDataModule("digits", classes_per_task=2, image_size=8, num_workers=0, stream=Returning()):
+        labels = {int(label) for _, batch in task.train for label in batch}
+        assert labels == seen | set(task.labels)
+        seen = labels
+
+
+def test_what_to_do_without_a_trainer() -> None:
+    data = CIFNetDataModule("digits", classes_per_task=2)
+    for loader in (data.train_dataloader, data.val_dataloader):
+        with pytest.raises(
+            UsageError, match="pass it as datamodule=, or go through its tasks without one: for task in"
+        ):
+            loader()
+    with pytest.raises(UsageError, match="without a Trainer set image_size="):
+        next(iter(data))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (5, "the data source is a int, expected a name, arrays"),
+        ((PIXELS, LABELS[:3]), r"X has shape \(12, 6, 4, 3\) and y \(3,\), expected a label for each sample"),
+        ((PIXELS / 255, LABELS), r"and dtype float64, expected \(n, d\) floats or \(n, h, w, 3\) uint8"),
+        ((PIXELS, LABELS / 2), r"the label in row 0 .* is 0\.0 \(float\)"),
+        (["ant.png", "bee.png"], "the data are no pairs of a sample and its label"),
+        ([3, 4, 5], "the data are no pairs of a sample and its label"),
+        (TensorDataset(torch.zeros(3, 4)), "the data are no pairs of a sample and its label"),
+        ([(PIXELS[0] / 255, 0)] * 4, r"first item .* of shape \(6, 4, 3\) and dtype float64, expected uint8"),
+    ],
+)
+def test_what_is_no_source(given: Any, sentence: str) -> None:
+    with pytest.raises(CifnetError, match=sentence):
+        source_of(given, SourceOptions())
+
+
+def test_a_source_is_taken_as_it_is() -> None:
+    source = build_source("digits", SourceOptions())
+    assert CIFNetDataModule(source, classes_per_task=5).source is source
