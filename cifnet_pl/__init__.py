@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from cifnet_pl.data import CIFNetDataModule
     from cifnet_pl.learning.cifnet_module import CIFNetModule
     from cifnet_pl.model.classifier import Classifier
+    from cifnet_pl.model.embedding import embed
     from cifnet_pl.model.store import load
     from cifnet_pl.utilities.errors import CifnetError
 
@@ -22,6 +23,7 @@ __all__ = [
     "CifnetError",
     "Classifier",
     "build_backbone",
+    "embed",
     "load",
 ]
 
@@ -32,6 +34,7 @@ _HOME = {
     "CifnetError": "cifnet_pl.utilities.errors",
     "Classifier": "cifnet_pl.model.classifier",
     "build_backbone": "cifnet_pl.backbones",
+    "embed": "cifnet_pl.model.embedding",
     "load": "cifnet_pl.model.store",
 }
 
@@ -43,3 +46,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Name what can be used, imported or not, so that an editor completes it."""
+    return [*__all__, "__version__"]

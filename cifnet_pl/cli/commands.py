@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "audit": ("cifnet_pl.cli.audit", "Make a page about doubtful labels, odd photos, confusions."),
     "classify": ("cifnet_pl.cli.classify", "Name what is on photos, into a CSV file."),
     "configs": ("cifnet_pl.cli.configs", "List the configurations that come with the package."),
+    "embed": ("cifnet_pl.cli.embed", "Turn photos into vectors, in one file."),
     "evaluate": ("cifnet_pl.cli.evaluate", "Say how well a model names labelled photos."),
     "export": ("cifnet_pl.cli.export", "Write a model as a bundle, or as one ONNX graph."),
     "extend": ("cifnet_pl.cli.extend", "Teach a model new classes from photos, without any old photo."),

@@ -108,6 +108,30 @@ class PhotoHashes(GrowingModule):
         self.content = torch.from_numpy(joined).to(device)
 
 
+def embed_images(backbone: Backbone, images: Tensor, name: Callable[[int], str] | None = None) -> Tensor:
+    """Embed images with a frozen backbone, and check the embeddings.
+
+    Args:
+        backbone: the network.
+        images: (n, 3, s, s) uint8, on its device.
+        name: position in ``images`` → what an error calls that image.
+
+    Returns:
+        (n, d) float32.
+
+    Raises:
+        NonFiniteError: an embedding holds NaN or Inf.
+    """
+    z: Tensor = backbone(images)
+    try:
+        check_embeddings(z, backbone.features)
+    except NonFiniteError as error:
+        if name is None:
+            raise
+        raise NonFiniteError(f"{name(error.rows[0])}: {error}", error.rows) from error
+    return z
+
+
 @dataclass
 class TaskUnderWay:
     """What a model has observed of a task, and not yet added to its sums.
@@ -326,14 +350,7 @@ class Model:
             NonFiniteError: an embedding holds NaN or Inf.
         """
         with autocast(self.device.type, self.precision):
-            z: Tensor = self.backbone(images.to(self.device))
-        try:
-            check_embeddings(z, self.head.in_features)
-        except NonFiniteError as error:
-            if name is None:
-                raise
-            raise NonFiniteError(f"{name(error.rows[0])}: {error}", error.rows) from error
-        return z
+            return embed_images(self.backbone, images.to(self.device), name)
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Return the calibrated probabilities of images.

@@ -40,6 +40,7 @@ def test_the_page_runs(page: tuple[Path, dict[str, Any]]):
     assert names["module"].evaluation.accuracy > 85
     assert names["model"].class_names == names["module"].class_names
     assert names["scores"].shape == (100, 4)
+    assert (tuple(names["vectors"].shape), names["files"], names["unreadable"]) == ((3, 1280), [None] * 3, {})
     assert "digits, 2 cls/task" in (folder / "report" / "report.md").read_text()
 
 

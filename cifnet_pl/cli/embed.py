@@ -1,0 +1,123 @@
+"""``embed``: turn photos into vectors, and write them with names and classes into one file."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cifnet_pl.cli.commands import Engine, refuse_output
+from cifnet_pl.cli.terminal import warn
+from cifnet_pl.utilities.errors import DataError, unknown_name
+from cifnet_pl.utilities.files import exclusive, write_bytes
+from cifnet_pl.utilities.text import number_of, printable
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FORMATS = (".npz", ".parquet")
+
+
+def embed(
+    images: str,
+    output: str,
+    backbone: str = "embedded:efficientnet_lite0",
+    architecture: str | None = None,
+    image_size: int | None = None,
+    engine: Engine = "auto",
+    download: bool = False,
+    overwrite: bool = False,
+) -> None:
+    """Turn photos into vectors by a frozen network, into one file that other programs and fit read.
+
+    The file has embeddings (n, d), ids (the photos' paths) and, where the photos lie in class folders, labels; with
+    train and val also split. So cifnet fit --data.source embeddings --data.root FILE learns from it.
+
+    Args:
+        images: folder of photos (with all its sub-folders), Zip archive, or pattern in quotes.
+        output: the file, .npz or .parquet.
+        backbone: the network, as --model.backbone of fit.
+        architecture: of weights in a file, as --model.architecture of fit.
+        image_size: side of the squares in pixels; null for that of the weights.
+        engine: what runs the network: auto, torch or onnxruntime; auto is ONNX Runtime on a CPU, torch on a GPU.
+        download: whether weights that are not on this machine may be fetched.
+        overwrite: whether the file may be replaced.
+
+    Raises:
+        UsageError: an unknown network or kind of file, or the file exists.
+        DataError: no photo there that can be read.
+    """
+    target = Path(output).expanduser()
+    if target.suffix not in FORMATS:
+        raise unknown_name("kind of file for --output", target.suffix or "no ending", FORMATS)
+    from cifnet_pl.backbones import build_backbone
+    from cifnet_pl.data.sources.embeddings import import_pyarrow
+    from cifnet_pl.model.embedding import embed as embedded
+
+    if target.suffix == ".parquet":
+        import_pyarrow()  # a missing package is named before the work
+    with exclusive(target):
+        refuse_output(target, overwrite)
+        network = build_backbone(backbone, architecture, download, engine)
+        z, files, unreadable = embedded(images, network, image_size=image_size, progress=True)
+        warn([], ((Path(photo), reason) for photo, reason in unreadable.items()))
+        if not files:
+            raise DataError(f"no photo of {printable(images)} can be read ({number_of(len(unreadable), 'file')})")
+        columns = {"embeddings": z.numpy(), **about_files(images, [file for file in files if file is not None])}
+        write_bytes(target, as_npz(columns) if target.suffix == ".npz" else as_parquet(columns))
+    width = z.shape[1]
+    print(f"{number_of(len(files), 'photo')} as vectors of {width} numbers in {target}: {', '.join(columns)}")
+
+
+def about_files(images: str, files: list[Path]) -> dict[str, np.ndarray]:
+    """Return what is known of photos besides their vectors: ids, and in class folders labels and the split.
+
+    Args:
+        images: where they were found.
+        files: the photos.
+    """
+    import numpy as np
+
+    from cifnet_pl.data.sources.folders import parts_of
+    from cifnet_pl.photos.files import expanded, is_folder
+
+    root = expanded(images)
+    if not is_folder(root):
+        return {"ids": np.array([_text(file) for file in files])}
+    columns = {"ids": np.array([_text(file.relative_to(root)) for file in files])}
+    parts = parts_of(root)
+    homes = [next((part for part in parts or (root,) if part in file.parents), file.parent) for file in files]
+    below = [file.relative_to(home).parts for file, home in zip(files, homes, strict=True)]
+    if all(len(names) > 1 for names in below):
+        columns["labels"] = np.array([_text(Path(names[0])) for names in below])
+        if parts is not None:
+            columns["split"] = np.array(["test" if home == parts[1] else "train" for home in homes])
+    return columns
+
+
+def _text(path: Path) -> str:
+    """Return a path as text that every format can hold: bytes that are no UTF-8 become escapes."""
+    return path.as_posix().encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def as_npz(columns: dict[str, np.ndarray]) -> bytes:
+    """Return the arrays as the content of an .npz file."""
+    import numpy as np
+
+    content = io.BytesIO()
+    np.savez(content, **columns)  # type: ignore[arg-type]  # its only other argument is a bool
+    return content.getvalue()
+
+
+def as_parquet(columns: dict[str, np.ndarray]) -> bytes:
+    """Return the arrays as the content of a Parquet file; a matrix becomes a column of lists."""
+    from cifnet_pl.data.sources.embeddings import import_pyarrow
+
+    pyarrow = import_pyarrow()
+    arrays: dict[str, Any] = {}
+    for name, array in columns.items():
+        flat = pyarrow.array(array.reshape(-1))
+        arrays[name] = flat if array.ndim == 1 else pyarrow.FixedSizeListArray.from_arrays(flat, array.shape[1])
+    content = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(arrays), content)
+    return content.getvalue()
