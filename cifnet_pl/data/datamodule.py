@@ -41,6 +41,7 @@ from cifnet_pl.photos.photo import LARGEST_IMAGE
 from cifnet_pl.photos.reading import cores
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import of_all_processes, rank_and_world
+from cifnet_pl.utilities.text import number_of, printable
 
 
 class CIFNetDataModule(LightningDataModule):
@@ -80,9 +81,8 @@ class CIFNetDataModule(LightningDataModule):
             model tells what it does not know; null for none.
 
     Attributes:
-        source: training and test samples (:class:`cifnet_pl.data.sets.Source`).
-        plan: the tasks of the run.
-        duplicates: what becomes of copies; None where samples are not compared.
+        plan: the tasks of the run, with its training and test samples.
+        notes: sentences for the user about how those were chosen.
     """
 
     def __init__(
@@ -143,6 +143,14 @@ class CIFNetDataModule(LightningDataModule):
         self._labels = torch.zeros(0, dtype=torch.int64)
         self.plan = Plan(self.source, stream, class_order, classes_per_task, initial_classes, max_tasks)
         self.n_tasks = len(self.stream(()))
+        self.notes = list(self.source.notes)
+        never = [] if max_tasks else sorted(set(self.source.class_names) - set(self.stream(()).classes()))
+        if never:
+            total = len(self.source.class_names)
+            self.notes.append(
+                f"note: classes_per_task {classes_per_task} leaves {len(never)} of {number_of(total, 'class')} that no "
+                f"task learns, the first is '{printable(never[0])}'"
+            )
 
     # ------------------------------------------------------------------ tasks
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from cifnet_pl import CIFNetDataModule
 from cifnet_pl.data.loading import ImageBatch, ImageLoader
 from cifnet_pl.heads import RidgeHead
+from cifnet_pl.learning.callbacks import CopiesReport
 from cifnet_pl.utilities.errors import DataError
 from tests.data.tree import class_tree
 from tests.lightning_runs import digits, module, trainer
@@ -52,6 +53,19 @@ def test_labels_of_one_learner_are_not_used_for_another(tmp_path: Path) -> None:
     known = two.evaluation.accuracy
     trainer(tmp_path).validate(two, datamodule=data, verbose=False)
     assert two.evaluation.accuracy == known
+
+
+@pytest.mark.parametrize(("options", "left"), [({}, 7), ({"initial_classes": 2}, 5), ({"max_tasks": 1}, 0)])
+def test_classes_that_no_task_learns_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, int], left: int
+) -> None:
+    data = digits(classes_per_task=[1, 2], **options)
+    logged = trainer(tmp_path, CopiesReport(), max_epochs=1)
+    with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
+        logged.fit(module(head=RidgeHead, buffer=None), datamodule=data)
+    said = f"classes_per_task [1, 2] leaves {left} of 10 classes that no task learns, the first is '{10 - left}'"
+    assert (said in caplog.text) == bool(left)
+    assert bool(data.notes) == bool(left)
 
 
 def test_an_image_is_embedded_once_for_all_tasks(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class CopiesReport(Callback):
         if isinstance(pl_module, CIFNetModule) and not pl_module.model.keeps_hashes:
             rank_zero_info(WITHOUT_HASHES)
         spellings = about_spellings(data.source.class_names) if data.duplicates else None
-        for note in [*data.source.notes, *([spellings] if spellings else [])]:
+        for note in [*data.notes, *([spellings] if spellings else [])]:
             rank_zero_info(note)
         if not (trainer.is_global_zero and data.duplicates and data.copies):
             return
