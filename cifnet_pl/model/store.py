@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
+import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import HEADS, Head
 from cifnet_pl.heads.base import Samples, fits
 from cifnet_pl.model.bundle import (
+    CONFIG,
     BackboneTable,
     Description,
     Table,
@@ -32,12 +35,16 @@ from cifnet_pl.model.bundle import (
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.core import PhotoHashes
 from cifnet_pl.model.hub import HubName, fetch, is_hub_name
+from cifnet_pl.photos.files import about_unsafe
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, unknown_name
 from cifnet_pl.utilities.plugins import import_part, names_import
 from cifnet_pl.utilities.run_folders import CHECKPOINT, versions
 from cifnet_pl.utilities.text import first_line, printable
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+LARGEST_RATIO = 100
+"""Unpacked bytes per byte of a zipped bundle: numbers hardly shrink."""
 
 FREE_BYTES = 2**29
 """Memory that a head may always take; above that, in proportion to its stored tensors."""
@@ -275,8 +282,9 @@ def load(
     """Load a model that can classify, and go on learning.
 
     Args:
-        path: a bundle, a run's folder (``lightning_logs/NAME/version_N``, or ``lightning_logs/NAME`` for the newest
-            version), a checkpoint file, or ``hf:user/model`` of the Hugging Face hub.
+        path: a bundle, one that is zipped, a run's folder (``lightning_logs/NAME/version_N``, or
+            ``lightning_logs/NAME`` for the newest version), a checkpoint file, or ``hf:user/model`` of the Hugging Face
+            hub.
         device: where to put it; None for the first GPU if there is one, else the CPU.
         download: whether a model of the hub, and weights of the backbone, may be fetched that are not on this machine.
         engine: what runs the backbone, :data:`cifnet_pl.backbones.engines.EngineChoice`.
@@ -292,9 +300,35 @@ def load(
     location = fetch(HubName.of(str(path)), download) if on_hub else Path(path).expanduser()
     if is_bundle(location):
         model = read_bundle(location, download, engine, trust)
+    elif _is_zipped_bundle(location):
+        with tempfile.TemporaryDirectory() as folder:
+            _unpack(location, Path(folder))
+            model = read_bundle(Path(folder), download, engine, trust)
     else:
         model = _from_checkpoint(checkpoint_of(location), download, engine, trust)
     return model.to(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _is_zipped_bundle(path: Path) -> bool:
+    """Return whether a file is a zipped bundle, as the page of ``serve`` sends it; checkpoints are zip files, too."""
+    if not path.is_file() or not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return CONFIG in archive.namelist()
+
+
+def _unpack(path: Path, folder: Path) -> None:
+    """Unpack a zipped bundle; CheckpointError where it is damaged, hostile, or holds folders."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+            if any(entry.filename != Path(entry.filename).name or about_unsafe(entry) for entry in entries):
+                raise CheckpointError(f"{path} holds more than a model: unpack it, and give the model's folder")
+            if sum(entry.file_size for entry in entries) > LARGEST_RATIO * path.stat().st_size:
+                raise CheckpointError(f"{path} unpacks to more than {LARGEST_RATIO} times its size")
+            archive.extractall(folder, entries)
+    except (zipfile.BadZipFile, zlib.error, OSError, RuntimeError) as error:
+        raise CheckpointError(f"cannot unpack {path}: {printable(first_line(error))}") from error
 
 
 def read_bundle(

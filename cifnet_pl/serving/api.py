@@ -21,7 +21,7 @@ from starlette.concurrency import run_in_threadpool
 from cifnet_pl.photos.photo import UnreadableImage
 from cifnet_pl.serving import inspection
 from cifnet_pl.serving.learner import Job
-from cifnet_pl.serving.refusals import RequestError
+from cifnet_pl.serving.refusals import Question, RequestError
 from cifnet_pl.serving.service import Changed, Groups, Lesson, PhotoAnswer, Service
 from cifnet_pl.utilities.text import printable
 
@@ -63,6 +63,10 @@ class JobInfo(BaseModel):
     total: int | None = None
     status: int | None = Field(default=None, description="HTTP status that the change ended with")
     error: str | None = None
+    may_be_asked_for: bool = Field(
+        default=False, description="whether a refused change is made where it is sent with anyway=true"
+    )
+    instead: str | None = Field(default=None, description="class that is meant instead, maybe")
     lesson: Lesson | None = None
     changed: Changed | None = None
 
@@ -78,7 +82,9 @@ class VersionInfo(BaseModel):
     classes: int
     photos: int
     stored: bool
-    scores: dict[str, float] = {}
+    scores: dict[str, float] = Field(
+        default={}, description="percentages; held_back_photos is how many photos held_back is a share of"
+    )
 
 
 class Versions(BaseModel):
@@ -133,6 +139,7 @@ Served = Annotated[Service, Depends(the_service)]
 Photos = Annotated[list[UploadFile], File(description="one photo or many")]
 Number = Annotated[int, InPath(ge=1, le=10**9)]
 Waits = Annotated[bool, Query(description="false: answer at once with a job, to be asked for at /jobs")]
+Anyway = Annotated[bool, Query(description="true: make even a change that may be a mistake, which is refused with 409")]
 
 routes = APIRouter(responses=ERRORS)
 changes = APIRouter(responses={**ERRORS, 202: {"model": JobInfo}})
@@ -228,9 +235,18 @@ def alone(lock: Lock) -> Iterator[None]:
 
 @routes.get("/photos/{name}", tags=["look"], response_class=Response)
 def photo(service: Served, name: str) -> Response:
-    """A photo that is kept in the workspace."""
+    """A photo that is kept in the workspace; as a small JPEG where browsers cannot show its format."""
     path = service.workspace.photo(name)
-    return Response(path.read_bytes(), media_type=TYPES.get(path.suffix, "application/octet-stream"))
+    if path.suffix in TYPES:
+        return Response(path.read_bytes(), media_type=TYPES[path.suffix])
+    return Response(service.preview(path.read_bytes()), media_type="image/jpeg")
+
+
+@routes.post("/preview", tags=["look"], response_class=Response)
+async def preview(service: Served, file: UploadFile) -> Response:
+    """A photo as a small square JPEG, for browsers that cannot show its format (HEIC, TIFF)."""
+    ((_, content),) = await contents([file], service)
+    return Response(await run_in_threadpool(service.preview, content), media_type="image/jpeg")
 
 
 @routes.get("/metrics", tags=["look"], response_class=Response)
@@ -252,6 +268,7 @@ async def extend(
         str | None, Form(max_length=1000, description="class of all photos; without it, each photo's folder")
     ] = None,
     dry_run: Annotated[bool, Query(description="true: learn on a copy, report, and throw it away")] = False,
+    anyway: Anyway = False,
     wait: Waits = True,
 ) -> Response:
     """Teach new classes, or more photos of known ones, in one step."""
@@ -259,7 +276,7 @@ async def extend(
     async with request.app.state.staging:
         photos = [(file.filename or "photo", file.file) for file in files]
         staged = await run_in_threadpool(service.stage, photos, class_name)
-    return await ended(service, service.extend(staged, dry_run), wait)
+    return await ended(service, service.extend(staged, dry_run, anyway), wait)
 
 
 @changes.post("/forget", tags=["change"], response_model=Changed)
@@ -269,9 +286,9 @@ async def forget(service: Served, request: Forget, wait: Waits = True) -> Respon
 
 
 @changes.post("/rename", tags=["change"], response_model=Changed)
-async def rename(service: Served, request: Rename, wait: Waits = True) -> Response:
+async def rename(service: Served, request: Rename, anyway: Anyway = False, wait: Waits = True) -> Response:
     """Give a class another name."""
-    return await ended(service, service.rename(request.old, request.new), wait)
+    return await ended(service, service.rename(request.old, request.new, anyway), wait)
 
 
 @changes.post("/undo", tags=["change"], response_model=Changed)
@@ -328,7 +345,10 @@ def job_info(service: Service, job: Job) -> JobInfo:
     if error is None:
         return info.model_copy(update={"state": "done", "status": 200, **job.result.result()})
     assert isinstance(error, RequestError)
-    return info.model_copy(update={"state": "refused", "status": error.status, "error": str(error)})
+    why = {"state": "refused", "status": error.status, "error": str(error)}
+    if isinstance(error, Question):
+        why |= {"may_be_asked_for": True, "instead": error.instead}
+    return info.model_copy(update=why)
 
 
 # ---------------------------------------------------------------------- versions

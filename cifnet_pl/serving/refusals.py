@@ -21,11 +21,25 @@ class RequestError(UsageError):
         self.status = status
 
 
+class Question(RequestError):
+    """A change that may be a mistake: it is made where the client asks for it anyway.
+
+    Attributes:
+        instead: name of the class that may be meant.
+    """
+
+    def __init__(self, status: int, message: str, instead: str | None = None):
+        super().__init__(status, message)
+        self.instead = instead
+
+
 def explained(error: CifnetError) -> RequestError:
     """Return an error of the package as the answer to a request, without paths of the server.
 
     The answer is a new error: a job keeps it, and the traceback of the other one would keep the models of its frames.
     """
+    if isinstance(error, Question):
+        return Question(error.status, str(error), error.instead)
     if isinstance(error, RequestError):
         return RequestError(error.status, str(error))
     cause: BaseException | None = error

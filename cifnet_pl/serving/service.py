@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -11,12 +12,13 @@ from typing import IO, Any, Literal
 
 import numpy as np
 import torch
+from PIL import Image
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from pydantic import BaseModel, Field
 from torch import Tensor
 
 from cifnet_pl.model.bundle import Event
-from cifnet_pl.model.class_photos import ClassPhotos
+from cifnet_pl.model.class_photos import ClassPhotos, classes_of_hashes
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.learn import learn
 from cifnet_pl.photos.photo import UnreadableImage
@@ -24,13 +26,16 @@ from cifnet_pl.serving.answering import Answering, Scored, Served
 from cifnet_pl.serving.inspection import Audit, Gallery, audited, groups_of, stored_accuracy
 from cifnet_pl.serving.learner import Job, Learner, Result, Work
 from cifnet_pl.serving.refusals import RequestError
-from cifnet_pl.serving.uploads import Limits, Staged, decoded, stage, uploads
+from cifnet_pl.serving.uploads import Limits, Staged, check_alike, decoded, stage, tidy, uploads
 from cifnet_pl.serving.workspace import Change, Version, Workspace
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.text import number_of, printable
 
 PHOTOS_WAITING = 2048
 """Photos that are being answered or wait; more are refused."""
+
+PREVIEW_SIDE = 320
+"""Pixels of a side of what is shown where a browser cannot show a photo's format."""
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -223,6 +228,13 @@ class Service:
         model = self.model
         return decoded(content, model.image_size, model.crop_ratio, self.options.limits)
 
+    def preview(self, content: bytes) -> bytes:
+        """Return the middle of a photo as a small JPEG; UnreadableImage if it cannot be decoded."""
+        square, _ = decoded(content, PREVIEW_SIDE, 1.0, self.options.limits)
+        out = io.BytesIO()
+        Image.fromarray(square).save(out, "JPEG")
+        return out.getvalue()
+
     def answer(self, file: str, scored: Scored, top: int) -> PhotoAnswer:
         """Return the answer for one photo.
 
@@ -280,11 +292,21 @@ class Service:
         photos = uploads(files, self.options.limits)
         return stage(photos, class_name, self.workspace.incoming(), lambda content: self._decoded(content)[1])
 
-    def extend(self, staged: Staged, dry_run: bool) -> Job:
-        """Queue a lesson; the staged photos are removed when it ends or is refused."""
+    def extend(self, staged: Staged, dry_run: bool, anyway: bool = False) -> Job:
+        """Queue a lesson; the staged photos are removed when it ends or is refused.
+
+        Args:
+            staged: photos and their classes.
+            dry_run: whether to learn on a copy that is thrown away.
+            anyway: whether to learn what may be a mistake: see :class:`~cifnet_pl.serving.refusals.Question`.
+        """
 
         def work(job: Job) -> tuple[Served | None, Result]:
             try:
+                if not anyway:
+                    staged.check_folders()
+                    staged.check_names(self.model.class_names)
+                    staged.check_labels(self._classes_of_photos())
                 return self._extend(staged, dry_run, job)
             finally:
                 staged.remove()
@@ -294,6 +316,12 @@ class Service:
         except BaseException:
             staged.remove()
             raise
+
+    def _classes_of_photos(self) -> dict[int, set[str]]:
+        """Return the classes in which each photo was learned, by the hash of its content."""
+        names = self.model.class_names
+        known = classes_of_hashes(self.model, names)
+        return {photo: {names[position] for position in positions} for photo, positions in known.items()}
 
     def _extend(self, staged: Staged, dry_run: bool, job: Job) -> tuple[Served | None, Result]:
         start, old = time.perf_counter(), self.model
@@ -327,6 +355,7 @@ class Service:
         names += ", …" if len(lesson.learned) > 3 else ""
         scores = {
             "held_back": lesson.held_back_accuracy,
+            "held_back_photos": lesson.held_back_photos,
             "old_before": lesson.old_accuracy_before,
             "old_after": lesson.old_accuracy_after,
         }
@@ -348,63 +377,79 @@ class Service:
 
     def forget(self, name: str) -> Job:
         """Queue forgetting a class: exactly where all of its photos are kept, else from what can be predicted."""
-        return self._submit("forget", lambda job: self._forget(name))
 
-    def _forget(self, name: str) -> tuple[Served, Result]:
-        old = self.model
-        require(old, name)
-        if len(old.class_names) == 1:
-            raise RequestError(422, f"'{printable(name)}' is the only class: teach another one before it is forgotten")
-        with self.workspace.photos_of(name, old.counts[name]) as folder:
-            done = old.forget(name, folder if old.head.subtracts else None)
-        how = "exactly: nothing of its photos remains" if done.exact else "from the answers; its photos still count"
-        change = Change("forget", f"forgot '{printable(name)}' {how}", forgotten=name)
-        return self._changed(done.model, self.workspace.commit(done.model, change), change.says, done.exact)
+        def work(job: Job) -> tuple[Served, Result]:
+            old = self.model
+            require(old, name)
+            if len(old.class_names) == 1:
+                alone = f"'{printable(name)}' is the only class: teach another one before it is forgotten"
+                raise RequestError(422, alone)
+            kept = len(self.workspace.kept(self.workspace.current).get(name, []))
+            with self.workspace.photos_of(name, old.counts[name]) as folder:
+                done = old.forget(name, folder if old.head.subtracts else None)
+            how = "exactly: the model keeps nothing of its photos"
+            if not done.exact:
+                how = "from the answers; its photos still count against other classes"
+            change = Change("forget", f"forgot '{printable(name)}' {how}", forgotten=name)
+            version = self.workspace.commit(done.model, change)
+            stays = (
+                f". {number_of(kept, 'photo')} of it and the versions before stay here until you delete them for good"
+            )
+            return self._changed(done.model, version, change.says + (stays if kept else ""), done.exact)
 
-    def rename(self, old: str, new: str) -> Job:
-        """Queue giving a class another name."""
-        return self._submit("rename", lambda job: self._rename(old, new))
+        return self._submit("forget", work)
 
-    def _rename(self, old: str, new: str) -> tuple[Served, Result]:
-        model = self.model.clone()
-        require(model, old)
-        model.rename(old, new)
-        change = Change("rename", f"renamed '{printable(old)}' to '{printable(new)}'", renamed=(old, new))
-        return self._changed(model, self.workspace.commit(model, change), change.says)
+    def rename(self, old: str, new: str, anyway: bool = False) -> Job:
+        """Queue giving a class another name; ``anyway`` even if that is nearly the name of another class."""
+
+        def work(job: Job) -> tuple[Served, Result]:
+            model, name = self.model.clone(), tidy(new)
+            require(model, old)
+            if not anyway:
+                check_alike(name, [other for other in model.class_names if other != old])
+            model.rename(old, name)
+            change = Change("rename", f"renamed '{printable(old)}' to '{printable(name)}'", renamed=(old, name))
+            return self._changed(model, self.workspace.commit(model, change), change.says)
+
+        return self._submit("rename", work)
 
     def undo(self) -> Job:
         """Queue going back by one change."""
-        return self._submit("undo", lambda job: self._undo())
 
-    def _undo(self) -> tuple[Served, Result]:
-        undone = self.workspace.version(self.workspace.current)
-        version, model = self.workspace.undo()
-        return self._changed(model, version, f"undid: {undone.change.says}")
+        def work(job: Job) -> tuple[Served, Result]:
+            undone = self.workspace.version(self.workspace.current)
+            version, model = self.workspace.undo()
+            return self._changed(model, version, f"undid: {undone.change.says}")
+
+        return self._submit("undo", work)
 
     def redo(self) -> Job:
         """Queue doing again what was undone last."""
-        return self._submit("redo", lambda job: self._redo())
 
-    def _redo(self) -> tuple[Served, Result]:
-        version, model = self.workspace.redo()
-        return self._changed(model, version, f"did again: {version.change.says}")
+        def work(job: Job) -> tuple[Served, Result]:
+            version, model = self.workspace.redo()
+            return self._changed(model, version, f"did again: {version.change.says}")
+
+        return self._submit("redo", work)
 
     def go_to(self, number: int) -> Job:
         """Queue serving another version."""
-        return self._submit("go to", lambda job: self._go_to(number))
 
-    def _go_to(self, number: int) -> tuple[Served, Result]:
-        version, model = self.workspace.go_to(number)
-        return self._changed(model, version, f"went to version {number}")
+        def work(job: Job) -> tuple[Served, Result]:
+            version, model = self.workspace.go_to(number)
+            return self._changed(model, version, f"went to version {number}")
+
+        return self._submit("go to", work)
 
     def purge(self, photos: Literal["forgotten", "all"]) -> Job:
         """Queue deleting kept photos, and all versions but the served one, for good."""
-        return self._submit("purge", lambda job: self._purge(photos))
 
-    def _purge(self, photos: Literal["forgotten", "all"]) -> tuple[None, Result]:
-        count = self.workspace.purge(every=photos == "all")
-        says = f"deleted {number_of(count, 'photo')} and all other versions for good"
-        return None, {"changed": Changed(version=self.workspace.current, says=says)}
+        def work(job: Job) -> tuple[None, Result]:
+            count = self.workspace.purge(every=photos == "all")
+            says = f"deleted {number_of(count, 'photo')} and all other versions for good"
+            return None, {"changed": Changed(version=self.workspace.current, says=says)}
+
+        return self._submit("purge", work)
 
     def check_writable(self) -> None:
         """Raise RequestError if changes are refused."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
+import unicodedata
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
@@ -15,10 +17,10 @@ import numpy as np
 from cifnet_pl.data.sets import FileSet
 from cifnet_pl.model.bundle import class_names
 from cifnet_pl.photos.files import about_unsafe, is_hidden
-from cifnet_pl.photos.photo import Photo, UnreadableImage, opened_square
-from cifnet_pl.serving.refusals import RequestError
+from cifnet_pl.photos.photo import Photo, UnreadableImage, content_hash, opened_square
+from cifnet_pl.serving.refusals import Question, RequestError
 from cifnet_pl.utilities.errors import CheckpointError
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import number_of, printable
 
 FORMATS = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp", "TIFF": "tif"}
 FORMATS |= {"AVIF": "avif", "HEIF": "heic"}
@@ -169,12 +171,16 @@ class Staged:
         names: classes, in the order they were sent.
         files: (file name, position of its class) of each photo.
         unreadable: name and reason of each photo that cannot be decoded.
+        folders: names of the folders that photos of one given class were sent in.
+        sent: (name that it was sent with, hash of its content, position of its class) of each photo.
     """
 
     folder: Path
     names: list[str] = field(default_factory=list)
     files: list[tuple[str, int]] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
+    folders: set[str] = field(default_factory=set)
+    sent: list[tuple[str, int, int]] = field(default_factory=list)
 
     def photos(self) -> FileSet:
         """Return the files with their classes."""
@@ -184,12 +190,50 @@ class Staged:
         """Return the file names of the photos of one class."""
         return [file for file, label in self.files if self.names[label] == name]
 
+    def check_folders(self) -> None:
+        """Raise Question where photos of several folders were given one name: those may be classes of their own."""
+        if len(self.folders) > 1:
+            shown = ", ".join(f"'{printable(name)}'" for name in sorted(self.folders)[:3])
+            raise Question(
+                409,
+                f"'{printable(self.names[0])}' was given as the class of photos from {len(self.folders)} folders "
+                f"({shown}{', …' if len(self.folders) > 3 else ''}): without a name each folder is a class",
+            )
+
+    def check_names(self, known: Sequence[str]) -> None:
+        """Raise Question where a name is nearly that of a known class, or of another one in the request."""
+        for position, name in enumerate(self.names):
+            check_alike(name, [*known, *self.names[:position]])
+
+    def check_labels(self, learned: Mapping[int, Collection[str]]) -> None:
+        """Raise Question where a photo is of another class, too.
+
+        Args:
+            learned: hash of a photo → classes in which it was learned.
+        """
+        others: dict[str, str] = {}
+        classes: dict[int, set[str]] = {photo: set(names) for photo, names in learned.items()}
+        for sent, photo, label in self.sent:
+            name = self.names[label]
+            if rest := classes.setdefault(photo, set()) - {name}:
+                others[sent] = min(rest)
+            classes[photo].add(name)
+        if others:
+            first, other = next(iter(others.items()))
+            few = "1 photo is" if len(others) == 1 else f"{len(others)} photos are"
+            raise Question(
+                409,
+                f"{few} of another class, too: {printable(first[:200])} is '{printable(other)}'. "
+                "A photo in two classes makes both of them worse",
+            )
+
     def leave_out(self, learned: Mapping[str, list[str]]) -> None:
         """Leave out photos that were learned before as the same class; RequestError if none is left."""
         sent = [(file, self.names[label]) for file, label in self.files]
         new = [(file, name) for file, name in sent if file not in learned.get(name, [])]
         if not new:
-            raise RequestError(422, f"{len(self.files)} photos were sent, and all of them were learned before")
+            all_of_them = "it was" if len(self.files) == 1 else "all were"
+            raise RequestError(422, f"{number_of(len(self.files), 'photo')} sent, but {all_of_them} learned before")
         self.names = list(dict.fromkeys(name for _, name in new))
         self.files = [(file, self.names.index(name)) for file, name in new]
 
@@ -218,7 +262,10 @@ def stage(
     staged = Staged(folder)
     try:
         for sent, content in photos:
-            _stage_one(sent, content, class_name if class_name is not None else _folder(sent), staged, readable)
+            folder_name = _folder(sent)
+            if class_name is not None and folder_name is not None:
+                staged.folders.add(folder_name)
+            _stage_one(sent, content, class_name if class_name is not None else folder_name, staged, readable)
         if not staged.files and not staged.unreadable:
             raise RequestError(422, "no photo was sent")
         if not staged.files:
@@ -236,6 +283,27 @@ def stage(
     return staged
 
 
+def tidy(name: str) -> str:
+    """Return a class name in one Unicode form (NFC), without spaces around it and without two in a row."""
+    return re.sub(r"[^\S\t-\r]+", " ", unicodedata.normalize("NFC", name)).strip(" ")
+
+
+def check_alike(name: str, others: Iterable[str]) -> None:
+    """Raise Question where a name differs from another one by capitals, spaces or Unicode form only."""
+    for other in others:
+        if name != other and _bare(name) == _bare(other):
+            raise Question(
+                409,
+                f"'{printable(name)}' differs from the class '{printable(other)}' by capitals, spaces or Unicode form "
+                "only",
+                instead=other,
+            )
+
+
+def _bare(name: str) -> str:
+    return "".join(unicodedata.normalize("NFKC", name).casefold().split())
+
+
 def _stage_one(sent: str, content: bytes, name: str | None, staged: Staged, readable: Callable[[bytes], str]) -> None:
     if name is None:
         raise RequestError(422, f"{printable(sent[:200])} has no class: give class_name, or send it in a folder")
@@ -244,8 +312,10 @@ def _stage_one(sent: str, content: bytes, name: str | None, staged: Staged, read
     except UnreadableImage as error:
         staged.unreadable.append((sent, str(error)))
         return
+    name = tidy(name)
     if name not in staged.names:
         staged.names.append(name)
+    staged.sent.append((sent, content_hash(content), staged.names.index(name)))
     entry = (f"{hashlib.sha256(content).hexdigest()}.{extension}", staged.names.index(name))
     if entry not in staged.files:
         (staged.folder / entry[0]).write_bytes(content)

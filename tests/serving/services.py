@@ -47,6 +47,15 @@ def photo(name: str, number: int, side: int = 24, kind: str = "PNG") -> bytes:
     return out.getvalue()
 
 
+def heic(name: str) -> bytes:
+    """A photo as phones make it."""
+    import pillow_heif
+
+    out = io.BytesIO()
+    pillow_heif.from_pillow(Image.fromarray(pixels(name, 0, 64))).save(out)
+    return out.getvalue()
+
+
 def photos(name: str, count: int, first: int = 100) -> list[tuple[str, tuple[str, bytes]]]:
     """Photos of one class, as a multipart request has them."""
     return [("files", (f"{name}-{i}.png", photo(name, i))) for i in range(first, first + count)]

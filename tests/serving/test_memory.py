@@ -43,7 +43,7 @@ def test_models_of_earlier_versions(service, caplog):
     taught(service).result.result(60)
     service.score(photo("red", 50)).result(60)
     twice = taught(service)
-    with pytest.raises(RequestError, match="all of them were learned before"):
+    with pytest.raises(RequestError, match="all were learned before"):
         twice.result.result(60)
     replaced = weakref.ref(service.model)
     service.rename("blue", "azure").result.result(60)

@@ -7,7 +7,7 @@ import pytest
 
 from cifnet_pl.serving.service import Options
 from tests.serving.browsing import CONTRAST, drop, no_wider_than_the_screen, page_of, picture, sync_api
-from tests.serving.services import ThreadServer, photo
+from tests.serving.services import ThreadServer, heic, photo, zipped
 
 pytestmark = pytest.mark.system
 expect = sync_api.expect
@@ -76,7 +76,7 @@ def test_many_photos_become_a_table(width, browser, server):
         expect(page.locator("#ask-progress")).to_be_hidden()
         expect(page.locator("#answers .card")).to_have_count(0)
         expect(rows.nth(9)).to_contain_text("green")
-        expect(rows.nth(17)).to_contain_text("None of these.")
+        expect(rows.nth(17)).to_contain_text("This looks unlike what I learned.")
         expect(rows.nth(20)).to_contain_text("no image of a known format")
         page.locator("#answer-rows img").last.scroll_into_view_if_needed()
         until(page, "[...document.querySelectorAll('#answer-rows img')].at(-1).naturalWidth > 0")
@@ -91,26 +91,114 @@ def test_many_photos_become_a_table(width, browser, server):
         text = download.value.path().read_text(encoding="utf-8")
     table = list(csv.DictReader(io.StringIO(text)))
     assert [row["class"] for row in table[:16]] == names[:16]
-    assert [row["known"] for row in table[16:20]] == ["false"] * 4
+    assert [(row["class"], row["known"]) for row in table[16:20]] == [("", "false")] * 4
+    assert all(row["closest"] in ("red", "green") for row in table[:20])
     assert all(float(row["p_value"]) <= 0.05 for row in table[16:20])
     assert table[20]["file"] == "'=1+1.png"  # a spreadsheet must not run it
     assert table[20]["unreadable"] == "no image of a known format"
 
 
-def test_an_answer_is_corrected_with_one_click_and_taken_back(browser, server):
+def test_an_answer_is_confirmed_or_corrected_and_taken_back(browser, server):
+    """ "Yes, right" is one click, another class two; all cards show the served version's answers; the focus stays."""
     with page_of(browser, server) as page:
-        drop(page, "ask-drop", {"a.png": photo("red", 70, 120)})
-        card = page.locator("#answers .card")
-        expect(card.locator(".answer").first).to_contain_text("red")
-        card.get_by_role("button", name="a.png is a green").click()
-        expect(page.locator("#message")).to_contain_text("Learned 1 photo as “green”. Undo takes it back.")
-        expect(page.locator("#state")).to_contain_text("version 2")
+        drop(page, "ask-drop", {"a.png": photo("red", 70, 120), "b.png": photo("blue", 70, 120)})
+        cards, state = page.locator("#answers .card"), page.locator("#state")
+        first, second = cards.nth(0), cards.nth(1)
+        expect(first.locator(".answer").first).to_contain_text("red")
+        expect(second).to_contain_text("It could be: ")
+        assert second.get_by_role("button", name="Yes").count() == 0
+        first.get_by_role("button", name="Yes, a.png is red").click()
+        expect(first).to_contain_text("Taught as “red”.")
+        assert page.evaluate("document.activeElement.closest('.card') === document.querySelector('#answers .card')")
+        expect(state).to_contain_text("version 2")
+        second.get_by_label("Right class of b.png").fill("blue")
+        second.get_by_role("button", name="Teach").click()
+        expect(second.locator(".answer").first).to_contain_text("blue")
+        expect(first.locator(".answer")).to_have_count(3)  # the other card has the new class's share, too
         page.get_by_role("button", name="Undo", exact=True).click()
-        expect(page.locator("#state")).to_contain_text("version 1")
+        expect(second).to_contain_text("This looks unlike what I learned.")
+        expect(first.locator(".answer")).to_have_count(2)
+        expect(first).to_contain_text("Taught as “red”.")
+        page.get_by_role("button", name="Undo", exact=True).click()
+        expect(first).not_to_contain_text("Taught as")
+        first.get_by_text("No, it is …").click()
+        first.get_by_role("button", name="a.png is: green").click()
+        expect(page.locator("#message")).to_contain_text("Learned 1 photo as “green”. Undo takes it back.")
+        page.get_by_role("button", name="Undo", exact=True).click()
+        expect(state).to_contain_text("version 1")
         page.get_by_role("button", name="Redo", exact=True).click()
-        expect(page.locator("#state")).to_contain_text("version 2")
+        expect(state).to_contain_text("version 4")
         expect(page.get_by_role("button", name="Redo", exact=True)).to_be_disabled()
     assert {one["name"]: one["photos"] for one in server.get("/classes")} == {"red": 12, "green": 13}
+
+
+def test_what_may_be_a_mistake_is_asked_about(browser, server):
+    """Two class folders under one name; a name that is nearly another; a photo of another class."""
+    with page_of(browser, server) as page:
+        page.get_by_role("tab", name="Teach").click()
+        lesson, sure = page.locator("#lesson"), page.locator("#sure")
+        folders = {f"{name}/{i}.png": photo(name, i) for name in ("apple", "pear") for i in range(3)}
+        drop(page, "teach-drop", {"fruit.zip": zipped(folders)})
+        page.get_by_label("Name of the class").fill("fruit")
+        page.get_by_role("button", name="Learn", exact=True).click()
+        expect(sure).to_contain_text("2 folders ('apple', 'pear'): without a name each folder is a class.")
+        picture(page, "sure")
+        sure.get_by_role("button", name="Cancel").click()
+        expect(page.locator("#message")).to_have_text("Nothing was changed.")
+        page.get_by_label("Name of the class").fill("")
+        page.get_by_role("button", name="Learn", exact=True).click()
+        expect(lesson).to_contain_text("Learned apple (3), pear (3)")
+        drop(page, "teach-drop", {"a.png": photo("apple", 9)})
+        page.get_by_label("Name of the class").fill("Apple ")
+        page.get_by_role("button", name="Learn", exact=True).click()
+        sure.get_by_role("button", name="Use “apple”").click()
+        expect(lesson).to_contain_text("Learned apple (1)")
+        drop(page, "teach-drop", {"a.png": photo("apple", 9)})
+        page.get_by_label("Name of the class").fill("pear")
+        page.get_by_role("button", name="Learn", exact=True).click()
+        expect(sure).to_contain_text("1 photo is of another class, too: a.png is 'apple'.")
+        sure.get_by_role("button", name="Do it anyway").click()
+        expect(lesson).to_contain_text("Learned pear (1)")
+    assert {one["name"]: one["photos"] for one in server.get("/classes")}.keys() == {"red", "green", "apple", "pear"}
+
+
+def test_what_was_asked_stays_through_a_reload_until_it_is_cleared(browser, server):
+    with page_of(browser, server) as page:
+        drop(page, "ask-drop", {"a.png": photo("red", 70, 120), "b.png": photo("green", 70, 120)})
+        cards = page.locator("#answers .card")
+        expect(cards).to_have_count(2)
+        assert page.title() == "Ask · model · cifnet"
+        until(page, "document.getElementById('ask-progress').hidden")
+        page.wait_for_timeout(200)
+        page.reload()
+        expect(cards).to_have_count(2)
+        expect(cards.nth(1).locator(".answer").first).to_contain_text("green")
+        page.get_by_role("button", name="Clear", exact=True).click()
+        expect(cards).to_have_count(0)
+        page.reload()
+        expect(page.locator("#state")).to_contain_text("2 classes")
+        expect(cards).to_have_count(0)
+
+
+def test_formats_that_the_browser_cannot_show_are_shown(browser, server):
+    with page_of(browser, server) as page:
+        drop(page, "ask-drop", {"a.tif": photo("red", 70, 120, "TIFF"), "b.heic": heic("green")})
+        expect(page.locator("#answers .card")).to_have_count(2)
+        until(page, "[...document.querySelectorAll('.card .top > img')].every((one) => one.naturalWidth > 0)")
+        assert page.locator("#answers .card .top > img").count() == 2
+        assert ".heic" in page.locator("#ask-files").get_attribute("accept")
+
+
+def test_plain_words_first(browser, server):
+    """The laboratory's words are behind "Details"; accuracy of these days is not promised for another day."""
+    with page_of(browser, server) as page:
+        page.get_by_role("tab", name="Look").click()
+        expect(page.locator("#figures")).to_contain_text("Right on photos of these days")
+        expect(page.locator("#figures")).to_contain_text("Right on photos of another day (estimated)")
+        shown = page.locator("body").inner_text()
+        assert not [word for word in ("RidgeHead", " Wh", " MB", "stored samples") if word in shown]
+        page.locator("#look").get_by_text("Details").click()
+        expect(page.locator("#laboratory")).to_contain_text("RidgeHead")
 
 
 LONG = ["مرحبا بالعالم الجميل", "🐟🎣 bass 👩‍👩‍👧‍👦", "W" * 150, "<b>a sentence</b>, with commas, " * 6]

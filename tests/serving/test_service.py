@@ -22,6 +22,7 @@ from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.service import Options, Service
 from cifnet_pl.serving.uploads import Limits
 from cifnet_pl.serving.workspace import Workspace
+from cifnet_pl.utilities.errors import CheckpointError
 from tests.serving.services import SIDE, client, model, photo, photos, pixels, tree, zipped
 
 
@@ -153,10 +154,7 @@ def test_a_photo_counts_once(http):
     taught(http, count=5)
     assert taught(http, count=7)["learned"] == {"blue": 2}
     answer = http.post("/extend", files=photos("blue", 7), data={"class_name": "blue"})
-    assert (answer.status_code, answer.json()) == (
-        422,
-        {"error": "7 photos were sent, and all of them were learned before"},
-    )
+    assert (answer.status_code, answer.json()) == (422, {"error": "7 photos sent, but all were learned before"})
 
 
 def test_learning_does_not_block_answers_and_others_wait_with_their_place(tmp_path, monkeypatch):
@@ -233,6 +231,7 @@ def test_forgotten_exactly_where_all_photos_are_kept(http, tmp_path):
     taught(http)
     changed = http.post("/forget", json={"name": "blue"}).json()
     assert (changed["exact"], changed["version"]) == (True, 3)
+    assert "10 photos of it and the versions before stay here until you delete them" in changed["says"]
     own, served = model(), cifnet_pl.load(tmp_path / "w" / "versions" / "000003")
     images = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8)
     assert torch.allclose(own.head(own.embed(images)), served.head(served.embed(images)), atol=1e-7)
@@ -240,6 +239,23 @@ def test_forgotten_exactly_where_all_photos_are_kept(http, tmp_path):
     assert (changed["exact"], "still count" in changed["says"]) == (False, True)
     assert http.post("/forget", json={"name": "green"}).status_code == 422
     assert [one["name"] for one in http.get("/classes").json()] == ["green"]
+
+
+def test_what_may_be_a_mistake_is_done_where_it_is_asked_for_anyway(http):
+    """Folders under one name, a name that is nearly another, a photo as two classes: each once by mistake, once not."""
+    folders = [("files", (f"{name}/1.png", photo(name, 1))) for name in ("blue", "yellow")]
+    nearly = photos("red", 1, 300)
+    for sent, name, learned in ((folders, "bright", 2), (nearly, " RED", 1), (folders[:1], "navy", 1)):
+        refused = http.post("/extend", files=sent, data={"class_name": name})
+        assert refused.status_code == 409, refused.text
+        done = http.post("/extend?anyway=true", files=sent, data={"class_name": name})
+        assert done.json()["learned"] == {name.strip(): learned}
+    job = http.post("/rename?wait=false", json={"old": "navy", "new": "Green "}).json()
+    while job["state"] != "refused":
+        job = http.get(f"/jobs/{job['job']}").json()
+    assert (job["status"], job["may_be_asked_for"], job["instead"]) == (409, True, "green")
+    assert http.post("/rename?anyway=true", json={"old": "navy", "new": "Green "}).status_code == 200
+    assert [one["name"] for one in http.get("/classes").json()] == ["red", "green", "bright", "RED", "Green"]
 
 
 def test_renamed_classes_keep_their_photos(http):
@@ -264,9 +280,13 @@ def test_renamed_classes_keep_their_photos(http):
 def test_downloads(http, tmp_path):
     taught(http)
     (tmp_path / "bundle.zip").write_bytes(http.get("/versions/2/bundle").content)
-    with zipfile.ZipFile(tmp_path / "bundle.zip") as archive:
-        archive.extractall(tmp_path / "bundle")
-    assert cifnet_pl.load(tmp_path / "bundle").class_names == ["red", "green", "blue"]
+    assert cifnet_pl.load(tmp_path / "bundle.zip").class_names == ["red", "green", "blue"]
+    for name, sentence in (("../config.json", "more than a model"), ("zeros", "100 times its size")):
+        with zipfile.ZipFile(tmp_path / "bundle.zip", "a", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(name, bytes(10**8))
+        with pytest.raises(CheckpointError, match=sentence):
+            cifnet_pl.load(tmp_path / "bundle.zip")
+        (tmp_path / "bundle.zip").write_bytes(http.get("/versions/2/bundle").content)
     onnxruntime = pytest.importorskip("onnxruntime")
     graph = http.get("/versions/2/onnx").content
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
@@ -387,7 +407,7 @@ def test_read_only(tmp_path):
         answers += [http.post("/extend", files=photos("blue", 1), data={"class_name": "blue"})]
         answers += [http.post("/purge", json={}), http.post("/extend?dry_run=true", files=photos("blue", 1))]
         assert [answer.status_code for answer in answers] == [403] * 8
-        asked = {"/classify", "/group"}  # every other POST changes something
+        asked = {"/classify", "/group", "/preview"}  # every other POST changes something
         posts = [path for path, kinds in http.get("/openapi.json").json()["paths"].items() if "post" in kinds]
         assert set(posts) - asked == {one.request.url.path.replace("/1/", "/{number}/") for one in answers}
         assert names_of(http.post("/classify", files=photos("red", 1))) == ["red"]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cifnet_pl.photos.photo import UnreadableImage, read_square
-from cifnet_pl.serving.refusals import RequestError
-from cifnet_pl.serving.uploads import Limits, decoded, stage, uploads
+from cifnet_pl.photos.photo import UnreadableImage, content_hash, read_square
+from cifnet_pl.serving.refusals import Question, RequestError
+from cifnet_pl.serving.uploads import Limits, check_alike, decoded, stage, tidy, uploads
 from tests.serving.services import photo, zipped
 
 LIMITS = Limits(photo_bytes=20_000, pixels=10_000, photos=5, zip_bytes=100_000)
@@ -140,3 +140,36 @@ def test_nothing_to_learn_leaves_nothing(photos, name, sentence, tmp_path):
     with pytest.raises(RequestError, match=sentence):
         staged(photos, name, tmp_path / "in")
     assert not (tmp_path / "in").exists()
+
+
+def test_names_are_tidied_and_those_that_are_nearly_another_are_asked_about():
+    assert [tidy(name) for name in (" banana ", "red  apple", "cafe\u0301", "a\u00a0b", "a\nb")] == [
+        "banana",
+        "red apple",
+        "caf\u00e9",
+        "a b",
+        "a\nb",
+    ]
+    check_alike("banana", ["Bananas", "banana"])
+    for name, other in (("banana", "Banana"), ("redapple", "Red apple"), ("\uff42anana", "banana")):
+        with pytest.raises(Question) as question:
+            check_alike(name, ["kiwi", other])
+        assert (question.value.status, question.value.instead) == (409, other)
+
+
+def test_what_may_be_a_mistake_is_asked_about(tmp_path):
+    """Several folders under one name; a photo in two classes of a request, or learned as another class before."""
+    a, b = photo("red", 0), photo("red", 1)
+    folders = staged([("top/apple/1.png", a), ("top/pear/2.png", b)], "fruit", tmp_path / "folders")
+    with pytest.raises(Question, match="from 2 folders"):
+        folders.check_folders()
+    one = staged([("apple/1.png", a), ("2.png", b)], "fruit", tmp_path / "one")
+    one.check_folders()
+    one.check_labels({content_hash(a): ["fruit"]})
+    with pytest.raises(Question, match="1 photo is of another class, too"):
+        one.check_labels({content_hash(a): ["kiwi"]})
+    both = staged([("x/1.png", a), ("y/2.png", a)], None, tmp_path / "both")
+    with pytest.raises(Question, match="another class"):
+        both.check_labels({})
+    with pytest.raises(Question, match="'x' differs from the class 'X'"):
+        staged([("X /1.png", a), ("x/2.png", b)], None, tmp_path / "alike").check_names([])

@@ -1,26 +1,16 @@
 // Change: rename, forget, undo, redo, and the versions.
 
-import { $, action, changed, finished, get, isReadOnly, make, named, post, request, save, say, table } from "./page.js";
+import { $, action, changed, ENOUGH, finished, get, isReadOnly, make, named, post, request, save, say, sure, table, waits } from "./page.js";
 
 /** Ask for a change; `done` is called before the page shows it, when what was typed for it is no longer needed. */
 async function change(path, content, done = () => {}) {
-  const job = await finished(await post(`${path}?wait=false`, content), (now) => {
-    if (now.place) say(`Waiting: ${now.place} changes come first.`, true);
+  const begin = ({ anyway, instead }) => post(`${path}?wait=false${anyway ? "&anyway=true" : ""}`, instead ? { ...content, new: instead } : content);
+  const job = await finished(begin, (now) => {
+    if (now.place) say(waits(now), true);
   });
   done();
   const text = job.changed.says;
   await changed(`${text[0].toUpperCase()}${text.slice(1)}. Version ${job.changed.version} is served.`);
-}
-
-function sure(text, yes) {
-  const dialog = $("sure");
-  $("sure-text").textContent = text;
-  $("sure-yes").textContent = yes;
-  dialog.returnValue = "no";
-  return new Promise((resolve) => {
-    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
-    dialog.showModal();
-  });
 }
 
 function button(text, label, work) {
@@ -38,10 +28,11 @@ async function download(number, kind) {
 }
 
 const COLUMNS = [{ title: "Version", number: true }, { title: "Change", bare: true }, { title: "Classes", number: true }, { title: "Photos", number: true },
-  { title: "Held back", number: true }, { title: "When", kind: "date" }, { title: "", bare: true, kind: "actions" }];
+  { title: "New photos right", number: true }, { title: "When", kind: "date" }, { title: "", bare: true, kind: "actions" }];
 
 function row(version, current) {
-  const scores = version.scores.held_back === undefined ? "" : `${version.scores.held_back.toFixed(1)} %`;
+  const { held_back: right, held_back_photos: of } = version.scores;
+  const scores = right === undefined ? "" : of < ENOUGH ? "too few to say" : `${right.toFixed(1)} % of ${of}`;
   const actions = make("div", { class: "row" });
   if (version.stored) {
     if (version.number !== current && !isReadOnly()) actions.append(button("Go to", `Go to version ${version.number}`, () => change(`/versions/${version.number}/serve`)));
@@ -86,12 +77,13 @@ export function start() {
   });
   action($("forget"), "click", async () => {
     const name = $("change-old").value;
-    if (await sure(`Forget the class “${name}”? The version before stays, so you can take it back.`, "Forget")) await change("/forget", { name });
+    const text = `Forget the class “${name}”? Its photos and the version before stay until you delete them for good, so you can take it back.`;
+    if (await sure(text, "Forget") === "yes") await change("/forget", { name });
   });
   action($("compare-form"), "submit", compare);
   for (const [photos, text] of [["forgotten", "photos of forgotten classes"], ["all", "all kept photos"]]) {
     action($(`purge-${photos}`), "click", async () => {
-      if (await sure(`Delete ${text} and all other versions for good?`, "Delete")) await change("/purge", { photos });
+      if (await sure(`Delete ${text} and all other versions for good?`, "Delete") === "yes") await change("/purge", { photos });
     });
   }
 }

@@ -1,6 +1,6 @@
 // Look: classes, accuracy over time, confusions, size.
 
-import { $, action, get, keptPhoto, make, named, percent, table } from "./page.js";
+import { $, action, count, ENOUGH, get, keptPhoto, make, named, percent, table } from "./page.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -15,18 +15,21 @@ function figures(look) {
   const energies = look.history.map((moment) => moment.energy_kwh).filter((value) => value !== null);
   const energy = energies.reduce((sum, value) => sum + value, 0);
   const source = look.history.find((moment) => moment.energy_source)?.energy_source?.includes("estimated") ? "estimated" : "";
-  const found = {
-    Classes: look.classes, Photos: look.photos, Head: look.head, Backbone: look.backbone,
-    "Size of the state": `${look.state_mb.toFixed(2)} MB`,
-    "Accuracy on stored samples": look.stored_accuracy === null ? "not measured" : `${look.stored_accuracy.toFixed(1)} %`,
-    "Energy to learn": energies.length ? `${(1000 * energy).toPrecision(3)} Wh${source ? ` (${source})` : ""}` : "not measured",
-  };
-  $("figures").replaceChildren(...Object.entries(found).map(([name, value]) =>
+  const show = (place, found) => $(place).replaceChildren(...Object.entries(found).map(([name, value]) =>
     make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
+  show("figures", {
+    Classes: look.classes, Photos: look.photos,
+    "Right on photos of these days": look.stored_accuracy === null ? "not measured" : `${look.stored_accuracy.toFixed(1)} %`,
+    "Right on photos of another day (estimated)": "not estimated",
+  });
+  show("laboratory", {
+    Head: look.head, Network: look.backbone, "Size of the state": `${look.state_mb.toFixed(2)} MB`,
+    "Energy to learn": energies.length ? `${(1000 * energy).toPrecision(3)} Wh${source ? ` (${source})` : ""}` : "not measured",
+  });
 }
 
-/** A line through points {accuracy, label, about}, the labels below it. */
-function plotted(points, title, below) {
+/** Points {accuracy, label, about}, the labels below them, and a line through them unless they are of different photos. */
+function plotted(points, title, below, joined = true) {
   const [width, height, left, bottom, top] = [440, 220, 40, 40, 15];
   const x = (i) => left + (points.length === 1 ? 0.5 : i / (points.length - 1)) * (width - left - 20);
   const y = (value) => top + (1 - value / 100) * (height - top - bottom);
@@ -36,7 +39,7 @@ function plotted(points, title, below) {
     svg.append(drawn("line", { class: "grid", x1: left, x2: width - 20, y1: y(value), y2: y(value) }));
     svg.append(drawn("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, `${value}`));
   }
-  svg.append(drawn("polyline", { class: "line", points: points.map((p, i) => `${x(i)},${y(p.accuracy)}`).join(" ") }));
+  if (joined) svg.append(drawn("polyline", { class: "line", points: points.map((p, i) => `${x(i)},${y(p.accuracy)}`).join(" ") }));
   points.forEach((p, i) => {
     const dot = drawn("circle", { class: "point", cx: x(i), cy: y(p.accuracy), r: 4 });
     dot.append(drawn("title", {}, `${p.about}, ${p.accuracy.toFixed(1)} %`));
@@ -49,17 +52,18 @@ function plotted(points, title, below) {
   return svg;
 }
 
-/** Accuracy of each step that was measured. */
+/** Accuracy of each step that was measured; a lesson of few photos says too little, as a fifth of them is scored. */
 function curve(history) {
   const measured = history.filter(({ accuracy }) => accuracy !== null);
-  if (!measured.length) {
-    $("curve").replaceChildren(make("p", { class: "hint", textContent: "No accuracy was measured yet." }));
-    return;
-  }
-  const points = measured.map((moment) => ({ ...moment, label: moment.classes, about: `${moment.what}: ${moment.classes} classes` }));
-  const svg = plotted(points, `Accuracy after each of ${points.length} steps`, "classes known");
-  const note = make("p", { class: "hint", textContent: "Percent: of all held-out photos after a task of the run; of a held-back fifth of the new photos after a lesson here." });
-  $("curve").replaceChildren(svg, note);
+  const points = measured.filter(({ photos }) => photos === null || photos >= 5 * ENOUGH)
+    .map((moment) => ({ ...moment, label: moment.classes, about: `${moment.what}: ${count(moment.classes, "class", "classes")}` }));
+  const few = measured.length - points.length;
+  const notes = [];
+  if (points.length) notes.push("Percent of photos of these days: of all test photos after a task of the first run, of a fifth of the new photos after a lesson here. They are different photos, so they are not joined.");
+  else notes.push("Nothing was measured on enough photos yet.");
+  if (few) notes.push(`Not shown: ${count(few, "lesson")} of fewer than ${5 * ENOUGH} photos, which say too little.`);
+  const shown = points.length ? [plotted(points, `Right answers after each of ${count(points.length, "step")}`, "classes known", false)] : [];
+  $("curve").replaceChildren(...shown, ...notes.map((textContent) => make("p", { class: "hint", textContent })));
 }
 
 function confusion(look) {
@@ -76,7 +80,7 @@ function confusion(look) {
     if (share >= 0.5) cell.style.backgroundColor = `color-mix(in srgb, var(${i === j ? "--bar" : "--danger"}) ${Math.min(100, Math.round(i === j ? share : 15 + share * 0.45))}%, transparent)`;
     return cell;
   })));
-  place.replaceChildren(make("table", {}, head, ...rows), make("p", { class: "hint", textContent: "Percent of each class's stored samples, each answered as if it had never been learned." }));
+  place.replaceChildren(make("table", {}, head, ...rows), make("p", { class: "hint", textContent: "Percent of the photos of each class that are stored, photos of these days: each answered as if it had never been learned." }));
 }
 
 async function classes() {
@@ -111,18 +115,18 @@ async function audit() {
   }
   const parts = [];
   if (found.doubtful.length) {
-    parts.push(make("p", { textContent: `${found.doubtful.length} of ${found.photos} kept photos look more like another class:` }));
+    parts.push(make("p", { textContent: `Of ${count(found.photos, "kept photo")} these look more like another class:` }));
     parts.push(make("ul", { class: "cards" }, ...found.doubtful.map(doubtfulPhoto)));
-  } else if (found.photos) parts.push(make("p", { textContent: `None of ${found.photos} kept photos is doubtful.` }));
+  } else if (found.photos) parts.push(make("p", { textContent: `None of ${count(found.photos, "kept photo")} is doubtful.` }));
   else if (!found.not_judged.length) parts.push(make("p", { textContent: "No photos of two classes are kept here, so none can be doubted." }));
   if (found.not_judged.length) {
     parts.push(make("p", { class: "hint", textContent: `Not judged, as one photo or near-copies of one alone are kept: ${found.not_judged.join(", ")}.` }));
   }
   if (found.curve.length) {
     const points = found.curve.map(({ photos, accuracy }) => ({ accuracy, label: photos, about: `${photos} photos of each class` }));
-    const more = found.with_twice_as_many === null ? "" : ` With twice as many, about ${found.with_twice_as_many.toFixed(1)} % can be expected.`;
+    const more = found.with_twice_as_many === null ? "" : ` With twice as many about ${found.with_twice_as_many.toFixed(1)} % of those would be right.`;
     parts.push(make("h4", { textContent: "Photos against accuracy" }), plotted(points, "Accuracy by number of photos of each class", "photos of each class"));
-    parts.push(make("p", { class: "hint", textContent: `Percent of the stored samples, each answered as if it had never been learned.${more}` }));
+    parts.push(make("p", { class: "hint", textContent: `Percent of photos of these days, each answered as if it had never been learned.${more} Photos of another day are harder: what helps most there is photos of that day.` }));
     if (found.short.length) {
       parts.push(make("p", { class: "hint", textContent: `These classes have less than half as many photos as the others: ${found.short.join(", ")}.` }));
     }

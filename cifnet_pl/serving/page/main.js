@@ -3,7 +3,7 @@
 import * as ask from "./ask.js";
 import * as change from "./change.js";
 import * as look from "./look.js";
-import { $, get, isReadOnly, make, say, whenChanged } from "./page.js";
+import { $, count, get, isReadOnly, make, say, serves, whenChanged } from "./page.js";
 import * as teach from "./teach.js";
 
 const TABS = ["ask", "teach", "look", "change"];
@@ -18,6 +18,7 @@ async function open(name) {
     $(`tab-${other}`).tabIndex = chosen ? 0 : -1;
   }
   history.replaceState(null, "", `#${name}`);
+  entitle();
   try {
     await PARTS[name]?.show();
   } catch (error) {
@@ -25,12 +26,25 @@ async function open(name) {
   }
 }
 
+function entitle() {
+  const tab = TABS.find((one) => !$(one).hidden);
+  document.title = `${$(`tab-${tab}`).textContent} · ${$("model-name").textContent} · cifnet`;
+}
+
+/** Numbers of the version that is served and of those that it came from. */
+function lineOf({ current, versions }) {
+  const parents = new Map(versions.map(({ number, parent }) => [number, parent]));
+  const found = [];
+  for (let number = current; number; number = parents.get(number)) found.push(number);
+  return found;
+}
+
 async function refresh() {
   const [versions, classes, state] = await Promise.all([get("/versions"), get("/classes"), get("/look")]);
-  document.title = state.name;
   $("model-name").textContent = state.name;
-  $("state").textContent = `${state.classes} classes, ${state.photos} photos, version ${state.version}${state.read_only ? ", read-only" : ""}`;
-  $("footer-version").textContent = `${state.head} on ${state.backbone}`;
+  $("state").textContent = `${count(state.classes, "class", "classes")}, ${count(state.photos, "photo")}, version ${state.version}${state.read_only ? ", read-only" : ""}`;
+  entitle();
+  serves(lineOf(versions));
   $("undo").disabled = !versions.can_undo;
   $("redo").disabled = !versions.can_redo;
   document.body.classList.toggle("read-only", state.read_only); // what changes the model is not shown then
@@ -42,6 +56,7 @@ async function refresh() {
 
 async function afterChange() {
   await refresh();
+  await ask.again();
   const name = TABS.find((tab) => !$(tab).hidden);
   await PARTS[name]?.show();
 }
@@ -65,6 +80,7 @@ change.start();
 whenChanged(afterChange);
 refresh()
   .then(() => open(tabs().includes(location.hash.slice(1)) ? location.hash.slice(1) : "ask"))
+  .then(ask.restore)
   .catch((error) => {
     $("state").textContent = "";
     say(error.message);

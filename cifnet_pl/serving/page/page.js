@@ -27,6 +27,14 @@ export const isReadOnly = () => document.body.classList.contains("read-only");
 
 export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
 
+export const count = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;
+
+/** What is said of a change that waits. */
+export const waits = ({ place }) => `Waiting: ${count(place, "change comes", "changes come")} first.`;
+
+/** Fewer photos than these say too little for a percentage. */
+export const ENOUGH = 10;
+
 function headers() {
   const token = sessionStorage.getItem(TOKEN);
   return token ? { Authorization: `Bearer ${token}` } : {};
@@ -96,12 +104,39 @@ export function send(path, form, report) {
   });
 }
 
-/** Wait for the end of a change; `report` gets what is known of it meanwhile. */
-export async function finished(job, report = () => {}) {
+async function ended(job, report) {
   while (job.state === "waiting" || job.state === "at work") {
     report(job);
     await new Promise((resolve) => setTimeout(resolve, 250));
     job = await get(`/jobs/${job.job}`);
+  }
+  return job;
+}
+
+/** Ask before something is done; gives "yes", "instead" or "no". */
+export function sure(text, yes, instead = null) {
+  const dialog = $("sure");
+  $("sure-text").textContent = text;
+  $("sure-yes").textContent = yes;
+  $("sure-instead").textContent = instead ?? "";
+  $("sure-instead").hidden = !instead;
+  dialog.returnValue = "no";
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue || "no"), { once: true });
+    dialog.showModal();
+  });
+}
+
+/** Wait for the end of a change. One that may be a mistake is asked about, and made where it is meant.
+ * `begin` asks for it and gives a job; it gets {anyway}, or {instead} with the class that is meant.
+ * `report` gets what is known of it meanwhile.
+ */
+export async function finished(begin, report = () => {}) {
+  let job = await ended(await begin({}), report);
+  if (job.may_be_asked_for) {
+    const choice = await sure(`${job.error}.`, "Do it anyway", job.instead && `Use “${job.instead}”`);
+    if (choice === "no") throw new Error("Nothing was changed.");
+    job = await ended(await begin(choice === "yes" ? { anyway: true } : { instead: job.instead }), report);
   }
   if (job.error) throw new Error(job.error);
   return job;
@@ -134,12 +169,18 @@ export function table(place, columns, rows) {
   }))));
 }
 
-/** The file's address as an image, without another request. */
+/** The file as an image; where the browser cannot show its format (HEIC, TIFF), the service makes a small one. */
 export function thumbnail(file, alt) {
-  const url = URL.createObjectURL(file);
-  const image = make("img", { src: url, alt, loading: "lazy" });
-  image.addEventListener("load", () => URL.revokeObjectURL(url));
-  image.addEventListener("error", () => URL.revokeObjectURL(url));
+  const image = make("img", { src: URL.createObjectURL(file), alt, loading: "lazy" });
+  image.addEventListener("load", () => URL.revokeObjectURL(image.src));
+  image.addEventListener("error", async () => {
+    URL.revokeObjectURL(image.src);
+    const form = new FormData();
+    form.append("file", file, file.name || "photo");
+    try {
+      image.src = URL.createObjectURL(await (await request("/preview", { method: "POST", body: form })).blob());
+    } catch { image.replaceWith(make("span", { class: "no-preview hint", textContent: "no preview" })); }
+  }, { once: true });
   return image;
 }
 
@@ -203,6 +244,12 @@ export function save(name, blob) {
   link.remove();
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 }
+
+let line = new Set();
+/** Set the numbers of the version that is served and of those that it came from. */
+export const serves = (numbers) => { line = new Set(numbers); };
+/** Whether what a version learned is known now: it was not undone. */
+export const isServed = (version) => line.has(version);
 
 let showModel = async () => {};
 /** Set the function that shows the model anew in all parts of the page. */

@@ -1,6 +1,6 @@
 // Teach: photos of one class, or a folder or zip file with one sub-folder per class.
 
-import { $, action, changed, finished, make, say, send, takesFiles, takesPasted, thumbnail } from "./page.js";
+import { $, action, changed, count, ENOUGH, finished, make, say, send, takesFiles, takesPasted, thumbnail, waits } from "./page.js";
 
 const SHOWN = 24;
 let chosen = []; // {file, path}
@@ -8,7 +8,7 @@ let chosen = []; // {file, path}
 function showChosen() {
   const zips = chosen.filter(({ path }) => path.toLowerCase().endsWith(".zip")).length;
   const photos = chosen.length - zips;
-  const parts = [photos ? `${photos} ${photos === 1 ? "photo" : "photos"}` : "", zips ? `${zips} zip ${zips === 1 ? "file" : "files"}` : ""];
+  const parts = [photos ? count(photos, "photo") : "", zips ? count(zips, "zip file") : ""];
   $("teach-chosen").textContent = chosen.length ? `Chosen: ${parts.filter(Boolean).join(" and ")}.` : "No photo is chosen.";
   const images = chosen.filter(({ path }) => !path.toLowerCase().endsWith(".zip")).slice(0, SHOWN);
   $("teach-thumbs").replaceChildren(...images.map(({ file, path }) => make("li", {}, thumbnail(file, path))));
@@ -25,15 +25,15 @@ function clear() {
 const rounded = (value) => `${value.toFixed(1)} %`;
 
 function showLesson(lesson) {
-  const names = Object.entries(lesson.learned).map(([name, count]) => `${name} (${count})`).join(", ");
+  const names = Object.entries(lesson.learned).map(([name, photos]) => `${name} (${photos})`).join(", ");
   const lines = [lesson.version === null ? `Would learn ${names}. Nothing was changed.` : `Learned ${names} in ${lesson.seconds.toFixed(1)} s: version ${lesson.version}.`];
-  if (lesson.held_back_accuracy !== null) {
-    lines.push(`Scored before they were learned: ${rounded(lesson.held_back_accuracy)} of ${lesson.held_back_photos} new photos right.`);
+  if (lesson.held_back_photos >= ENOUGH) {
+    lines.push(`Photos of these days: ${rounded(lesson.held_back_accuracy)} of ${lesson.held_back_photos} new photos were right before they were learned. On another day expect less.`);
   } else {
-    lines.push("Too few photos to score some before they are learned.");
+    lines.push("Too few photos to say how well they would have been answered before.");
   }
   if (lesson.old_accuracy_before !== null) {
-    lines.push(`Earlier classes, on stored samples: ${rounded(lesson.old_accuracy_before)} before, ${rounded(lesson.old_accuracy_after)} after.`);
+    lines.push(`Earlier classes, photos of these days: ${rounded(lesson.old_accuracy_before)} right before, ${rounded(lesson.old_accuracy_after)} after.`);
   } else {
     lines.push("What it costs the earlier classes cannot be measured: this model stores no samples to leave out.");
   }
@@ -48,17 +48,21 @@ function showLesson(lesson) {
 
 async function teach(dryRun) {
   const name = $("teach-name").value.trim();
-  const form = new FormData();
-  for (const { file, path } of chosen) form.append("files", file, path);
-  if (name) form.append("class_name", name);
+  const begin = ({ anyway, instead }) => {
+    const form = new FormData();
+    for (const { file, path } of chosen) form.append("files", file, path);
+    if (instead && !name) throw new Error(`Rename that folder to “${instead}”, or give the photos that name.`);
+    if (name) form.append("class_name", instead ?? name);
+    return send(`/extend?wait=false&dry_run=${dryRun}${anyway ? "&anyway=true" : ""}`, form, (share) => { bar.value = share; });
+  };
   const bar = $("teach-progress");
   $("lesson").replaceChildren();
   $("teach-job").hidden = false;
   let job;
   try {
     $("teach-stage").textContent = "Sending…";
-    job = await finished(await send(`/extend?wait=false&dry_run=${dryRun}`, form, (share) => { bar.value = share; }), (now) => {
-      $("teach-stage").textContent = now.place ? `Waiting: ${now.place} changes come first.` : `Learning: ${now.done} of ${now.total ?? "…"} photos`;
+    job = await finished(begin, (now) => {
+      $("teach-stage").textContent = now.place ? waits(now) : `Learning: ${now.done} of ${now.total ?? "…"} photos`;
       if (now.total) bar.value = now.done / now.total;
       else bar.removeAttribute("value");
     });
