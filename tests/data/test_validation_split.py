@@ -10,8 +10,8 @@ import pytest
 from cifnet_pl.data import CIFNetDataModule
 from cifnet_pl.data.plan import without_test_images
 from cifnet_pl.data.sets import ArraySet, Grouping, Source
-from cifnet_pl.report import read_study
 from cifnet_pl.report.tables import all_tables
+from cifnet_pl.report.write import read_study
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import make_photos
 from tests.report.synthetic import write_run

@@ -18,7 +18,6 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, RidgeHead
 from cifnet_pl.learning.run_record import to_csv
-from cifnet_pl.report import read_study
 from cifnet_pl.report.figures import SETTINGS, trajectories
 from cifnet_pl.report.page import Table, to_csv_table, to_html, to_latex, to_markdown
 from cifnet_pl.report.runs import read_runs
@@ -33,6 +32,7 @@ from cifnet_pl.report.tables import (
     results_table,
     scaling_tables,
 )
+from cifnet_pl.report.write import read_study
 from tests.report.synthetic import write_run
 
 BOUND: dict[str, Any] = {
