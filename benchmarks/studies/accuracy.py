@@ -28,6 +28,7 @@ from benchmarks.studies.photos import (
     seen,
     show,
     show_columns,
+    stored,
     study_parser,
 )
 from cifnet_pl.buffer import CalibrationBuffer
@@ -105,7 +106,7 @@ def calibration(make: Make, photos: Photos) -> list[str]:
         seen_samples = seen(photos, head)
         scores, y = head(photos.val_z[seen_samples]), photos.val_y[seen_samples]
         columns = (y[:, None] == head.labels).int().argmax(dim=1)
-        temperatures = (1.0, calibrate(head, *buffer.items()), fit_temperature(scores, columns))
+        temperatures = (1.0, calibrate(stored(head, buffer)), fit_temperature(scores, columns))
         rows.append([ece(scores / t, columns) for t in temperatures])
         last = [torch.nn.functional.cross_entropy(scores / t, columns).item() for t in temperatures]
     errors = torch.tensor(rows)

@@ -29,6 +29,7 @@ from benchmarks.studies.photos import (
     read_photos,
     show,
     show_columns,
+    stored,
     study_parser,
 )
 from cifnet_pl.buffer import CalibrationBuffer
@@ -66,7 +67,7 @@ def decisions(photos: Photos) -> str:
     head, buffer, letters = RidgeHead(photos.z.shape[1], decision="auto"), CalibrationBuffer(2000), ""
     for classes in photos.tasks(1, 10):
         learn(head, photos, classes, buffer)
-        head.decide(*buffer.items())
+        head.decide(*buffer.items(), stored(head, buffer).groups)
         letters += "d" if head.discriminates else "r"
     return letters
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from benchmarks.studies.photos import Photos, learn, read_photos, show, show_columns, study_parser
+from benchmarks.studies.photos import Photos, learn, read_photos, show, show_columns, stored, study_parser
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, RidgeHead
 from cifnet_pl.heads.confidence import AnswerSets, calibrate, novelty_reference
@@ -54,7 +54,7 @@ def learned(photos: Photos, classes: list[int]) -> tuple[Head, CalibrationBuffer
     """The exact head on some classes, calibrated on 2000 samples."""
     head, buffer = RidgeHead(photos.z.shape[1]), CalibrationBuffer(2000)
     learn(head, photos, classes, buffer)
-    calibrate(head, *buffer.items())
+    calibrate(stored(head, buffer))
     return head, buffer
 
 
@@ -95,11 +95,11 @@ def kept_promises(head: Head, buffer: CalibrationBuffer, photos: Photos) -> Tens
     rows = torch.isin(photos.val_y, head.labels)
     z, y = photos.val_z[rows], photos.val_y[rows]
     columns = (y[:, None] == head.labels).int().argmax(dim=1)
-    p = novelty_reference(head, *buffer.items()).p_values(head.novelty(z))
+    p = novelty_reference(stored(head, buffer)).p_values(head.novelty(z))
     percentages = [100 * (p <= share).double().mean() for share in SHARES]
     probabilities = head.probabilities(z)
     for share in COVERAGES:
-        sets = AnswerSets.of(head, *buffer.items(), share).of_probabilities(probabilities)
+        sets = AnswerSets.of(stored(head, buffer), share).of_probabilities(probabilities)
         percentages += [100 * sets.gather(1, columns[:, None]).double().mean(), sets.sum(dim=1).double().mean()]
     percentages += [100 * (probabilities.argmax(dim=1) == columns).double().mean()]
     return torch.stack(percentages)
@@ -113,13 +113,13 @@ def along_the_stream(photos: Photos, order: int) -> Iterator[tuple[str, Tensor]]
     tasks = photos.tasks(order, -(-photos.classes // 10))
     for k, classes in enumerate(tasks, start=1):
         learn(head, first, classes, buffer)
-        calibrate(head, *buffer.items())
+        calibrate(stored(head, buffer))
         if k in (2, 5, len(tasks)):
             yield f"task {k}", kept_promises(head, buffer, photos)
     kept = [c for task in tasks[1:] for c in task]
     head.remove_classes(tasks[0])
     buffer.remove_classes(tasks[0])
-    calibrate(head, *buffer.items())
+    calibrate(stored(head, buffer))
     yield "first task forgotten", kept_promises(head, buffer, photos)
     extra = head.fresh()
     rows = torch.isin(more.y, torch.tensor(kept)).nonzero().flatten()
@@ -128,7 +128,7 @@ def along_the_stream(photos: Photos, order: int) -> Iterator[tuple[str, Tensor]]
     buffer.commit()
     head.merge_(extra)
     head.solve()
-    calibrate(head, *buffer.items())
+    calibrate(stored(head, buffer))
     yield "more photos of the others", kept_promises(head, buffer, photos)
 
 

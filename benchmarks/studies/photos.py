@@ -19,6 +19,8 @@ from cifnet_pl.data.loading import ImageLoader
 from cifnet_pl.data.sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import ACILHead, Head
+from cifnet_pl.heads.confidence import CalibrationSamples
+from cifnet_pl.model.calibration import occasions
 from cifnet_pl.photos.cache import EmbeddingCache, pipeline_folder
 from cifnet_pl.utilities.memory import keep_freed_memory
 
@@ -136,6 +138,12 @@ def accuracy(head: Head, photos: Photos) -> float:
 def at_validation(head: Head, photos: Photos) -> Tensor:
     """(n,) what each validation photo adds to the accuracy on all classes, in percent."""
     return 100 * (head.predict(photos.val_z) == photos.val_y).double() / len(photos.val_y)
+
+
+def stored(head: Head, buffer: CalibrationBuffer) -> CalibrationSamples:
+    """Return the samples of a buffer, those of one occasion, or near-copies, in one group."""
+    samples = CalibrationSamples(head, *buffer.items())
+    return samples.grouped(occasions(samples)[1])
 
 
 def left_out(head: Head, photos: Photos) -> Tensor:

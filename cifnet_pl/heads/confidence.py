@@ -1,4 +1,4 @@
-"""Calibrate probabilities without held-out data, with a temperature from leave-one-out scores of stored samples.
+"""Calibrate probabilities without held-out data, and keep promises, by leave-one-out scores of stored samples.
 
 The scores of ridge regression on ±L or one-hot targets are far too close together for a softmax. Dividing them by one
 temperature (Guo et al., 2017) mends that; it is usually fitted on held-out data. Here it is fitted on samples that were
@@ -7,14 +7,16 @@ learned, at scores that did not learn them, which ridge regression has in closed
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from cifnet_pl.heads.base import Head
+from cifnet_pl.heads.base import Head, LeftOut
 from cifnet_pl.statistics import comparable, left_out_groups, near_groups, near_limit
 from cifnet_pl.utilities.errors import UsageError
 
@@ -25,18 +27,65 @@ RANGE = math.log(1e3)
 """How far, in the logarithm and either way, a temperature may lie from the spread of the scores."""
 
 
-def calibrate(head: Head, z: Tensor, y: Tensor) -> float:
-    """Set ``head.temperature`` to the one that minimises the leave-one-out NLL of stored samples.
-
-    Near-copies among the samples, such as bursts of photos, are left out together: a sample whose twin was learned does
-    not show how new photos are scored. Samples without which nothing would be known of their scores are not used; the
-    temperature is 1 if there are no others.
+class CalibrationSamples:
+    """Labelled samples that show how a head does on photos that it has not learned.
 
     Args:
-        head: solved; see :meth:`Head.leave_one_out` for which heads can.
-        z: (n, d) embeddings of samples that the head has learned, such as those of the calibration buffer after the
-            task was committed.
-        y: (n,) int64 labels.
+        head: solved.
+        z: (n, d) embeddings.
+        y: (n,) int64 labels of classes that the head knows.
+        groups: (n,) int64, equal for samples that are left out together; None to leave out each alone.
+        learned: whether the head has learned them, so that they must be left out; see :meth:`Head.leave_one_out`.
+    """
+
+    def __init__(self, head: Head, z: Tensor, y: Tensor, groups: Tensor | None = None, learned: bool = True):
+        self.head, self.z, self.y, self.groups, self.learned = head, z, y, groups, learned
+        self.columns = (y[:, None] == head.labels).int().argmax(dim=1)
+
+    @cached_property
+    def left_out(self) -> LeftOut:
+        """Scores of the samples by their groups."""
+        if self.learned:
+            return self.head.leaving_out(self.z, self.y)
+        scores = self.head(self.z)
+        return lambda groups: scores
+
+    def grouped(self, groups: Tensor | None) -> CalibrationSamples:
+        """Return the same samples in other groups."""
+        result = copy.copy(self)
+        result.groups = groups
+        return result
+
+    def scores(self) -> Tensor:
+        """Return (n, C) float64 scores without each sample's group; NaN where nothing is known without it."""
+        return self.left_out(self.groups)
+
+    def novelty(self) -> Tensor:
+        """Return (n,) float64 novelty without each sample's group."""
+        if not self.learned:
+            return self.head.novelty(self.z)
+        return self.head.leave_one_out_novelty(self.z, self.y, self.groups)
+
+    def weights(self) -> Tensor:
+        """Return (n,) float64 how many photos each sample stands for."""
+        if not self.learned:
+            return torch.ones(len(self.y), dtype=torch.float64, device=self.y.device)
+        counts = torch.tensor(list(self.head.class_counts().values()), device=self.y.device)
+        return photo_weights(self.y, self.head.labels, counts)
+
+    def accuracy(self) -> float | None:
+        """Return the percentage of photos that are named right; None if nothing is known without any group."""
+        scores, weights = self.scores(), self.weights()
+        known = scores.isfinite().all(dim=1)
+        right = (scores.argmax(dim=1) == self.columns) & known
+        return 100 * float(weights[right].sum() / weights[known].sum()) if known.any() else None
+
+
+def calibrate(samples: CalibrationSamples) -> float:
+    """Set the head's temperature to the one that minimises the NLL of samples without their groups.
+
+    Samples without which nothing would be known of their scores are not used; the temperature is 1 if there are no
+    others.
 
     Returns:
         The temperature.
@@ -45,13 +94,12 @@ def calibrate(head: Head, z: Tensor, y: Tensor) -> float:
         UnsupportedError: the head has no leave-one-out scores.
         UsageError: no samples.
     """
-    if not len(y):
+    if not len(samples.y):
         raise UsageError("calibration needs stored samples, and there are none: use a calibration buffer")
-    scores = head.leave_one_out(z, y, near_copies(z, y))
+    scores = samples.scores()
     known = scores.isfinite().all(dim=1)
-    columns = (y[:, None] == head.labels).int().argmax(dim=1)
-    temperature = fit_temperature(scores[known], columns[known]) if known.any() else 1.0
-    head.temperature.fill_(temperature)
+    temperature = fit_temperature(scores[known], samples.columns[known]) if known.any() else 1.0
+    samples.head.temperature.fill_(temperature)
     return temperature
 
 
@@ -253,19 +301,14 @@ class Reference:
         return float(self.scores[first]) if first < len(self.scores) else float("inf")
 
 
-def novelty_reference(head: Head, z: Tensor, y: Tensor) -> Reference:
-    """Compute the leave-one-out novelty of stored samples; near-copies among them are left out together.
-
-    Args:
-        head: a head that ``tells_novelty``.
-        z: (n, d) embeddings of the samples.
-        y: (n,) int64 labels.
+def novelty_reference(samples: CalibrationSamples) -> Reference:
+    """Return the novelty of samples without their groups.
 
     Raises:
         UnsupportedError: this head cannot (``tells_novelty``).
         CifnetError: the head is not solved, or embeddings of another width.
     """
-    return Reference.of(head.leave_one_out_novelty(z, y, near_copies(z, y)), _weights(head, y))
+    return Reference.of(samples.novelty(), samples.weights())
 
 
 def set_scores(probabilities: Tensor) -> Tensor:
@@ -302,22 +345,19 @@ class AnswerSets:
     limits: Tensor
 
     @classmethod
-    def of(cls, head: Head, z: Tensor, y: Tensor, coverage: float, per_class: bool = False) -> AnswerSets:
-        """Choose the limits from the leave-one-out probabilities of stored samples, near-copies left out together.
+    def of(cls, samples: CalibrationSamples, coverage: float, per_class: bool = False) -> AnswerSets:
+        """Choose the limits from the probabilities of samples without their groups.
 
         Args:
-            head: calibrated or not; see :meth:`Head.leave_one_out` for which can.
-            z: (n, d) embeddings of stored samples.
-            y: (n,) labels.
+            samples: of a head that is calibrated or not.
             coverage: the chance, over all photos of known classes.
-            per_class: whether the chance holds for every class by itself. A class with too few stored samples
+            per_class: whether the chance holds for every class by itself. A class with too few samples
                 (fewer than ``coverage/(1 − coverage)``) is then in every set.
         """
-        scores = head.leave_one_out(z, y, near_copies(z, y))
-        columns = (y[:, None] == head.labels).int().argmax(dim=1)
+        head, columns, scores, weights = samples.head, samples.columns, samples.scores(), samples.weights()
         set_score = set_scores(torch.softmax(scores / head.temperature, dim=1))
         set_score = set_score.masked_fill(~scores.isfinite().all(dim=1, keepdim=True), torch.nan)
-        true_scores, weights = set_score.gather(1, columns[:, None]).flatten(), _weights(head, y)
+        true_scores = set_score.gather(1, columns[:, None]).flatten()
         if not per_class:
             limit = Reference.of(true_scores, weights).threshold(coverage)
             return cls(true_scores.new_full((len(head.labels),), limit))
@@ -334,8 +374,3 @@ class AnswerSets:
             (n, C) bool.
         """
         return set_scores(probabilities) <= self.limits
-
-
-def _weights(head: Head, y: Tensor) -> Tensor:
-    counts = torch.tensor(list(head.class_counts().values()), device=y.device)
-    return photo_weights(y, head.labels, counts)

@@ -82,6 +82,7 @@ class CIFNetModule(TaskModule):
             photos=self.photos,
             keeps_hashes=hashes,
         )
+        self.calibration = self.model.calibration
         self._told: set[str] = set()
 
     def settings(self) -> dict[str, Any]:

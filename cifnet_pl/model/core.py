@@ -16,8 +16,9 @@ from cifnet_pl.backbones import Backbone
 from cifnet_pl.backbones.engines import FLOAT32, autocast
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head
-from cifnet_pl.heads.confidence import calibrate, near_copies
-from cifnet_pl.model.bundle import Event, class_names, outside_parts
+from cifnet_pl.heads.confidence import CalibrationSamples, calibrate
+from cifnet_pl.model.bundle import Event, class_names, now, outside_parts
+from cifnet_pl.model.calibration import FEWEST_NEW, Calibration
 from cifnet_pl.utilities.errors import (
     NonFiniteError,
     UnsupportedError,
@@ -28,7 +29,7 @@ from cifnet_pl.utilities.errors import (
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.growing_tensors import GrowingModule, fingerprint
 from cifnet_pl.utilities.plugins import import_name
-from cifnet_pl.utilities.text import about_spellings, printable
+from cifnet_pl.utilities.text import about_spellings, number_of, printable
 
 AT_ONCE = 256
 """Embeddings that are added to the sums at once, at least: a Gram matrix is read and written for each addition."""
@@ -174,6 +175,7 @@ class Model:
             calibrated again after every change in any case.
         photos: content hashes of the photos learned, so that each is counted once.
         keeps_hashes: whether those of photos that are learned from now on are kept.
+        calibration: the samples by which the model is calibrated, and how many of them it names right.
     """
 
     backbone: Backbone
@@ -189,6 +191,7 @@ class Model:
     engines: list[str] = field(default_factory=list)
     photos: PhotoHashes = field(default_factory=PhotoHashes)
     keeps_hashes: bool = True
+    calibration: Calibration = field(default_factory=Calibration)
     _task: TaskUnderWay | None = field(default=None, init=False, repr=False, compare=False)
 
     # ------------------------------------------------------------------ what is known
@@ -289,7 +292,7 @@ class Model:
 
     def to(self: M, device: torch.device | str) -> M:
         """Move everything to a device, in place."""
-        for module in (self.backbone, self.head, self.buffer, self.photos):
+        for module in (self.backbone, self.head, self.buffer, self.photos, self.calibration):
             if module is not None:
                 module.to(device)
         return self
@@ -301,6 +304,7 @@ class Model:
             head=copy.deepcopy(self.head),
             buffer=copy.deepcopy(self.buffer),
             photos=copy.deepcopy(self.photos),
+            calibration=copy.deepcopy(self.calibration),
             class_names=list(self.class_names),
             history=list(self.history),
             engines=list(self.engines),
@@ -325,8 +329,8 @@ class Model:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors on the CPU, named ``head.…``, ``buffer.…`` and ``photos.…``."""
-        parts = {"head": self.head, "buffer": self.buffer, "photos": self.photos}
+        """Return all tensors on the CPU, named ``head.…``, ``buffer.…``, ``photos.…`` and ``calibration.…``."""
+        parts = {"head": self.head, "buffer": self.buffer, "photos": self.photos, "calibration": self.calibration}
         return {
             f"{name}.{key}": value.detach().cpu().contiguous()
             for name, module in parts.items()
@@ -512,15 +516,48 @@ class Model:
         self.calibrate()
 
     def calibrate(self) -> None:
-        """Let the head decide how to score, and fit the temperature if that is wanted or was done before."""
-        stored = self.stored_samples
-        if stored is None:
-            return
-        if self.head.decides:
-            self.head.decide(*stored, near_copies(*stored))
-        wanted = self.calibrated or float(self.head.temperature) != 1
-        if wanted and self.head.leaves_one_out:
-            calibrate(self.head, *stored)
+        """Let the head decide how to score, and fit the temperature if that is wanted or was done before.
+
+        Photos of one occasion are found first, so that they do not vouch for each other.
+        """
+        stored, wanted = self.stored_samples, self.calibrated or float(self.head.temperature) != 1
+        self.calibration.forget_stored()
+        if stored is not None and self.head.leaves_one_out and (wanted or self.head.decides):
+            self.calibration.find(self.head, *stored)
+        self.calibration.measure(self.head, self.photos.content)
+        samples = self.calibration_samples() if wanted else None
+        if samples is not None and (not samples.learned or self.head.leaves_one_out):
+            calibrate(samples)
+
+    def calibration_samples(self) -> CalibrationSamples | None:
+        """Return the samples by which this model is calibrated; None if there are none."""
+        return self.calibration.samples(self.head, self.stored_samples)
+
+    def recalibrated(self: M, z: Tensor, y: Tensor, key: Tensor) -> M:
+        """Return this model calibrated by photos of a new place, which are not learned, instead of its stored samples.
+
+        Temperature, sets of answers and what is called unknown are those of these photos from now on, after every
+        change; of photos that are learned later they are no longer.
+
+        Args:
+            z: (n, d) embeddings.
+            y: (n,) labels, as ``labels`` gives them.
+            key: (n,) int64 content hash of each photo.
+
+        Raises:
+            UsageError: fewer than 20 photos that were not learned.
+        """
+        model = self.clone()
+        model.calibration.take(z, y, key)
+        model.calibrated = True
+        model.calibrate()
+        if len(model.calibration.y) < FEWEST_NEW:
+            few = number_of(len(model.calibration.y), "labelled photo")
+            raise UsageError(f"{few} that the model has not learned cannot calibrate it: give at least {FEWEST_NEW}")
+        right = model.calibration.another_day
+        event = Event("recalibrate", len(self.class_names), accuracy=right, date=now(), parents=[self.identity])
+        model.history.append(event)
+        return model
 
     # ------------------------------------------------------------------ changes of classes
 

@@ -57,17 +57,17 @@ class Judge:
             model.head.require("tells_novelty")
         if coverage is not None:
             check_share("coverage", coverage, example=0.95)
-            model.head.require("leaves_one_out")
-        stored = model.stored_samples
-        if stored is None:
+            if not len(model.calibration.y):
+                model.head.require("leaves_one_out")
+        samples = model.calibration_samples()
+        if samples is None:
             raise UsageError(
                 "this model has no calibration samples, without which nothing can be promised: learn it with "
                 "cifnet fit … --model.buffer CalibrationBuffer --model.calibrate true"
             )
-        z, y = stored
         self.head, self.class_names, self.unknown = model.head, tuple(model.class_names), unknown
-        self.reference = novelty_reference(model.head, z, y) if unknown is not None else None
-        self.sets = AnswerSets.of(model.head, z, y, coverage, per_class) if coverage is not None else None
+        self.reference = novelty_reference(samples) if unknown is not None else None
+        self.sets = AnswerSets.of(samples, coverage, per_class) if coverage is not None else None
 
     @property
     def limit(self) -> float | None:
@@ -127,9 +127,10 @@ def able(
         unknown: as for :class:`Judge`.
         coverage: as for :class:`Judge`.
     """
-    if model.stored_samples is None:
+    new = len(model.calibration.y) > 0
+    if model.stored_samples is None and not new:
         return None, None
-    return unknown if model.head.tells_novelty else None, coverage if model.head.leaves_one_out else None
+    return unknown if model.head.tells_novelty else None, coverage if model.head.leaves_one_out or new else None
 
 
 KEPT = 0.95

@@ -32,6 +32,7 @@ from cifnet_pl.model.bundle import (
     parse,
     shown,
 )
+from cifnet_pl.model.calibration import Calibration
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.core import PhotoHashes
 from cifnet_pl.model.hub import HubName, fetch, is_hub_name
@@ -101,10 +102,10 @@ def assemble(
             buffer = CalibrationBuffer(**about.buffer.model_dump())
         except UsageError as error:
             raise CheckpointError(f"{where}: the settings of buffer are refused: {error}") from error
-    photos = PhotoHashes()  # stays empty where a run kept none
+    photos, calibration = PhotoHashes(), Calibration()  # which stay empty where a model has none
     others: dict[str, nn.Module] = {"buffer": buffer} if buffer is not None else {}
-    if any(name.startswith("photos.") for name in shapes):
-        others["photos"] = photos
+    parts: dict[str, nn.Module] = {"photos": photos, "calibration": calibration}
+    others |= {key: part for key, part in parts.items() if any(name.startswith(f"{key}.") for name in shapes)}
     keys = [f"{name}.{key}" for name, part in others.items() for key in part.state_dict()]
     _check_shapes(head, keys, tasks, shapes, where)
     tensors = read()
@@ -112,6 +113,7 @@ def assemble(
         _load(part, f"{name}.", tensors, where)
     _check_head(head, tasks, where, solved)
     _check_samples(buffer, photos, head, where)
+    _check_calibration(calibration, buffer, head, where)
     return Classifier(
         backbone,
         head,
@@ -124,6 +126,7 @@ def assemble(
         about.precision,
         engines=list(about.engines),
         photos=photos,
+        calibration=calibration,
     )
 
 
@@ -267,6 +270,15 @@ def _check_samples(buffer: CalibrationBuffer | None, photos: PhotoHashes, head: 
     known = set(labels) <= set(head.classes) and len(set(labels)) == len(labels)
     if not (whole and known and all(size > 0 for size in sizes) and sum(sizes) == len(photos.content)):
         raise CheckpointError(f"{where} is damaged: its content hashes do not go together with its classes")
+
+
+def _check_calibration(calibration: Calibration, buffer: CalibrationBuffer | None, head: Head, where: str) -> None:
+    """Raise CheckpointError unless what is loaded of a calibration goes together with the buffer and the head."""
+    z, y, stored = calibration.z, calibration.y, 0 if buffer is None else len(buffer.y)
+    whole = len(z) == len(y) == len(calibration.key) and (not len(y) or z.shape[1] == head.in_features)
+    known = set(y.tolist()) <= set(head.classes) and len(calibration.groups) in (0, stored)
+    if not (whole and known and calibration.is_plausible()):
+        raise CheckpointError(f"{where} is damaged: its calibration does not go together with its classes or samples")
 
 
 # ---------------------------------------------------------------------- places

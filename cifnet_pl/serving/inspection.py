@@ -107,8 +107,9 @@ def stored_answers(model: Classifier) -> tuple[Tensor, Tensor] | None:
     """
     if model.buffer is None or not len(model.buffer.y) or not model.head.leaves_one_out or len(model.class_names) < 2:
         return None
+    groups = model.calibration.groups if len(model.calibration.groups) == len(model.buffer.y) else None
     z, y = model.buffer.items()
-    scores = model.head.leave_one_out(z, y, near_copies(z, y))
+    scores = model.head.leave_one_out(z, y, near_copies(z, y) if groups is None else groups)
     known = scores.isfinite().all(dim=1)
     true = (y[known, None] == model.head.labels).int().argmax(dim=1)
     return true.cpu(), scores[known].argmax(dim=1).cpu()

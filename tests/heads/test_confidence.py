@@ -37,6 +37,7 @@ from cifnet_pl.heads.confidence import (
     FREE,
     PENALTY,
     AnswerSets,
+    CalibrationSamples,
     Reference,
     calibrate,
     check_share,
@@ -217,7 +218,7 @@ def test_bursts_do_not_make_a_head_sure_of_itself() -> None:
     labels, bursts = y.repeat_interleave(4), torch.arange(24).repeat_interleave(4)
     head = teach(RidgeHead(30, ridge=1.0), z, labels)
     expected = fit_temperature(head.leave_one_out(z, labels, bursts), labels)
-    assert calibrate(head, z, labels) == pytest.approx(expected, rel=1e-9)
+    assert calibrate(CalibrationSamples(head, z, labels, near_copies(z, labels))) == pytest.approx(expected, rel=1e-9)
     assert expected > 2 * fit_temperature(head.leave_one_out(z, labels), labels)
 
 
@@ -236,13 +237,13 @@ def test_a_sample_without_which_nothing_is_known() -> None:
     z, y = torch.randn(1, D), torch.tensor([4])
     head = teach(RidgeHead(D), z, y)
     assert head.leave_one_out(z, y).isnan().all()
-    assert calibrate(head, z, y) == 1.0
+    assert calibrate(CalibrationSamples(head, z, y)) == 1.0
     assert head.probabilities(z).tolist() == [[1.0]]
     photos = torch.randn(6, D, generator=torch.Generator().manual_seed(0))
     locked = CIFNetHead(D, ridge="gcv", update_past=False)
     for label, rows in ((0, [0]), (1, [1, 2, 3, 4, 5])):
         teach(locked, photos[rows], torch.full((len(rows),), label))
-    assert math.isfinite(calibrate(locked, photos[:3], torch.tensor([0, 1, 1])))
+    assert math.isfinite(calibrate(CalibrationSamples(locked, photos[:3], torch.tensor([0, 1, 1]))))
 
 
 @pytest.mark.parametrize("make", [RidgeHead, CIFNetHead, ACILHead])
@@ -254,7 +255,7 @@ def test_photos_that_are_nearly_alike_in_float32(make: type[Head], noise: float)
     z = torch.randn(4, 30, generator=generator)[y] + noise * torch.randn(80, 30, generator=generator)
     options = {"width": 60} if make is ACILHead else {}
     head = teach(make(30, ridge="gcv", dtype="float32", **options), z, y)
-    assert calibrate(head, z, y) > 0
+    assert calibrate(CalibrationSamples(head, z, y)) > 0
     assert torch.equal(head.predict(z), y)
 
 
@@ -354,7 +355,7 @@ def test_heads_without_a_closed_form_say_so(make: type[Head]) -> None:
     head = teach(make(D), z, y)
     assert not head.leaves_one_out
     with pytest.raises(UnsupportedError, match=f"{make.__name__} cannot leave samples out"):
-        calibrate(head, z, y)
+        calibrate(CalibrationSamples(head, z, y))
 
 
 def test_bad_calls_are_refused() -> None:
@@ -369,7 +370,7 @@ def test_bad_calls_are_refused() -> None:
     with pytest.raises(UsageError, match="label 2"):
         head.leave_one_out(torch.zeros(1, D), torch.tensor([2]))
     with pytest.raises(UsageError, match="calibration needs stored samples"):
-        calibrate(head, torch.zeros(0, D), torch.zeros(0, dtype=torch.int64))
+        calibrate(CalibrationSamples(head, torch.zeros(0, D), torch.zeros(0, dtype=torch.int64)))
 
 
 # ---------------------------------------------------------------------- the temperature
@@ -436,7 +437,7 @@ def test_digits_are_calibrated_as_well_as_on_the_test_set(make: Any) -> None:
     learn_digits(head, buffer, z[:900], y[:900])
     test, labels = z[900:], y[900:]
     raw = ece(head.probabilities(test), labels)
-    temperature = calibrate(head, *buffer.items())
+    temperature = calibrate(CalibrationSamples(head, *buffer.items()))
     assert head.temperature.item() == temperature
     fitted = ece(head.probabilities(test), labels)
     oracle = fit_temperature(head(test), labels)
@@ -557,7 +558,7 @@ def test_the_promise_about_unknown_holds(share: float) -> None:
     count = [300] * 3 + [30] * (CLASSES - 3)
     z, y = draw(count, seed=2)
     head, rows = tempered(z, y), stored(y, 25)
-    reference = novelty_reference(head, z[rows], y[rows])
+    reference = novelty_reference(CalibrationSamples(head, z[rows], y[rows]))
     new, _ = draw([20 * n for n in count], seed=3)
     called = (reference.p_values(head.novelty(new)) <= share).double().mean().item()
     assert abs(called - share) < 3 * math.sqrt(share / len(rows)) + 1 / len(rows)
@@ -569,7 +570,7 @@ def test_without_weights_the_promise_would_break() -> None:
     head, rows = tempered(z, y), stored(y, 25)
     new, _ = draw([20 * n for n in count], seed=3)
     plain = Reference.of(head.leave_one_out_novelty(z[rows], y[rows]), torch.ones(len(rows), dtype=torch.float64))
-    weighted = novelty_reference(head, z[rows], y[rows])
+    weighted = novelty_reference(CalibrationSamples(head, z[rows], y[rows]))
     errors = [abs((r.p_values(head.novelty(new)) <= 0.1).double().mean().item() - 0.1) for r in (plain, weighted)]
     assert errors[1] < errors[0] / 2
 
@@ -581,7 +582,8 @@ def test_sets_hold_the_right_class_as_often_as_promised(coverage: float) -> None
     new, right = draw([500] * CLASSES, seed=5)
     probabilities = head.probabilities(new)
     for per_class in (False, True):
-        sets = AnswerSets.of(head, z[rows], y[rows], coverage, per_class).of_probabilities(probabilities)
+        samples = CalibrationSamples(head, z[rows], y[rows])
+        sets = AnswerSets.of(samples, coverage, per_class).of_probabilities(probabilities)
         hit = sets.gather(1, right[:, None]).flatten().double()
         assert sets.any(dim=1).all()
         if per_class:
@@ -595,7 +597,7 @@ def test_sets_hold_the_right_class_as_often_as_promised(coverage: float) -> None
 def test_too_few_samples_of_a_class_to_promise_anything_of_it() -> None:
     z, y = draw([40] * CLASSES, seed=4)
     head, rows = tempered(z, y), stored(y, 10)
-    sets = AnswerSets.of(head, z[rows], y[rows], 0.95, per_class=True)
+    sets = AnswerSets.of(CalibrationSamples(head, z[rows], y[rows]), 0.95, per_class=True)
     assert (sets.limits == math.inf).all()
     assert sets.of_probabilities(head.probabilities(z)).all()
 

@@ -10,7 +10,7 @@ import torch
 
 from cifnet_pl.heads import ACILHead, FeCAMHead, Head, RidgeHead, SLDAHead
 from cifnet_pl.heads.base import OVERALL, RIDGE
-from cifnet_pl.heads.confidence import novelty_reference
+from cifnet_pl.heads.confidence import CalibrationSamples, near_copies, novelty_reference
 from cifnet_pl.utilities.errors import CifnetError, NonFiniteError, UnsupportedError
 from tests.heads.suite import (
     HEADS,
@@ -138,7 +138,7 @@ def test_what_calls_photos_unknown_is_measured_without_bursts() -> None:
     again = torch.randn(200, 30, generator=draw)
     expected = float(head.novelty(again).median())
     alone = float(head.leave_one_out_novelty(z, y).median())
-    together = float(novelty_reference(head, z, y).scores.median())
+    together = float(novelty_reference(CalibrationSamples(head, z, y, near_copies(z, y))).scores.median())
     assert abs(together - expected) < 0.1 * abs(alone - expected)
 
 

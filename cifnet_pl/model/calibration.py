@@ -1,0 +1,146 @@
+"""How well a model does on photos that it has not learned: those of these days, of another day, and of a new place."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from cifnet_pl.heads import Head
+from cifnet_pl.heads.confidence import CalibrationSamples, near_copies
+from cifnet_pl.statistics import find_occasions
+from cifnet_pl.utilities.growing_tensors import GrowingModule
+
+Kind = Literal["unknown", "few", "independent", "found", "measured"]
+"""What is known of photos of another day: nothing yet; too few photos to tell; that photos are independent, so that
+another day is like these; the occasions of photos, by which it is estimated; or labelled photos of a new place."""
+
+NOT_KNOWN = -1.0
+"""Stands for an accuracy that is not known."""
+
+FEWEST_NEW = 20
+"""Labelled photos of a new place from which a model can be calibrated: sets of 95 % need nineteen."""
+
+
+class Calibration(GrowingModule):
+    """The samples by which a model is calibrated, and how many of them it names right.
+
+    Buffers:
+        kind: () int64, position in :data:`Kind`.
+        groups: (n,) int64, equal for stored samples of one occasion, in the buffer's order; empty if not known.
+        accuracy: (2,) float64, percent of photos of these days and of another day that are named right.
+        z, y, key: (m, d) float32 embeddings, (m,) int64 labels and (m,) int64 content hashes of photos of a new place,
+            which are not learned; with any of them, the stored samples calibrate nothing.
+    """
+
+    kind: Tensor
+    groups: Tensor
+    accuracy: Tensor
+    z: Tensor
+    y: Tensor
+    key: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kind", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("accuracy", torch.full((2,), NOT_KNOWN, dtype=torch.float64))
+        self.register_buffer("z", torch.zeros(0, 0))
+        for name in ("groups", "y", "key"):
+            self.register_buffer(name, torch.zeros(0, dtype=torch.int64))
+
+    @property
+    def known(self) -> Kind:
+        """What is known of photos of another day."""
+        kinds: tuple[Kind, ...] = get_args(Kind)
+        return kinds[int(self.kind)]
+
+    def is_plausible(self) -> bool:
+        """Return whether the numbers are such as this class writes."""
+        percent = ((self.accuracy >= 0) & (self.accuracy <= 100)) | (self.accuracy == NOT_KNOWN)
+        return self.accuracy.shape == (2,) and bool(percent.all()) and 0 <= int(self.kind) < len(get_args(Kind))
+
+    @property
+    def these_days(self) -> float | None:
+        """Percent of stored photos that are named right, each judged without its near-copies."""
+        return self._accuracy(0)
+
+    @property
+    def another_day(self) -> float | None:
+        """Percent of photos of another day that are named right, as far as that can be told."""
+        return self._accuracy(1)
+
+    def _accuracy(self, i: int) -> float | None:
+        percent = float(self.accuracy[i])
+        return None if percent == NOT_KNOWN else percent
+
+    def samples(self, head: Head, stored: tuple[Tensor, Tensor] | None) -> CalibrationSamples | None:
+        """Return the samples to calibrate a head by: photos of a new place, else stored ones; None without any.
+
+        Args:
+            head: solved.
+            stored: embeddings (n, d) and labels (n,) of the buffer.
+        """
+        if len(self.y):
+            return CalibrationSamples(head, self.z, self.y, learned=False)
+        if stored is None:
+            return None
+        samples = CalibrationSamples(head, *stored)
+        known = len(self.groups) == len(samples.y)
+        return samples.grouped(self.groups if known else occasions(samples)[1])
+
+    def find(self, head: Head, z: Tensor, y: Tensor) -> None:
+        """Find the occasions of stored samples, let the head decide how to score, and count what it names right.
+
+        Args:
+            head: solved, with leave-one-out scores.
+            z: (n, d) embeddings.
+            y: (n,) labels.
+        """
+        samples = CalibrationSamples(head, z, y)
+        kind, groups = occasions(samples)
+        if head.decides:
+            head.decide(z, y, groups)
+            samples = CalibrationSamples(head, z, y)
+        near = samples.grouped(near_copies(z, y)).accuracy()
+        self.groups = torch.arange(len(y), device=y.device) if groups is None else groups
+        self._note(kind, near, None if kind == "few" else samples.grouped(groups).accuracy())
+
+    def take(self, z: Tensor, y: Tensor, key: Tensor) -> None:
+        """Replace the photos of a new place: embeddings (n, d), labels (n,) and content hashes (n,)."""
+        self.z, self.y, self.key = z.float(), y, key
+
+    def measure(self, head: Head, learned: Tensor) -> None:
+        """Count what a head names right of the photos of a new place, without those that it has learned since.
+
+        Args:
+            head: solved.
+            learned: (n,) int64 content hashes of all photos learned.
+        """
+        new = torch.isin(self.y, head.labels) & ~torch.isin(self.key, learned)
+        self.take(self.z[new], self.y[new], self.key[new])
+        if len(self.y):
+            right = CalibrationSamples(head, self.z, self.y, learned=False).accuracy()
+            self._note("measured", self.these_days, right)
+
+    def forget_stored(self) -> None:
+        """Forget what is said of stored samples, which have changed."""
+        self.groups = self.groups[:0]
+        self._note("unknown", None, None)
+
+    def _note(self, kind: Kind, these_days: float | None, another_day: float | None) -> None:
+        self.kind.fill_(get_args(Kind).index(kind))
+        self.accuracy.copy_(torch.tensor([NOT_KNOWN if a is None else a for a in (these_days, another_day)]))
+
+
+def occasions(samples: CalibrationSamples) -> tuple[Kind, Tensor | None]:
+    """Find the stored samples that are left out together: those of one occasion, else near-copies.
+
+    Returns:
+        How they were found, and the number of each one's group (n,) int64; None where each stands alone.
+    """
+    near = near_copies(samples.z, samples.y)
+    if not samples.head.leaves_one_out:
+        return "unknown", near
+    found = find_occasions(samples.z, samples.columns, samples.left_out)
+    return found.kind, near if found.groups is None else found.groups

@@ -1,0 +1,137 @@
+"""A model is calibrated by photos that do not vouch for each other, or by those of a new place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import cifnet_pl
+from cifnet_pl.backbones import build_backbone
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.heads import Head, NCMHead, RidgeHead
+from cifnet_pl.heads.confidence import AnswerSets, CalibrationSamples, Reference, fit_temperature
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.utilities.errors import UsageError
+from tests.models import tensors_equal
+
+SIDE = 4
+WIDTH = 3 * SIDE**2
+CLASSES, DAYS, EACH = 5, 8, 4
+NAMES = [f"class {c}" for c in range(CLASSES)]
+
+
+def photos(seed: int, spread: float = 0.7, days: int = DAYS) -> tuple[Tensor, Tensor, Tensor]:
+    """Embeddings of five classes, labels and days: photos of a day share what was there."""
+    draw = torch.Generator().manual_seed(seed)
+    y, day = (torch.arange(CLASSES * days * EACH) // each for each in (days * EACH, EACH))
+    scenes = torch.randn(CLASSES * days, WIDTH, generator=draw)
+    classes = torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(0))
+    return classes[y] + 1.2 * scenes[day] + spread * torch.randn(len(y), WIDTH, generator=draw), y, day
+
+
+def learned(spread: float = 0.7, days: int = DAYS, head: type[Head] = RidgeHead) -> Classifier:
+    """A model that learned photos with content hashes 0, 1, …, day after day."""
+    buffer = CalibrationBuffer() if head is RidgeHead else None
+    model = Classifier(build_backbone(f"pixels:{SIDE}"), head(WIDTH), buffer, [], SIDE, calibrated=buffer is not None)
+    z, y, _ = photos(1, spread, days)
+    model.begin_task(NAMES)
+    model.observe(z, y, torch.arange(len(y)))
+    model.finish_task()
+    return model
+
+
+def share_right(model: Classifier, z: Tensor, y: Tensor) -> float:
+    return 100 * (model.head.predict(z) == y).double().mean().item()
+
+
+def test_photos_of_one_day_do_not_vouch_for_each_other() -> None:
+    model = learned()
+    assert model.buffer is not None
+    z, y = model.buffer.items()
+    days, groups = model.buffer.key // EACH, model.calibration.groups
+    together, same_day = groups[:, None] == groups, days[:, None] == days
+    assert model.calibration.known == "found"
+    assert (together == same_day).double().mean() > 0.99
+    scores = model.head.leave_one_out(z, y, groups)
+    assert float(model.head.temperature) == pytest.approx(fit_temperature(scores, y), rel=1e-9)
+    assert model.calibration.another_day == pytest.approx(100 * (scores.argmax(1) == y).double().mean().item())
+    new, labels, _ = photos(2, days=40)
+    assert model.calibration.another_day == pytest.approx(share_right(model, new, labels), abs=3)
+    assert model.calibration.these_days > model.calibration.another_day + 3
+    judge = model.judge(0.05, 0.9)
+    assert judge.sets is not None
+    assert judge.reference is not None
+    hit = judge.sets.of_probabilities(model.head.probabilities(new)).gather(1, labels[:, None])
+    assert hit.double().mean() > 0.85
+    assert (judge.reference.p_values(model.head.novelty(new)) <= 0.05).double().mean() < 0.1
+
+
+def test_independent_photos_have_one_number_and_few_photos_none() -> None:
+    independent = learned(spread=3.0).calibration
+    assert independent.known == "independent"
+    assert independent.these_days == independent.another_day
+    few = learned(days=2).calibration
+    assert (few.known, few.another_day) == ("few", None)
+    assert few.these_days is not None
+
+
+def test_what_was_found_is_stored(tmp_path: Path) -> None:
+    model = learned()
+    model.save(tmp_path / "bundle")
+    again = cifnet_pl.load(tmp_path / "bundle", device="cpu")
+    assert tensors_equal(again.tensors(), model.tensors())
+    assert again.calibration.known == "found"
+    again.remove_classes(NAMES[:1])
+    assert len(again.calibration.groups) == (CLASSES - 1) * DAYS * EACH
+
+
+def new_place(count: int = 200) -> tuple[Tensor, Tensor, Tensor]:
+    """Photos, labels and content hashes of a place in another light."""
+    z, y, _ = photos(3, days=40)
+    rows = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))[:count]
+    return 1.2 * z[rows] + 0.4, y[rows], 10_000 + rows
+
+
+@pytest.mark.parametrize("head", [RidgeHead, NCMHead])
+def test_labelled_photos_of_a_new_place_calibrate_instead(head: type[Head], tmp_path: Path) -> None:
+    old = learned(head=head)
+    before, (z, y, key) = old.identity, new_place()
+    model = old.recalibrated(z, y, key)
+    assert old.identity == before != model.identity
+    assert torch.equal(model.head(z), old.head(z))
+    assert float(model.head.temperature) == pytest.approx(fit_temperature(old.head(z), y))
+    assert model.calibration.known == "measured"
+    assert model.calibration.another_day == pytest.approx(share_right(old, z, y))
+    assert model.calibration.these_days == old.calibration.these_days
+    assert (model.history[-1].what, model.history[-1].parents) == ("recalibrate", [before])
+    model.save(tmp_path / "bundle")
+    again = cifnet_pl.load(tmp_path / "bundle", device="cpu")
+    assert tensors_equal(again.tensors(), model.tensors())
+    judge = again.judge(None, 0.9)
+    assert judge.sets is not None
+    expected = AnswerSets.of(CalibrationSamples(model.head, z, y, learned=False), 0.9)
+    assert torch.equal(judge.sets.limits, expected.limits)
+    if head is RidgeHead:
+        reference, weights = again.judge(0.1).reference, torch.ones(len(y), dtype=torch.float64)
+        assert reference is not None
+        assert torch.equal(reference.scores, Reference.of(model.head.novelty(z), weights).scores)
+
+
+def test_what_is_learned_of_a_new_place_calibrates_no_longer() -> None:
+    z, y, key = new_place()
+    model = learned().recalibrated(z, y, key)
+    model.begin_task([*NAMES, "a new class"])
+    model.observe(z[:50], y[:50], key[:50])
+    model.observe(photos(4)[0][:20], torch.full((20,), CLASSES), torch.arange(20_000, 20_020))
+    model.finish_task()
+    assert torch.equal(model.calibration.key, key[50:])
+    assert float(model.head.temperature) == pytest.approx(fit_temperature(model.head(z[50:]), y[50:]))
+    model.remove_classes([NAMES[0]])
+    assert torch.equal(model.calibration.key, key[50:][y[50:] > 0])
+    with pytest.raises(UsageError, match="at least 20"):
+        learned().recalibrated(z[:19], y[:19], key[:19])
+    with pytest.raises(UsageError, match="0 labelled photos that the model has not learned"):
+        learned().recalibrated(z, y, torch.arange(len(y)) % (CLASSES * DAYS * EACH))
