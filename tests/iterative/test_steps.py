@@ -1,20 +1,75 @@
-"""Steps of few images: what has no statistics of its own, and what has no new images."""
+"""A task's steps: going on inside it in the same steps, steps of few images, and steps in another precision."""
 
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from cifnet_pl.iterative import CREATEModule, FinetuneModule, ReplayModule, WAModule
+from cifnet_pl.iterative import METHODS, CREATEModule, FinetuneModule, ReplayModule, WAModule
 from cifnet_pl.iterative.descent import Step
 from cifnet_pl.iterative.trainer import IterativeModule
-from cifnet_pl.utilities.errors import UsageError
-from tests.iterative.suite import assert_same_weights, data, learner, run
-from tests.killing import Act
+from cifnet_pl.utilities.errors import CheckpointError, UsageError
+from tests.iterative.suite import NAMES, assert_same_weights, data, learner, run
+from tests.killing import Act, Killed
 from tests.lightning_runs import trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
+
+
+# ---------------------------------------------------------------------- going on inside a task
+
+ADVICE = r"use the same --data\.batch_size, number of processes and images, or start a new experiment"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """method → (module that learned without a stop, checkpoint written inside its second task)."""
+
+    @cache
+    def make(method):
+        folder = tmp_path_factory.mktemp("saved")
+        save = Act("on_train_batch_end", 1, lambda t: t.save_checkpoint(folder / "mid.ckpt"), batches=5)
+        return run(method, folder, save, epochs=1)[0], folder / "mid.ckpt"
+
+    return make
+
+
+@pytest.fixture(params=[FinetuneModule, ReplayModule], ids=lambda method: method.__name__)
+def saved(request, made):
+    """(method, module, checkpoint)."""
+    return request.param, *made(request.param)
+
+
+@pytest.mark.parametrize("batch_size", [16, 64, 1000])
+def test_another_batch_size_is_refused(saved, batch_size, tmp_path):
+    method, _, path = saved
+    said = rf"inside a task with 32 images in a step, this run has {batch_size}: {ADVICE}"
+    with pytest.raises(CheckpointError, match=said):
+        trainer(tmp_path).fit(learner(method, epochs=1), datamodule=data(batch_size=batch_size), ckpt_path=path)
+
+
+def test_another_number_of_steps_is_refused(saved, tmp_path):
+    """Photos were added to the task, or removed."""
+    method, _, path = saved
+    content = torch.load(path, weights_only=True)
+    content["position"]["steps"] += 1
+    torch.save(content, tmp_path / "it.ckpt")
+    with pytest.raises(CheckpointError, match=rf"with \d+ steps in the task, this run has \d+: {ADVICE}"):
+        trainer(tmp_path).fit(learner(method, epochs=1), datamodule=data(), ckpt_path=tmp_path / "it.ckpt")
+
+
+def test_between_tasks_another_batch_size_is_welcome(saved, tmp_path):
+    method, _, _ = saved
+    one, _ = run(method, tmp_path, given={"max_tasks": 1}, epochs=1)
+    one.trainer.save_checkpoint(tmp_path / "it.ckpt")
+    again = learner(method, epochs=1)
+    trainer(tmp_path).fit(again, datamodule=data(batch_size=64), ckpt_path=tmp_path / "it.ckpt")
+    assert again.tasks_finished == 2
+
+
+# ---------------------------------------------------------------------- steps of few images
 
 
 @pytest.fixture
@@ -101,3 +156,32 @@ class TestStepsWithoutNewImages:
         again = learner(ReplayModule, epochs=2)
         trainer(tmp_path).fit(again, datamodule=data(batch_size=8), ckpt_path=tmp_path / "mid.ckpt")
         assert_same_weights(again, whole)
+
+
+# ---------------------------------------------------------------------- precision
+
+
+@pytest.mark.parametrize("method", METHODS, ids=NAMES)
+def test_one_step_of_the_second_task(method, tmp_path, monkeypatch):
+    """From the same weights on the same batch; after many steps nothing is alike."""
+    seen = []
+    real = IterativeModule.learn
+
+    def learn(self, batch, progress, loss_of=None):
+        if not self.old:
+            return real(self, batch, progress, loss_of)
+        for rounded in (False, True):
+            with torch.autocast("cpu", torch.bfloat16, enabled=rounded):
+                loss = self.loss(batch)
+            parts = torch.autograd.grad(loss, self._descent.weights, allow_unused=True)
+            seen.append((loss, torch.cat([part.flatten() for part in parts if part is not None])))
+        raise Killed
+
+    monkeypatch.setattr(IterativeModule, "learn", learn)
+    with pytest.raises(Killed):
+        run(method, tmp_path, epochs=2)
+    (loss, gradient), (rounded_loss, rounded_gradient) = seen
+    assert rounded_loss.dtype == rounded_gradient.dtype == torch.float32
+    assert float(rounded_loss) == pytest.approx(float(loss), rel=0.005)
+    assert not torch.equal(rounded_gradient, gradient)
+    assert torch.cosine_similarity(rounded_gradient, gradient, dim=0) > 0.998
