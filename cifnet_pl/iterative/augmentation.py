@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torchvision.transforms import AutoAugment, AutoAugmentPolicy, RandomResizedCrop
 
-DRAWS = 6
-"""Random numbers for each image: flip, row, column, brightness, contrast, saturation."""
+DRAWS = 8
+"""Random numbers for each image: flip, row, column, brightness, contrast, saturation, and the hole's row and column."""
+
+Policy = Literal["cifar10", "imagenet"]
 
 _WEIGHTS = (0.299, 0.587, 0.114)  # ITU-R 601 luma, as Pillow's grey
 
@@ -41,14 +45,33 @@ def _mixed(x: np.ndarray) -> np.ndarray:
     return mixed
 
 
+def _one_by_one(
+    change: Callable[[Tensor], Tensor], images: Tensor, identity: np.ndarray, seed: Sequence[int]
+) -> Tensor:
+    """Apply a transform of torchvision to each image, with torch's random numbers from its identity and a seed."""
+    numbers = (uniform(identity, seed, 1)[:, 0] * 2**53).astype(np.int64).tolist()
+    changed = []
+    with torch.random.fork_rng(devices=[]):
+        for image, number in zip(images, numbers, strict=True):
+            torch.manual_seed(number)
+            changed.append(change(image))
+    return torch.stack(changed) if changed else images
+
+
 @dataclass(frozen=True)
 class Augmentation:
-    """Random crop of the image padded with zeros, mirror image, and colour jitter.
+    """Random changes of images, in this order where they are wanted.
+
+    A part of the image scaled to its size, mirror image, crop of the image padded with zeros, colour jitter, a learned
+    policy (AutoAugment, Cubuk et al., CVPR 2019), and a black square (Cutout, DeVries & Taylor, 2017).
 
     Attributes:
         flip: whether half of the images are mirrored left to right.
         padding: pixels of zeros around the image, of which a square of the old size is cropped.
         brightness, contrast, saturation: jitter; each factor is uniform in [1 − value, 1 + value].
+        resized_crop: whether a part is taken: 8 to 100 % of the area, sides of 3:4 to 4:3.
+        autoaugment: the set whose policy is used, or None.
+        cutout: side of the black square as a share of the image's; it may reach over the edge.
     """
 
     flip: bool = True
@@ -56,6 +79,9 @@ class Augmentation:
     brightness: float = 0.0
     contrast: float = 0.0
     saturation: float = 0.0
+    resized_crop: bool = False
+    autoaugment: Policy | None = None
+    cutout: float = 0.0
 
     def __call__(self, images: Tensor, keys: Tensor, seed: Sequence[int]) -> Tensor:
         """Return changed copies of images.
@@ -66,13 +92,21 @@ class Augmentation:
             seed: further numbers that the draw depends on, such as the seed of the run, the task, the pass and the
                 view.
         """
-        draws = torch.from_numpy(uniform(keys.cpu().numpy(), seed, DRAWS)).to(images.device)
+        identity = keys.cpu().numpy()
+        draws = torch.from_numpy(uniform(identity, seed, DRAWS)).to(images.device)
+        if self.resized_crop:
+            images = _one_by_one(RandomResizedCrop(images.shape[2], antialias=True), images, identity, (*seed, 1))
         if self.flip:
             images = torch.where((draws[:, 0] < 0.5)[:, None, None, None], images.flip(3), images)
         if self.padding:
             images = self._crop(images, draws[:, 1:3])
         if self.brightness or self.contrast or self.saturation:
-            images = self._jitter(images, draws[:, 3:])
+            images = self._jitter(images, draws[:, 3:6])
+        if self.autoaugment is not None:
+            policy = AutoAugment(AutoAugmentPolicy(self.autoaugment), fill=[128.0] * 3)
+            images = _one_by_one(policy, images, identity, (*seed, 2))
+        if self.cutout:
+            images = self._cut_out(images, draws[:, 6:])
         return images
 
     def _crop(self, images: Tensor, draws: Tensor) -> Tensor:
@@ -84,6 +118,14 @@ class Augmentation:
         sample = torch.arange(n, device=images.device)[:, None, None, None]
         channel = torch.arange(channels, device=images.device)[None, :, None, None]
         return padded[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+    def _cut_out(self, images: Tensor, draws: Tensor) -> Tensor:
+        side = images.shape[2]
+        half = round(self.cutout * side) // 2
+        centre = (draws * side).long()[:, :, None]
+        place = torch.arange(side, device=images.device)
+        inside = (place >= centre - half) & (place < centre + half)  # (n, 2, s): rows, and columns
+        return images.masked_fill((inside[:, 0, :, None] & inside[:, 1, None, :])[:, None], 0)
 
     def _jitter(self, images: Tensor, draws: Tensor) -> Tensor:
         strength = draws.new_tensor([self.brightness, self.contrast, self.saturation])

@@ -53,7 +53,8 @@ class CREATEModule(IterativeModule):
       class together in the codes of its auto-encoder, and weighs each by how confused it is:
       ``1 + exp(−α (max − second)/(max − min))`` of s.
     * After each task but the first the auto-encoders are tuned on as many images of each class, for ``tuning`` of the
-      epochs, with the same loss.
+      epochs, with the same loss. The network's weights stay as they are, but its batch statistics, if they are
+      learned, go on: so in the reference code.
 
     Args:
         latent: width of the codes.
@@ -102,11 +103,8 @@ class CREATEModule(IterativeModule):
 
     def loss(self, batch: Examples) -> Tensor:
         """Compute the loss: classification, separation and, from the second task on, distillation."""
-        x = batch.inputs()
-        return self._loss(x, self.features(x), batch.labels)
-
-    def _loss(self, x: Tensor, z: Tensor, labels: Tensor) -> Tensor:
-        scores, codes = self.encoders(z.float())
+        x, labels = batch.inputs(), batch.labels
+        scores, codes = self.encoders(self.features(x).float())
         scores, codes = scores.float(), codes.float()
         label_probability = (scores.softmax(dim=1) + SMALLEST).gather(1, labels[:, None])
         loss: Tensor = -label_probability.log().mean() + self.options["separation_weight"] * self._separation(
@@ -131,13 +129,9 @@ class CREATEModule(IterativeModule):
 
     def after_choosing(self) -> None:
         """Fine-tune the auto-encoders on balanced classes."""
-        self.tune(self.options["tuning"], self.options["tuning_rate"], [self.encoders], self._tuning_loss)
-
-    def _tuning_loss(self, batch: Examples) -> Tensor:
-        x = batch.inputs()
-        with torch.no_grad():
-            z = self.features(x).float()
-        return self._loss(x, z, batch.labels)
+        self.network.requires_grad_(False)
+        self.tune(self.options["tuning"], self.options["tuning_rate"], [self.network, self.encoders])
+        self.network.requires_grad_(True)
 
     def clear(self) -> None:
         """Go back to the structure before the first task."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.nn.functional import all_gather
 from torch.optim import SGD
 
-from cifnet_pl.iterative.augmentation import Augmentation
+from cifnet_pl.iterative.augmentation import Augmentation, Policy
 from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
 from cifnet_pl.utilities.files import of_all_processes
 
@@ -269,11 +269,21 @@ class Regime:
         check_that(0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1")
         check_choice("batch_statistics", options["batch_statistics"], BatchStatistics)
         self.schedule = Schedule(options["schedule"], _milestones(options["milestones"]), options["decay"])
-        padding, jitter = options["crop_padding"], [options[name] for name in ("brightness", "contrast", "saturation")]
-        check_that(padding >= 0, "crop_padding", padding, "at least 0")
-        for name in ("brightness", "contrast", "saturation"):
+        check_that(options["crop_padding"] >= 0, "crop_padding", options["crop_padding"], "at least 0")
+        for name in ("brightness", "contrast", "saturation", "cutout"):
             check_that(0 <= options[name] <= 1, name, options[name], "a number between 0 and 1")
-        self.augmentation = Augmentation(options["flip"], padding, *jitter)
+        if options["autoaugment"] is not None:
+            check_choice("autoaugment", options["autoaugment"], Policy)
+        self.augmentation = Augmentation(
+            options["flip"],
+            options["crop_padding"],
+            options["brightness"],
+            options["contrast"],
+            options["saturation"],
+            options["resized_crop"],
+            options["autoaugment"],
+            options["cutout"],
+        )
 
 
 def _milestones(shares: list[float] | list[list[float]] | None) -> tuple[tuple[float, ...], tuple[float, ...]]:

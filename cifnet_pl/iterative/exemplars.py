@@ -41,9 +41,9 @@ class ExemplarSet(GrowingModule):
     def __len__(self) -> int:
         return len(self.label)
 
-    def shrink(self, quota: int) -> None:
-        """Keep the first ``quota`` exemplars of each class (iCaRL, algorithm 5)."""
-        rows = [(self.label == label).nonzero().flatten()[:quota] for label in torch.unique(self.label)]
+    def shrink(self, quota: int, classes: int) -> None:
+        """Keep the first ``quota`` exemplars of each of the first ``classes`` (iCaRL, algorithm 5)."""
+        rows = [(self.label == label).nonzero().flatten()[:quota] for label in range(classes)]
         if rows:
             kept = torch.cat(rows)
             self.image, self.label, self.key = self.image[kept], self.label[kept], self.key[kept]

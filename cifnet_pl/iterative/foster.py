@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from itertools import zip_longest
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,9 @@ from cifnet_pl.iterative.descent import Phase
 from cifnet_pl.iterative.losses import balanced_distillation, boosting, effective_weights
 from cifnet_pl.iterative.networks import Branches, grown
 from cifnet_pl.iterative.trainer import Examples, IterativeModule
-from cifnet_pl.utilities.errors import UsageError, check_that
+from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
+
+Evaluated = Literal["student", "branches"]
 
 
 class FOSTERModule(IterativeModule):
@@ -24,19 +26,21 @@ class FOSTERModule(IterativeModule):
 
     * Boosting: the old branch stays; a new one learns, from the old one's weights as in the reference code. Loss
       (eqs. 7, 10): ``CE(scores/w, y) + CE(scores of the new branch's own classifier, y) + distillation of old classes``
-      at temperature 2, with class weights w of the effective numbers of images at β = ``boosting_beta``. New classes
-      see the new branch alone.
+      at temperature 2, with class weights w of the effective numbers of images at β = ``boosting_beta``.
     * Compression: a single branch, from the old one's weights, learns ``balanced_distillation`` (eq. 12) of both at
       β = ``compression_beta``, for ``compression`` of the epochs, without weight decay.
-    * ``memory_share``: RMM (Liu et al., NeurIPS 2021) without the policy that it learns: the exemplars and the task's
-      images share one memory of ``exemplars + images of the task``, of which exemplars get this share; the
-      images of the task that find no place are left out at random.
+    * ``memory_rate``: RMM (Liu et al., NeurIPS 2021) without the policy that it learns: the exemplars of earlier
+      classes take the places of this share of a task's images, as many of which are left out at random.
 
     Args:
         boosting_beta: β of the boosting phase.
         compression_beta: β of the compression phase.
         compression: share of the epochs that compression takes.
-        memory_share: share of the memory for exemplars in every task, or a list with one number for each task from
+        new_on_old: whether the new classes' weights on the old branch learn, as in every published configuration
+            (``oofc: ft``); else they are zero.
+        evaluated: which network answers and chooses exemplars after a task: "student", the compressed one, or
+            "branches", both of them before the compression, as in the reference code.
+        memory_rate: share of a task's images whose places exemplars take, or a list with one number for each task from
             the second on (the last number goes on), or null.
         options: of :class:`IterativeModule`.
     """
@@ -46,24 +50,28 @@ class FOSTERModule(IterativeModule):
         boosting_beta: float = 0.96,
         compression_beta: float = 0.97,
         compression: float = 130 / 170,
-        memory_share: float | list[float] | None = None,
+        new_on_old: bool = True,
+        evaluated: Evaluated = "student",
+        memory_rate: float | list[float] | None = None,
         **options: Any,
     ):
         super().__init__(**options)
         for name, beta in (("boosting_beta", boosting_beta), ("compression_beta", compression_beta)):
             check_that(0 <= beta < 1, name, beta, "at least 0 and below 1")
         check_that(compression > 0, "compression", compression, "a positive number")
-        shares = memory_share if isinstance(memory_share, list) else [memory_share]
-        fit = bool(shares) and all(share is None or 0 < share < 1 for share in shares)
-        check_that(fit, "memory_share", memory_share, "shares between 0 and 1, or null")
-        if self.per_class is not None and shares != [None]:
+        check_choice("evaluated", evaluated, Evaluated)
+        rates = memory_rate if isinstance(memory_rate, list) else [memory_rate]
+        fit = bool(rates) and all(rate is None or 0 <= rate < 1 for rate in rates)
+        check_that(fit, "memory_rate", memory_rate, "shares from 0 to below 1, or null")
+        if self.per_class is not None and rates != [None]:
             raise UsageError(
-                "memory_share divides --model.exemplars among all classes, exemplars_per_class is a number for each: "
-                "leave out --model.memory_share or --model.exemplars_per_class"
+                "memory_rate adds to --model.exemplars, exemplars_per_class is a number for each class: "
+                "leave out --model.memory_rate or --model.exemplars_per_class"
             )
         self.options |= {"boosting_beta": boosting_beta, "compression_beta": compression_beta}
-        self.options |= {"compression": compression, "memory_share": memory_share}
-        self._shares = shares
+        self.options |= {"compression": compression, "memory_rate": memory_rate}
+        self.options |= {"new_on_old": new_on_old, "evaluated": evaluated}
+        self._rates = rates
         self.branches = Branches([self.network])
         self.network = nn.Identity()
         self.expansion: nn.Linear | None = None
@@ -78,8 +86,8 @@ class FOSTERModule(IterativeModule):
             images: number of the task's images.
             task: number of the task, from 0.
         """
-        share = self._shares[min(max(task - 1, 0), len(self._shares) - 1)]
-        return None if share is None else round(share * (self.capacity + images))
+        rate = self._rates[min(max(task - 1, 0), len(self._rates) - 1)]
+        return None if rate is None else self.capacity + round(rate * images)
 
     def room(self) -> int:
         """Return the number of exemplars to keep for the task that follows."""
@@ -107,23 +115,34 @@ class FOSTERModule(IterativeModule):
     def expand(self, classes: int) -> None:
         """Add a branch, which starts from the old one's weights, and outputs from the second task on."""
         if self.old:
+            self._compress()
             self.branches.requires_grad_(False)
             self.branches.append(copy.deepcopy(self.branches[0]).requires_grad_(True))
             self.expansion = grown(None, self.width, self.classes)
         self.classifier = grown(self.classifier, self.width * len(self.branches), self.classes)
-        if self.old:
+        if self.old and not self.options["new_on_old"]:
             with torch.no_grad():
                 self.classifier.weight[self.old :, : self.width] = 0
 
+    def _compress(self) -> None:
+        """Keep only the student, where there is one."""
+        if self.student is not None:
+            self.branches = Branches([self.student[0]])
+            self.classifier = cast(nn.Linear, self.student[1])
+            self.student = None
+
     def teachers(self) -> list[nn.Module]:
-        """Return the old branch's classifier."""
-        return [self.output_layer]
+        """Return the classifier of the branch that stays."""
+        return [self.student[1] if self.student is not None else self.output_layer]
 
     def rebuild(self, sizes: list[int]) -> None:
-        """Rebuild one branch, however many tasks were learned."""
+        """Rebuild one branch, however many tasks were learned; or both and the student, if they are evaluated."""
         self.classes = sum(sizes)
+        if len(sizes) > 1 and self.options["evaluated"] == "branches":
+            self.branches.append(self.fresh_network())
+            self.student = nn.ModuleList([self.fresh_network(), grown(None, self.width, self.classes)])
         if sizes:
-            self.classifier = grown(None, self.width, self.classes)
+            self.classifier = grown(None, self.width * len(self.branches), self.classes)
 
     def clear(self) -> None:
         """Go back to the structure before the first task."""
@@ -132,8 +151,8 @@ class FOSTERModule(IterativeModule):
         self.expansion = self.student = None
 
     def extractors(self) -> list[nn.Module]:
-        """Return the single branch that is left."""
-        return [self.branches]
+        """Return the single branch that is left, or will be."""
+        return [self.branches if self.student is None else self.student[0]]
 
     # ------------------------------------------------------------------ learning
 
@@ -176,9 +195,9 @@ class FOSTERModule(IterativeModule):
         return z
 
     def logits(self, z: Tensor) -> Tensor:
-        """Return (n, C) scores; new classes have no weights on the old branch while there are two."""
+        """Return (n, C) scores of embeddings (n, d) or (n, 2d)."""
         head = cast(nn.Linear, self.output_layer)
-        if z.shape[1] == self.width:
+        if self.options["new_on_old"] or z.shape[1] == self.width:
             return super().logits(z)
         seen = torch.ones_like(head.weight)
         seen[self.old :, : self.width] = 0
@@ -202,8 +221,7 @@ class FOSTERModule(IterativeModule):
         return boosting(self.logits(z), expansion_scores, old, batch.labels, self._weights)
 
     def after_learning(self) -> None:
-        """Keep only the student."""
-        if self.student is not None:
-            self.branches = Branches([self.student[0]])
-            self.classifier = cast(nn.Linear, self.student[1])
-            self.expansion = self.student = None
+        """Keep only what answers from here on."""
+        self.expansion = None
+        if self.options["evaluated"] == "student":
+            self._compress()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,27 @@ class CosineClassifier(nn.Module):
         return proxy_scores(z, torch.cat(list(self.proxies)), self.count, self.sigma)
 
 
+class Unrectified(nn.Module):
+    """The last block of a residual network without the ReLU at its end, and without a layer in its shortcut."""
+
+    def __init__(self, block: Any):
+        super().__init__()
+        self.layers = nn.Sequential(block.conv1, block.bn1, nn.ReLU(), block.conv2, block.bn2)
+        if hasattr(block, "conv3"):
+            self.layers.extend([nn.ReLU(), block.conv3, block.bn3])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's map, whose numbers may be negative."""
+        y: Tensor = x + self.layers(x)
+        return y
+
+
+def without_last_relu(network: nn.Module) -> None:
+    """Take the last ReLU out of a residual network, in place; the last stage ends in it, or in a block with it."""
+    stage = cast(nn.Sequential, stages_of(network)[0][-1])
+    stage[-1] = nn.Identity() if isinstance(stage[-1], nn.ReLU) else Unrectified(stage[-1])
+
+
 class PODNetModule(IterativeModule):
     """PODNet; equations are the paper's.
 
@@ -48,6 +69,7 @@ class PODNetModule(IterativeModule):
       Those of old classes stay as they are.
     * Loss: :func:`nca` (eq. 8; in the reference code the margin cancels), or cross-entropy, and from the second task
       on ``f·(spatial · POD-spatial + flat · POD-flat)`` (eqs. 5, 6) with ``f = √(all classes / new classes)``.
+    * The network has no ReLU at its end, as in the reference code: embeddings may be negative (``last_relu`` keeps it).
     * After each task but the first all of it is tuned on as many images of each class, by the same loss, for
       ``tuning`` of the epochs. That is the reference code's way; the paper tunes the classifier alone.
 
@@ -56,6 +78,7 @@ class PODNetModule(IterativeModule):
         proxies: number of proxies of each class.
         spatial: weight of the distance between pooled maps.
         flat: weight of the distance between embeddings.
+        last_relu: whether the network keeps the ReLU at its end.
         tuning: share of the epochs that balanced fine-tuning takes, or 0.
         tuning_rate: its learning rate.
         options: of :class:`IterativeModule`.
@@ -67,6 +90,7 @@ class PODNetModule(IterativeModule):
         proxies: int = 10,
         spatial: float = 5.0,
         flat: float = 1.0,
+        last_relu: bool = False,
         tuning: float = 0.125,
         tuning_rate: float = 0.005,
         **options: Any,
@@ -76,8 +100,10 @@ class PODNetModule(IterativeModule):
         check_that(proxies >= 1, "proxies", proxies, "at least 1")
         check_tuning(tuning, tuning_rate)
         stages_of(self.network, "PODNet")
+        if not last_relu:
+            without_last_relu(self.network)
         self.options |= {"loss": loss, "proxies": proxies, "spatial": spatial, "flat": flat}
-        self.options |= {"tuning": tuning, "tuning_rate": tuning_rate}
+        self.options |= {"last_relu": last_relu, "tuning": tuning, "tuning_rate": tuning_rate}
         self.cosine = CosineClassifier(self.width, proxies)
 
     def expand(self, classes: int) -> None:
@@ -112,7 +138,7 @@ class PODNetModule(IterativeModule):
 
     def after_choosing(self) -> None:
         """Fine-tune on balanced classes."""
-        self.tune(self.options["tuning"], self.options["tuning_rate"], self.learning_parts(), self.loss)
+        self.tune(self.options["tuning"], self.options["tuning_rate"], self.learning_parts())
 
     def clear(self) -> None:
         """Go back to the structure before the first task."""

@@ -97,7 +97,7 @@ class TagFexModule(DERModule):
         with self.drawing(7):
             self.agnostic = self.fresh_network()
             hidden, output = projection
-            self.projector = nn.Sequential(nn.Linear(self.width, hidden), nn.ReLU(), nn.Linear(hidden, output))
+            self.projector = nn.Sequential(grown(None, self.width, hidden), nn.ReLU(), grown(None, hidden, output))
         self.attention: nn.Module | None = None
         self.predictor: nn.Linear | None = None
         self.merged_classifier: nn.Linear | None = None
@@ -112,8 +112,8 @@ class TagFexModule(DERModule):
         assert self.classifier is not None
         with torch.no_grad():
             self.classifier.weight[: self.old, -self.width :] = 0
-        if self.attention is None:
-            self.attention = MergeAttention(self.width, self.options["attention_heads"])
+        self.attention = MergeAttention(self.width, self.options["attention_heads"])  # anew in each task
+        if self.predictor is None:
             self.predictor = grown(None, self.width, self.width)
         self.merged_classifier = grown(None, self.width, classes)
 

@@ -19,6 +19,7 @@ from torch.nn import functional
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.data.loading import Batch, ImageBatch
 from cifnet_pl.data.sets import ImageSet
+from cifnet_pl.iterative.augmentation import Policy
 from cifnet_pl.iterative.descent import (
     BatchStatistics,
     Course,
@@ -47,7 +48,7 @@ MEMORY_OF_EVALUATION = "the GPU's memory is full: set a smaller --data.batch_siz
 
 OPTIONS = (
     *("epochs", "learning_rate", "momentum", "weight_decay", "schedule", "milestones", "decay", "batch_statistics"),
-    *("flip", "crop_padding", "brightness", "contrast", "saturation"),
+    *("resized_crop", "flip", "crop_padding", "brightness", "contrast", "saturation", "autoaugment", "cutout"),
     *("seed", "exemplars", "exemplars_per_class", "selection"),
 )
 """Arguments of every method that the weights and the exemplars depend on, besides the backbone."""
@@ -108,9 +109,12 @@ class IterativeModule(TaskModule):
         milestones: for "step", shares of a phase after which the rate is multiplied by ``decay``; or two lists.
         decay: see ``milestones``.
         batch_statistics: "fixed" (batch normalisation stays as pretrained, its scale and shift learn) or "learned".
+        resized_crop: whether a random part of an image is scaled to its size, as usual for ImageNet.
         flip: whether half of the images are mirrored left to right.
         crop_padding: pixels of zeros around an image, of which a random square of the old size is taken.
         brightness, contrast, saturation: colour jitter, see :class:`Augmentation`.
+        autoaugment: "cifar10" or "imagenet", the learned policy of AutoAugment for these sets, or null.
+        cutout: side of a black square at a random place, as a share of the image's side; 0 for none.
         preset: name of these settings, for reports.
         seed: of weights, orders and augmentation; on the command line, ``--seed_everything``.
         exemplars: number of images that are kept in all; 0 for none.
@@ -146,11 +150,14 @@ class IterativeModule(TaskModule):
         milestones: list[float] | list[list[float]] | None = None,
         decay: float = 0.2,
         batch_statistics: BatchStatistics = "fixed",
+        resized_crop: bool = False,
         flip: bool = True,
         crop_padding: int = 0,
         brightness: float = 0.0,
         contrast: float = 0.0,
         saturation: float = 0.0,
+        autoaugment: Policy | None = None,
+        cutout: float = 0.0,
         preset: str | None = None,
         seed: int = 0,
         exemplars: int = 2000,
@@ -298,14 +305,13 @@ class IterativeModule(TaskModule):
             return Phase(name, epochs, tuning_rate, decay, "tuning_rate")
         return Phase(name, epochs, self.regime.learning_rates[later], decay)
 
-    def tune(self, share: float, rate: float, parts: list[nn.Module], loss: Callable[[Examples], Tensor]) -> None:
-        """Learn from the exemplars alone (balanced fine-tuning).
+    def tune(self, share: float, rate: float, parts: list[nn.Module]) -> None:
+        """Learn from the exemplars alone (balanced fine-tuning), and choose those of the new classes again.
 
         Args:
             share: of the task's epochs; 0 for none.
             rate: learning rate.
             parts: modules that learn.
-            loss: of a batch of exemplars.
         """
         if not share:
             return
@@ -317,7 +323,13 @@ class IterativeModule(TaskModule):
         for step in steps:
             mine = torch.from_numpy(np.array_split(step.rows, world)[rank])
             seed = (self.seed, len(self.learned_tasks), 1000, step.epoch)
-            self.learn(Examples(*self._exemplars_at(mine), seed, self.prepared), step.progress, loss)
+            self.learn(Examples(*self._exemplars_at(mine), seed, self.prepared), step.progress)
+        self._learning = []
+        self.train()
+        self._candidates = [
+            (self.embed(self._squares(row).to(self.device)), label, key, row) for _, label, key, row in self._candidates
+        ]
+        self._choose_exemplars()
 
     def old_scores(self, x: Tensor) -> Tensor:
         """Return (n, C_old) float32 scores of normalised images from before the task, without gradients.
@@ -548,13 +560,12 @@ class IterativeModule(TaskModule):
         self._descent = Descent(self, parts, phase.learning_rate, self.regime.momentum, phase.weight_decay)
         self.train()
 
-    def learn(self, batch: Examples, progress: float, loss_of: Callable[[Examples], Tensor] | None = None) -> None:
+    def learn(self, batch: Examples, progress: float) -> None:
         """Take one step of SGD on a batch.
 
         Args:
             batch: this process's part of the step.
             progress: share of the phase that is over; the schedule's rate depends on it.
-            loss_of: function to minimise instead of ``loss``.
 
         Raises:
             CifnetError: the loss is NaN or infinite.
@@ -567,7 +578,7 @@ class IterativeModule(TaskModule):
         self.share = samples * self.trainer.world_size / total
         if samples:
             with self._statistics_for(samples):
-                loss = (loss_of or self.loss)(batch) * self.share
+                loss = self.loss(batch) * self.share
         else:
             loss = sum((p.sum() * 0 for p in self._descent.weights), torch.zeros((), device=self.device))
         value = self._descent.step(loss, self.regime.schedule.factor(progress, self.first))
@@ -642,8 +653,7 @@ class IterativeModule(TaskModule):
                     self._refuse_divergence()
                 parts = torch.split(self.exemplars.image, self.data.batch_size)
                 self.exemplars.average(torch.cat([self.embed(images) for images in parts]))
-            self._descent, self._learning = None, []
-            self.train()
+            self._descent, self._candidates = None, []
         self._snapshot = None
 
     # ------------------------------------------------------------------ exemplars
@@ -657,11 +667,10 @@ class IterativeModule(TaskModule):
     def _choose_exemplars(self) -> None:
         """Choose the exemplars of the new classes, the same in all processes."""
         per_class = quota(self.room(), self.per_class, self.classes)
-        self.exemplars.shrink(per_class)
+        self.exemplars.shrink(per_class, self.old)
         local = [tuple(batch.cpu() for batch in parts) for parts in self._candidates]
         everything = [batch for process in of_all_processes(local) for batch in process]
         z, y, key, row = (torch.cat(parts) for parts in zip(*everything, strict=True))
-        self._candidates = []
         for label in range(self.old, self.classes):
             mine = (y == label).nonzero().flatten()
             mine = mine[key[mine].argsort()]

@@ -27,7 +27,15 @@ def test_draws_are_uniform_and_independent():
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"padding": 2}, {"brightness": 0.3, "contrast": 0.2, "saturation": 0.1}], ids=str
+    "given",
+    [
+        {},
+        {"padding": 2},
+        {"brightness": 0.3, "contrast": 0.2, "saturation": 0.1},
+        {"resized_crop": True},
+        {"autoaugment": "cifar10", "cutout": 0.5},
+    ],
+    ids=str,
 )
 def test_of_one_image_does_not_depend_on_the_others(given, images):
     change = Augmentation(**given)
@@ -72,6 +80,25 @@ def test_contrast_and_saturation_keep_what_they_should(images):
     flat = torch.full_like(images, 77)
     assert torch.equal(Augmentation(flip=False, contrast=0.9)(flat, KEYS, (0,)), flat)
     assert not torch.equal(Augmentation(flip=False, contrast=0.9)(images, KEYS, (0,)), images)
+
+
+def test_cutout_is_a_black_square_that_may_reach_over_the_edge(images):
+    seen = Augmentation(flip=False, cutout=0.5)(images.clamp_min(1), KEYS, (0,))
+    black = (seen == 0).all(dim=1)
+    assert torch.equal(seen[~black[:, None].expand_as(seen)], images.clamp_min(1)[~black[:, None].expand_as(seen)])
+    rows, columns = black.any(dim=2).sum(dim=1), black.any(dim=1).sum(dim=1)
+    assert torch.equal(black.flatten(1).sum(dim=1), rows * columns)
+    assert set(rows.tolist()) == {1, 2}
+    assert (rows == 2).float().mean() > 0.7
+
+
+def test_resized_crop_is_a_part_of_the_image():
+    ramp = torch.arange(64, dtype=torch.uint8).expand(200, 3, 64, 64)
+    seen = Augmentation(flip=False, resized_crop=True)(ramp, KEYS, (0,)).float()
+    assert (seen[..., 1:] >= seen[..., :-1]).all()
+    widths = seen[:, 0, 0, -1] - seen[:, 0, 0, 0]
+    assert widths.min() < 25
+    assert widths.max() > 50
 
 
 def test_nothing(images):

@@ -5,14 +5,17 @@ from functools import cache
 import pytest
 import torch
 
+from cifnet_pl.buffer import select_herding
 from cifnet_pl.iterative import (
     METHODS,
+    CREATEModule,
     FinetuneModule,
     FOSTERModule,
     PODNetModule,
     ReplayModule,
     TagFexModule,
 )
+from cifnet_pl.iterative.networks import with_maps
 from cifnet_pl.learning.callbacks import TaskMetrics
 from tests.iterative.suite import NAMES, assert_same_weights, data, learner, run
 from tests.killing import Act, Killed
@@ -158,6 +161,84 @@ def test_the_new_branch_of_foster_begins_where_the_old_one_is(tmp_path):
     assert_same_weights(old, new)
     assert all(p.requires_grad for p in new.parameters())
     assert not any(p.requires_grad for p in old.parameters())
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_foster_gives_new_classes_weights_on_the_old_branch(learns, tmp_path):
+    seen = []
+    keep = Act("on_train_batch_end", 1, lambda t: seen.append(t.lightning_module.classifier.weight.clone()), batches=5)
+    run(FOSTERModule, tmp_path, keep, epochs=1, new_on_old=learns)
+    assert seen[0].shape == (4, 64)
+    assert bool((seen[0][2:, :32] != 0).all()) is learns
+
+
+def test_foster_can_be_evaluated_before_compression(tmp_path):
+    options = {"epochs": 2, "evaluated": "branches"}
+    save = Act("on_train_batch_end", 2, lambda t: t.save_checkpoint(tmp_path / "mid.ckpt"), batches=4)
+    made, _ = run(FOSTERModule, tmp_path, save, given={"max_tasks": 3}, **options)
+    assert made.exemplars.mean.shape == (6, 64)
+    assert len(made.branches) == 2
+    assert sum(p.numel() for part in made.extractors() for p in part.parameters()) == 5184
+    again, metrics = learner(FOSTERModule, **options), TaskMetrics()
+    trainer(tmp_path, metrics).fit(again, datamodule=data(max_tasks=3), ckpt_path=tmp_path / "mid.ckpt")
+    assert_same_weights(again, made)
+    student, _ = run(FOSTERModule, tmp_path, epochs=2)
+    assert student.exemplars.mean.shape == (4, 32)
+    compressed = learner(FOSTERModule, epochs=2, evaluated="branches")
+    trainer(tmp_path).fit(compressed, datamodule=data())
+    assert_same_weights(compressed.student[0], student.branches[0])  # what is compressed does not depend on it
+
+
+def test_tagfex_draws_its_attention_anew_in_each_task(tmp_path):
+    made, _ = run(TagFexModule, tmp_path, epochs=1)
+    before, predictor = made.attention.query.clone(), made.predictor
+    made.old, made.classes = made.classes, made.classes + 2
+    made.expand(2)
+    assert not torch.equal(made.attention.query, before)
+    assert made.predictor is predictor
+    assert all(not layer.bias.any() for layer in learner(TagFexModule).projector if hasattr(layer, "bias"))
+
+
+def test_create_tunes_no_weight_of_its_network_but_moves_its_statistics(tmp_path):
+    """The first batch after 22 steps is embedded by the network that has learned."""
+    seen = {}
+
+    def keep(t):
+        seen.update({name: value.clone() for name, value in t.lightning_module.state_dict().items()})
+
+    made, _ = run(CREATEModule, tmp_path, Act("on_train_batch_end", 1, keep, batches=22), epochs=2, tuning=1.0)
+    after = made.state_dict()
+    assert torch.equal(after["network.first.0.weight"], seen["network.first.0.weight"])
+    assert not torch.equal(after["network.first.1.running_mean"], seen["network.first.1.running_mean"])
+    assert not torch.equal(after["encoders.encode"], seen["encoders.encode"])
+    assert all(p.requires_grad for p in made.network.parameters())
+
+
+class TestPODNet:
+    @pytest.mark.parametrize("last_relu", [True, False])
+    @pytest.mark.parametrize("name", ["random:resnet32_cifar", "random:resnet18_cifar", "random:resnet50", "small"])
+    def test_embeddings_may_be_negative(self, name, last_relu):
+        made = PODNetModule(backbone=name, last_relu=last_relu).eval()
+        x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        z = made.features(x)
+        assert bool((z < 0).any()) is not last_relu
+        maps, again = with_maps(made.network, x)
+        assert torch.allclose(again, z, atol=1e-5)
+        assert bool((maps[-1] < 0).any()) is not last_relu
+        count = sum(p.numel() for p in made.network.parameters())
+        assert count == sum(p.numel() for p in ReplayModule(backbone=name).network.parameters())
+
+    def test_exemplars_are_chosen_by_the_tuned_network(self, tmp_path):
+        made, _ = run(PODNetModule, tmp_path, epochs=2, tuning=1.0)
+        images, label = made.data.source.train, 3
+        rows = images.rows_of[made.data.source.class_names.index(made.class_names[label])]
+        pixels = torch.stack([torch.from_numpy(images.photo(row).square(8)) for row in rows]).permute(0, 3, 1, 2)
+        assert not made.network.training
+        z = torch.nn.functional.normalize(made.embed(pixels), dim=1)
+        best = select_herding(z, torch.arange(len(rows)), 0, 15)
+        mine = made.exemplars.image[made.exemplars.label == label]
+        ours = torch.nn.functional.normalize(made.embed(mine), dim=1).mean(0)
+        assert torch.allclose(z[best].mean(0), ours, atol=1e-3)
 
 
 def test_podnet_tunes_its_network_but_not_the_proxies_of_old_classes(tmp_path):

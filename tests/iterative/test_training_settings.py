@@ -121,9 +121,9 @@ class TestExemplars:
     def test_set(self):
         kept = ExemplarSet()
         images = torch.arange(5 * 3, dtype=torch.uint8).reshape(5, 3, 1, 1)
-        kept.shrink(3)
+        kept.shrink(3, 0)
         kept.add(images[:3], 0, torch.arange(3))
-        kept.shrink(2)
+        kept.shrink(2, 1)
         kept.add(images[3:], 1, torch.arange(3, 5))
         assert kept.image.flatten(1)[:, 0].tolist() == [0, 3, 9, 12]
         assert kept.key.tolist() == [0, 1, 3, 4]
@@ -152,14 +152,13 @@ class TestMemoryShare:
             return steps
 
         monkeypatch.setattr(FOSTERModule, "steps", watched)
-        run(FOSTERModule, tmp_path, epochs=1, exemplars=20, memory_share=0.5)
+        run(FOSTERModule, tmp_path, epochs=1, exemplars=20, memory_rate=0.1)
         new = len(data().plan.rows(1, [["0", "1"]]))
-        total = 20 + new
-        assert seen[0][1] == 2 * (round(total / 2) // 2)
-        assert seen[0][0] == total - seen[0][1]
+        assert seen[0][1] == 2 * ((20 + round(0.1 * new)) // 2)
+        assert sum(seen[0]) == 20 + new
 
     def test_new_images_are_left_out_evenly(self, tmp_path):
-        made, _ = run(FOSTERModule, tmp_path, epochs=1, exemplars=20, memory_share=0.5, given={"max_tasks": 1})
+        made, _ = run(FOSTERModule, tmp_path, epochs=1, exemplars=20, memory_rate=0.5, given={"max_tasks": 1})
         source = data().source.train
         rows = np.concatenate([source.rows_of[2], source.rows_of[3]])
         kept = made.kept_rows(rows, 1)
@@ -299,6 +298,9 @@ class TestRefused:
             ({"batch_statistics": "train"}, "batch_statistics"),
             ({"crop_padding": -1}, "crop_padding is -1"),
             ({"brightness": 1.5}, "brightness is 1.5, expected a number between 0 and 1"),
+            ({"cutout": -0.5}, "cutout is -0.5, expected a number between 0 and 1"),
+            ({"autoaugment": "cifar"}, "did you mean cifar10"),
+            ({"kind": FOSTERModule, "evaluated": "branch"}, "did you mean branches"),
             ({"kind": ReplayModule, "exemplars": 0}, "exemplars is 0"),
             ({"kind": ReplayModule, "selection": "herdin"}, "did you mean herding"),
             ({"kind": ReplayModule, "prediction": "mean"}, "prediction"),
@@ -308,10 +310,10 @@ class TestRefused:
             ({"kind": PODNetModule, "tuning": -1.0}, "tuning is -1, expected at least 0"),
             ({"kind": CREATEModule, "tuning_rate": 0.0}, "tuning_rate is 0, expected a positive number"),
             ({"kind": FOSTERModule, "boosting_beta": 1.0}, "boosting_beta is 1"),
-            ({"kind": FOSTERModule, "memory_share": 1.5}, "memory_share is 1.5"),
+            ({"kind": FOSTERModule, "memory_rate": 1.5}, "memory_rate is 1.5"),
             (
-                {"kind": FOSTERModule, "memory_share": 0.5, "exemplars_per_class": 20},
-                "leave out --model.memory_share or --model.exemplars_per_class",
+                {"kind": FOSTERModule, "memory_rate": 0.5, "exemplars_per_class": 20},
+                "leave out --model.memory_rate or --model.exemplars_per_class",
             ),
             ({"kind": CREATEModule, "latent": 0}, "latent is 0"),
             ({"kind": TagFexModule, "attention_heads": 5}, "attention_heads is 5"),

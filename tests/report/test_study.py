@@ -245,8 +245,8 @@ def trained(folder: Path, seed: int, **options: Any) -> None:
 
 def test_seeds_of_a_trained_method_are_one_group_and_its_defaults_have_its_name(tmp_path: Path) -> None:
     for seed in (1, 2):
-        trained(tmp_path / f"half-s{seed}" / "version_0", seed, memory_share=0.5)
-        trained(tmp_path / f"plain-s{seed}" / "version_0", seed, memory_share=None)
+        trained(tmp_path / f"half-s{seed}" / "version_0", seed, memory_rate=0.5)
+        trained(tmp_path / f"plain-s{seed}" / "version_0", seed, memory_rate=None)
     groups, _ = group_runs(read_runs([tmp_path])[0])
     assert {group.label: [outcome.seed for outcome in group.outcomes] for group in groups} == {
         "FOSTER": [1, 2],
