@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -295,43 +295,30 @@ def _values(study: Study, families: Sequence[Sequence[Group]], key: str) -> Figu
 # ---------------------------------------------------------------------- bars
 
 
-def ablation_bars(study: Study) -> list[Picture]:
-    """Draw Ā and A_K of the method and of its variants, one figure per setting (tab:ablation)."""
-    return _bars(
-        study, "ablation", LACKING, lambda group: group.variant, lambda variant: variant or "full method",
-        lambda reference: f"{reference.label} without one of its parts",
-    )  # fmt: skip
+def part_bars(study: Study, table: str, keys: Sequence[str], caption: str) -> list[Picture]:
+    """Draw Ā and A_K of each method that varies one of some settings, and the paper's numbers beside its own.
 
-
-def sampling_bars(study: Study) -> list[Picture]:
-    """Draw Ā and A_K for each way to select the buffer (tab:sampling)."""
-    key = "buffer.strategy"
-    return _bars(
-        study, "sampling", [key], lambda group: value_name(key, group.config[key]), lambda way: value_name(key, way),
-        lambda reference: "Selection of the buffer",
-    )  # fmt: skip
-
-
-def _bars(
-    study: Study,
-    table: str,
-    keys: Collection[str],
-    name: Callable[[Group], str],
-    published_name: Callable[[str], str],
-    title: Callable[[Group], str],
-) -> list[Picture]:
-    """Draw each family that varies one of ``keys``, and the paper's numbers beside its method."""
+    Args:
+        study: all results.
+        table: name of the paper's table, such as ``ablation``.
+        keys: dotted names of the settings; one alone is named by its values.
+        caption: with the method's ``label``.
+    """
     figures = []
     for family in study.varied(*keys):
         reference, setting = family[0], family[0].setting
-        labels = _with_seeds([name(group) for group in family], family)
+        only = keys[0] if len(keys) == 1 else None
+        names = [value_name(only, group.config[only]) if only else group.variant for group in family]
+        labels = _with_seeds(names, family)
         bars = [(label, group.stat("A_bar"), group.stat("A_K")) for label, group in zip(labels, family, strict=True)]
         averages, finals = (published_of(f"tab:{table}", setting, key) for key in ("A_bar", "A_K"))
-        if reference.name == "CIFNet":
-            bars += [(f"{published_name(v)} (published)", averages.get(v), final) for v, final in finals.items()]
+        for variant, final in finals.items() if reference.name == "CIFNet" else ():
+            name = value_name(only, variant) if only else variant or "full method"
+            bars.append((f"{name} (published)", averages.get(variant), final))
         chart = pair_bars(bars, f"{reference.label}: {study.names[setting]}")
         file = f"{table}_{study.slug(setting)}_{slug(reference.name.lower())}"
-        figures.append(Picture(file, f"{title(reference)}, {study.names[setting]}.{BARS}", chart))
+        text = f"{caption.format(label=reference.label)}, {study.names[setting]}.{BARS}"
+        figures.append(Picture(file, text, chart))
     return figures
 
 
@@ -653,7 +640,13 @@ def all_pictures(study: Study) -> dict[str, list[Picture]]:
             "Accuracy": [p for s in settings for p in trajectories(study, s)],
             "Efficiency": [p for s in study.data_names for p in [*time_bubbles(study, s), *energy_points(study, s)]],
             "Memory": [*(p for s in settings for p in memory_points(study, s)), *buffer_points(study)],
-            "Ablation": [*ablation_bars(study), *calibration_maps(study)],
-            "Buffer": [*value_curves(study, "buffer.capacity"), *sampling_bars(study)],
+            "Ablation": [
+                *part_bars(study, "ablation", [*LACKING], "{label} without one of its parts"),
+                *calibration_maps(study),
+            ],
+            "Buffer": [
+                *value_curves(study, "buffer.capacity"),
+                *part_bars(study, "sampling", ["buffer.strategy"], "Selection of the buffer"),
+            ],
             "Other settings": value_curves(study, *study.other_keys()),
         }

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -88,8 +87,8 @@ class Run:
         classes_seen: number of classes after each task.
         activations: (K, K) ``activations.csv`` if the run recorded it: row i, column j is the mean over the test images
             of task i of the largest activation among the neurons of task j.
-        answer_sets: class → percent of its test images that have it among the answers at 95 %, and their mean number
-            of answers, if the run is calibrated.
+        answer_sets: if the run is calibrated, by class with test images the percent "covered" of these that have it
+            among the answers at 95 %, and their mean number of "answers".
         predictions: its ``predictions.parquet`` if it kept one.
         doubts: sentences about what of it is not shown.
     """
@@ -99,7 +98,7 @@ class Run:
     summary: dict[str, Any]
     classes_seen: tuple[int, ...]
     activations: np.ndarray | None = None
-    answer_sets: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    answer_sets: pd.DataFrame | None = None
     predictions: Path | None = None
     doubts: tuple[str, ...] = ()
 
@@ -123,8 +122,8 @@ def read_run(folder: Path) -> Run:
         if not (folder / name).is_file():
             raise DataError(f"{folder}: no {name}, {meaning}")
     with _damaged(folder / "summary.json") as path:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        summary = _without_infinite(content)
+        text = path.read_text(encoding="utf-8")
+        content, summary = json.loads(text), json.loads(text, parse_constant=lambda _: None)  # NaN and Infinity
         SummaryTable.model_validate(summary)
         TypeAdapter(dict[str, Number | None]).validate_python({key: summary.get(key) for key in MEASURED})
     with _damaged(folder / "config.yaml") as path:
@@ -139,18 +138,25 @@ def read_run(folder: Path) -> Run:
         seen = tuple(int(count) for count in rows["classes_seen"])
         if seen[-1] != summary["n_classes"]:
             raise DataError(f"{path} ends with {seen[-1]} classes, summary.json with {summary['n_classes']}")
-    activations, answer_sets = None, {}
+    activations = answer_sets = None
     with _damaged(folder / "activations.csv") as path:
         if path.is_file():
             activations = pd.read_csv(path, index_col=0).to_numpy(float)
     with _damaged(folder / "answer_sets.csv") as path:
         if path.is_file():
-            with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-                tested = [row for row in csv.DictReader(file) if row["covered"]]  # classes with test images
-            answer_sets = {row["class"]: (float(row["covered"]), float(row["answers"])) for row in tested}
+            answer_sets = _by_class(path, "class", "covered", "answers").dropna()  # classes with test images
     doubtful = ", ".join(key for key in content if content[key] != summary[key])
     doubts = (f"{folder}/summary.json: not finite, shown as not measured: {doubtful}",) if doubtful else ()
     return Run(folder, config, summary, seen, activations, answer_sets, doubts=doubts)
+
+
+def _by_class(path: Path, name: str, *columns: str) -> pd.DataFrame:
+    """Return columns of numbers of a CSV file, by the class in column ``name``; an empty cell is NaN."""
+    table = pd.read_csv(
+        path, dtype={name: str}, keep_default_na=False, na_values={column: [""] for column in columns},
+        encoding_errors="surrogateescape",
+    )  # fmt: skip
+    return table.set_index(name)[list(columns)].astype(float)
 
 
 @contextmanager
@@ -164,15 +170,6 @@ def _damaged(path: Path) -> Iterator[Path]:
         raise DataError(f"{path} is damaged: {entry} {first['msg'].replace('Input should', 'should')}") from error
     except (ValueError, KeyError, TypeError, OSError, RecursionError, csv.Error, UsageError) as error:
         raise DataError(f"{path} is damaged: {first_line(error)}") from error
-
-
-def _without_infinite(value: Any) -> Any:
-    """Return the content of a JSON file with None for NaN and infinite numbers."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _without_infinite(item) for key, item in value.items()}
-    return [_without_infinite(item) for item in value] if isinstance(value, list) else value
 
 
 def is_complete(folder: Path) -> bool:

@@ -129,20 +129,18 @@ def setting_of(run: Run) -> Setting:
     )
 
 
-OF_NETWORK: tuple[Callable[[Setting], str], ...] = (
-    lambda s: s.backbone,
-    lambda s: f"{s.image_size} px" if s.image_size else "own size",
-)
-OF_DATA: tuple[Callable[[Setting], str], ...] = (
-    lambda s: f"{s.n_tasks} tasks",
-    lambda s: f"{s.n_classes} classes",
-    lambda s: s.root,
-)
-"""What may tell apart settings of one name, in words: their networks, and their data."""
+def distinct_names(settings: Sequence[Setting], networks: bool) -> dict[Setting, str]:
+    """Return a name for each setting; where settings of one name differ, what they differ in is added.
 
-
-def distinct_names(settings: Sequence[Setting], extras: Sequence[Callable[[Setting], str]]) -> dict[Setting, str]:
-    """Return a name for each setting; of ``extras`` those are added in which settings of one name differ."""
+    Args:
+        settings: of a report.
+        networks: whether they may differ in backbone and size of images too.
+    """
+    extras: list[Callable[[Setting], str]] = [
+        lambda s: f"{s.n_tasks} tasks", lambda s: f"{s.n_classes} classes", lambda s: s.root
+    ]  # fmt: skip
+    if networks:
+        extras = [lambda s: s.backbone, lambda s: f"{s.image_size} px" if s.image_size else "own size", *extras]
     names = {setting: setting.short for setting in settings}
     for extra in extras:
         said = {name: {extra(s) for s, other in names.items() if other == name} for name in names.values()}

@@ -17,8 +17,6 @@ from cifnet_pl.report.settings import (
     JOINT,
     LACKING,
     METHODS,
-    OF_DATA,
-    OF_NETWORK,
     OF_SETTING,
     Setting,
     configuration,
@@ -384,13 +382,13 @@ class Study:
     @cached_property
     def names(self) -> dict[Setting, str]:
         """Short name of each setting that no other setting has: what differs from others of its name is added."""
-        return distinct_names(self.settings, [*OF_NETWORK, *OF_DATA])
+        return distinct_names(self.settings, networks=True)
 
     @cached_property
     def data_names(self) -> dict[Setting, str]:
         """One setting of each data and task protocol, the first of those that differ in network, with a short name."""
         first = [s for s in self.settings if self.on_the_same_data(s)[0] == s]
-        return distinct_names(first, OF_DATA)
+        return distinct_names(first, networks=False)
 
     def slug(self, setting: Setting) -> str:
         """Return the setting's name for a file."""
@@ -448,12 +446,17 @@ class Study:
 
         That is the reference on the same network, else the one on another network if there is only one.
         """
-        references = [group for group in groups if self._is_reference(group) and len(group.conditions) == 1]
         ratios: list[Stat | None] = []
+        references = [group for group in groups if self._is_reference(group) and len(group.conditions) == 1]
         for group in groups:
-            rival = _rival(group, references)
-            energy, other = (None if g is None else g.stat("energy_kwh") for g in (group, rival))
-            ratios.append(fixed(1.0, group.seeds) if energy and rival is group else ratio(energy, other))
+            fitting = [r for r in references if (r.kind, r.conditions) == (group.kind, group.conditions)]
+            near = [r for r in fitting if r.setting == group.setting]
+            single = near or (fitting if len({r.setting for r in fitting}) == 1 else [])
+            energy, other = (g.stat("energy_kwh") for g in (group, single[0] if single else group))
+            if group in single:
+                ratios.append(fixed(1.0, group.seeds) if energy else None)
+            else:
+                ratios.append(ratio(energy, other) if single else None)
         return ratios
 
     def _is_reference(self, group: Group) -> bool:
@@ -516,14 +519,3 @@ class Study:
         else:
             over = "class orders and seeds vary, but not together: the table of runs has them"
         return f"Mean ± standard deviation over seeds; {over}."
-
-
-def _rival(group: Group, references: Sequence[Group]) -> Group | None:
-    """Return the reference that a group's energy may be divided by; None if there is none, or no single one."""
-    if len(group.conditions) != 1:
-        return None
-    fitting = [r for r in references if (r.kind, r.conditions) == (group.kind, group.conditions)]
-    near = [r for r in fitting if r.setting == group.setting]
-    if not near and len({r.setting for r in fitting}) > 1:
-        return None
-    return next(iter(near or fitting), None)

@@ -6,8 +6,10 @@ for CIFAR-100 and 278.5 and 548.5 million for ImageNet-100, where it prints 72.1
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import pandas as pd
 
 from cifnet_pl.report.external_results import published_numbers, published_of
 from cifnet_pl.report.page import CONDITIONS, SEEDS, Cell, Column, Table
@@ -70,18 +72,26 @@ def all_tables(study: Study) -> dict[str, list[Table]]:
 # ---------------------------------------------------------------------- accuracy
 
 
-def _accuracy_columns(study: Study, first: str) -> list[Column]:
-    """Return the columns of a table with Ā and A_K in each setting, ``first`` before them."""
-    named = [Column(f"{study.names[s]}: {header}", 2, "max") for s in study.settings for header, _ in ACCURACY]
-    return [Column(first), Column("numbers"), *named]
+Entry = tuple[tuple[str, str], str, Stat | None]
+"""The texts of a row, the header of a column, and the number that stands there."""
 
 
-def _accuracy_rows(
-    study: Study, rows: Mapping[tuple[str, str], Mapping[tuple[Setting, str], Stat | None]]
-) -> list[list[Cell]]:
-    """Return the rows of such a table that have a number: text of the first column and kind → numbers."""
-    cells = [(setting, key) for setting in study.settings for _, key in ACCURACY]
-    return [[*texts, *map(numbers.get, cells)] for texts, numbers in rows.items() if any(map(numbers.get, cells))]
+def _accuracies(study: Study, first: str, entries: Iterable[Entry]) -> tuple[list[Column], list[list[Cell]]]:
+    """Return the columns Ā and A_K of each setting, after one headed ``first``, and the rows that have a number."""
+    columns = [Column(f"{study.names[s]}: {header}", 2, "max") for s in study.settings for header, _ in ACCURACY]
+    rows: dict[tuple[str, str], dict[str, Stat | None]] = {}
+    for texts, header, stat in entries:
+        rows.setdefault(texts, {})[header] = stat
+    shown: list[list[Cell]] = [
+        [*texts, *(numbers.get(column.header) for column in columns)]
+        for texts, numbers in rows.items()
+        if any(numbers.values())
+    ]
+    return [Column(first), Column("numbers"), *columns], shown
+
+
+def _entries(study: Study, texts: tuple[str, str], group: Group) -> list[Entry]:
+    return [(texts, f"{study.names[group.setting]}: {header}", group.stat(key)) for header, key in ACCURACY]
 
 
 def _row_order(group: Group) -> tuple[object, ...]:
@@ -93,16 +103,18 @@ def _row_order(group: Group) -> tuple[object, ...]:
 def accuracy_table(study: Study) -> Table:
     """Tabulate Ā and A_K of every method in every setting (tab:accuracy-results); one row is one configuration."""
     compared = [group for setting in study.settings for group in study.with_published(setting)]
-    shown: dict[tuple[str, str], dict[tuple[Setting, str], Stat | None]] = {
-        (group.label, group.kind): {} for group in sorted(compared, key=_row_order)
-    }
-    for group in [*study.groups, *study.published]:
-        row = shown.get((group.label, group.kind), {})
-        row.update({(group.setting, key): group.stat(key) for _, key in ACCURACY})
-    rows = _accuracy_rows(study, shown)
+    every = [*study.groups, *study.published]
+    shown = dict.fromkeys((group.label, group.kind) for group in sorted(compared, key=_row_order))
+    columns, rows = _accuracies(
+        study, "method",
+        [
+            entry for texts in shown for group in every if (group.label, group.kind) == texts
+            for entry in _entries(study, texts, group)
+        ],
+    )  # fmt: skip
     notes = [study.seeds_note(study.groups), BEST, *_published_notes(compared), *notes_of(study.settings)]
     title = "Average accuracy Ā and final accuracy A_K in %"
-    return Table("accuracy", title, _accuracy_columns(study, "method"), rows, notes, [str(row[1]) for row in rows])
+    return Table("accuracy", title, columns, rows, notes, [str(row[1]) for row in rows])
 
 
 def _published_notes(groups: Sequence[Group]) -> list[str]:
@@ -112,29 +124,27 @@ def _published_notes(groups: Sequence[Group]) -> list[str]:
 
 def ablation_table(study: Study) -> Table:
     """Tabulate the method without one of its parts at a time (tab:ablation)."""
-    shown: dict[tuple[str, str], dict[tuple[Setting, str], Stat | None]] = {}
-    blocks: dict[tuple[str, str], str] = {}
     families = study.varied(*LACKING)
-    for family in families:
-        for group in family:
-            texts = f"{family[0].label}, {group.variant}", "measured"
-            shown.setdefault(texts, {}).update({(group.setting, key): group.stat(key) for _, key in ACCURACY})
-            blocks[texts] = f"measured {family[0].label}"
     settings = [s for s in study.settings if any(family[0].setting == s for family in families)]
-    published: dict[tuple[str, str], dict[tuple[Setting, str], Stat | None]] = {}
-    for setting, key in ((setting, key) for setting in settings for _, key in ACCURACY):
-        for variant, value in published_of("tab:ablation", setting, key).items():
-            published.setdefault((f"CIFNet, {variant or 'full method'}", "published"), {})[setting, key] = value
-    rows = _accuracy_rows(study, {**shown, **published})
+    entries, blocks = [], {}
+    for reference, group in [(family[0], group) for family in families for group in family]:
+        name = f"{reference.label}, {group.variant}"
+        entries += _entries(study, (name, "measured"), group)
+        blocks[name, "measured"] = f"measured {reference.label}"
+    published: list[Entry] = [
+        ((f"CIFNet, {variant or 'full method'}", "published"), f"{study.names[setting]}: {header}", value)
+        for setting in settings
+        for header, key in ACCURACY
+        for variant, value in published_of("tab:ablation", setting, key).items()
+    ]
+    columns, rows = _accuracies(study, "variant", entries + published)
     notes = [
         study.seeds_note([group for family in families for group in family]), BEST,
-        *([LOCKED] if any("locked" in variant for variant, _ in shown) else []),
+        *([LOCKED] if any("locked" in name for name, _ in blocks) else []),
         *([PUBLISHED] if published else []), *notes_of(settings),
     ]  # fmt: skip
-    return Table(
-        "ablation", "The method without one of its parts", _accuracy_columns(study, "variant"), rows, notes,
-        [blocks.get((str(row[0]), str(row[1])), "published") for row in rows],
-    )  # fmt: skip
+    row_blocks = [blocks.get((str(row[0]), str(row[1])), "published") for row in rows]
+    return Table("ablation", "The method without one of its parts", columns, rows, notes, row_blocks)
 
 
 def value_table(study: Study, key: str, name: str) -> Table:
@@ -275,17 +285,20 @@ def answer_sets_table(study: Study, setting: Setting) -> Table:
         study: all results.
         setting: whose calibrated runs are shown.
     """
-    sets = {}  # label of a group → seed → class → (covered, answers)
+    sets = {}  # label of a group → (seed and class order, class) and its numbers
     for group in study.of(setting):
-        known = {o.key: o.run.answer_sets for o in group.outcomes if o.run is not None and o.run.answer_sets}
-        sets.update({group.label: known} if known else {})
-    by_class: dict[str, list[Stat | None]] = {}
-    for name in sorted({name for by_seed in sets.values() for own in by_seed.values() for name in own}):
-        by_class[name] = [
-            stat_of({key: own[name][i] for key, own in by_seed.items() if name in own})
-            for by_seed in sets.values()
-            for i in (0, 1)
+        known = {
+            o.key: o.run.answer_sets for o in group.outcomes if o.run is not None and o.run.answer_sets is not None
+        }
+        sets.update({group.label: pd.concat(known, names=["seed", "class"])} if known else {})
+    by_class: dict[str, list[Stat | None]] = {
+        name: [
+            stat_of(numbers[numbers.index.get_level_values("class") == name][column].to_dict())
+            for numbers in sets.values()
+            for column in ("covered", "answers")
         ]
+        for name in sorted({name for numbers in sets.values() for _, name in numbers.index})
+    }
     ordered = sorted(by_class, key=lambda name: [100.0 if stat is None else stat.mean for stat in by_class[name][::2]])
     rows: list[list[Cell]] = [[printable(name), *by_class[name]] for name in ordered]
     columns = [Column(f"{label}: {what}", 1) for label in sets for what in ("covered (%)", "classes")]

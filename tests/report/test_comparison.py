@@ -170,23 +170,6 @@ def test_single_runs_by_their_folders_against_literal_formulas(
     assert float(row["difference (points)"]) == pytest.approx(100 * (only_a - only_b) / IMAGES)
 
 
-def test_three_seeds_against_literal_formulas(
-    runs: tuple[Path, dict[tuple[str, int], np.ndarray]],
-) -> None:
-    """With two degrees of freedom Student's distribution has a closed form."""
-    folder, right = runs
-    (pair,) = compare(read_study([folder]), ["Exact ridge", "CIFNet"])
-    line = pair.lines[0]
-    x = [100 * (right["RidgeHead", seed].mean() - right["CIFNetHead", seed].mean()) for seed in (1, 2, 3)]
-    mean = sum(x) / 3
-    error = math.sqrt(sum((value - mean) ** 2 for value in x) / 2 / 3)
-    quantile = 0.95 * math.sqrt(2 / (1 - 0.95**2))
-    t = abs(mean / error)
-    assert line.interval is not None
-    assert line.interval == pytest.approx((mean - quantile * error, mean + quantile * error))
-    assert line.p == pytest.approx(1 - t / math.sqrt(2 + t * t))
-
-
 def test_the_bootstrap_is_that_of_images_drawn_one_by_one(
     runs: tuple[Path, dict[tuple[str, int], np.ndarray]],
 ) -> None:

@@ -12,6 +12,7 @@ from PIL import Image
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.report.figures import SMALL, all_pictures
+from cifnet_pl.report.page import Picture
 from cifnet_pl.report.write import Study, read_study, write_report
 from tests.report.labels import assert_labels_are_readable
 from tests.report.synthetic import write_run
@@ -66,6 +67,11 @@ def written(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("report") / "out"
     assert main(["report", str(runs), "--output", str(output), "--external", str(runs / "external.csv")]) == 0
     return output
+
+
+@pytest.fixture(scope="module")
+def pictures(study: Study) -> dict[str, list[Picture]]:
+    return all_pictures(study)
 
 
 def cells(path: Path) -> list[dict[str, str]]:
@@ -168,24 +174,20 @@ def test_two_reports_are_the_same_bytes(runs: Path, written: Path, tmp_path: Pat
     assert [str(name) for name in first if first[name] != second[name]] == []
 
 
-def test_no_labels_overlap(study: Study) -> None:
-    pictures = [picture for section in all_pictures(study).values() for picture in section]
-    assert {picture.name for picture in pictures} >= FIGURES
-    for picture in pictures:
+def test_letters_are_legible_half_a_page_wide(pictures: dict[str, list[Picture]]) -> None:
+    """No two labels overlap; no figure is so wide, or has so small letters, that they are lost in a column of text."""
+    drawn = [picture for section in pictures.values() for picture in section]
+    assert {picture.name for picture in drawn} >= FIGURES
+    for picture in drawn:
         assert_labels_are_readable(picture)
-
-
-def test_letters_are_legible_half_a_page_wide(study: Study) -> None:
-    """No figure is so wide, or has so small letters, that they cannot be read in a column of text."""
-    for picture in (picture for section in all_pictures(study).values() for picture in section):
         assert picture.figure.get_figwidth() <= 6.5, picture.name
         texts = [text for text in picture.figure.findobj(Text) if text.get_text().strip()]  # type: ignore[attr-defined]
         small = {text.get_text() for text in texts if text.get_fontsize() < SMALL}  # type: ignore[attr-defined]
         assert not small, picture.name
 
 
-def test_cells_of_activation_maps_have_their_numbers(study: Study) -> None:
-    (picture,) = [p for p in all_pictures(study)["Ablation"] if p.name.startswith("calibration")]
+def test_cells_of_activation_maps_have_their_numbers(pictures: dict[str, list[Picture]]) -> None:
+    (picture,) = [p for p in pictures["Ablation"] if p.name.startswith("calibration")]
     without, with_buffer = picture.figure.axes[:2]
     for axes, later in ((without, 70), (with_buffer, 10)):
         cells = {text.get_position(): text.get_text() for text in axes.texts}
@@ -194,11 +196,11 @@ def test_cells_of_activation_maps_have_their_numbers(study: Study) -> None:
         assert axes.get_title().endswith(f"above the diagonal: {later} %")
 
 
-def test_methods_differ_without_colours(study: Study) -> None:
+def test_methods_differ_without_colours(study: Study, pictures: dict[str, list[Picture]]) -> None:
     (setting,) = [s for s in study.settings if s.protocol == "10" and s.dataset == "CIFAR-100"]
-    pictures = [p for p in all_pictures(study)["Accuracy"] if p.name.endswith(study.slug(setting))]
-    assert pictures
-    for picture in pictures:
+    own = [p for p in pictures["Accuracy"] if p.name.endswith(study.slug(setting))]
+    assert own
+    for picture in own:
         lines = [bars.lines[0] for bars in picture.figure.axes[0].containers]  # type: ignore[attr-defined]
         assert len({line.get_marker() for line in lines}) == len(lines)
 
