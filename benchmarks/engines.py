@@ -117,7 +117,6 @@ def start_rows(rounds: int = 5) -> Iterator[Row]:
             "--help": ["--help"],
             "info --help": ["info", "--help"],
             "an error in an option": ["classify", "--modle", "x"],
-            "an error behind --config": ["fit", "--config", "quickstart", "--model.hed", "x"],
             "classify of one photo": [*classify, "--overwrite"],
         }
         for name, arguments in commands.items():

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import os
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import httpx
 import numpy as np
 from PIL import Image
 
@@ -52,10 +51,9 @@ def jpegs(count: int, shape: tuple[int, int], seed: int = 0) -> list[bytes]:
     return files
 
 
-def form(files: Sequence[bytes], **fields: str) -> bytes:
+def form(files: Sequence[bytes]) -> bytes:
     """The body of a multipart request."""
-    parts = [f'Content-Disposition: form-data; name="{key}"\r\n\r\n{value}'.encode() for key, value in fields.items()]
-    parts += [
+    parts = [
         f'Content-Disposition: form-data; name="files"; filename="{i}.jpg"\r\nContent-Type: image/jpeg\r\n\r\n'.encode()
         + content
         for i, content in enumerate(files)
@@ -113,23 +111,18 @@ class Process:
     url: str
     number: int
 
-    def post(self, path: str, body: bytes = b"", kind: str = "application/json") -> dict[str, Any]:
-        """The answer to a change."""
-        request = urllib.request.Request(self.url + path, body, {"Content-Type": kind})
-        with urllib.request.urlopen(request, timeout=300) as answer:
-            content: dict[str, Any] = json.loads(answer.read())
-        return content
+    def post(self, path: str, **options: Any) -> Any:
+        """The answer to a change, with the options of httpx."""
+        return httpx.post(self.url + path, timeout=300, **options).json()
 
-    def get(self, path: str) -> dict[str, Any]:
+    def get(self, path: str) -> Any:
         """A JSON answer."""
-        with urllib.request.urlopen(self.url + path, timeout=300) as answer:
-            content: dict[str, Any] = json.loads(answer.read())
-        return content
+        return httpx.get(self.url + path, timeout=300).json()
 
-    def teach(self, photos: Sequence[bytes], name: str) -> dict[str, Any]:
+    def teach(self, photos: Sequence[bytes], name: str) -> Any:
         """Begin a lesson; gives its job."""
-        kind = f"multipart/form-data; boundary={BOUNDARY}"
-        return self.post("/extend?wait=false", form(photos, class_name=name), kind)
+        files = [("files", (f"{i}.jpg", content)) for i, content in enumerate(photos)]
+        return self.post("/extend?wait=false", files=files, data={"class_name": name})
 
     def megabytes(self) -> float:
         """Memory that the process holds now."""

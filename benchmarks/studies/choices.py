@@ -6,12 +6,8 @@ photo has a say, so what is chosen here may be measured on them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-
-import torch
-from torch import Tensor
 
 from benchmarks.studies.photos import (
     BACKBONE,
@@ -25,18 +21,8 @@ from benchmarks.studies.photos import (
     study_parser,
 )
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.ridge import TRANSFORMS, joined, sqrt_l2
+from cifnet_pl.heads.ridge import TRANSFORMS
 
-RANDOM = 1024
-
-
-def skip(transform: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
-    """A transform of (n, d) embeddings beside ``RANDOM`` random features of their :func:`sqrt_l2`."""
-    draw = torch.randn(RANDOM, z.shape[1], generator=torch.Generator().manual_seed(0), dtype=z.dtype)
-    return torch.cat([transform(z), torch.relu(sqrt_l2(z) @ draw.T) * RANDOM**-0.5], dim=1)
-
-
-TRANSFORMS |= {"sqrt_l2 and random": partial(skip, sqrt_l2), "joined and random": partial(skip, joined)}
 HEADS: dict[str, Make] = {kind: partial(RidgeHead, transform=kind) for kind in TRANSFORMS}  # type: ignore[arg-type]
 HEADS["none, balanced"] = partial(RidgeHead, balanced=True)
 

@@ -59,7 +59,6 @@ class Look(BaseModel):
     classes: int
     photos: int
     state_mb: float = Field(description="numbers kept, in MB; without the frozen backbone")
-    parts_mb: dict[str, float]
     history: list[Moment]
     confusion: list[list[float]] | None = Field(
         default=None, description="rows: class, columns: answer; percent of stored samples"
@@ -152,10 +151,6 @@ def look(model: Classifier, name: str, version: int, read_only: bool) -> Look:
         if count <= LARGEST_CONFUSION:
             table = torch.bincount(true * count + answered, minlength=count**2).view(count, count).double()
             confusion = (100 * table / table.sum(dim=1, keepdim=True).clamp_min(1)).tolist()
-    parts: dict[str, float] = {}
-    for key, value in model.tensors().items():
-        part = key.partition(".")[0]
-        parts[part] = parts.get(part, 0) + value.nbytes / 1e6
     return Look(
         name=name,
         version=version,
@@ -165,8 +160,7 @@ def look(model: Classifier, name: str, version: int, read_only: bool) -> Look:
         image_size=model.image_size,
         classes=count,
         photos=sum(model.counts.values()),
-        state_mb=sum(parts.values()),
-        parts_mb=parts,
+        state_mb=sum(tensor.nbytes for tensor in model.tensors().values()) / 1e6,
         history=[Moment.model_validate(event) for event in model.history],
         confusion=confusion,
         confusion_classes=model.class_names if confusion is not None else [],

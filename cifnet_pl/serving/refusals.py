@@ -22,14 +22,14 @@ class RequestError(UsageError):
 
 
 class Question(RequestError):
-    """A change that may be a mistake: it is made where the client asks for it anyway.
+    """A change that may be a mistake, refused with 409: it is made where the client asks for it anyway.
 
     Attributes:
         instead: name of the class that may be meant.
     """
 
-    def __init__(self, status: int, message: str, instead: str | None = None):
-        super().__init__(status, message)
+    def __init__(self, message: str, instead: str | None = None):
+        super().__init__(409, message)
         self.instead = instead
 
 
@@ -39,7 +39,7 @@ def explained(error: CifnetError) -> RequestError:
     The answer is a new error: a job keeps it, and the traceback of the other one would keep the models of its frames.
     """
     if isinstance(error, Question):
-        return Question(error.status, str(error), error.instead)
+        return Question(str(error), error.instead)
     if isinstance(error, RequestError):
         return RequestError(error.status, str(error))
     cause: BaseException | None = error

@@ -304,9 +304,7 @@ class Service:
         def work(job: Job) -> tuple[Served | None, Result]:
             try:
                 if not anyway:
-                    staged.check_folders()
-                    staged.check_names(self.model.class_names)
-                    staged.check_labels(self._classes_of_photos())
+                    staged.ask(self._classes_of_photos(), self.model.class_names)
                 return self._extend(staged, dry_run, job)
             finally:
                 staged.remove()
@@ -326,7 +324,7 @@ class Service:
     def _extend(self, staged: Staged, dry_run: bool, job: Job) -> tuple[Served | None, Result]:
         start, old = time.perf_counter(), self.model
         staged.leave_out(self.workspace.kept(self.workspace.current))
-        lesson = learn(old, ReportedPhotos(staged.names, staged.photos(), report=job.progress))
+        lesson = learn(old, ReportedPhotos(staged.names, staged.files, report=job.progress))
         staged.unreadable += [(file.name, reason) for file, reason in lesson.unreadable]
         model, score, learned = lesson.model, lesson.score, lesson.learned
         before, after = stored_accuracy(old, old.class_names), stored_accuracy(model, old.class_names)
@@ -367,7 +365,7 @@ class Service:
         )
         try:
             if self.options.keep_photos:
-                self.workspace.keep(staged.folder / file for file, _ in staged.files)
+                self.workspace.keep(staged.folder / photo.file for photo in staged.photos)
             return self.workspace.commit(model, change)
         except BaseException:
             self.workspace.remove_unused_photos()

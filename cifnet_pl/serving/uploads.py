@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 import unicodedata
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -162,80 +162,90 @@ def decoded(content: bytes, size: int, crop_ratio: float, limits: Limits) -> tup
         return opened_square(image, size, crop_ratio), FORMATS[image.format or "PNG"]
 
 
+class StagedPhoto(NamedTuple):
+    """A photo of a request that waits to be learned.
+
+    Attributes:
+        sent: path that it was sent with.
+        file: its name in the folder: the SHA-256 of its content, and the extension of its format.
+        name: of its class.
+        hash: of its content, as models keep it.
+    """
+
+    sent: str
+    file: str
+    name: str
+    hash: int
+
+
 @dataclass
 class Staged:
     """Photos of a request that wait in a folder to be learned.
 
     Attributes:
-        folder: holds one file per distinct photo, named by the hash of its content.
-        names: classes, in the order they were sent.
-        files: (file name, position of its class) of each photo.
+        folder: holds one file per distinct photo.
+        together: whether one class was given for all of them.
+        photos: each once for a class.
         unreadable: name and reason of each photo that cannot be decoded.
-        folders: names of the folders that photos of one given class were sent in.
-        sent: (name that it was sent with, hash of its content, position of its class) of each photo.
     """
 
     folder: Path
-    names: list[str] = field(default_factory=list)
-    files: list[tuple[str, int]] = field(default_factory=list)
+    together: bool
+    photos: list[StagedPhoto] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
-    folders: set[str] = field(default_factory=set)
-    sent: list[tuple[str, int, int]] = field(default_factory=list)
 
-    def photos(self) -> FileSet:
-        """Return the files with their classes."""
-        return FileSet(self.folder, [name for name, _ in self.files], [label for _, label in self.files])
+    @property
+    def names(self) -> list[str]:
+        """Classes, in the order they were sent."""
+        return list(dict.fromkeys(photo.name for photo in self.photos))
+
+    @property
+    def files(self) -> FileSet:
+        """The files with the positions of their classes."""
+        position = {name: label for label, name in enumerate(self.names)}
+        return FileSet(self.folder, [one.file for one in self.photos], [position[one.name] for one in self.photos])
 
     def of_class(self, name: str) -> list[str]:
         """Return the file names of the photos of one class."""
-        return [file for file, label in self.files if self.names[label] == name]
+        return [photo.file for photo in self.photos if photo.name == name]
 
-    def check_folders(self) -> None:
-        """Raise Question where photos of several folders were given one name: those may be classes of their own."""
-        if len(self.folders) > 1:
-            shown = ", ".join(f"'{printable(name)}'" for name in sorted(self.folders)[:3])
-            raise Question(
-                409,
-                f"'{printable(self.names[0])}' was given as the class of photos from {len(self.folders)} folders "
-                f"({shown}{', …' if len(self.folders) > 3 else ''}): without a name each folder is a class",
-            )
+    def ask(self, learned: Mapping[int, Collection[str]], known: Sequence[str]) -> None:
+        """Raise Question for what may be a mistake.
 
-    def check_names(self, known: Sequence[str]) -> None:
-        """Raise Question where a name is nearly that of a known class, or of another one in the request."""
-        for position, name in enumerate(self.names):
-            check_alike(name, [*known, *self.names[:position]])
-
-    def check_labels(self, learned: Mapping[int, Collection[str]]) -> None:
-        """Raise Question where a photo is of another class, too.
+        That is photos of several folders under one name; a class whose name is nearly that of a known one, or of
+        another one in the request; and a photo that is of another class, too.
 
         Args:
             learned: hash of a photo → classes in which it was learned.
+            known: names of the known classes.
         """
-        others: dict[str, str] = {}
-        classes: dict[int, set[str]] = {photo: set(names) for photo, names in learned.items()}
-        for sent, photo, label in self.sent:
-            name = self.names[label]
-            if rest := classes.setdefault(photo, set()) - {name}:
-                others[sent] = min(rest)
-            classes[photo].add(name)
-        if others:
-            first, other = next(iter(others.items()))
+        folders = sorted({folder for photo in self.photos if (folder := _folder(photo.sent)) is not None})
+        if self.together and len(folders) > 1:
+            shown = ", ".join(f"'{printable(name)}'" for name in folders[:3]) + (", …" if len(folders) > 3 else "")
+            given = f"'{printable(self.names[0])}' was given as the class of photos from {len(folders)} folders"
+            raise Question(f"{given} ({shown}): without a name each folder is a class")
+        for position, name in enumerate(self.names):
+            check_alike(name, [*known, *self.names[:position]])
+        classes, others = {photo: set(names) for photo, names in learned.items()}, dict[str, str]()
+        for photo in self.photos:
+            of_it = classes.setdefault(photo.hash, set())
+            if rest := of_it - {photo.name}:
+                others[photo.sent] = min(rest)
+            of_it.add(photo.name)
+        for first, other in others.items():
             few = "1 photo is" if len(others) == 1 else f"{len(others)} photos are"
             raise Question(
-                409,
                 f"{few} of another class, too: {printable(first[:200])} is '{printable(other)}'. "
-                "A photo in two classes makes both of them worse",
+                "A photo in two classes makes both of them worse"
             )
 
     def leave_out(self, learned: Mapping[str, list[str]]) -> None:
         """Leave out photos that were learned before as the same class; RequestError if none is left."""
-        sent = [(file, self.names[label]) for file, label in self.files]
-        new = [(file, name) for file, name in sent if file not in learned.get(name, [])]
+        new = [photo for photo in self.photos if photo.file not in learned.get(photo.name, [])]
         if not new:
-            all_of_them = "it was" if len(self.files) == 1 else "all were"
-            raise RequestError(422, f"{number_of(len(self.files), 'photo')} sent, but {all_of_them} learned before")
-        self.names = list(dict.fromkeys(name for _, name in new))
-        self.files = [(file, self.names.index(name)) for file, name in new]
+            all_of_them = "it was" if len(self.photos) == 1 else "all were"
+            raise RequestError(422, f"{number_of(len(self.photos), 'photo')} sent, but {all_of_them} learned before")
+        self.photos = new
 
     def remove(self) -> None:
         """Remove the folder."""
@@ -259,28 +269,42 @@ def stage(
     Raises:
         RequestError: a photo without a class, a class name that cannot be stored, or no photo that can be read.
     """
-    staged = Staged(folder)
+    staged = Staged(folder, together=class_name is not None)
     try:
+        found: dict[tuple[str, str], StagedPhoto] = {}
         for sent, content in photos:
-            folder_name = _folder(sent)
-            if class_name is not None and folder_name is not None:
-                staged.folders.add(folder_name)
-            _stage_one(sent, content, class_name if class_name is not None else folder_name, staged, readable)
-        if not staged.files and not staged.unreadable:
-            raise RequestError(422, "no photo was sent")
-        if not staged.files:
-            first, reason = staged.unreadable[0]
-            raise RequestError(
-                422,
-                f"none of {len(staged.unreadable)} photos can be read; the first, {printable(first[:200])}: {reason}",
-            )
-        staged.names = class_names(staged.names, "the request")
-    except BaseException as error:
+            name = class_name if class_name is not None else _folder(sent)
+            if name is None:
+                where = printable(sent[:200])
+                raise RequestError(422, f"{where} has no class: give class_name, or send it in a folder")
+            try:
+                extension = readable(content)
+            except UnreadableImage as error:
+                staged.unreadable.append((sent, str(error)))
+                continue
+            photo = StagedPhoto(sent, f"{sha256(content).hexdigest()}.{extension}", tidy(name), content_hash(content))
+            if found.setdefault((photo.file, photo.name), photo) is photo:
+                (folder / photo.file).write_bytes(content)
+        staged.photos = list(found.values())
+        _check_staged(staged)
+    except BaseException:
         staged.remove()
-        if isinstance(error, CheckpointError):
-            raise RequestError(422, str(error)) from error
         raise
     return staged
+
+
+def _check_staged(staged: Staged) -> None:
+    """Raise RequestError where there is nothing to learn, or a name cannot be stored."""
+    if not staged.photos and not staged.unreadable:
+        raise RequestError(422, "no photo was sent")
+    if not staged.photos:
+        first, reason = staged.unreadable[0]
+        none = f"none of {len(staged.unreadable)} photos can be read"
+        raise RequestError(422, f"{none}; the first, {printable(first[:200])}: {reason}")
+    try:
+        class_names(staged.names, "the request")
+    except CheckpointError as error:
+        raise RequestError(422, str(error)) from error
 
 
 def tidy(name: str) -> str:
@@ -292,34 +316,12 @@ def check_alike(name: str, others: Iterable[str]) -> None:
     """Raise Question where a name differs from another one by capitals, spaces or Unicode form only."""
     for other in others:
         if name != other and _bare(name) == _bare(other):
-            raise Question(
-                409,
-                f"'{printable(name)}' differs from the class '{printable(other)}' by capitals, spaces or Unicode form "
-                "only",
-                instead=other,
-            )
+            apart = f"'{printable(name)}' differs from the class '{printable(other)}'"
+            raise Question(f"{apart} by capitals, spaces or Unicode form only", instead=other)
 
 
 def _bare(name: str) -> str:
     return "".join(unicodedata.normalize("NFKC", name).casefold().split())
-
-
-def _stage_one(sent: str, content: bytes, name: str | None, staged: Staged, readable: Callable[[bytes], str]) -> None:
-    if name is None:
-        raise RequestError(422, f"{printable(sent[:200])} has no class: give class_name, or send it in a folder")
-    try:
-        extension = readable(content)
-    except UnreadableImage as error:
-        staged.unreadable.append((sent, str(error)))
-        return
-    name = tidy(name)
-    if name not in staged.names:
-        staged.names.append(name)
-    staged.sent.append((sent, content_hash(content), staged.names.index(name)))
-    entry = (f"{hashlib.sha256(content).hexdigest()}.{extension}", staged.names.index(name))
-    if entry not in staged.files:
-        (staged.folder / entry[0]).write_bytes(content)
-        staged.files.append(entry)
 
 
 def _folder(sent: str) -> str | None:

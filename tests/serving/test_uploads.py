@@ -117,10 +117,10 @@ def test_staged_by_content(tmp_path):
     a, b = photo("red", 0), photo("red", 1)
     sent = [("x/cat/1.png", a), ("cat\\2.png", a), ("../../dog/x.png", b), ("dog/bad.png", b"no")]
     result = staged(sent, None, tmp_path / "in")
-    assert (result.names, [label for _, label in result.files]) == (["cat", "dog"], [0, 1])
+    assert (result.names, result.files.labels.tolist()) == (["cat", "dog"], [0, 1])
     assert result.unreadable == [("dog/bad.png", "no image of a known format")]
     assert {len(path.name) for path in result.folder.iterdir()} == {68}
-    assert [Image.open(result.folder / name).size for name, _ in result.files] == [(24, 24)] * 2
+    assert [Image.open(result.folder / one.file).size for one in result.photos] == [(24, 24)] * 2
     result.remove()
     assert not (tmp_path / "in").exists()
 
@@ -162,14 +162,13 @@ def test_what_may_be_a_mistake_is_asked_about(tmp_path):
     a, b = photo("red", 0), photo("red", 1)
     folders = staged([("top/apple/1.png", a), ("top/pear/2.png", b)], "fruit", tmp_path / "folders")
     with pytest.raises(Question, match="from 2 folders"):
-        folders.check_folders()
+        folders.ask({}, [])
     one = staged([("apple/1.png", a), ("2.png", b)], "fruit", tmp_path / "one")
-    one.check_folders()
-    one.check_labels({content_hash(a): ["fruit"]})
+    one.ask({content_hash(a): ["fruit"]}, ["fruit"])
     with pytest.raises(Question, match="1 photo is of another class, too"):
-        one.check_labels({content_hash(a): ["kiwi"]})
+        one.ask({content_hash(a): ["kiwi"]}, ["kiwi"])
     both = staged([("x/1.png", a), ("y/2.png", a)], None, tmp_path / "both")
     with pytest.raises(Question, match="another class"):
-        both.check_labels({})
+        both.ask({}, [])
     with pytest.raises(Question, match="'x' differs from the class 'X'"):
-        staged([("X /1.png", a), ("x/2.png", b)], None, tmp_path / "alike").check_names([])
+        staged([("X /1.png", a), ("x/2.png", b)], None, tmp_path / "alike").ask({}, [])
