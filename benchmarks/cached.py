@@ -43,7 +43,7 @@ def rows() -> list[Row]:
         torch.manual_seed(0)
         torch.save(resnet18().state_dict(), Path(folder, "resnet18.pth"))
         arguments = [
-            "fit", "--config", "configs/folder.yaml", "--data.source", "noise", "--data.image_size", str(EMBEDDED_SIDE),
+            "fit", "--config", "heads/cifnet", "--data.source", "noise", "--data.image_size", str(EMBEDDED_SIDE),
             "--data.batch_size", "256", "--model.backbone", f"file:{folder}/resnet18.pth", "--model.architecture",
             "resnet18", "--data.classes_per_task", "10", "--logs", folder,
         ]  # fmt: skip

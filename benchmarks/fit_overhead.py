@@ -165,7 +165,7 @@ def fit(root: Path, logs: Path, head: str, setup: Setup) -> tuple[list[float], l
     The first include sums, solve, buffer and energy, not the evaluation; the turns of the rivals are within them.
     """
     code = main(
-        ["fit", "--config", "configs/folder.yaml", "--data.root", str(root), "--data.image_size", str(setup.side),
+        ["fit", "--config", "heads/cifnet", "--data.root", str(root), "--data.image_size", str(setup.side),
          "--data.classes_per_task", str(setup.classes // setup.tasks), "--data.batch_size", str(setup.batch),
          "--data.num_workers", str(setup.workers), "--model.head", head, "--logs", str(logs), "--experiment", "bench",
          "--trainer.callbacks+=benchmarks.fit_overhead.Rivals", f"--trainer.callbacks.root={root}", *setup.network]

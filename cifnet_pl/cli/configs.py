@@ -9,8 +9,8 @@ from pathlib import Path
 import cifnet_pl
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 
-RECOMMENDED = "heads/ridge"
-"""The configuration of ``fit --data.root PHOTOS`` alone: the exact head, calibrated with a small buffer."""
+RECOMMENDED = "folder"
+"""The configuration of ``fit --data.root PHOTOS`` alone."""
 
 DECIDES = (
     *("--config", "-c", "--model", "--model.head", "--model.buffer", "--model.calibrate", "--data.source"),

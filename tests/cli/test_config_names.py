@@ -52,7 +52,7 @@ def test_photos_alone_are_learned_by_the_recommended_method(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     small = ["--model.backbone", "pixels:8", "--data.image_size", "8", "--energy.enabled", "false"]
     assert main(["fit", "--data.root", "photos", *small]) == 0
-    assert "no --config is given: heads/ridge is used" in capsys.readouterr().err
+    assert "no --config is given: folder is used" in capsys.readouterr().err
     ran = yaml.safe_load(Path("lightning_logs/default/version_0/config.yaml").read_text())
     model = ran["model"]["init_args"]
     assert model["head"]["class_path"].endswith("RidgeHead")
@@ -65,8 +65,8 @@ def test_the_first_command_of_the_readme_is_answered_by_the_recommended_method(t
     command = re.search(r"^python -m cifnet_pl (fit --data\.root .*)$", readme, re.MULTILINE)
     photos = str(make_photos(tmp_path, ["ant"], 1))
     words = [photos if word == "PHOTOS" else word for word in command[1].split()]
-    assert with_recommended(words)[1:3] == ["--config", str(config_files()["heads/ridge"])]
-    assert "heads/ridge is used" in capsys.readouterr().err
+    assert with_recommended(words)[1:3] == ["--config", str(config_files()["folder"])]
+    assert "folder is used" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_options_of_the_recommended_head_are_given_to_it(name, capsys):
     option = f"--model.head.{name}"
     words = ["fit", "--data.root", "p", "--data.classes_per_task", "2", option, "x"]
     chosen = with_recommended(words)
-    assert chosen[1:3] == ["--config", str(config_files()["heads/ridge"])]
+    assert chosen[1:3] == ["--config", str(config_files()["folder"])]
     assert chosen[-2:] == [option, "x"]
-    assert "heads/ridge is used" in capsys.readouterr().err
+    assert "folder is used" in capsys.readouterr().err
 
 
 def test_options_of_the_papers_head_alone_choose_it():

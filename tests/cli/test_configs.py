@@ -32,7 +32,7 @@ def head_of(*args: str) -> dict:
 
 def test_there_are_configs_for_every_source_and_ablation():
     names = {path.relative_to(CONFIGS).as_posix() for path in ALL}
-    assert {"quickstart.yaml", "folder.yaml", "cifar100.yaml", "digits_ridge.yaml"} <= names
+    assert {"quickstart.yaml", "folder.yaml", "fast.yaml", "cifar100.yaml", "digits_ridge.yaml"} <= names
     assert {f"streams/{name}.yaml" for name in ("returning", "blurry", "task_free", "long_tailed")} <= names
     assert {f"ablation/{name}.yaml" for name in ("no_buffer", "no_oversampling", "locked", "released")} <= names
 
@@ -58,7 +58,7 @@ def photos(tmp_path_factory) -> Path:
     return make_photos(tmp_path_factory.mktemp("photos"), list("abcd"))
 
 
-OVER_FOLDER = {
+OVER_CIFNET = {
     "cifnet": CIFNET_OVER_CIFNET,
     "ridge": ["--model.head", "RidgeHead"],
     "ridge, option first": ["--model.head.transform", "sqrt_l2", "--model.head", "RidgeHead"],
@@ -69,8 +69,8 @@ OVER_FOLDER = {
 }
 
 
-@pytest.mark.parametrize("options", OVER_FOLDER.values(), ids=OVER_FOLDER)
-def test_options_over_the_folder_config(options, photos, tmp_path):
+@pytest.mark.parametrize("options", OVER_CIFNET.values(), ids=OVER_CIFNET)
+def test_options_over_the_papers_config(options, photos, tmp_path):
     fixed = [
         "--data.root",
         str(photos),
@@ -83,7 +83,7 @@ def test_options_over_the_folder_config(options, photos, tmp_path):
     ]
     fast = ["--model.backbone", "pixels:8", "--data.image_size", "8", "--data.num_workers", "0"]
     fast += ["--energy.enabled", "false", "--logs", str(tmp_path)]
-    assert main(["fit", "--config", str(CONFIGS / "folder.yaml"), *fixed, *options, *fast]) == 0
+    assert main(["fit", "--config", "heads/cifnet", *fixed, *options, *fast]) == 0
     assert (tmp_path / "mine" / "version_0" / "summary.json").is_file()
 
 
@@ -133,6 +133,12 @@ class TestHeads:
             *self.LOCKED, "--model.head.ridge", "2", "--model.head", "RidgeHead", "--model.head.epsilon", "0.2"
         )
         assert (head["init_args"]["ridge"], head["init_args"]["epsilon"]) == (2.0, 0.2)
+
+
+def test_fast_is_the_default_without_the_mirror():
+    folder, fast = (resolved("--config", name)["model"]["init_args"] for name in ("folder", "fast"))
+    assert folder.pop("backbone") == fast.pop("backbone") + "+mirror"
+    assert folder == fast
 
 
 def test_print_config_is_yaml_that_names_every_section():
