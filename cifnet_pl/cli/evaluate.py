@@ -125,7 +125,7 @@ def copy_lines(evaluation: Evaluation, knows_photos: bool) -> list[str]:
     """
     from cifnet_pl.photos.copies import about_labels
 
-    lines = [evaluation.near_copy_score.sentence(), about_labels(evaluation.mislabelled)]
+    lines = [evaluation.near_copy_score.sentence(), about_labels(evaluation.mislabelled, None)]
     if evaluation.twice is not None and (twice := int(evaluation.twice.sum())):
         copies = "is a copy of another one" if twice == 1 else "are copies of others"
         lines.append(f"{twice} of these {number_of(len(evaluation.rows), 'photo')} {copies}, and so counted twice")

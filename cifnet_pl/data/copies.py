@@ -22,42 +22,33 @@ Pairs = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Copies:
-    """Pairs of training samples, and of a test and a training sample, with the same content.
+    """Samples with the same content, by their rows.
 
     Attributes:
-        twice: (copy, first) rows of training samples of one class; the first is the one that is learned.
-        across: (later, earlier) rows of training samples of two classes: one label is probably wrong.
-        tested: (test row, training row), of any class.
-        tested_across: (later, earlier) rows of test samples of two classes that are no training samples.
+        twice: (copy, first) training samples of one class; the first is the one that is learned.
+        tested: (test sample, training sample) of one class.
+        tested_twice: (copy, first) test samples of one class; the first is the one that is tested.
+        undecided: training sample → label of another class in which it lies, too: it is learned as neither.
+        tested_undecided: the same of test samples, which are not tested.
     """
 
-    twice: Pairs
-    across: Pairs
-    tested: Pairs
-    tested_across: Pairs = field(default_factory=list)
+    twice: Pairs = field(default_factory=list)
+    tested: Pairs = field(default_factory=list)
+    tested_twice: Pairs = field(default_factory=list)
+    undecided: dict[int, int] = field(default_factory=dict)
+    tested_undecided: dict[int, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.twice or self.across or self.tested or self.tested_across)
+        return any(vars(self).values())
 
-    def left_out(self, count: int) -> np.ndarray:
-        """Return which training samples are copies of one that is learned.
-
-        Args:
-            count: number of training samples.
-
-        Returns:
-            (count,) bool.
-        """
-        mask = np.zeros(count, dtype=bool)
-        mask[[row for row, _ in self.twice]] = True
-        return mask
-
-    def of_first(self) -> dict[int, list[int]]:
-        """Return the copies of each training sample that is learned and has some."""
-        copies: dict[int, list[int]] = {}
-        for row, first in self.twice:
-            copies.setdefault(first, []).append(row)
-        return copies
+    def left_out(self, source: Source) -> tuple[np.ndarray, np.ndarray]:
+        """Return which samples are copies of an earlier one or in two classes: two masks, of training and of test."""
+        masks = np.zeros(len(source.train), dtype=bool), np.zeros(len(source.val), dtype=bool)
+        of_both = (self.twice, self.undecided), (self.tested_twice, self.tested_undecided)
+        for mask, (pairs, undecided) in zip(masks, of_both, strict=True):
+            mask[[row for row, _ in pairs]] = True
+            mask[list(undecided)] = True
+        return masks
 
     def sentences(self, source: Source, duplicates: Duplicates) -> list[str]:
         """Return one note for the user about each kind of copy that occurs.
@@ -68,59 +59,76 @@ class Copies:
         """
         train, val = ([printable(name) for name in samples.names] for samples in (source.train, source.val))
         names = [printable(name) for name in source.class_names]
-        labels = [f"{train[a]} (also in {names[source.train.labels[b]]})" for a, b in self.across]
-        labels += [f"{val[a]} (also in {names[source.val.labels[b]]})" for a, b in self.tested_across]
-        sentences = [about_copies([train[row] for row, _ in self.twice], duplicates), about_labels(labels)]
+        labels = [f"{train[row]} (also in {names[other]})" for row, other in self.undecided.items()]
+        labels += [f"{val[row]} (also in {names[other]})" for row, other in self.tested_undecided.items()]
+        copies = [*(train[row] for row, _ in self.twice), *(val[row] for row, _ in self.tested_twice)]
+        sentences = [about_copies(copies, duplicates), about_labels(labels, duplicates)]
         if self.tested:
             both = listed([f"{val[a]} (learned as {train[b]})" for a, b in self.tested])
             sentences += [f"note: {both} {is_or_are(len(self.tested))} learned and tested with: the score flatters"]
         return [sentence for sentence in sentences if sentence]
 
     def table(self, source: Source) -> list[tuple[str, str, str]]:
-        """Return a row for each pair: the kind of copy, the photo, and the other photo.
+        """Return a row for each sample: the kind of copy, the sample, and the other sample or class.
 
         Args:
             source: where the samples are from.
         """
-        train, val = source.train.names, source.val.names
-        kinds = [
-            ("copy", self.twice, train, train),
-            ("two classes", self.across, train, train),
-            ("two classes", self.tested_across, val, val),
-            ("learned and tested", self.tested, val, train),
+        train, val, names = source.train.names, source.val.names, source.class_names
+        return [
+            *(("copy", train[a], train[b]) for a, b in self.twice),
+            *(("copy", val[a], val[b]) for a, b in self.tested_twice),
+            *(("two classes", train[row], names[other]) for row, other in self.undecided.items()),
+            *(("two classes", val[row], names[other]) for row, other in self.tested_undecided.items()),
+            *(("learned and tested", val[a], train[b]) for a, b in self.tested),
         ]
-        return [(kind, ours[a], theirs[b]) for kind, pairs, ours, theirs in kinds for a, b in pairs]
 
 
-NONE = Copies([], [], [])
-"""Of a source whose samples are not compared."""
+def of_first(pairs: Pairs) -> dict[int, list[int]]:
+    """Return the copies of each first sample of pairs (copy, first)."""
+    copies: dict[int, list[int]] = {}
+    for row, first in pairs:
+        copies.setdefault(first, []).append(row)
+    return copies
 
 
 def find_copies(source: Source, tasks: Iterable[np.ndarray]) -> Copies:
-    """Compare all training samples of a run with each other, and its test samples with them.
+    """Compare all samples of a source with each other.
+
+    Samples of classes that no task learns yet count, too: which samples are in two classes must not depend on where a
+    run stops.
 
     Args:
         source: where they are from.
         tasks: rows of the training samples of each task; of several copies the first one is learned.
     """
     train, val = source.train, source.val
-    rows = np.concatenate([np.zeros(0, dtype=np.int64), *tasks])
-    tested_rows = np.flatnonzero(np.isin(val.labels, train.labels[rows]))
-    sizes, tested_sizes = (np.array([s.size(i) for i in r.tolist()]) for s, r in ((train, rows), (val, tested_rows)))
+    planned = np.concatenate([np.zeros(0, dtype=np.int64), *tasks])
+    rows = np.concatenate([planned, np.setdiff1d(np.arange(len(train)), planned)])
+    sizes, tested_sizes = (
+        np.array([samples.size(row) for row in part])
+        for samples, part in ((train, rows.tolist()), (val, range(len(val))))
+    )
     ours = _where_alike(train, rows, sizes, tested_sizes)
-    theirs = _where_alike(val, tested_rows, tested_sizes, sizes)
-    repeats, tested_repeats = find_repeats(ours, train.labels), find_repeats(theirs, val.labels)
-    first: dict[int, dict[int, int]] = {}  # hash → label → row
-    for row, value in ours:
-        first.setdefault(value, {}).setdefault(int(train.labels[row]), row)
-    tested = []
-    for row, value in theirs:
-        if value in first:
-            of_class = first[value]
-            tested.append((row, of_class.get(int(val.labels[row]), next(iter(of_class.values())))))
-    known = {row for row, _ in tested}
-    across = [(row, other) for row, other in tested_repeats.across.items() if row not in known]
-    return Copies(list(repeats.twice.items()), list(repeats.across.items()), tested, across)
+    theirs = _where_alike(val, np.arange(len(val)), tested_sizes, sizes)
+    count = len(train)  # test samples are numbered after the training samples
+    pairs = [*ours, *((count + row, value) for row, value in theirs)]
+    repeats = find_repeats(pairs, np.concatenate([train.labels, val.labels]))
+    copies, tested_as = Copies(), dict[int, int]()
+    for row, first in sorted(repeats.twice.items()):
+        if row < count:
+            copies.twice.append((row, first))
+        elif first < count and first not in tested_as:
+            copies.tested.append((row - count, first))
+            tested_as[first] = row
+        else:
+            copies.tested_twice.append((row - count, tested_as.get(first, first) - count))
+    for row, other in sorted(repeats.undecided.items()):
+        if row < count:
+            copies.undecided[row] = other
+        else:
+            copies.tested_undecided[row - count] = other
+    return copies
 
 
 def _where_alike(samples: SampleSet, rows: np.ndarray, sizes: np.ndarray, others: np.ndarray) -> Pairs:

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from cifnet_pl.backbones import Preprocessing
-from cifnet_pl.data.copies import NONE, Copies, find_copies
+from cifnet_pl.data.copies import Copies, find_copies, of_first
 from cifnet_pl.data.loading import (
     EMBEDDED_BATCH,
     SCORES,
@@ -175,13 +175,14 @@ class CIFNetDataModule(LightningDataModule):
         labels[[self.plan.position[name] for name in stream.classes()]] = torch.arange(len(stream.classes()))
         workers = cores() if self.num_workers is None else self.num_workers
         options = (labels, self.batch_size, self.image_size or 0, workers, self.on_corrupt == "skip")
-        copy = np.zeros(len(train), dtype=bool)
-        if self.duplicates == "leave_out":
-            copy = find_copies(self.source, self.plan.all_rows(())).left_out(len(train))
+        copies = find_copies(self.source, self.plan.all_rows(())) if self.duplicates == "leave_out" else Copies()
+        copy, untested = copies.left_out(self.source)
         for number, new in enumerate(stream.tasks):
             rows, known = self.plan.rows(number, ()), stream[: number + 1].classes()
             rows = np.sort(rows[~copy[rows]]) if train.sequential else rows[~copy[rows]]
             tested = np.concatenate([rows[:0], *self.plan.test_rows(known, number + 1)])
+            tested = tested[~untested[tested]]
+            tested = tested[~untested[tested]]
             numbers = list(range(len(known) - len(new), len(known)))
             yield Task(number, list(new), numbers, Batches(train, rows, *options), Batches(val, tested, *options))
 
@@ -231,7 +232,9 @@ class CIFNetDataModule(LightningDataModule):
 
     def test_counts(self, names: Iterable[str]) -> dict[str, int]:
         """Return the number of held-out samples of each class, unreadable ones included."""
-        counts = np.bincount(self.source.val.labels, minlength=len(self.source.class_names))
+        labels = self.source.val.labels
+        tested = labels if self.plan.untested is None else labels[~self.plan.untested]
+        counts = np.bincount(tested, minlength=len(self.source.class_names))
         return {name: int(counts[self.plan.position[name]]) for name in names if name in self.plan.position}
 
     @cached_property
@@ -242,16 +245,29 @@ class CIFNetDataModule(LightningDataModule):
         that is learned.
         """
         if self.duplicates is None:
-            return NONE
+            return Copies()
         for cache in (self._train_cache, self._val_cache):
             if cache is not None:  # it knows the hashes of what it stores
                 cache.known(np.arange(len(cache.images.labels)))
         copies = find_copies(self.source, self.plan.all_rows(self.learner.learned_tasks))
         if self.duplicates == "leave_out":
-            self.plan.left_out = copies.left_out(len(self.source.train))
-            if self._train_cache is not None:
-                self._train_cache.copies = copies.of_first()
+            self.plan.left_out, self.plan.untested = copies.left_out(self.source)
+            self._require_photos()
+            for cache, pairs in ((self._train_cache, copies.twice), (self._val_cache, copies.tested_twice)):
+                if cache is not None:
+                    cache.copies = of_first(pairs)
         return copies
+
+    def _require_photos(self) -> None:
+        """Raise DataError if all photos of a class that is learned lie in other classes, too."""
+        assert self.plan.left_out is not None
+        kept = np.bincount(self.source.train.labels[~self.plan.left_out], minlength=len(self.source.class_names))
+        for name in self.stream(self.learner.learned_tasks).classes():
+            if not kept[self.plan.position[name]]:
+                raise DataError(
+                    f"every photo of class '{printable(name)}' lies in another class, too: remove each from the wrong "
+                    "folder"
+                )
 
     # ------------------------------------------------------------------ stores of embeddings
 
@@ -450,7 +466,7 @@ class CIFNetDataModule(LightningDataModule):
     def _release(self) -> None:
         self.skipped = []
         self._labels, self._begun = torch.zeros(0, dtype=torch.int64), (-1, None)
-        self.plan.left_out = None
+        self.plan.left_out = self.plan.untested = None
         for name in ("_train_images", "_val_images", "_memory", "_train_cache", "_val_cache", "copies"):
             held = self.__dict__.pop(name, None)
             if isinstance(held, ImageLoader):

@@ -228,9 +228,11 @@ class Plan:
 
     Attributes:
         left_out: (n,) bool, training samples that no task brings; None for none.
+        untested: (m,) bool, test samples that no task is tested with; None for none.
     """
 
     left_out: np.ndarray | None = None
+    untested: np.ndarray | None = None
 
     def __init__(
         self,
@@ -334,6 +336,8 @@ class Plan:
             if name not in self.position:
                 raise DataError(f"class '{name}' was learned, but the data does not have it")
             rows = val.rows_of.get(self.position[name], none)
+            if self.untested is not None:
+                rows = rows[~self.untested[rows]]
             if groups is not None:
                 to_come = set(range(tasks, len(groups.names))) & set(groups.train.tolist())
                 rows = rows[~np.isin(groups.val[rows], sorted(to_come))]

@@ -233,12 +233,12 @@ class Repeats(NamedTuple):
     Attributes:
         learned: (n,) bool: those that a model has learned in the same class.
         twice: (n,) bool: those that are copies of an earlier one of their class, which was not learned.
-        mislabelled: those that are in another class, too, as messages name them.
+        undecided: those that are in another class, too → how messages name them.
     """
 
     learned: np.ndarray
     twice: np.ndarray
-    mislabelled: list[str]
+    undecided: dict[int, str]
 
 
 def find_repeats(model: Model, photos: ClassPhotos) -> Repeats:
@@ -253,9 +253,9 @@ def find_repeats(model: Model, photos: ClassPhotos) -> Repeats:
     repeats = compared(enumerate(hashes.tolist()), photos.files.labels, classes_of_hashes(model, names))
     learned, twice = np.zeros((2, len(hashes)), dtype=bool)
     learned[repeats.learned], twice[list(repeats.twice)] = True, True
-    others = repeats.other_class.items()
-    mislabelled = [f"{_shown(photos, row)} (also in {printable(names[other])})" for row, other in others]
-    return Repeats(learned, twice, mislabelled)
+    pairs = sorted(repeats.undecided.items())
+    undecided = {row: f"{_shown(photos, row)} (also in {printable(names[other])})" for row, other in pairs}
+    return Repeats(learned, twice, undecided)
 
 
 def classes_of_hashes(model: Model, names: Sequence[str]) -> dict[int, set[int]]:
@@ -277,17 +277,17 @@ def classes_of_hashes(model: Model, names: Sequence[str]) -> dict[int, set[int]]
     return known
 
 
-def copies_among(model: Model, photos: ClassPhotos, duplicates: Duplicates) -> tuple[np.ndarray, list[str]]:
-    """Find photos that the model has learned in the same class, and all but the first of those that occur twice.
+def copies_among(model: Model, photos: ClassPhotos, duplicates: Duplicates) -> tuple[Repeats, list[str]]:
+    """Find photos that the model has learned, that occur twice, or lie in two classes.
 
     Args:
         model: what is to learn.
         photos: what it is to learn from.
-        duplicates: "leave_out" if copies are left out, "keep" if they are only named.
+        duplicates: "leave_out" if they are left out, "keep" if they are only named.
 
     Returns:
-        (n,) bool, whether each is a copy, and sentences for the user. A photo in two classes is a copy in neither, as
-        it is not known which label is wrong.
+        The photos, and sentences for the user. A photo in two classes is learned as neither, as it is not known which
+        label is wrong; one that was learned in another class before stays there.
 
     Raises:
         DataError: no photo is left.
@@ -296,12 +296,13 @@ def copies_among(model: Model, photos: ClassPhotos, duplicates: Duplicates) -> t
     copy = repeats.learned | repeats.twice
     sentences = [
         about_nesting(photos.files, photos.class_names) if isinstance(photos.files, FileSet) else None,
-        about_labels(repeats.mislabelled),
+        about_labels(list(repeats.undecided.values()), duplicates),
         about_copies([_shown(photos, int(i)) for i in np.flatnonzero(copy)], duplicates),
     ]
-    if duplicates == "leave_out" and copy.all():
-        raise DataError(f"every photo in {photos.files.root} is learned already: there is nothing to learn")
-    return copy, [sentence for sentence in sentences if sentence]
+    if duplicates == "leave_out" and copy.sum() + len(repeats.undecided) == len(copy):
+        also = " or lies in two classes" if repeats.undecided else ""
+        raise DataError(f"every photo is learned already{also}: there is nothing to learn")
+    return repeats, [sentence for sentence in sentences if sentence]
 
 
 def _shown(photos: ClassPhotos, row: int) -> str:

@@ -80,6 +80,7 @@ class Extension(Generic[M]):
         unreadable: photos that could not be decoded, and were left out.
         warnings: sentences for the user.
         copies: photos that were learned already or occur twice; left out unless ``duplicates`` is "keep".
+        undecided: photos in two classes, which are learned as neither until one is taken away; likewise.
         old_before, old_after: of the photos of ``check``, before and after the extension.
     """
 
@@ -90,6 +91,7 @@ class Extension(Generic[M]):
     unreadable: list[Unreadable]
     warnings: list[str]
     copies: list[Path]
+    undecided: list[Path]
     old_before: Score = field(default_factory=Score)
     old_after: Score = field(default_factory=Score)
 
@@ -113,7 +115,8 @@ def extend(
         images: folder with one sub-folder of photos per class; for a model of embeddings, a file of those with labels.
         check: folder with one sub-folder of photos per old class, scored before and after, never learned.
         more: whether classes that are known already may get more photos.
-        duplicates: "leave_out" to leave out photos that were learned already or occur twice, "keep" to learn them.
+        duplicates: "leave_out" to leave out photos that were learned already, occur twice or lie in two classes,
+            "keep" to learn them.
         progress: whether to draw progress bars on a terminal.
 
     Returns:
@@ -180,7 +183,8 @@ def learn(old: M, photos: ClassPhotos, duplicates: Duplicates = "keep", progress
     Args:
         old: a learned model; it is not changed.
         photos: of new classes, and more of known ones.
-        duplicates: "leave_out" to leave out photos that were learned already or occur twice, "keep" to learn them.
+        duplicates: "leave_out" to leave out photos that were learned already, occur twice or lie in two classes,
+            "keep" to learn them.
         progress: whether to draw a progress bar on a terminal.
 
     Returns:
@@ -203,10 +207,13 @@ def learn(old: M, photos: ClassPhotos, duplicates: Duplicates = "keep", progress
     z, read = np.empty((len(labels), old.head.in_features), np.float32), np.zeros(len(labels), dtype=bool)
     for rows, part in photos.embedded(old, "learning", unreadable, progress, Photo.look, skip if known else None):
         z[rows], read[rows] = part.cpu().numpy(), True
-    copy, news = copies_among(old, photos, duplicates)
-    copies = [photos.files.root / photos.files.names[row] for row in np.flatnonzero(copy).tolist()]
-    if leave_out and copies:
-        photos, z, read = photos.select(~copy), z[~copy], read[~copy]
+    repeats, news = copies_among(old, photos, duplicates)
+    kept = ~(repeats.learned | repeats.twice)
+    files = [photos.files.root / name for name in photos.files.names]
+    copies, undecided = [files[row] for row in np.flatnonzero(~kept)], [files[row] for row in repeats.undecided]
+    kept[list(repeats.undecided)] = False
+    if leave_out and not kept.all():
+        photos, z, read = photos.select(kept), z[kept], read[kept]
     old.check_task(photos.class_names)
     held = _held_back(photos, read)
     final, trial = old.clone(), old.clone()
@@ -224,7 +231,7 @@ def learn(old: M, photos: ClassPhotos, duplicates: Duplicates = "keep", progress
     score.near, score.learned = learned.near_copies()
     score.capped = at_cap(final.head.choices())
     counts = {name: final.counts[name] - old.counts.get(name, 0) for name in photos.class_names}
-    return Extension(final, counts, score, time.perf_counter() - start, unreadable, news, copies)
+    return Extension(final, counts, score, time.perf_counter() - start, unreadable, news, copies, undecided)
 
 
 def _held_back(photos: ClassPhotos, read: np.ndarray) -> np.ndarray:

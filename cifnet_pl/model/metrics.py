@@ -465,7 +465,7 @@ def evaluate(model: Model, photos: ClassPhotos, unreadable: list[Unreadable], pr
         raise DataError("none of the photos can be read: there is nothing to evaluate")
     rows, target, predicted, confidence, near = (np.concatenate(column) for column in zip(*parts, strict=True))
     ece = 100 * float(calibration.compute())
-    learned, twice, mislabelled = find_repeats(model, photos)
+    learned, twice, undecided = find_repeats(model, photos)
     return Evaluation(
         list(model.class_names),
         rows,
@@ -476,7 +476,7 @@ def evaluate(model: Model, photos: ClassPhotos, unreadable: list[Unreadable], pr
         near=near | learned[rows],
         learned=learned[rows],
         twice=twice[rows],
-        mislabelled=tuple(mislabelled),
+        mislabelled=tuple(undecided.values()),
     )
 
 

@@ -54,14 +54,12 @@ class Repeats:
     Attributes:
         learned: those that were learned before in the same class.
         twice: copy → the first one of its class, which is learned.
-        across: photo → the first one in another class: one label is probably wrong.
-        other_class: photo → label of that other class, where its photo was learned before, too.
+        undecided: photo → label of another class in which it lies, too, or was learned before.
     """
 
     learned: list[int]
     twice: dict[int, int]
-    across: dict[int, int]
-    other_class: dict[int, int]
+    undecided: dict[int, int]
 
 
 def find_repeats(
@@ -74,25 +72,21 @@ def find_repeats(
         labels: row → class.
         learned: hash → labels of the classes in which it was learned before.
     """
-    repeats = Repeats([], {}, {}, {})
-    seen: dict[int, dict[int, int | None]] = {  # hash → label → the first photo, or None if it was learned before
-        value: dict.fromkeys(sorted(classes)) for value, classes in (learned or {}).items()
-    }
+    places: dict[int, dict[int, list[int]]] = {}  # hash → label → rows
     for row, value in hashes:
-        if value == NOTHING:
-            continue
-        label, same = int(labels[row]), seen.setdefault(value, {})
-        first = same.get(label)
-        if first is not None:
-            repeats.twice[row] = first
-            continue
-        if label in same:
-            repeats.learned.append(row)
-        for other, earlier in ((other, earlier) for other, earlier in same.items() if other != label):
-            repeats.other_class.setdefault(row, other)
-            if earlier is not None:
-                repeats.across.setdefault(row, earlier)
-        same.setdefault(label, row)
+        if value != NOTHING:
+            places.setdefault(value, {}).setdefault(int(labels[row]), []).append(row)
+    repeats = Repeats([], {}, {})
+    for value, rows_of in places.items():
+        before = sorted((learned or {}).get(value, ()))
+        for label, rows in rows_of.items():
+            others = [other for other in (*before, *rows_of) if other != label]
+            if label in before:
+                repeats.learned.extend(rows)
+            elif others:
+                repeats.undecided.update(dict.fromkeys(rows, others[0]))
+            else:
+                repeats.twice.update(dict.fromkeys(rows[1:], rows[0]))
     return repeats
 
 
@@ -104,9 +98,22 @@ def about_copies(names: Sequence[str], duplicates: Duplicates) -> str | None:
     return f"note: {listed(names)} learned already or twice in the folder: {treatment}"
 
 
-def about_labels(names: Sequence[str]) -> str | None:
-    """Return what is said of photos that stand in two classes; None if there are none."""
-    return f"note: {listed(names)} in two classes: one label is probably wrong" if names else None
+def about_labels(names: Sequence[str], duplicates: Duplicates | None) -> str | None:
+    """Return what is said of photos that lie in two classes; None if there are none.
+
+    Args:
+        names: of the photos.
+        duplicates: what becomes of them where photos are learned; None where they are only tested.
+    """
+    if not names:
+        return None
+    if duplicates is None:
+        treatment = "one label is probably wrong"
+    elif duplicates == "keep":
+        treatment = "learned as both, as asked for; one label is probably wrong"
+    else:
+        treatment = "not learned until each is in one alone, remove it from the wrong folder"
+    return f"note: {listed(names)} in two classes: {treatment}"
 
 
 def listed(items: Sequence[str]) -> str:

@@ -13,13 +13,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import cifnet_pl
+from cifnet_pl.data import CIFNetDataModule
 from cifnet_pl.data.copies import find_copies
 from cifnet_pl.data.sets import FileSet, Source, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.photos.cache import EmbeddingCache
 from cifnet_pl.photos.photo import Photo
-from tests.command_line import BUFFER, assert_same_model, checkpoint, learned, make_photos
+from tests.command_line import BUFFER, assert_same_model, checkpoint, fit, learned, make_photos
 
 FOLDER = ["--data.source", "folder", "--data.classes_per_task", "2"]
 NAMES = ["ant", "bee", "cow", "dog"]
@@ -59,7 +60,7 @@ def test_copies_are_named_and_left_out(
     folder = run(tmp_path / "a", repeated, "--model.head", "RidgeHead")
     assert "bee/x 0.png, bee/x 1.png, bee/x 2.png learned already or twice in the folder: left out" in caplog.text
     assert "ant/again.png (learned as ant/2.png) is learned and tested with" in caplog.text
-    assert "one label is probably wrong" not in caplog.text
+    assert "in two classes" not in caplog.text
     clean = run(tmp_path / "b", photos, "--model.head", "RidgeHead")
     ours, theirs = checkpoint(folder), checkpoint(clean)
     for key, tensor in theirs["state_dict"].items():
@@ -72,23 +73,49 @@ def test_copies_are_named_and_left_out(
     assert cifnet_pl.load(folder).counts["bee"] == 9
 
 
-def test_a_photo_in_two_classes_is_a_doubtful_label(
+def test_a_photo_in_two_classes_is_learned_as_neither(
     repeated: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """And where it stands three times, each of the three is named."""
+    shutil.copy(repeated / "train" / "cow" / "wrong.png", repeated / "train" / "cow" / "wrong too.png")
     folder = run(tmp_path / "a", repeated, "--model.head", "RidgeHead")
-    assert "cow/wrong.png (also in ant) in two classes: one label is probably wrong" in caplog.text
-    assert cifnet_pl.load(folder).counts == {"ant": 9, "bee": 9, "cow": 10, "dog": 9}
+    said = "note: ant/1.png (also in cow), cow/wrong too.png (also in ant), cow/wrong.png (also in ant) in two classes"
+    assert f"{said}: not learned until each is in one alone, remove it from the wrong folder" in caplog.text
+    model = cifnet_pl.load(folder)
+    assert model.counts == {"ant": 8, "bee": 9, "cow": 9, "dog": 9}
+    assert Photo(repeated / "train" / "ant" / "1.png").hash not in model.photos.content.tolist()
+    with (folder / "copies.csv").open(newline="", encoding="utf-8") as file:
+        assert ("two classes", "cow/wrong too.png", "ant") in [tuple(row.values()) for row in csv.DictReader(file)]
 
 
-def test_a_tested_photo_in_two_classes_is_a_doubtful_label(photos: Path, tmp_path: Path) -> None:
+def test_a_class_whose_photos_are_all_in_another_one_is_refused(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(photos / "train" / "ant", photos / "train" / "ants")
+    options = [*FOLDER, "--data.root", str(photos), "--model.head", "RidgeHead"]
+    assert fit(tmp_path, *options) == 1
+    assert "every photo of class 'ant' lies in another class, too" in capsys.readouterr().err
+
+
+def test_held_back_copies_are_tested_once_and_those_in_two_classes_not_at_all(photos: Path) -> None:
+    """Three copies of a held-back photo are one photo; each of the others is named."""
+    for name in ("a.png", "b.png"):
+        shutil.copy(photos / "val" / "bee" / "9.png", photos / "val" / "bee" / name)
     shutil.copy(photos / "val" / "ant" / "10.png", photos / "val" / "dog" / "wrong.png")
+    shutil.copy(photos / "train" / "cow" / "3.png", photos / "val" / "dog" / "cow.png")
     source = build_source("folder", SourceOptions(photos))
-    tasks = [np.arange(len(source.train))]
-    found = find_copies(source, tasks)
-    assert (found.twice, found.across, found.tested) == ([], [], [])
-    said = "note: dog/wrong.png (also in ant) in two classes: one label is probably wrong"
-    assert found.sentences(source, "leave_out") == [said]
-    assert found.table(source) == [("two classes", "dog/wrong.png", "ant/10.png")]
+    found = find_copies(source, [np.arange(len(source.train))])
+    train, val = source.train.names, source.val.names
+    assert [(val[a], val[b]) for a, b in found.tested_twice] == [("bee/a.png", "bee/9.png"), ("bee/b.png", "bee/9.png")]
+    assert {val[row] for row in found.tested_undecided} == {"ant/10.png", "dog/wrong.png", "dog/cow.png"}
+    assert {train[row] for row in found.undecided} == {"cow/3.png"}
+    assert (found.twice, found.tested) == ([], [])
+    learned_out, tested_out = found.left_out(source)
+    assert (int(learned_out.sum()), int(tested_out.sum())) == (1, 5)
+    assert ("two classes", "dog/wrong.png", "ant") in found.table(source)
+    assert ("copy", "bee/b.png", "bee/9.png") in found.table(source)
+    (task,) = CIFNetDataModule("folder", str(photos), classes_per_task=4, image_size=4)
+    assert sum(len(labels) for _, labels in task.test) == len(val) - 5
 
 
 def test_copies_can_be_kept(
@@ -124,7 +151,8 @@ def test_a_run_that_goes_on_leaves_the_same_copies_out(repeated: Path, tmp_path:
 
 
 def test_a_class_with_copies_is_cached(repeated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And its photos are not read again to compare them."""
+    """And its photos are not read again to compare them; classes with a photo that lies in two are not cached."""
+    (repeated / "train" / "cow" / "wrong.png").unlink()
     cache = ["--data.cache", "true", "--data.cache_folder", str(tmp_path / "cache"), *BUFFER]
     first = run(tmp_path / "a", repeated, *cache)
     read: list[str] = []
