@@ -99,9 +99,11 @@ def audit(
         print(note)
     low, high = result.scored.interval
     right = f"{result.scored.accuracy:.1f} % right"
-    print(f"{number_of(len(files), 'photo')} of {len(names)} classes, each judged by all others: {right}")
+    photos = f"{number_of(len(files), 'photo')} of {len(names)} classes"
+    print(f"{photos}, each judged by all others, photos of these days: {right}")
     print(f"(with 95 % certainty {low:.1f} to {high:.1f} %); {number_of(len(result.doubtful()), 'doubtful label')}")
-    print(*notes(result), more_photos(curve, names), f"the page: {target / 'audit.html'}", sep="\n")
+    print(*notes(result), *loaded.about_days(), more_photos(curve, names), sep="\n")
+    print(f"the page: {target / 'audit.html'}")
 
 
 def photos_of_run(model: Path) -> str:
@@ -155,7 +157,7 @@ def more_photos(curve: LearningCurve, names: Sequence[str]) -> str:
         return f"{number_of(size, 'photo')} per class are too few for a forecast" + f"; {first}" * bool(first)
     gain = max(0.0, doubled - (curve.forecast(size) or accuracy))
     verdict = first or ("that is enough" if gain < 1 else "more photos would help")
-    points = f"{gain:.1f} points more are to be expected{of_others}"
+    points = f"{gain:.1f} points more are to be expected of photos of these days{of_others}"
     return f"with {2 * size} photos per class instead of {size}, {points}: {verdict}"
 
 
@@ -197,9 +199,9 @@ def write_audit(target: Path, result: Audit, curve: LearningCurve, files: list[P
     low, high = evaluation.interval
     lead = [
         f"{number_of(len(files), 'photo')} of {number_of(len(names), 'class')}. Each is judged by a classifier that "
-        f"learned all the others: {evaluation.accuracy:.1f} % are named right (with 95 % certainty {low:.1f} to "
-        f"{high:.1f} %).",
-        *map(_sentence, notes(result)),
+        f"learned all the others, photos of the same days: {evaluation.accuracy:.1f} % are named right (with 95 % "
+        f"certainty {low:.1f} to {high:.1f} %).",
+        *map(_sentence, [*notes(result), *model.about_days()]),
         "photos.csv has every photo with what is said of it here, classes.csv and confusion.csv the numbers.",
     ]
     sections = [

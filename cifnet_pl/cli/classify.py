@@ -10,6 +10,7 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 IN_GALLERY = 24
 """Photos in one picture."""
+
+UNKNOWN_SHARE, STRANGERS = 0.05, 0.25
+"""Share of known photos that may be taken for unknown, and of unknown ones above which sets of answers promise nothing.
+"""
 
 SHOWN = 3
 """Classes under each photo."""
@@ -87,6 +92,7 @@ def classify(
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
     from cifnet_pl.backbones.engines import check_precision
+    from cifnet_pl.model.open_set import able
     from cifnet_pl.model.store import load
 
     if top < 1:
@@ -103,14 +109,15 @@ def classify(
         if picture is not None and not classifier.backbone.takes_images:
             raise UsageError("--gallery needs photos, but this model classifies embeddings: leave it out")
         classifier.precision = precision or classifier.precision
-        judged: dict[str, Any] = {"unknown": unknown, "coverage": coverage, "per_class": per_class}
+        share = able(classifier, UNKNOWN_SHARE)[0] if unknown is None and coverage is not None else unknown
+        judged: dict[str, Any] = {"unknown": share, "coverage": coverage, "per_class": per_class}
         # What cannot be told is refused before the work begins.
         warning = classifier.judge(**judged).warning if unknown is not None or coverage is not None else None
-        table = Table(classifier, images, top, strict, show, judged)
+        table = Table(classifier, images, top, strict, show, judged, told=unknown is not None)
         write_atomic(target, table.write)
         note = write_gallery(table.sample, picture) if picture is not None and table.sample else None
     print(f"{number_of(table.classified, 'photo')} classified in {target}, {table.unreadable} unreadable left out")
-    for sentence in about_verdicts(table, unknown, warning, coverage):
+    for sentence in about_verdicts(table, unknown, warning if unknown is not None else None, coverage):
         print(sentence)
     if picture is not None and table.sample:
         print(f"gallery of {len(table.sample)} of them in {picture}" + (f"; {note}" if note else ""))
@@ -119,7 +126,10 @@ def classify(
 
 
 def about_verdicts(table: Table, unknown: float | None, warning: str | None, coverage: float | None) -> Iterator[str]:
-    """Say how many photos are called unknown, and how large the sets of answers are."""
+    """Say how many photos are called unknown, and how large the sets of answers are.
+
+    Nothing is promised of the answers where many photos are unlike all that was learned: strangers, or another light.
+    """
     if unknown is not None:
         yield (
             f"{table.unknown} of them {'shows' if table.unknown == 1 else 'show'} nothing that this model knows; "
@@ -127,10 +137,19 @@ def about_verdicts(table: Table, unknown: float | None, warning: str | None, cov
         )
     if warning is not None:
         yield warning
-    if coverage is not None:
+    if coverage is None:
+        return
+    size = f"{table.answers / table.classified:.1f} classes on average"
+    if table.unknown > STRANGERS * table.classified:
         yield (
-            f"the right class is among the answers with a chance of {100 * coverage:g} %; "
-            f"they are {table.answers / table.classified:.1f} classes on average"
+            f"nothing is promised of the answers, {size}: {table.unknown} of the photos are unlike all that the model "
+            "learned, by another light, another place or other things on them"
+        )
+    else:
+        day = table.model.calibration.where
+        yield (
+            f"of photos of known classes {day}, the right one is among the answers with a chance of {100 * coverage:g} "
+            f"%; they are {size}"
         )
 
 
@@ -152,14 +171,23 @@ class Table:
         strict: whether a photo that cannot be read is an error.
         show: which of the predictions the gallery shows.
         judged: the options ``unknown``, ``coverage`` and ``per_class``.
+        told: whether the table says what is unknown.
 
     Attributes:
         classified, unreadable, unknown, answers: photos so far, and classes among their answers.
     """
 
     def __init__(
-        self, model: Classifier, images: Sequence[str], top: int, strict: bool, show: str, judged: dict[str, Any]
+        self,
+        model: Classifier,
+        images: Sequence[str],
+        top: int,
+        strict: bool,
+        show: str,
+        judged: dict[str, Any],
+        told: bool,
     ):
+        self.told = told
         self.model, self.images, self.strict, self.show, self.judged = model, images, strict, show, judged
         self.top = min(top, len(model.class_names))
         self.classified = self.unreadable = self.unknown = self.answers = 0
@@ -170,7 +198,7 @@ class Table:
         """Write the whole table."""
         header = ["file", "class", "probability"]
         header += [f"{name}_{k}" for k in range(2, self.top + 1) for name in ("class", "probability")]
-        header += ["known", "novelty", "p_value"] * (self.judged["unknown"] is not None)
+        header += ["known", "novelty", "p_value"] * self.told
         header += ["answers"] * (self.judged["coverage"] is not None)
         text = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="", write_through=True)
         rows = csv.writer(text, lineterminator="\n")
@@ -186,7 +214,7 @@ class Table:
         cells = [str(prediction.file)]
         for name, share in zip(prediction.classes[: self.top], prediction.probabilities[: self.top], strict=True):
             cells += [name, f"{share:.6f}"]
-        if prediction.known is not None:
+        if self.told:
             cells += [str(prediction.known).lower(), f"{prediction.novelty:.6g}", f"{prediction.p_value:.6f}"]
         if prediction.answers is not None:
             cells.append("; ".join(prediction.answers))
@@ -205,8 +233,9 @@ class Table:
                 self.classified += 1
                 self.unknown += prediction.known is False
                 self.answers += len(prediction.answers or ())
-                self._consider(prediction)
-                yield prediction
+                shown = prediction if self.told else replace(prediction, known=None)
+                self._consider(shown)
+                yield shown
                 continue
             message = f"{printable(str(prediction.file))}: {prediction.unreadable}"
             if self.strict:

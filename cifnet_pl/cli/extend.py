@@ -61,10 +61,12 @@ def extend(
     )
     if result.score.total:
         right = f"{result.score.percent:.1f} % of {result.score.total} right"
-        print(f"held-back fifth of the new photos: {right}")
+        print(f"photos of these days, the held-back fifth of the new ones: {right}")
     for sentence in result.score.sentences():
         print(sentence)
     if result.old_before.total:
         change = f"{result.old_before.percent:.1f} % right before, {result.old_after.percent:.1f} % after"
         print(f"old classes, {number_of(result.old_before.total, 'photo')} of {check}: {change}")
+    for sentence in result.model.about_days():
+        print(sentence)
     print(next_command("classify", "--model", str(target), "--images", "PHOTOS", "--output", "out.csv", trust=trust))

@@ -91,6 +91,7 @@ def lines(model: Classifier, versions: dict[str, str]) -> list[str]:
     result += [
         f"this is model {model.identity}",
         _known_photos(model),
+        *model.about_days(),
         f"head {type(head).__name__} ({settings}), temperature {float(head.temperature):.3g}",
         f"backbone {printable(backbone.name)}, {backbone.parameters_count:,} parameters, sha256 {backbone.sha256[:12]}",
         f"photos: {model.image_size} px, crop ratio {model.crop_ratio:g}, embedded in {model.precision}",

@@ -205,6 +205,9 @@ class CIFNetModule(TaskModule):
             "head": type(self.head).__name__,
             "head_settings": self.head.settings(),
             "buffer_settings": self.buffer.settings() if self.buffer is not None else None,
+            "occasions": self.calibration.known,
+            "these_days": self.calibration.these_days,
+            "another_day": self.calibration.another_day,
         }
 
     # ------------------------------------------------------------------ checkpoints

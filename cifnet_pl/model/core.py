@@ -284,6 +284,10 @@ class Model:
         """Whether photos of a class that was removed may still count against what is learned."""
         return bool(self.removals) and self.head.counterexamples
 
+    def about_days(self) -> list[str]:
+        """Say how many photos of these days and of another day the model names right, as far as that is known."""
+        return self.calibration.sentences(sum(self.head.class_counts().values()))
+
     def state_elements(self) -> dict[str, int]:
         """Count the numbers kept, by component: the head's own, and the buffer's."""
         return {**self.head.state_elements(), "buffer": self.buffer.state_elements() if self.buffer else 0}

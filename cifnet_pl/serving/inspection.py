@@ -65,8 +65,10 @@ class Look(BaseModel):
     )
     confusion_classes: list[str] = []
     stored_accuracy: float | None = Field(
-        default=None, description="leave-one-out accuracy on stored samples, in percent"
+        default=None, description="leave-one-out accuracy on stored samples, in percent: of photos of these days"
     )
+    another_day: float | None = Field(default=None, description="the same of photos of another day, estimated")
+    about_days: list[str] = Field(default=[], description="what is known of both, in words")
 
 
 class Doubtful(BaseModel):
@@ -106,9 +108,8 @@ def stored_answers(model: Classifier) -> tuple[Tensor, Tensor] | None:
     """
     if model.buffer is None or not len(model.buffer.y) or not model.head.leaves_one_out or len(model.class_names) < 2:
         return None
-    groups = model.calibration.groups if len(model.calibration.groups) == len(model.buffer.y) else None
     z, y = model.buffer.items()
-    scores = model.head.leave_one_out(z, y, near_copies(z, y) if groups is None else groups)
+    scores = model.head.leave_one_out(z, y, near_copies(z, y))
     known = scores.isfinite().all(dim=1)
     true = (y[known, None] == model.head.labels).int().argmax(dim=1)
     return true.cpu(), scores[known].argmax(dim=1).cpu()
@@ -165,6 +166,8 @@ def look(model: Classifier, name: str, version: int, read_only: bool) -> Look:
         confusion=confusion,
         confusion_classes=model.class_names if confusion is not None else [],
         stored_accuracy=accuracy,
+        another_day=model.calibration.another_day,
+        about_days=model.about_days(),
     )
 
 

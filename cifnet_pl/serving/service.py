@@ -100,6 +100,9 @@ class Lesson(BaseModel):
         default=None, description="percent of a held-back fifth, scored before learned"
     )
     held_back_photos: int = 0
+    another_day: float | None = Field(
+        default=None, description="percent of photos of another day that are named right, estimated from stored samples"
+    )
     old_accuracy_before: float | None = Field(
         default=None, description="percent of stored samples of the earlier classes"
     )
@@ -335,6 +338,7 @@ class Service:
             unreadable=[LeftOut(file=printable(name), reason=reason) for name, reason in staged.unreadable],
             held_back_accuracy=score.percent,
             held_back_photos=score.total,
+            another_day=model.calibration.another_day,
             old_accuracy_before=before,
             old_accuracy_after=after,
             seconds=time.perf_counter() - start,

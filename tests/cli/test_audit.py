@@ -38,7 +38,7 @@ def run(made: Path, *options: str) -> int:
 def test_the_page_and_its_tables(made: Path, capsys: pytest.CaptureFixture[str]):
     assert run(made) == 0
     shown = capsys.readouterr()
-    assert "41 photos of 3 classes, each judged by all others: 97.6 % right" in shown.out
+    assert "41 photos of 3 classes, each judged by all others, photos of these days: 97.6 % right" in shown.out
     assert "; 1 doubtful label\n" in shown.out
     assert "5.png: no image of a known format" in shown.err
     page = (made / "out" / "audit.html").read_text(encoding="utf-8")
@@ -101,10 +101,10 @@ def test_single_photos_alone_are_refused(made: Path, capsys: pytest.CaptureFixtu
 def test_small_classes_are_named_before_anything_is_enough():
     points, names = [(3, 80.0), (6, 85.0), (12, 86.0), (150, 86.0)], ["ant", "bee", "cat"]
     flat = LearningCurve(points, (86.0, 0.0, 1.0))
-    assert more_photos(flat, names).endswith("0.0 points more are to be expected: that is enough")
+    assert more_photos(flat, names).endswith("are to be expected of photos of these days: that is enough")
     first = "2 classes have fewer than 75 photos: give these more first: ant, cat"
     sentence = more_photos(dataclasses.replace(flat, short=(0, 2)), names)
-    assert sentence.endswith(f"are to be expected of the classes that have as many: {first}")
+    assert sentence.endswith(f"are to be expected of photos of these days of the classes that have as many: {first}")
     unfitted = LearningCurve(points, None, (0, 2))
     assert more_photos(unfitted, names) == f"150 photos per class are too few for a forecast; {first}"
     assert "enough" not in sentence

@@ -297,6 +297,16 @@ def judge(place: Path, *options: str, model: str = "many samples") -> int:
     return classify(place, place / "many", *options, model=model)
 
 
+@pytest.mark.parametrize(("folder", "promised"), [("bee", True), ("yak", False)])
+def test_nothing_is_promised_below_photos_of_strangers(place, capsys, folder, promised):
+    given = (place / "many" / folder, "--coverage", "0.9")
+    assert classify(place, *given, model="many samples") == 0
+    assert list(table(place)[0])[-2:] == ["probability_3", "answers"]
+    output = capsys.readouterr().out
+    assert ("among the answers with a chance of 90 %" in output) == promised
+    assert ("nothing is promised of the answers" in output) != promised
+
+
 def test_the_columns(place, capsys):
     assert judge(place, "--unknown", "0.05", "--coverage", "0.9", "--top", "2") == 0
     rows = table(place)
@@ -310,7 +320,7 @@ def test_the_columns(place, capsys):
     unknown = sum(row["known"] == "false" for row in rows)
     output = capsys.readouterr().out
     assert f"{unknown} of them show nothing that this model knows; 5 % of photos of known classes" in output
-    assert "among the answers with a chance of 90 %; they are 1." in output
+    assert "the right one is among the answers with a chance of 90 %; they are 1." in output
     model = cifnet_pl.load(place / "many samples")
     for row, expected in zip(rows, model.classify([r["file"] for r in rows], unknown=0.05, coverage=0.9), strict=True):
         assert row["known"] == str(expected.known).lower()

@@ -175,7 +175,7 @@ def test_scores_are_taken_before_learning(bundle: Path, tmp_path: Path, capsys: 
     assert model.class_names == [*OLD, *NEW]
     assert model.counts["elk"] == 10  # the fifth that was held back is learned as well
     assert (event.what, event.classes, event.photos) == ("extend", 6, 20)
-    assert f"held-back fifth of the new photos: {event.accuracy:.1f} % of 4 right" in printed
+    assert f"photos of these days, the held-back fifth of the new ones: {event.accuracy:.1f} % of 4 right" in printed
     assert f"{event.old_accuracy_before:.1f} % right before, {event.old_accuracy:.1f} % after" in printed
     # the figures are those of a model that learned 4/5
     old, photos = cifnet_pl.load(bundle), ClassPhotos.find(str(images), "--images")

@@ -127,7 +127,8 @@ def summary_lines(record: RunRecord, module: TaskModule, words: Words) -> list[s
         return ["No photo was held back for testing: nothing is known of how well the model names photos.", costs]
     known = "the only class" if s["n_classes"] == 1 else f"all {s['n_classes']} classes"
     lines = [
-        f"Of the photos held back for testing, {number(s['A_K'], 1, ' %')} are named right among "
+        f"Of the photos held back for testing (photos of these days, unless you chose others), "
+        f"{number(s['A_K'], 1, ' %')} are named right among "
         f"{known} (A_K); over all steps "
         f"{number(s['A_bar'], 1, ' %')} on average (Ā).",
     ]
@@ -244,6 +245,7 @@ class RunTable(Callback):
         lines = summary_lines(metrics.record, module, self.words)
         for about in (callback_of(trainer, NearCopies), callback_of(trainer, CoverageAndNoveltyMetrics)):
             lines += about.sentences() if about else []
+        lines += module.model.about_days() if isinstance(module, CIFNetModule) else []
         lines += [*self._untested(module), f"run folder {folder}"]
         if folder is not None and isinstance(module, CIFNetModule):
             words = ("export", "--model", str(folder), "--output", "MODEL")

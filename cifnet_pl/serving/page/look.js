@@ -20,7 +20,7 @@ function figures(look) {
   show("figures", {
     Classes: look.classes, Photos: look.photos,
     "Right on photos of these days": look.stored_accuracy === null ? "not measured" : `${look.stored_accuracy.toFixed(1)} %`,
-    "Right on photos of another day (estimated)": "not estimated",
+    "Right on photos of another day (estimated)": look.another_day === null ? "too little to say" : `${look.another_day.toFixed(1)} %`,
   });
   show("laboratory", {
     Head: look.head, Network: look.backbone, "Size of the state": `${look.state_mb.toFixed(2)} MB`,

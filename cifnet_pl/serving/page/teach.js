@@ -28,7 +28,7 @@ function showLesson(lesson) {
   const names = Object.entries(lesson.learned).map(([name, photos]) => `${name} (${photos})`).join(", ");
   const lines = [lesson.version === null ? `Would learn ${names}. Nothing was changed.` : `Learned ${names} in ${lesson.seconds.toFixed(1)} s: version ${lesson.version}.`];
   if (lesson.held_back_photos >= ENOUGH) {
-    lines.push(`Photos of these days: ${rounded(lesson.held_back_accuracy)} of ${lesson.held_back_photos} new photos were right before they were learned. On another day expect less.`);
+    lines.push(`Photos of these days: ${rounded(lesson.held_back_accuracy)} of ${lesson.held_back_photos} new photos were right before they were learned. On another day expect ${lesson.another_day === null ? "less" : `${rounded(lesson.another_day)} of all classes (estimated)`}.`);
   } else {
     lines.push("Too few photos to say how well they would have been answered before.");
   }

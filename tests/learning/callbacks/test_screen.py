@@ -94,7 +94,8 @@ def test_plain_words_for_folders_of_photos(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "step 2/2: " in shown
     assert re.search(
-        r"Of the photos held back for testing, [\d.]+ % are named right among all 4 classes \(A_K\)", shown
+        r"Of the photos held back for testing \(photos of these days, .*\), [\d.]+ % are named right among all 4 ",
+        shown,
     )
     assert "Untested, with fewer than 5 test photos: ant (2), bee (2), cat (2), dog (2)." in shown
     assert "(energy not measured)" in shown
