@@ -236,7 +236,7 @@ def test_seeds_of_a_trained_method_are_one_group_and_its_defaults_have_its_name(
     groups, _ = group_runs(read_runs([tmp_path])[0])
     assert {group.label: [outcome.seed for outcome in group.outcomes] for group in groups} == {
         "FOSTER": [1, 2],
-        "FOSTER, memory share 0.5": [1, 2],
+        "FOSTER, memory rate 0.5": [1, 2],
     }
 
 
