@@ -141,36 +141,27 @@ class TestEmbeddings:
         for side in (32, 64, 97):
             assert_agree(backbone, side, 2)
 
-    def test_do_not_depend_on_how_many_photos_the_graph_takes_at_once(self, monkeypatch):
-        """Its layers need no more memory for many photos than for ``PIECE`` pixels of each thread."""
-        backbone = build_backbone("small", engine="onnxruntime")
-        whole, taken = backbone(images(7)), counted_sessions(backbone, monkeypatch)
-        for pixels, pieces in ((16 * 16, [1] * 7), (3 * 16 * 16, [2, 2, 1, 1, 1]), (1, [1] * 7)):
-            monkeypatch.setattr(onnx_runtime, "PIECE", pixels)
-            with threads_of_torch(2):
-                assert torch.equal(backbone(images(7)), whole)
-            assert sorted(taken) == sorted((1, size) for size in pieces)
-            taken.clear()
-
-    @pytest.mark.parametrize(("count", "sessions"), [(2, {3}), (3, {1}), (7, {1})])
-    def test_fewer_photos_than_threads_are_computed_by_all_threads_together(self, monkeypatch, count, sessions):
+    @pytest.mark.parametrize(
+        ("threads", "count", "piece", "large", "taken"),
+        [
+            (2, 7, 1, 2**18, [(1, 1)] * 7),  # each thread photos of its own, a piece at a time
+            (2, 7, 3, 2**18, [(1, 1)] * 3 + [(1, 2)] * 2),
+            (3, 3, 8, 2**18, [(1, 1)] * 3),
+            (3, 2, 8, 2**18, [(3, 2)]),  # fewer photos than threads
+            (3, 5, 0.7, 16 * 16 - 1, [(3, 1), (3, 2), (3, 2)]),  # large photos: memory does not grow with the threads
+            (1, 5, 2, 2**18, [(1, 1), (1, 2), (1, 2)]),
+        ],
+    )
+    def test_do_not_depend_on_how_the_photos_are_divided(self, monkeypatch, threads, count, piece, large, taken):
+        """Layers need no more memory for many photos than for ``PIECE`` pixels of each thread."""
         backbone = build_backbone("small", engine="onnxruntime")
         one_by_one = torch.cat([backbone(image[None]) for image in images(count)])
-        taken = counted_sessions(backbone, monkeypatch)
-        with threads_of_torch(3):
-            assert torch.equal(backbone(images(count)), one_by_one)
-        assert {threads for threads, _ in taken} == sessions
-
-    @pytest.mark.parametrize(("threads", "pieces"), [(3, [(3, 2), (3, 2), (3, 1)]), (1, [(1, 2), (1, 2), (1, 1)])])
-    def test_large_photos_and_those_of_one_thread_are_computed_piece_by_piece(self, monkeypatch, threads, pieces):
-        """Memory does not grow with the number of threads where a photo is large."""
-        backbone = build_backbone("small", engine="onnxruntime")
-        whole, taken = backbone(images(5)), counted_sessions(backbone, monkeypatch)
-        monkeypatch.setattr(onnx_runtime, "PIECE", 2 * 16 * 16 // threads + 1)
-        monkeypatch.setattr(onnx_runtime, "LARGE", 16 * 16 - 1)
+        sessions = counted_sessions(backbone, monkeypatch)
+        monkeypatch.setattr(onnx_runtime, "PIECE", int(piece * 16 * 16))
+        monkeypatch.setattr(onnx_runtime, "LARGE", large)
         with threads_of_torch(threads):
-            assert torch.equal(backbone(images(5)), whole)
-        assert taken == pieces
+            assert torch.equal(backbone(images(count)), one_by_one)
+        assert sorted(sessions) == taken
 
     def test_threads_that_need_a_session_at_once_make_one(self):
         runtime = build_backbone("small", engine="onnxruntime")._runtime("cpu", "32-true")
@@ -216,24 +207,6 @@ class TestEmbeddings:
         assert_agree(backbone)
         with pytest.raises(CifnetError, match="cannot embed images of 20x20 pixels"):
             backbone(images(1, 20))
-
-    @pytest.mark.parametrize("threads", [2, 5])
-    def test_threads_are_those_of_torch(self, monkeypatch, threads):
-        backbone = build_backbone("small")
-        backbone(images())
-        pools = []
-        monkeypatch.setattr(
-            onnx_runtime, "ThreadPoolExecutor", lambda count, name: pools.append(count) or ThreadPoolExecutor(count)
-        )
-        runtime = backbone._runtime("cpu", "32-true")
-        assert isinstance(runtime, Runtime)
-        runtime._pools.clear()
-        with threads_of_torch(threads):
-            for count in (5, 1, 5):
-                backbone(images(count))
-        assert pools == [threads]  # they wait for the next batch
-        assert runtime._session(threads).get_session_options().intra_op_num_threads == threads
-        assert runtime._session(1).get_session_options().intra_op_num_threads == 1
 
     def test_are_repeatable(self):
         one, other = build_backbone("small"), build_backbone("small")

@@ -1,15 +1,21 @@
-"""From positions to batches: exact shards, lasting workers, remembered embeddings."""
+"""From positions to batches: exact shards, lasting workers whose shared memory is never overwritten, memory."""
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 import traceback
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given
@@ -18,18 +24,21 @@ from PIL import Image
 
 from cifnet_pl.data import loading
 from cifnet_pl.data.loading import (
+    AHEAD,
+    Decoded,
     EmbeddingBatch,
     ImageBatch,
     ImageLoader,
     StoredLoader,
-    decode_batch,
+    WorkerPool,
     shard_batches,
 )
-from cifnet_pl.data.sets import ImageSet, SourceOptions
-from cifnet_pl.data.sources import build_source
+from cifnet_pl.data.sets import FileSet, ImageSet
 from cifnet_pl.photos.cache import EvaluationMemory
 from cifnet_pl.photos.photo import UnreadableImage
-from tests.data.tree import class_tree
+from cifnet_pl.photos.reading import cores
+from cifnet_pl.utilities.errors import CifnetError
+from tests.command_line import make_photos
 
 
 class ProcessNumbers(ImageSet):
@@ -68,16 +77,12 @@ def loader_of(images: ImageSet, workers: int, batch_size: int, device: str = "cp
 def test_shards_partition_exactly(count: int, batch_size: int, world: int) -> None:
     rows = np.random.default_rng(count).permutation(1000)[:count]
     shards = [shard_batches(rows, batch_size, rank, world) for rank in range(world)]
-    assert sorted(np.concatenate([rows[:0], *(b for shard in shards for b in shard)]).tolist()) == sorted(rows)
+    joined = np.concatenate([rows[:0], *(part for step in zip(*shards, strict=True) for part in step)])
+    assert joined.tolist() == rows.tolist()  # in order, too
     assert {len(shard) for shard in shards} == {-(-count // (batch_size * world))}  # else ranks would wait for ever
     assert all(len(batch) <= batch_size for shard in shards for batch in shard)
     for step in zip(*shards, strict=True):
         assert max(map(len, step)) - min(map(len, step)) <= 1
-
-
-def test_one_process_gets_everything_in_order() -> None:
-    batches = shard_batches(np.array([5, 3, 9, 1, 7]), 2, 0, 1)
-    assert [batch.tolist() for batch in batches] == [[5, 3], [9, 1], [7]]
 
 
 # ---------------------------------------------------------------------- decoding
@@ -107,14 +112,6 @@ def test_a_fault_of_ours_is_not_taken_for_a_bad_image(workers: int) -> None:
     assert 'raise KeyError("a bug")' in where  # the place in the worker is shown, too
 
 
-def test_same_workers_over_all_tasks() -> None:
-    loader = loader_of(ProcessNumbers(40), 2, 20)
-    seen = [processes(list(loader.decode(np.split(np.arange(40), parts)))) for parts in (4, 2, 8)]
-    assert seen[0] == seen[1] == seen[2]
-    assert len(seen[0]) == 2
-    assert os.getpid() not in seen[0]
-
-
 def test_workers_start_with_the_first_batch() -> None:
     images = ProcessNumbers(4)
     plan = [(np.array([0, 1]), None), (np.array([2]), None)]
@@ -125,21 +122,30 @@ def test_workers_start_with_the_first_batch() -> None:
     assert images.decoded == 2
 
 
-def test_workers_can_start_before_there_are_batches() -> None:
+def test_workers_stay_for_all_tasks_until_they_are_closed() -> None:
+    """They can start before there are batches, and again after they were closed in the middle of some."""
     before = {child.pid for child in multiprocessing.active_children()}
     loader = loader_of(ProcessNumbers(12), 2, 20)
     loader.start()
     workers = {child.pid for child in multiprocessing.active_children()} - before
     assert len(workers) == 2
-    loader.start()
-    batches = list(loader.decode(np.split(np.arange(12), 6)))
-    assert [batch.row.tolist() for batch in batches] == np.arange(12).reshape(6, 2).tolist()
-    assert processes(batches) == workers
+    for parts in (6, 4, 2):
+        batches = list(loader.decode(np.split(np.arange(12), parts)))
+        assert [batch.row.tolist() for batch in batches] == np.arange(12).reshape(parts, -1).tolist()
+        assert processes(batches) == workers
+    next(loader.decode(np.split(np.arange(12), 6)))
+    start = time.perf_counter()
+    loader.close()
+    loader.close()
+    assert time.perf_counter() - start < 4  # not by a timeout
+    assert {child.pid for child in multiprocessing.active_children()} <= before
+    assert processes(list(loader.decode([np.arange(3)]))).isdisjoint(workers)
     loader.close()
     here = loader_of(ProcessNumbers(2), 0, 20)
     here.start()
     assert {child.pid for child in multiprocessing.active_children()} <= before
-    assert len(list(here.decode([np.arange(2)]))) == 1
+    assert [len(batch.row) for batch in here.decode([np.arange(2), np.arange(0)])] == [2, 0]
+    assert list(here.decode([])) == []
 
 
 @pytest.mark.parametrize(("device", "threads", "alternate"), [("cpu", 2, True), ("cpu", 1, False), ("cuda", 2, False)])
@@ -160,38 +166,19 @@ def test_a_loader_can_be_left_midway_and_used_again() -> None:
     assert [b.row.tolist() for b in loader.decode([np.array([7]), np.array([3, 2])])] == [[7], [3, 2]]
 
 
-def test_closed_loader_leaves_no_process_and_can_start_again() -> None:
-    loader, batches = loader_of(ProcessNumbers(12), 2, 20), np.split(np.arange(12), 6)
-    next(loader.decode(batches))
-    first = {child.pid for child in multiprocessing.active_children()}
-    assert len(first) >= 2
-    start = time.perf_counter()
-    loader.close()
-    assert time.perf_counter() - start < 4  # not by a timeout
-    left = {child.pid for child in multiprocessing.active_children()}
-    assert len(first - left) == 2
-    second = processes(list(loader.decode(batches)))
-    assert second.isdisjoint(first)
-    loader.close()
-    loader.close()
-    loader_of(ProcessNumbers(2), 0, 20).close()
-
-
-def test_nothing_to_decode() -> None:
-    loader = loader_of(ProcessNumbers(2), 2, 20)
-    assert list(loader.decode([])) == []
-    assert [len(batch.row) for batch in loader.decode([np.zeros(0, dtype=np.int64)])] == [0]
-
-
-def test_broken_file_is_named_with_its_path(tmp_path: Path) -> None:
-    class_tree(tmp_path)
-    (tmp_path / "red" / "0.png").write_bytes(b"")
-    source = build_source("folder", SourceOptions(tmp_path))
-    images = source.train if "red/0.png" in source.train.names else source.val
-    row = list(images.names).index("red/0.png")
-    decoded = decode_batch(images, 4, 1.0, [row], np.zeros((1, 4, 4, 3), dtype=np.uint8))
-    (named,) = decoded.unreadable
-    assert named.startswith(f"{tmp_path}/red/0.png: no image of a known format")
+def test_unreadable_images_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known ones come first, and many are cut short."""
+    make_photos(tmp_path, ["ant"], 3)
+    for name in ("b.png", "c.png"):
+        (tmp_path / "ant" / name).write_bytes(b"no image")
+    files = FileSet(tmp_path, ["ant/0.png", "ant/b.png", "ant/c.png"], [0, 0, 0])
+    broken = list(loading.unreadable_images(files, 8, 1.0))
+    assert [line.split(": ")[0] for line in broken] == [str(tmp_path / "ant" / n) for n in ("b.png", "c.png")]
+    text = loading.name_unreadable(broken[1:], [files], 8, 1.0)
+    assert text.startswith(f"cannot read these images: {broken[1]}; {broken[0]}: repair")
+    monkeypatch.setattr(loading, "NAMED", 1)
+    assert "; and more" in loading.name_unreadable([], [files], 8, 1.0)
+    assert loading.name_unreadable(["x: y"], [], 8, 1.0).startswith("cannot read image x: y")
 
 
 # ---------------------------------------------------------------------- memory
@@ -210,8 +197,6 @@ def test_memory_holds_what_fits_and_gives_it_back(images: int, room: int, width:
         known = np.flatnonzero(memory.known(np.arange(images)))
         assert set(known.tolist()) <= offered
         assert len(known) == min(len(offered), int(limit_mb * 1e6) // (4 * width))
-        assert memory._store is not None
-        assert memory._store.numel() * memory._store.element_size() <= limit_mb * 1e6
         result = memory.get(known[::-1].copy())
         assert result.dtype == torch.float32
         assert torch.equal(result, z[known[::-1].copy()])
@@ -249,3 +234,147 @@ def test_stored_and_decoded_batches_in_the_order_of_the_plan() -> None:
         assert images.decoded == 3
         images.decoded = 0
     assert [b.row.tolist() for b in other] == [[5]]
+
+
+# ---------------------------------------------------------------------- worker processes
+
+
+def show_row(rows: Sequence[int], squares: np.ndarray) -> Decoded:
+    """Every byte of an image is its row; odd hundreds take a while."""
+    for place, row in enumerate(rows):
+        squares[place] = row % 251
+    time.sleep(0.02 * (rows[0] // 100 % 2) if rows else 0)
+    return Decoded(np.array([(0, 0, row) for row in rows], dtype=np.int64).reshape(-1, 3), ())
+
+
+@pytest.fixture(params=[(1, False), (3, False), (1, True), (3, True)], ids=str)
+def pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
+    workers, alternate = request.param
+    pool = WorkerPool(show_row, workers, (7, 2, 2, 3), alternate)
+    yield pool
+    pool.close()
+
+
+def check(pool: WorkerPool, batches: list[list[int]], pause: float = 0.0) -> None:
+    taken = pool.decode(batches)
+    for rows in batches:
+        squares, decoded = next(taken)
+        time.sleep(pause)  # the workers are as far ahead as they may be
+        assert decoded.numbers[:, 2].tolist() == rows
+        assert (squares[: len(rows)].flatten(1) == torch.tensor(rows, dtype=torch.int64)[:, None] % 251).all()
+    assert next(taken, None) is None
+
+
+def split(count: int, size: int) -> list[list[int]]:
+    return [list(range(start, min(count, start + size))) for start in range(0, count, size)]
+
+
+def test_a_slow_reader_gets_every_batch_whole(pool: WorkerPool) -> None:
+    check(pool, split(120, 7), pause=0.01)
+
+
+def test_a_fast_reader_gets_every_batch_whole_of_every_task(pool: WorkerPool) -> None:
+    for size in (1, 7, 3):
+        check(pool, split(400, size))
+
+
+def test_empty_batches_keep_their_place(pool: WorkerPool) -> None:
+    check(pool, [[1], [], [2, 3], []])
+
+
+def test_after_a_task_that_was_left_midway_nothing_is_mixed_up(pool: WorkerPool) -> None:
+    for taken in range(1, 9):
+        left = pool.decode(split(400, 7))
+        for _ in range(taken):
+            next(left)
+        check(pool, split(60, 4))
+
+
+def note_and_show(folder: Path, rows: Sequence[int], squares: np.ndarray) -> Decoded:
+    """Leaves a file of the name of a batch's first row."""
+    (folder / str(rows[0])).touch()
+    return show_row(rows, squares)
+
+
+def settled(folder: Path) -> int:
+    """Number of files once no more have come for a while, however slow the machine."""
+    count, since = -1, time.monotonic()
+    while time.monotonic() - since < 0.3:
+        if (now := len(list(folder.iterdir()))) != count:
+            count, since = now, time.monotonic()
+        time.sleep(0.01)
+    return count
+
+
+@pytest.mark.parametrize("alternate", [False, True])
+def test_alternating_workers_rest_while_a_part_is_read(tmp_path: Path, alternate: bool) -> None:
+    pool, batches = WorkerPool(partial(note_and_show, tmp_path), 2, (1, 2, 2, 3), alternate), split(12, 1)
+    taken = pool.decode(batches)
+    begun = []
+    for _ in batches:
+        next(taken)
+        begun.append(settled(tmp_path))
+    part, ahead = 2 * AHEAD, 2 * AHEAD + 1
+    expected = [min(12, i // part * part + part if alternate else i + ahead) for i in range(12)]
+    assert begun == expected
+    pool.close()
+
+
+def test_processes_of_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system such as macOS does not say which cores may be used."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(12)), raising=False)
+    assert [cores(processes) for processes in (1, 3, 5, 12, 64)] == [12, 4, 2, 1, 1]
+    monkeypatch.delattr(os, "sched_getaffinity")
+    for count, used in ((4, 4), (100, 16), (None, 1)):
+        monkeypatch.setattr(os, "cpu_count", lambda count=count: count)
+        assert cores() == used
+
+
+def test_shared_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(tensor: torch.Tensor) -> None:  # as torch does; it would leave a file of that size behind
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
+
+    monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
+    with pytest.raises(CifnetError, match=r"cannot share 38 MB of decoded photos .*--shm-size"):
+        WorkerPool(show_row, 2, (2**6, 181, 181, 3))
+
+
+def test_a_signal_to_all_processes_is_left_to_the_reader() -> None:
+    pool = WorkerPool(show_row, 2, (7, 2, 2, 3))
+    taken = pool.decode(split(60, 7))
+    next(taken), next(taken)  # one of each process, which have begun by then
+    for child in multiprocessing.active_children():
+        child.terminate()
+    assert sum(len(decoded.numbers) for _, decoded in taken) == 60 - 14
+    pool.close()
+
+
+def alive(workers: list[psutil.Process]) -> list[psutil.Process]:
+    return [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_workers_of_a_forgotten_pool_end() -> None:
+    before = psutil.Process().children()
+    pool = WorkerPool(show_row, 2, (7, 2, 2, 3))
+    workers = [child for child in psutil.Process().children() if child not in before]
+    assert len(alive(workers)) == 2
+    next(pool.decode([[1], [2], [3]]))
+    pool.itself = pool  # type: ignore[attr-defined]  # as an exception's traceback does, which only the collector frees
+    del pool
+    gc.collect()
+    assert not alive(workers)
+
+
+UNCLOSED = """
+import numpy as np
+from tests.data.test_loading import show_row
+from cifnet_pl.data.loading import WorkerPool
+pool = WorkerPool(show_row, 2, (7, 2, 2, 3))
+next(pool.decode([[1], [2], [3]]))
+"""
+
+
+def test_a_program_that_forgets_its_pool_ends() -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", UNCLOSED], capture_output=True, text=True, timeout=100, cwd=root)
+    assert (done.returncode, done.stderr) == (0, "")

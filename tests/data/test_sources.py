@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torchvision import datasets
 
 from cifnet_pl.data.loading import ImageLoader, decode_batch
-from cifnet_pl.data.sets import ArraySet, Source, SourceOptions
-from cifnet_pl.data.sources import build_source
-from cifnet_pl.data.sources.benchmarks import set_names
+from cifnet_pl.data.sets import ArraySet, Source
 from cifnet_pl.photos.copies import held_back
-from cifnet_pl.utilities.errors import DataError, UsageError
-from tests.data.layouts import CASES, Case, cifar100_parquet
-from tests.data.tree import COLOURS, class_tree, fill
+from cifnet_pl.utilities.errors import UsageError
+from tests.data.layouts import CASES, Case
 
 
 def _id(case: Case) -> str:
@@ -164,227 +155,6 @@ def test_one_more_image_moves_at_most_one() -> None:
 def test_fraction_must_be_inside(fraction: float) -> None:
     with pytest.raises(UsageError, match=r"val_fraction is .*, expected a number between 0 and 1"):
         held_back(["a", "b"], fraction, 0)
-
-
-# ---------------------------------------------------------------------- folders
-
-
-def keys(source: Source) -> dict[str, int]:
-    """Name → key of each training image."""
-    return dict(zip(source.train.names, source.train.hashes(np.arange(len(source.train))).tolist(), strict=True))
-
-
-def test_identity_survives_another_class_and_another_place(tmp_path: Path) -> None:
-    before = keys(build_source("folder", SourceOptions(class_tree(tmp_path / "a"))))
-    fill(tmp_path / "a" / "amber", COLOURS["white"], 5)  # sorts before all others
-    (tmp_path / "a").rename(tmp_path / "b")
-    grown = build_source("folder", SourceOptions(tmp_path / "b"))
-    assert grown.class_names[0] == "amber"
-    assert {name: key for name, key in keys(grown).items() if not name.startswith("amber")} == before
-
-
-def test_what_is_passed_over(tmp_path: Path) -> None:
-    root = class_tree(tmp_path, 3)
-    for stray in ("notes.txt", ".hidden.png", "Thumbs.db", "blue/notes.txt", "blue/.DS_Store", "blue/._0.png"):
-        (root / stray).write_text("not an image")
-    for folder in (".git", "__MACOSX", "blue/.cache"):
-        (root / folder).mkdir()
-        (root / folder / "0.png").write_text("not an image")
-    source = build_source("folder", SourceOptions(root))
-    assert source.class_names == ["blue", "green", "red"]
-    assert len(source.train) + len(source.val) == 9
-
-
-def test_own_images_stay_with_their_class_whatever_links_say(tmp_path: Path) -> None:
-    root = class_tree(tmp_path / "photos", 3)
-    elsewhere = tmp_path / "disk" / "amber"
-    fill(elsewhere / "2024", COLOURS["white"], 4)
-    (root / "amber").symlink_to(elsewhere)  # a class folder elsewhere
-    (root / "blue" / "again").symlink_to(root / "blue")  # a loop
-    (root / "blue" / "up").symlink_to(root)  # a loop through all classes
-    (root / "green" / "sub").mkdir()
-    (root / "green" / "sub" / "back").symlink_to("..")
-    source = build_source("folder", SourceOptions(root))
-    assert source.class_names == ["amber", "blue", "green", "red"]
-    names = [*source.train.names, *source.val.names]
-    assert sorted(name.split("/")[0] for name in names) == ["amber"] * 4 + ["blue"] * 3 + ["green"] * 3 + ["red"] * 3
-    assert "amber/2024/0.png" in names
-
-
-@pytest.mark.parametrize(
-    ("target", "sentence"),
-    [
-        ("blue", "class folders 'blue' and 'copy' in .* are the same folder: remove one of the links"),
-        (".", "class folder .*copy holds no image"),
-        ("gone", "the link .*copy leads nowhere: repair or remove it"),
-    ],
-)
-def test_misleading_links(tmp_path: Path, target: str, sentence: str) -> None:
-    root = class_tree(tmp_path, 3)
-    (root / "copy").symlink_to(root / target)
-    with pytest.raises(DataError, match=sentence):
-        build_source("folder", SourceOptions(root))
-
-
-def test_only_train(tmp_path: Path) -> None:
-    class_tree(tmp_path / "train", 3)
-    class_tree(tmp_path / "test", 3)
-    with pytest.raises(DataError, match=r"has test, train, expected train and val: call the held-out folder val, or"):
-        build_source("folder", SourceOptions(tmp_path))
-
-
-def test_a_class_may_be_called_train(tmp_path: Path) -> None:
-    class_tree(tmp_path, 3)
-    fill(tmp_path / "train", COLOURS["white"], 3)
-    assert build_source("folder", SourceOptions(tmp_path)).class_names == ["blue", "green", "red", "train"]
-
-
-def test_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = class_tree(tmp_path, 3)
-    listed = os.scandir
-
-    def refuse(path: Path) -> object:
-        if path.name == "green":
-            raise PermissionError(13, "Permission denied", str(path))
-        return listed(path)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(DataError, match=r"cannot read .*green: Permission denied; give this account access"):
-        build_source("folder", SourceOptions(root))
-
-
-def test_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class_tree(tmp_path / "photos", 2)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert len(build_source("folder", SourceOptions(Path("~/photos"))).train) == 3
-    with pytest.raises(DataError, match="no folder ~nobody-of-that-name"):
-        build_source("folder", SourceOptions(Path("~nobody-of-that-name")))
-
-
-# ---------------------------------------------------------------------- torchvision
-
-
-def test_missing_set_says_where_and_both_remedies(tmp_path: Path) -> None:
-    with pytest.raises(DataError) as caught:
-        build_source("cifar100", SourceOptions(tmp_path))
-    assert str(tmp_path) in str(caught.value)
-    assert "set --data.root to the folder that holds it, or fetch it with --data.download true" in str(caught.value)
-
-
-def cut(root: Path) -> None:
-    (root / "train.parquet").write_bytes((root / "train.parquet").read_bytes()[:3000])
-
-
-def with_columns(columns: dict[str, list[Any]]) -> Callable[[Path], None]:
-    return lambda root: pyarrow.parquet.write_table(pyarrow.table(columns), root / "test.parquet")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "sentence"),
-    [
-        (lambda root: (root / "test.parquet").unlink(), "has no test.parquet, which belongs to the other Parquet file"),
-        (cut, "cannot read .*/train.parquet: "),
-        (with_columns({"image": [b""], "fine_label": [0]}), "test.parquet has no column img, it has image, fine_label"),
-        (with_columns({"img": [{"bytes": b""}], "label": [0]}), "has no column fine_label, it has img, label"),
-        (with_columns({"img": ["a.png"], "fine_label": [0]}), "column img has string, expected the bytes of image"),
-        (with_columns({"img": [{"bytes": b""}], "fine_label": [None]}), r"the label in row 9 .* is missing"),
-        (
-            with_columns({"img": [{"bytes": b""}], "fine_label": [100]}),
-            "a label is 100, but there are names of 0 to 99",
-        ),
-    ],
-)
-def test_bad_parquet_files_of_cifar100(
-    spoil: Callable[[Path], None], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cifar100_parquet(tmp_path, monkeypatch)
-    spoil(tmp_path)
-    with pytest.raises(DataError, match=sentence) as caught:
-        build_source("cifar100", SourceOptions(tmp_path))
-    assert "\n" not in str(caught.value)
-
-
-def test_an_empty_cell_of_cifar100_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cifar100_parquet(tmp_path, monkeypatch)
-    with_columns({"img": [{"bytes": b""}, {"bytes": None}], "fine_label": [0, 0]})(tmp_path)
-    source = build_source("cifar100", SourceOptions(tmp_path))
-    with pytest.raises(DataError, match=r"row 1 of column img .* is empty"):
-        source.val.content_hash(1)
-
-
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("torchvision:CocoDetection", "is not a set of images with one class each .needs annFile"),
-        ("torchvision:CelebA", "CelebA"),
-        ("cifar", "unknown data source 'cifar': did you mean"),
-        ("torchvision:CIFAR1", "did you mean torchvision:CIFAR10 or"),
-        ("torchvision:ImageFolder", "unknown data source"),
-        ("torchvision:wrap_dataset_for_transforms_v2", "unknown data source"),
-        ("folders", "did you mean folder"),
-    ],
-)
-def test_unsuitable_or_unknown_sets(name: str, sentence: str, tmp_path: Path) -> None:
-    with pytest.raises((UsageError, DataError), match=sentence):
-        build_source(name, SourceOptions(tmp_path))
-
-
-def test_every_set_of_torchvision_answers_in_one_sentence(tmp_path: Path) -> None:
-    for name in set_names():
-        with pytest.raises((UsageError, DataError)) as caught:
-            build_source(f"torchvision:{name}", SourceOptions(tmp_path))
-        assert "\n" not in str(caught.value)
-        assert name in str(caught.value)
-
-
-class _Fake(datasets.VisionDataset):
-    """A set with one of the shapes that torchvision's sets have."""
-
-    def __init__(self, root: str, train: bool = True):
-        super().__init__(root)
-        self.targets = [0, 1, 2]
-        self.classes = ["crane", "crane", "heron"]
-
-    def __getitem__(self, index: int) -> tuple[object, int]:
-        return "not an image", index
-
-
-def test_equal_names_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "SVHN", _Fake)
-    assert build_source("SVHN", SourceOptions(tmp_path)).class_names == ["crane (0)", "crane (1)", "heron"]
-
-
-def test_other_classes_for_testing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Incomplete(_Fake):
-        def __init__(self, root: str, train: bool = True):
-            super().__init__(root)
-            self.classes = self.classes if train else self.classes[1:]
-
-    monkeypatch.setattr(datasets, "SVHN", Incomplete)
-    with pytest.raises(DataError, match="other classes for testing than for training"):
-        build_source("SVHN", SourceOptions(tmp_path))
-
-
-@pytest.mark.parametrize("targets", [None, [], [{"boxes": 1}], ["left.xml"]])
-def test_sets_without_one_label_an_image(
-    targets: list[object] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Unlabelled(_Fake):
-        def __init__(self, root: str, train: bool = True):
-            super().__init__(root)
-            self.targets = targets  # type: ignore[assignment]
-
-    monkeypatch.setattr(datasets, "SVHN", Unlabelled)
-    with pytest.raises(UsageError, match="not a set of images with one class each"):
-        build_source("SVHN", SourceOptions(tmp_path))
-
-
-def test_an_item_that_is_no_image_is_reported_as_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "SVHN", _Fake)
-    source = build_source("SVHN", SourceOptions(tmp_path))
-    batch = decode_batch(source.train, 4, 1.0, [0, 1], np.zeros((2, 4, 4, 3), dtype=np.uint8))
-    assert len(batch.numbers) == 0
-    assert batch.unreadable[0] == "number 0: _Fake gives a str, not an image"
 
 
 def test_array_sets_name_images_by_their_position_in_the_object() -> None:

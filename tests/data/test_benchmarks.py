@@ -1,0 +1,356 @@
+"""Benchmark sets as they are handed out: what is read, which options they have, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+from torchvision import datasets
+
+from cifnet_pl.__main__ import main
+from cifnet_pl.data.loading import decode_batch
+from cifnet_pl.data.sets import Source, SourceOptions
+from cifnet_pl.data.sources import build_source
+from cifnet_pl.data.sources.benchmarks import every, set_names
+from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError
+from tests.data.layouts import cifar100_parquet
+
+
+def build(source: str, root: Path | None, **own: Any) -> Source:
+    return build_source(source, SourceOptions(root, own=own))
+
+
+@pytest.mark.parametrize(
+    ("source", "archive"),
+    [
+        ("core50", r"core50_128x128\.zip from vlomonaco\.github\.io/core50"),
+        ("imagenet100", r"image-net\.org.*train/<class>"),
+        ("tinyimagenet", r"tiny-imagenet-200\.zip \(from cs231n\.stanford\.edu\)"),
+        ("cifar100", "set --data.root to the folder that holds it, or fetch it with --data.download true"),
+    ],
+)
+def test_a_missing_set_says_what_to_fetch_and_where_it_goes(source: str, archive: str, tmp_path: Path) -> None:
+    for root in (tmp_path / "none", tmp_path):
+        with pytest.raises(DataError, match=archive) as caught:
+            build(source, root)
+        assert str(root) in str(caught.value)
+        assert "--data.root" in str(caught.value)
+
+
+@pytest.mark.parametrize("source", ["core50", "imagenet100", "tinyimagenet"])
+def test_no_folder_was_given(source: str) -> None:
+    with pytest.raises(UsageError, match=r"set --data\.root"):
+        build(source, None)
+
+
+def test_sources_without_options_refuse_them(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"folder has no options of its own: leave --data\.options\.stride out"):
+        build("folder", tmp_path, stride=3)
+
+
+# ---------------------------------------------------------------------- CORe50
+
+
+def frames(root: Path, sessions: int = 11, objects: int = 4, each: int = 20) -> Path:
+    """A tree of CORe50's shape, with 4 x 4 pixels whose red value is the session and green the object."""
+    for s in range(1, sessions + 1):
+        for o in range(1, objects + 1):
+            folder = root / "core50_128x128" / f"s{s}" / f"o{o}"
+            folder.mkdir(parents=True)
+            image = Image.new("RGB", (4, 4), (s, o, 0))
+            for f in range(each):
+                image.save(folder / f"C_{s:02}_{o:02}_{f:03}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return frames(tmp_path_factory.mktemp("core"))
+
+
+def test_every_tenth_of_all_frames_is_the_papers_number() -> None:
+    assert len(every(range(164_866), 10)) == 16_486
+    assert every(range(5), 1) == [0, 1, 2, 3, 4]
+
+
+def test_standard_sessions_are_for_testing(core: Path) -> None:
+    source = build("core50", core)
+    assert source.class_names == ["o1", "o2", "o3", "o4"]
+    assert (len(source.train), len(source.val)) == (8 * 4 * 2, 3 * 4 * 2)
+    assert {name.split("/")[0] for name in source.val.names} == {"s3", "s7", "s10"}
+    assert source.val.names[:3] == ["s3/o1/C_03_01_009.png", "s3/o1/C_03_01_019.png", "s3/o2/C_03_02_009.png"]
+    assert source.domains is not None
+    for split, group in ((source.train, source.domains.train), (source.val, source.domains.val)):
+        for index in range(0, len(split), 7):
+            red, green, _ = split.photo(index).square(4)[0, 0]  # type: ignore[attr-defined]
+            assert split.names[index].startswith(f"s{red}/o{green}/")
+            assert split.labels[index] == green - 1
+            assert source.domains.names[group[index]] == f"s{red}"
+
+
+def test_stride_and_sessions_are_settings(core: Path, tmp_path: Path) -> None:
+    source = build("core50", core / "core50_128x128", stride=4, test_sessions=[1])
+    assert (len(source.train), len(source.val)) == (10 * 4 * 5, 4 * 5)
+    assert np.bincount(source.train.labels).tolist() == [50] * 4
+    many = build("core50", frames(tmp_path, sessions=3, objects=12, each=1), stride=1, test_sessions=[3])
+    assert many.class_names == [f"o{i}" for i in range(1, 13)]
+
+
+@pytest.mark.parametrize(
+    ("own", "part"),
+    [
+        ({"stride": 0}, "stride is 0, expected 1 or more"),
+        ({"stride": 150}, "stride 150: class 'o1' has no training image"),
+        ({"test_sessions": []}, "expected a list of session numbers"),
+        ({"test_sessions": "3"}, "expected a list of session numbers"),
+        ({"test_sessions": [12]}, "expected the test sessions 12"),
+        ({"test_sessions": list(range(1, 12))}, "and others for training"),
+        ({"strid": 3}, "unknown option of data source core50 'strid': did you mean stride"),
+    ],
+)
+def test_bad_options(core: Path, own: dict[str, Any], part: str) -> None:
+    with pytest.raises(CifnetError, match=part):
+        build("core50", core, **own)
+
+
+def test_options_come_from_the_command_line(core: Path, tmp_path: Path) -> None:
+    line = ["fit", "--model.backbone", "pixels:4", "--data.source", "core50", "--data.root", str(core)]
+    line += ["--data.options.stride", "5", "--data.options.test_sessions", "[1, 2]", "--data.classes_per_task", "2"]
+    line += ["--data.image_size", "4", "--data.num_workers", "0", "--energy.enabled", "false", "--logs", str(tmp_path)]
+    assert main(line) == 0
+    assert "stride: 5" in (tmp_path / "default" / "version_0" / "config.yaml").read_text()
+
+
+# ---------------------------------------------------------------------- ImageNet
+
+
+def save(path: Path, value: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (4, 4), (value, value, value)).save(path, format="PNG")
+
+
+def imagenet(root: Path, classes: int) -> list[str]:
+    """Class folders of ImageNet's shape; all images are one file, linked."""
+    names = [f"n{10 * i:08}" for i in range(classes)]
+    save(root / "one.JPEG")
+    for name in names:
+        for split in ("train", "val"):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            (folder / f"{name}_1.JPEG").symlink_to(root / "one.JPEG")
+    return names
+
+
+def test_a_tree_of_a_hundred_classes_needs_no_list(tmp_path: Path) -> None:
+    names = imagenet(tmp_path, 100)
+    source = build("imagenet100", tmp_path)
+    assert source.class_names == names
+    assert len(source.train) == len(source.val) == 100
+
+
+def test_a_list_selects(tmp_path: Path) -> None:
+    names = imagenet(tmp_path, 12)
+    (tmp_path / "list.txt").write_text(f"# of the paper\n{names[7]} tench\n\n{names[2]}\n")
+    for options in (str(tmp_path / "list.txt"), [names[7], names[2]]):
+        source = build("imagenet100", tmp_path, class_list=options)
+        assert source.class_names == [names[2], names[7]]
+        assert source.train.names == [f"{n}/{n}_1.JPEG" for n in source.class_names]
+        assert source.val.labels.tolist() == [0, 1]
+
+
+def test_imagenet_itself_gives_the_usual_draw(tmp_path: Path) -> None:
+    names = imagenet(tmp_path, 1000)
+    usual = np.random.RandomState(1993).permutation(1000)[:100]
+    drawn = build("imagenet100", tmp_path).class_names
+    assert drawn == [names[i] for i in sorted(usual)] != build("imagenet100", tmp_path, class_list=1).class_names
+    # The beginning of the class order that is printed in the literature for ImageNet and this seed.
+    assert usual[:5].tolist() == [54, 7, 894, 512, 126]
+
+
+@pytest.mark.parametrize(
+    ("own", "part"),
+    [
+        ({}, r"12 classes: set --data\.options\.class_list to a file"),
+        ({"class_list": 1993}, "draws from 1000 classes"),
+        ({"class_list": "none.txt"}, "no file none.txt"),
+        ({"class_list": []}, "to a file with the names"),
+        ({"class_list": [1, 2]}, "to a file with the names"),
+        ({"class_list": ["n00000000", "n00000000"]}, "names a class twice"),
+        ({"class_list": ["n5"]}, "class 'n5' is not in train and val"),
+    ],
+)
+def test_bad_lists(tmp_path: Path, own: dict[str, Any], part: str) -> None:
+    imagenet(tmp_path, 12)
+    with pytest.raises(CifnetError, match=part):
+        build("imagenet100", tmp_path, **own)
+
+
+TINY_CLASSES = ["n01443537", "n01629819", "n01641577"]
+
+
+def tiny(root: Path) -> Path:
+    """A tree of Tiny-ImageNet-200's shape: boxes beside the training images, validation images in one folder."""
+    home = root / "tiny-imagenet-200"
+    for c, name in enumerate(TINY_CLASSES):
+        for i in range(3):
+            save(home / "train" / name / "images" / f"{name}_{i}.JPEG", 10 * c)
+        (home / "train" / name / f"{name}_boxes.txt").write_text(f"{name}_0.JPEG\t0\t0\t3\t3\n")
+    lines = []
+    for i in range(6):
+        c = (i * 2) % 3
+        save(home / "val" / "images" / f"val_{i}.JPEG", 10 * c)
+        lines.append(f"val_{i}.JPEG\t{TINY_CLASSES[c]}\t0\t0\t3\t3")
+    (home / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
+    save(home / "test" / "images" / "test_0.JPEG")
+    (home / "wnids.txt").write_text("\n".join(TINY_CLASSES))
+    return home
+
+
+@pytest.mark.parametrize("inner", [True, False])
+def test_tiny_imagenet_as_shipped(tmp_path: Path, inner: bool) -> None:
+    home = tiny(tmp_path)
+    source = build("tinyimagenet", home if inner else tmp_path)
+    assert source.class_names == TINY_CLASSES
+    assert np.bincount(source.train.labels).tolist() == [3, 3, 3]
+    assert np.bincount(source.val.labels).tolist() == [2, 2, 2]
+    for split in (source.train, source.val):
+        assert [split.photo(i).square(2)[0, 0, 0] // 10 for i in range(len(split))] == split.labels.tolist()  # type: ignore[attr-defined]
+
+
+def test_a_damaged_tiny_imagenet_is_named(tmp_path: Path) -> None:
+    annotations = tiny(tmp_path) / "val" / "val_annotations.txt"
+    (annotations.parent / "images" / "val_4.JPEG").unlink()
+    damages: list[tuple[Callable[[], object], str]] = [
+        (lambda: None, r"lists val_4\.JPEG, which is not in"),
+        (lambda: annotations.write_text(""), "lists no image"),
+        (annotations.unlink, r"no val/val_annotations\.txt: set --data\.root to the unpacked tiny-imagenet"),
+    ]
+    for damage, sentence in damages:
+        damage()
+        with pytest.raises(DataError, match=sentence):
+            build("tinyimagenet", tmp_path)
+
+
+# ---------------------------------------------------------------------- CIFAR-100 and torchvision's sets
+
+
+def cut(root: Path) -> None:
+    (root / "train.parquet").write_bytes((root / "train.parquet").read_bytes()[:3000])
+
+
+def with_columns(columns: dict[str, list[Any]]) -> Callable[[Path], None]:
+    return lambda root: pyarrow.parquet.write_table(pyarrow.table(columns), root / "test.parquet")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda root: (root / "test.parquet").unlink(), "has no test.parquet, which belongs to the other Parquet file"),
+        (cut, "cannot read .*/train.parquet: "),
+        (with_columns({"image": [b""], "fine_label": [0]}), "test.parquet has no column img, it has image, fine_label"),
+        (with_columns({"img": [{"bytes": b""}], "label": [0]}), "has no column fine_label, it has img, label"),
+        (with_columns({"img": ["a.png"], "fine_label": [0]}), "column img has string, expected the bytes of image"),
+        (with_columns({"img": [{"bytes": b""}], "fine_label": [None]}), r"the label in row 9 .* is missing"),
+        (
+            with_columns({"img": [{"bytes": b""}], "fine_label": [100]}),
+            "a label is 100, but there are names of 0 to 99",
+        ),
+    ],
+)
+def test_bad_parquet_files_of_cifar100(
+    spoil: Callable[[Path], None], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cifar100_parquet(tmp_path, monkeypatch)
+    spoil(tmp_path)
+    with pytest.raises(DataError, match=sentence) as caught:
+        build("cifar100", tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_empty_cell_of_cifar100_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cifar100_parquet(tmp_path, monkeypatch)
+    with_columns({"img": [{"bytes": b""}, {"bytes": None}], "fine_label": [0, 0]})(tmp_path)
+    source = build("cifar100", tmp_path)
+    with pytest.raises(DataError, match=r"row 1 of column img .* is empty"):
+        source.val.content_hash(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("torchvision:CocoDetection", "is not a set of images with one class each .needs annFile"),
+        ("torchvision:CelebA", "CelebA"),
+        ("cifar", "unknown data source 'cifar': did you mean"),
+        ("torchvision:CIFAR1", "did you mean torchvision:CIFAR10 or"),
+        ("torchvision:ImageFolder", "unknown data source"),
+        ("torchvision:wrap_dataset_for_transforms_v2", "unknown data source"),
+        ("folders", "did you mean folder"),
+    ],
+)
+def test_unsuitable_or_unknown_sets(name: str, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises((UsageError, DataError), match=sentence):
+        build(name, tmp_path)
+
+
+def test_every_set_of_torchvision_answers_in_one_sentence(tmp_path: Path) -> None:
+    for name in set_names():
+        with pytest.raises((UsageError, DataError)) as caught:
+            build(f"torchvision:{name}", tmp_path)
+        assert "\n" not in str(caught.value)
+        assert name in str(caught.value)
+
+
+class _Fake(datasets.VisionDataset):
+    """A set with one of the shapes that torchvision's sets have."""
+
+    def __init__(self, root: str, train: bool = True):
+        super().__init__(root)
+        self.targets = [0, 1, 2]
+        self.classes = ["crane", "crane", "heron"]
+
+    def __getitem__(self, index: int) -> tuple[object, int]:
+        return "not an image", index
+
+
+def test_equal_names_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets, "SVHN", _Fake)
+    assert build("SVHN", tmp_path).class_names == ["crane (0)", "crane (1)", "heron"]
+
+
+def test_other_classes_for_testing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Incomplete(_Fake):
+        def __init__(self, root: str, train: bool = True):
+            super().__init__(root)
+            self.classes = self.classes if train else self.classes[1:]
+
+    monkeypatch.setattr(datasets, "SVHN", Incomplete)
+    with pytest.raises(DataError, match="other classes for testing than for training"):
+        build("SVHN", tmp_path)
+
+
+@pytest.mark.parametrize("targets", [None, [], [{"boxes": 1}], ["left.xml"]])
+def test_sets_without_one_label_an_image(
+    targets: list[object] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unlabelled(_Fake):
+        def __init__(self, root: str, train: bool = True):
+            super().__init__(root)
+            self.targets = targets  # type: ignore[assignment]
+
+    monkeypatch.setattr(datasets, "SVHN", Unlabelled)
+    with pytest.raises(UsageError, match="not a set of images with one class each"):
+        build("SVHN", tmp_path)
+
+
+def test_an_item_that_is_no_image_is_reported_as_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets, "SVHN", _Fake)
+    source = build("SVHN", tmp_path)
+    batch = decode_batch(source.train, 4, 1.0, [0, 1], np.zeros((2, 4, 4, 3), dtype=np.uint8))
+    assert len(batch.numbers) == 0
+    assert batch.unreadable[0] == "number 0: _Fake gives a str, not an image"
