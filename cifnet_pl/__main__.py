@@ -42,6 +42,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> None:
     from cifnet_pl.cli import commands
+    from cifnet_pl.cli.run_help import topic_of, usual_help
     from cifnet_pl.cli.terminal import prepare_process
 
     prepare_process()
@@ -51,6 +52,8 @@ def _run(words: list[str]) -> None:
         print(commands.own_version())
     elif words[0] in commands.COMMANDS:
         commands.run_command(words[0], words[1:])
+    elif words[0] in commands.RUNS and topic_of(words[1:]) == (True, None):
+        print(usual_help(words[0], commands.RUNS[words[0]]))
     else:
         from cifnet_pl.cli.lightning_cli import run  # Lightning takes seconds to import
 

@@ -20,7 +20,15 @@ from rich.console import Console
 from cifnet_pl.backbones.engines import check_precision
 from cifnet_pl.cli.commands import COMMANDS, RUNS
 from cifnet_pl.cli.configs import with_named_configs, with_recommended
-from cifnet_pl.cli.parsing import DEFAULT_HEAD, OneSentence, buried_error, choose_backbone, with_clean_heads
+from cifnet_pl.cli.parsing import (
+    DEFAULT_HEAD,
+    SHORT_NAMES,
+    OneSentence,
+    buried_error,
+    choose_backbone,
+    with_clean_heads,
+)
+from cifnet_pl.cli.run_help import about, topic_of
 from cifnet_pl.cli.terminal import explained, quieten
 from cifnet_pl.data import CIFNetDataModule
 from cifnet_pl.data.sets import SourceOptions
@@ -63,7 +71,14 @@ SHORT_PRECISIONS = ("32", "bf16", "16")
 
 
 class CLIParser(OneSentence, LightningArgumentParser):
-    """Lightning's parser with short errors."""
+    """Lightning's parser with short errors, and help about one topic."""
+
+    topic = "all"
+    """What help is about, one of :data:`cifnet_pl.cli.run_help.TOPICS`; of all parsers of this process."""
+
+    def format_help(self, *given: Any, **options: Any) -> str:
+        """Return the help about the topic."""
+        return about(super().format_help(*given, **options), self.topic, SHORT_NAMES)
 
 
 class SaveConfig(SaveConfigCallback):
@@ -260,6 +275,9 @@ def run(args: list[str]) -> None:
     """
     if args and args[0] not in RUNS and not args[0].startswith("-"):
         raise unknown_name("sub-command", args[0], [*RUNS, *COMMANDS])
+    CLIParser.topic = topic_of(args[1:])[1] or "all"
+    if CLIParser.topic == "model":
+        args = [args[0], "--model.help", "CIFNetModule"]
     quieten()
     find_in_current_folder()
     register_strategy()

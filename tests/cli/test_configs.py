@@ -145,11 +145,3 @@ def test_print_config_is_yaml_that_names_every_section():
     shown = resolved("--config", str(CONFIGS / "quickstart.yaml"), "--model.buffer.capacity", "77")
     assert {"model", "data", "trainer", "energy", "experiment", "logs", "seed_everything"} <= shown.keys()
     assert shown["model"]["init_args"]["buffer"]["init_args"]["capacity"] == 77
-
-
-@pytest.mark.parametrize("args", [["fit", "--help"], ["predict", "--help"]], ids=" ".join)
-def test_help_exits_with_0(args, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(args)
-    assert stop.value.code == 0
-    assert capsys.readouterr().out.startswith("usage: cifnet")
