@@ -181,6 +181,7 @@ class IterativeModule(TaskModule):
         with self.drawing(0):
             self.backbone = build_backbone(*self._source, engine="torch")  # it is trained
         self._pretrained = self.backbone.sha256  # of the weights that learning starts from
+        self._network_params = self.backbone.parameters_count
         self.network = self.backbone.network.requires_grad_(True)
         self.backbone.network = nn.Identity()  # the learner holds the weights, the backbone says how images come in
         self.width = self.backbone.features
@@ -743,7 +744,8 @@ class IterativeModule(TaskModule):
     def describe(self) -> dict[str, Any]:
         """Return what ``summary.json`` says of the method; the parameters are those of :meth:`extractors`."""
         parameters = sum(p.numel() for part in self.extractors() for p in part.parameters())
-        return {**super().describe(), "preset": self.preset, "backbone_params": parameters}
+        counts = {"backbone_params": parameters, "network_params": self._network_params}
+        return {**super().describe(), "preset": self.preset, **counts}
 
     def state_elements(self) -> dict[str, int]:
         """Count the numbers kept between tasks: weights, pixels of exemplars ("buffer"), and their means."""

@@ -120,10 +120,13 @@ class TaskModule(LightningModule):
         return {"module": type(self).__name__}
 
     def describe(self) -> dict[str, Any]:
-        """Return what ``summary.json`` says of the model: head, backbone, backbone_params, precision of the network."""
+        """Return what ``summary.json`` says of the model: head, backbone and its parameters, precision of the network.
+
+        ``network_params`` are those of one network, ``backbone_params`` of all that answer.
+        """
         name, parameters = self.backbone.name, self.backbone.parameters_count
         about = {"head": type(self).__name__, "backbone": name, "backbone_params": parameters}
-        return {**about, "precision": str(self.trainer.precision)}
+        return {**about, "network_params": parameters, "precision": str(self.trainer.precision)}
 
     def state_elements(self) -> dict[str, int]:
         """Count the numbers kept between tasks, by component."""

@@ -72,7 +72,9 @@ def published_groups(settings: Sequence[Setting]) -> list[Group]:
             known: dict[str, float | None] = {
                 key: printed.get(key) for key in ("A_bar", "A_K", "energy_kwh", "A_K_per_kwh")
             }
-            known["backbone_params"] = printed["params_m"] * 1e6 if "params_m" in printed else None
+            known["backbone_params"] = known["network_params"] = (
+                1e6 * printed["params_m"] if "params_m" in printed else None
+            )
             own = kept[kept["method"] == method]
             parts = {name: count * 1e6 for name, count in zip(own["variant"], own["value"], strict=True)}
             known["kept_elements"] = total = parts.pop("total", None)

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field, TypeAdapter, ValidationError
 
+from cifnet_pl.learning.callbacks.pictures import read_confusion
 from cifnet_pl.model.bundle import Number, Table
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import read_yaml
@@ -37,8 +38,8 @@ FAILURE = "failure.txt"
 MEASURED = (
     "A_K", "A_bar", "forgetting", "bwt", "forward_transfer", "max_drop", "top5", "ece", "nll", "epochs",
     "set_size", "set_coverage", "called_unknown", "unknown_auroc", "unknown_fpr95",
-    "train_seconds", "eval_seconds", "energy_kwh", "A_K_per_kwh", "co2_kg", "backbone_params", "state_elements",
-    "buffer_elements",
+    "train_seconds", "eval_seconds", "energy_kwh", "A_K_per_kwh", "co2_kg", "backbone_params", "network_params",
+    "state_elements", "buffer_elements",
 )  # fmt: skip
 """Keys of ``summary.json`` that have a number, or null where something was not measured."""
 
@@ -89,6 +90,7 @@ class Run:
             of task i of the largest activation among the neurons of task j.
         answer_sets: if the run is calibrated, by class with test images the percent "covered" of these that have it
             among the answers at 95 %, and their mean number of "answers".
+        confusion: by class the numbers of test images "tested", "answers" and "right", if the run counted them.
         predictions: its ``predictions.parquet`` if it kept one.
         doubts: sentences about what of it is not shown.
     """
@@ -99,6 +101,7 @@ class Run:
     classes_seen: tuple[int, ...]
     activations: np.ndarray | None = None
     answer_sets: pd.DataFrame | None = None
+    confusion: pd.DataFrame | None = None
     predictions: Path | None = None
     doubts: tuple[str, ...] = ()
 
@@ -138,16 +141,21 @@ def read_run(folder: Path) -> Run:
         seen = tuple(int(count) for count in rows["classes_seen"])
         if seen[-1] != summary["n_classes"]:
             raise DataError(f"{path} ends with {seen[-1]} classes, summary.json with {summary['n_classes']}")
-    activations = answer_sets = None
+    activations = answer_sets = confusion = None
     with _damaged(folder / "activations.csv") as path:
         if path.is_file():
             activations = pd.read_csv(path, index_col=0).to_numpy(float)
     with _damaged(folder / "answer_sets.csv") as path:
         if path.is_file():
             answer_sets = _by_class(path, "class", "covered", "answers").dropna()  # classes with test images
+    with _damaged(folder / "confusion.csv") as path:
+        if path.is_file():
+            names, matrix = read_confusion(path)
+            sums = {"tested": matrix.sum(axis=1), "answers": matrix.sum(axis=0), "right": matrix.diagonal()}
+            confusion = pd.DataFrame(sums, index=names)
     doubtful = ", ".join(key for key in content if content[key] != summary[key])
     doubts = (f"{folder}/summary.json: not finite, shown as not measured: {doubtful}",) if doubtful else ()
-    return Run(folder, config, summary, seen, activations, answer_sets, doubts=doubts)
+    return Run(folder, config, summary, seen, activations, answer_sets, confusion, doubts=doubts)
 
 
 def _by_class(path: Path, name: str, *columns: str) -> pd.DataFrame:

@@ -216,9 +216,11 @@ def outcome_of(run: Run) -> Outcome:
     """Return the values of one run that tables and figures use."""
     summary = run.summary
     values = {**{name: summary.get(name) for name in MEASURED}, "max_drop": max_drop(summary["A_k"])}
+    # One network, which every method has; the parameters of one that grows with the tasks are those of all branches.
+    network = values["network_params"] = summary.get("network_params") or summary.get("backbone_params")
     parts = {name: float(count or 0) for name, count in (summary.get("state_components") or {}).items()}
-    if "parameters" in parts:  # a trained network counts all of its own, but the backbone that every method has
-        parts["parameters"] = max(0.0, parts["parameters"] - (summary.get("backbone_params") or 0))
+    if "parameters" in parts:
+        parts["parameters"] = max(0.0, parts["parameters"] - (network or 0))
     parts = {name: count for name, count in parts.items() if count}
     if parts:
         sizes = summary.get("state_bytes_per_element") or {}

@@ -17,7 +17,7 @@ from cifnet_pl.report.runs import Run
 from cifnet_pl.report.settings import LACKING, Setting, heading, notes_of, value_name
 from cifnet_pl.report.significance import Stat, fixed, stat_of
 from cifnet_pl.report.study import Group, Study, by_size, method_order
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import number_of, printable
 
 BEST = (
     "Bold: in the order of their means, the measured rows of the same setting before the first one that another row is "
@@ -43,6 +43,12 @@ LOCKED = (
     "Old neurons are updated with each new task in the full method, as in the authors' released code; the paper "
     "says that they are locked."
 )
+SELDOM = 0.25
+"""A class with fewer answers than this share of its test images is hardly ever answered."""
+
+SHOWN = 10
+"""Classes of a method that are named at most."""
+
 ACCURACY = (("Ā", "A_bar"), ("A_K", "A_K"))
 
 
@@ -60,6 +66,7 @@ def all_tables(study: Study) -> dict[str, list[Table]]:
         "Ablation": [ablation_table(study)],
         "Buffer": [value_table(study, "buffer.capacity", "buffer_size"), sampling_table(study)],
         "Other settings": [value_table(study, key, key.replace(".", "_")) for key in study.other_keys()],
+        "Single classes": [seldom_table(study)],
         "Sets of answers": [answer_sets_table(study, s) for s in each],
         "All results": [results_table(study, s) for s in each],
         "Settings": [settings_table(study)],
@@ -278,6 +285,47 @@ def results_table(study: Study, setting: Setting) -> Table:
 # ---------------------------------------------------------------------- single classes, settings and runs
 
 
+def seldom_answered(study: Study) -> list[tuple[Group, pd.DataFrame]]:
+    """Return the compared groups with classes that they hardly ever answer.
+
+    Returns:
+        Each group and, over its seeds, its classes with the numbers "tested", "answers" and "right", the rarest first.
+    """
+    found = []
+    for group in (group for setting in study.settings for group in study.compared(setting)):
+        counted = [run.confusion for run in group.runs if run.confusion is not None]
+        total = pd.concat(counted).groupby(level=0).sum() if counted else pd.DataFrame({"tested": [], "answers": []})
+        seldom = total[total["answers"] < SELDOM * total["tested"]].sort_values("answers", kind="stable")
+        found += [(group, seldom)] if len(seldom) else []
+    return found
+
+
+def seldom_notes(study: Study) -> list[str]:
+    """Return a sentence for each group of :func:`seldom_answered`, with its rarest classes."""
+    sentences = []
+    for group, classes in seldom_answered(study):
+        shown = ", ".join(map(printable, classes.index[:SHOWN]))
+        more = f" and {number_of(len(classes) - SHOWN, 'more class')}" if len(classes) > SHOWN else ""
+        sentences.append(f"{group.label} hardly ever answers {shown}{more} ({study.names[group.setting]}).")
+    return sentences
+
+
+def seldom_table(study: Study) -> Table:
+    """Tabulate the classes that a method hardly ever answers, at most ``SHOWN`` of each method."""
+    rows: list[list[Cell]] = []
+    for group, classes in seldom_answered(study):
+        for name, tested, answers, right in classes[:SHOWN].itertuples():
+            numbers = [fixed(value, group.seeds) for value in (tested, answers, 100 * right / tested)]
+            rows.append([study.names[group.setting], group.label, printable(name), *numbers])
+    columns = [*map(Column, ("setting", "method", "class"))]
+    columns += [Column("test images", 0), Column("answers", 0), Column("named right (%)", 1)]
+    notes = [
+        "Classes with fewer answers than a quarter of their test images, over all seeds of a method; such a class has "
+        f"few photos, or looks like another one. At most {SHOWN} of a method, the rarest first."
+    ]
+    return Table("seldom_answered", "Classes that are hardly ever answered", columns, rows, notes)
+
+
 def answer_sets_table(study: Study, setting: Setting) -> Table:
     """Tabulate coverage and mean size of the sets of answers at 95 % of each class, the least covered first.
 
@@ -449,13 +497,13 @@ def memory_table(study: Study, setting: Setting) -> Table:
     rows: list[list[Cell]] = []
     for group in groups:
         cells: list[Cell] = [fixed(group.components.get(component), group.seeds) for component in parts]
-        totals = [group.stat(key) for key in ("kept_elements", "kept_bytes", "backbone_params")]
+        totals = [group.stat(key) for key in ("kept_elements", "kept_bytes", "network_params")]
         rows.append([group.label, group.kind, *cells, *totals])
     notes = [
         "After the last task. M: millions of numbers, as the paper counts. Stored: bytes in the precision that each is "
         "kept in (sums are float64 unless said otherwise, embeddings float32, images bytes). A projection "
         "that is drawn from its seed is not stored. Parameters of a method "
-        "that trains its network are counted without one backbone, which stands apart for all.",
+        "that trains its network are counted without one network, which stands apart for all.",
         *([PAPER_NOTE] if any(group.kind == "published" for group in groups) else []),
     ]
     title = f"Memory besides the backbone: {study.names[setting]}"

@@ -14,7 +14,7 @@ from cifnet_pl.report.page import Picture, Table, to_csv_table, to_latex, to_mar
 from cifnet_pl.report.runs import find_missing, read_runs
 from cifnet_pl.report.settings import notes_of
 from cifnet_pl.report.study import REFERENCE, Study, group_order, group_runs
-from cifnet_pl.report.tables import all_tables
+from cifnet_pl.report.tables import all_tables, seldom_notes
 from cifnet_pl.utilities.errors import DataError, unknown_name
 from cifnet_pl.utilities.files import write_bytes, write_text
 from cifnet_pl.utilities.text import number_of
@@ -83,6 +83,7 @@ def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None
     warnings = [
         *([f"Missing: {missing}"] if study.missing else []),
         *study.data_notes,
+        *seldom_notes(study),
         *notes_of(study.settings),
         *study.cache_note(study.groups),
         *(f"Left out: {sentence}" for sentence in study.left_out),

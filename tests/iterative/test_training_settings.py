@@ -265,7 +265,7 @@ class TestCommandLine:
         summary = json.loads((tmp_path / "default" / "version_0" / "summary.json").read_text())
         small = sum(p.numel() for p in learner(FinetuneModule).network.parameters())
         assert (summary["head"], summary["preset"], summary["epochs"]) == ("DERModule", "mine", 1)
-        assert summary["backbone_params"] == 2 * small
+        assert (summary["network_params"], summary["backbone_params"]) == (small, 2 * small)
 
 
 # ---------------------------------------------------------------------- bad input

@@ -141,22 +141,46 @@ def test_further_columns_are_opened_on_the_page_and_whole_elsewhere(tmp_path: Pa
         assert all(name.split(" ")[0] in text for name in names if name[0] not in "ĀA")
 
 
-def test_a_trained_network_is_counted_without_one_backbone(tmp_path: Path) -> None:
-    """Parameters at four bytes, exemplars at one; the backbone stands apart, as for frozen networks."""
-    run = write_run(tmp_path / "icarl" / "version_0", tasks=2)
+@pytest.mark.parametrize(
+    ("head", "networks", "parameters", "kept"), [("ICaRLModule", 1, 11_500_000, 0.5), ("DERModule", 3, 34_000_000, 23)]
+)
+def test_a_trained_network_is_counted_without_one_backbone(
+    head: str, networks: int, parameters: int, kept: float, tmp_path: Path
+) -> None:
+    """Parameters at four bytes, exemplars at one; one network stands apart, as for frozen ones, and branches count."""
+    run = write_run(tmp_path / "trained" / "version_0", tasks=2)
     path = run / "summary.json"
     more = {
-        "head": "ICaRLModule", "backbone_params": 11_000_000,
-        "state_components": {"parameters": 11_500_000, "buffer": 6_000_000},
+        "head": head, "backbone_params": networks * 11_000_000, "network_params": 11_000_000,
+        "state_components": {"parameters": parameters, "buffer": 6_000_000},
         "state_bytes_per_element": {"parameters": 4, "buffer": 1},
     }  # fmt: skip
     path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
     study = read_study([tmp_path])
     (row,) = [row for row in cells(memory_table(study, study.settings[0])) if row["numbers"] == "measured"]
     shown = {name: float(row[name]) for name in row if name.endswith(("(M)", "(MB)"))}
-    assert shown == pytest.approx(
-        {"parameters (M)": 0.5, "buffer (M)": 6.0, "total (M)": 6.5, "stored (MB)": 8.0, "backbone (M)": 11.0}
-    )
+    assert shown == pytest.approx({
+        "parameters (M)": kept, "buffer (M)": 6.0, "total (M)": kept + 6, "stored (MB)": 4 * kept + 6,
+        "backbone (M)": 11.0,
+    })  # fmt: skip
+
+
+def test_classes_that_are_hardly_ever_answered_are_named(tmp_path: Path) -> None:
+    """Over both seeds: of 20 photos of each class, two are called rare; three names of them are right, once never."""
+    for seed, matrix in ((1, [[9, 1, 0], [8, 2, 0], [3, 7, 0]]), (2, [[10, 0, 0], [4, 5, 1], [0, 9, 1]])):
+        run = write_run(tmp_path / "runs" / f"few{seed}" / "version_0", seed=seed, tasks=3, classes=1)
+        names = ["cup", "<b>jar</b>", "rare"]
+        rows = [[name, *counts] for name, counts in zip(names, matrix, strict=True)]
+        (run / "confusion.csv").write_text(to_csv(["true_class", *names], rows))
+    fair = write_run(tmp_path / "runs" / "fair" / "version_0", head="NCMHead", tasks=3, classes=1)
+    (fair / "confusion.csv").write_text(to_csv(["true_class", "cup", "jar"], [["cup", 9, 1], ["jar", 7, 3]]))
+    assert main(["report", str(tmp_path / "runs"), "--output", str(tmp_path / "out")]) == 0
+    with (tmp_path / "out" / "tables" / "seldom_answered.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["method"], row["class"]) == ("CIFNet", "rare")
+    assert [float(row[name]) for name in ("test images", "answers", "named right (%)")] == [20, 2, 5]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "CIFNet hardly ever answers rare" in page.partition("<h2")[0]
 
 
 def test_runs_of_other_data_are_said(tmp_path: Path) -> None:
