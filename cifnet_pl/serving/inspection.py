@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cifnet_pl.heads.confidence import near_copies
 from cifnet_pl.model.audit import LearningCurve, audit, learning_curve
+from cifnet_pl.model.calibration import Kind
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.metrics import percent
 from cifnet_pl.serving.answering import Scored
@@ -47,6 +48,29 @@ class Moment(BaseModel, from_attributes=True):
     energy_source: str | None
 
 
+class Promise(BaseModel):
+    """How many photos that were not learned are answered right, by two names that must not be mistaken."""
+
+    these_days: float | None = Field(description="percent of stored photos, each judged without its near-copies")
+    another_day: float | None = Field(
+        description="the same, each judged without those of its occasion, an estimate; or if measured, percent of "
+        "labelled photos of a new place"
+    )
+    known: Kind = Field(
+        description="what another_day comes from: found occasions, independent photos, or measured; few: too few "
+        "photos to say; unknown: not estimated"
+    )
+
+    says: list[str] = Field(description="the same in words")
+
+    @classmethod
+    def of(cls, model: Classifier) -> Promise:
+        """Return what a model says of itself."""
+        found = model.calibration
+        days = {"these_days": found.these_days, "another_day": found.another_day}
+        return cls(**days, known=found.known, says=model.about_days())
+
+
 class Look(BaseModel):
     """The state of the model."""
 
@@ -64,11 +88,7 @@ class Look(BaseModel):
         default=None, description="rows: class, columns: answer; percent of stored samples"
     )
     confusion_classes: list[str] = []
-    stored_accuracy: float | None = Field(
-        default=None, description="leave-one-out accuracy on stored samples, in percent: of photos of these days"
-    )
-    another_day: float | None = Field(default=None, description="the same of photos of another day, estimated")
-    about_days: list[str] = Field(default=[], description="what is known of both, in words")
+    right: Promise
 
 
 class Doubtful(BaseModel):
@@ -144,14 +164,11 @@ def look(model: Classifier, name: str, version: int, read_only: bool) -> Look:
     """
     stored = stored_answers(model)
     confusion: list[list[float]] | None = None
-    accuracy: float | None = None
     count = len(model.class_names)
-    if stored is not None:
+    if stored is not None and count <= LARGEST_CONFUSION:
         true, answered = stored
-        accuracy = percent(int((true == answered).sum()), len(true))
-        if count <= LARGEST_CONFUSION:
-            table = torch.bincount(true * count + answered, minlength=count**2).view(count, count).double()
-            confusion = (100 * table / table.sum(dim=1, keepdim=True).clamp_min(1)).tolist()
+        table = torch.bincount(true * count + answered, minlength=count**2).view(count, count).double()
+        confusion = (100 * table / table.sum(dim=1, keepdim=True).clamp_min(1)).tolist()
     return Look(
         name=name,
         version=version,
@@ -165,9 +182,7 @@ def look(model: Classifier, name: str, version: int, read_only: bool) -> Look:
         history=[Moment.model_validate(event) for event in model.history],
         confusion=confusion,
         confusion_classes=model.class_names if confusion is not None else [],
-        stored_accuracy=accuracy,
-        another_day=model.calibration.another_day,
-        about_days=model.about_days(),
+        right=Promise.of(model),
     )
 
 

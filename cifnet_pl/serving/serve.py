@@ -52,7 +52,7 @@ def serve(
         rate: requests per second of one client; 0 for no limit.
         unknown: share of photos of known classes that may be called "none of these"; null never to say so.
         coverage: chance that the right class is in the set of answers; null to give no set.
-        name: of the model, for the page and for downloads; by default the folder's.
+        name: of the model, for the page and for downloads; by default the folder's, of a run the experiment's.
         trust: whether heads and networks from outside the package that a model names may be imported, code and all.
 
     Raises:
@@ -93,7 +93,7 @@ def serve(
         loaded = opened.load(opened.current)
         print(f"workspace {folder} goes on at version {opened.current}")
     tempfile.tempdir = str(folder / "incoming")  # where large uploads wait
-    options = Options(name or _plain(path.resolve().name), read_only, keep_photos, unknown, coverage)
+    options = Options(name or _plain(path.resolve()), read_only, keep_photos, unknown, coverage)
     app = make_app(Service(opened, loaded, options), Access(secret, host not in LOOPBACK, rate))
     _announce(host, listening.getsockname()[1], len(loaded.class_names), secret is not None)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
@@ -145,7 +145,9 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _plain(name: str) -> str:
+def _plain(path: Path) -> str:
+    """Return a name for a model by its place: of a run that of its experiment."""
+    name = path.parent.name if re.fullmatch(r"version_\d+", path.name) else path.name
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-") or "model"
 
 

@@ -23,7 +23,7 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.learn import learn
 from cifnet_pl.photos.photo import UnreadableImage
 from cifnet_pl.serving.answering import Answering, Scored, Served
-from cifnet_pl.serving.inspection import Audit, Gallery, audited, groups_of, stored_accuracy
+from cifnet_pl.serving.inspection import Audit, Gallery, Promise, audited, groups_of, stored_accuracy
 from cifnet_pl.serving.learner import Job, Learner, Result, Work
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.uploads import Limits, Staged, check_alike, decoded, stage, tidy, uploads
@@ -100,13 +100,11 @@ class Lesson(BaseModel):
         default=None, description="percent of a held-back fifth, scored before learned"
     )
     held_back_photos: int = 0
-    another_day: float | None = Field(
-        default=None, description="percent of photos of another day that are named right, estimated from stored samples"
-    )
     old_accuracy_before: float | None = Field(
         default=None, description="percent of stored samples of the earlier classes"
     )
     old_accuracy_after: float | None = None
+    right: Promise
     seconds: float
     note: str | None = None
 
@@ -338,9 +336,9 @@ class Service:
             unreadable=[LeftOut(file=printable(name), reason=reason) for name, reason in staged.unreadable],
             held_back_accuracy=score.percent,
             held_back_photos=score.total,
-            another_day=model.calibration.another_day,
             old_accuracy_before=before,
             old_accuracy_after=after,
+            right=Promise.of(model),
             seconds=time.perf_counter() - start,
             note="; ".join(old.warnings_of(staged.names)) or None,
         )

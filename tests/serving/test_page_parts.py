@@ -189,16 +189,36 @@ def test_formats_that_the_browser_cannot_show_are_shown(browser, server):
         assert ".heic" in page.locator("#ask-files").get_attribute("accept")
 
 
+def promise(right):
+    """Lets the service say how many photos are right."""
+
+    def answer(route):
+        found = route.fetch()
+        route.fulfill(response=found, json={**found.json(), "right": right})
+
+    return answer
+
+
 def test_plain_words_first(browser, server):
     """The laboratory's words are behind "Details"; accuracy of these days is not promised for another day."""
     with page_of(browser, server) as page:
         page.get_by_role("tab", name="Look").click()
-        expect(page.locator("#figures")).to_contain_text("Right on photos of these days")
-        expect(page.locator("#figures")).to_contain_text("Right on photos of another day (estimated)")
+        figures = page.locator("#figures div")
+        expect(figures.nth(2)).to_contain_text("Right on photos of these days")
+        expect(figures.nth(3)).to_contain_text("Right on photos of another day (estimated)")
         shown = page.locator("body").inner_text()
         assert not [word for word in ("RidgeHead", " Wh", " MB", "stored samples") if word in shown]
         page.locator("#look").get_by_text("Details").click()
         expect(page.locator("#laboratory")).to_contain_text("RidgeHead")
+        found = {"these_days": 96.5, "another_day": 71.0, "known": "found", "says": ["of these days", "of another day"]}
+        page.route("**/look", promise(found))
+        page.get_by_role("tab", name="Look").click()
+        expect(figures.nth(2).locator("dd")).to_have_text("96.5 %")
+        expect(figures.nth(3).locator("dd")).to_have_text("71.0 %")
+        expect(page.locator("#about-days")).to_have_text("Of these days. Of another day.")
+        page.route("**/look", promise({**found, "another_day": None, "known": "few"}))
+        page.get_by_role("tab", name="Look").click()
+        expect(figures.nth(3).locator("dd")).to_have_text("too few photos to say")
 
 
 LONG = ["مرحبا بالعالم الجميل", "🐟🎣 bass 👩‍👩‍👧‍👦", "W" * 150, "<b>a sentence</b>, with commas, " * 6]

@@ -333,7 +333,7 @@ def test_look(http):
     assert (look["classes"], look["photos"], look["version"]) == (3, 34, 2)
     assert [moment["what"] for moment in look["history"]] == ["task", "extend"]
     assert np.allclose(np.sum(look["confusion"], axis=1), 100)
-    assert look["stored_accuracy"] == 100.0
+    assert set(look["right"]) == {"these_days", "another_day", "known", "says"}
     assert 0.1 < look["state_mb"] < 0.2  # triangles
 
 

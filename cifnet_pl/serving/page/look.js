@@ -1,6 +1,6 @@
 // Look: classes, accuracy over time, confusions, size.
 
-import { $, action, count, ENOUGH, get, keptPhoto, make, named, percent, table } from "./page.js";
+import { $, action, count, ENOUGH, get, keptPhoto, make, named, percent, promised, table } from "./page.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -18,10 +18,9 @@ function figures(look) {
   const show = (place, found) => $(place).replaceChildren(...Object.entries(found).map(([name, value]) =>
     make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
   show("figures", {
-    Classes: look.classes, Photos: look.photos,
-    "Right on photos of these days": look.stored_accuracy === null ? "not measured" : `${look.stored_accuracy.toFixed(1)} %`,
-    "Right on photos of another day (estimated)": look.another_day === null ? "too little to say" : `${look.another_day.toFixed(1)} %`,
+    Classes: look.classes, Photos: look.photos, ...promised(look.right),
   });
+  $("about-days").textContent = look.right.says.map((one) => `${one[0].toUpperCase()}${one.slice(1)}.`).join(" ");
   show("laboratory", {
     Head: look.head, Network: look.backbone, "Size of the state": `${look.state_mb.toFixed(2)} MB`,
     "Energy to learn": energies.length ? `${(1000 * energy).toPrecision(3)} Wh${source ? ` (${source})` : ""}` : "not measured",
@@ -69,18 +68,18 @@ function curve(history) {
 function confusion(look) {
   const place = $("confusion");
   if (!look.confusion) {
-    const reason = look.stored_accuracy === null ? "This model stores no samples that could be left out." : "Too many classes for a table.";
+    const reason = look.classes > 40 ? "Too many classes for a table." : "This model stores no photos that could be left out.";
     place.replaceChildren(make("p", { class: "hint", textContent: reason }));
     return;
   }
   const names = look.confusion_classes;
-  const head = make("tr", {}, make("th", { textContent: "class \\ answer", scope: "col" }), ...names.map((name) => make("th", { textContent: name, title: name, scope: "col" })));
+  const head = make("tr", {}, make("th", { textContent: "is ↓ answered →", scope: "col" }), ...names.map((name) => make("th", { textContent: name, title: name, scope: "col" })));
   const rows = look.confusion.map((shares, i) => make("tr", {}, make("th", { textContent: names[i], title: names[i], dir: "auto", scope: "row" }), ...shares.map((share, j) => {
     const cell = make("td", { class: "cell", textContent: share >= 0.5 ? Math.round(share) : "" });
     if (share >= 0.5) cell.style.backgroundColor = `color-mix(in srgb, var(${i === j ? "--bar" : "--danger"}) ${Math.min(100, Math.round(i === j ? share : 15 + share * 0.45))}%, transparent)`;
     return cell;
   })));
-  place.replaceChildren(make("table", {}, head, ...rows), make("p", { class: "hint", textContent: "Percent of the photos of each class that are stored, photos of these days: each answered as if it had never been learned." }));
+  place.replaceChildren(make("table", {}, head, ...rows), make("p", { class: "hint", textContent: "Percent of the stored photos of each class, photos of these days: each answered as if neither it nor its near-copies had been learned." }));
 }
 
 async function classes() {

@@ -32,6 +32,16 @@ export const count = (number, one, many = `${one}s`) => `${number} ${number === 
 /** What is said of a change that waits. */
 export const waits = ({ place }) => `Waiting: ${count(place, "change comes", "changes come")} first.`;
 
+/** Two numbers with two names: right answers on photos of these days, and on photos of another day. */
+export function promised({ these_days: these, another_day: other, known }) {
+  const shown = (value) => (value === null ? "not estimated" : `${value.toFixed(1)} %`);
+  const measured = known === "measured";
+  return {
+    "Right on photos of these days": shown(these),
+    [measured ? "Right on the labelled photos of a new place" : "Right on photos of another day (estimated)"]: known === "few" ? "too few photos to say" : shown(other),
+  };
+}
+
 /** Fewer photos than these say too little for a percentage. */
 export const ENOUGH = 10;
 

@@ -1,6 +1,6 @@
 // Teach: photos of one class, or a folder or zip file with one sub-folder per class.
 
-import { $, action, changed, count, ENOUGH, finished, make, say, send, takesFiles, takesPasted, thumbnail, waits } from "./page.js";
+import { $, action, changed, count, ENOUGH, finished, make, promised, say, send, takesFiles, takesPasted, thumbnail, waits } from "./page.js";
 
 const SHOWN = 24;
 let chosen = []; // {file, path}
@@ -28,7 +28,7 @@ function showLesson(lesson) {
   const names = Object.entries(lesson.learned).map(([name, photos]) => `${name} (${photos})`).join(", ");
   const lines = [lesson.version === null ? `Would learn ${names}. Nothing was changed.` : `Learned ${names} in ${lesson.seconds.toFixed(1)} s: version ${lesson.version}.`];
   if (lesson.held_back_photos >= ENOUGH) {
-    lines.push(`Photos of these days: ${rounded(lesson.held_back_accuracy)} of ${lesson.held_back_photos} new photos were right before they were learned. On another day expect ${lesson.another_day === null ? "less" : `${rounded(lesson.another_day)} of all classes (estimated)`}.`);
+    lines.push(`Photos of these days: ${rounded(lesson.held_back_accuracy)} of ${lesson.held_back_photos} new photos were right before they were learned.`);
   } else {
     lines.push("Too few photos to say how well they would have been answered before.");
   }
@@ -37,6 +37,7 @@ function showLesson(lesson) {
   } else {
     lines.push("What it costs the earlier classes cannot be measured: this model stores no samples to leave out.");
   }
+  for (const [name, value] of Object.entries(promised(lesson.right))) lines.push(`${name}: ${value}.`);
   if (lesson.note) lines.push(lesson.note);
   const place = make("div", { class: "result", role: "status" }, ...lines.map((textContent) => make("p", { textContent })));
   if (lesson.unreadable.length) {
