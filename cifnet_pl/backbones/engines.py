@@ -347,9 +347,9 @@ class Wanted:
     def __init__(self, name: str):
         check_choice("engine", name, EngineChoice)
         self.name = name
-        self._made: Runtime | None = None
+        self._graph: Runtime | None = None
+        self._tried = False  # whether a graph was made, or cannot be
         self._said: str | None = None  # why torch computes on this device or in this precision
-        self._reason: str | None = None  # why torch computes instead; "" where that goes without saying
 
     def runtime(self, embedder: Callable[[], Embedder], device: str, precision: str) -> Runtime | None:
         """Return the graph that embeds.
@@ -370,44 +370,40 @@ class Wanted:
             warn_if_slow(precision)
         if self.name == "torch":
             return None
-        elsewhere = self._elsewhere(device, precision)
-        if elsewhere is not None:
-            if self.name == "onnxruntime":
-                raise UsageError(f"engine onnxruntime {elsewhere}: use engine auto or torch")
-            self._say_torch(elsewhere)
-            return None
-        if self._made is None and self._reason is None:
-            self._make(embedder())
-        return self._made
-
-    def _say_torch(self, why: str) -> None:
-        if self._said != why:
-            log.info("engine torch: ONNX Runtime %s", why)
-        self._said = why
-
-    def _elsewhere(self, device: str, precision: str) -> str | None:
+        unfit = None
         if device != "cpu":
-            return f"computes on the CPU only here, and this is a device of type {device}"
-        if precision != FLOAT32:
-            return f"computes in float32 only, and {precision} was asked for"
+            unfit = f"computes on the CPU only here, and this is a device of type {device}"
+        elif precision != FLOAT32:
+            unfit = f"computes in float32 only, and {precision} was asked for"
+        if unfit is None:
+            if not self._tried:
+                self._graph = self._made(embedder())
+                self._tried = True
+            return self._graph
+        if self.name == "onnxruntime":
+            raise UsageError(f"engine onnxruntime {unfit}: use engine auto or torch")
+        if self._said != unfit:
+            log.info("engine torch: ONNX Runtime %s", unfit)
+        self._said = unfit
         return None
 
-    def _make(self, embedder: Embedder) -> None:
+    def _made(self, embedder: Embedder) -> Runtime | None:
+        """Return the graph; None where torch is to compute, which is said unless there is nothing to compute."""
         if self.name == "auto" and not any(True for _ in embedder.parameters()):
-            self._reason = ""
-            return
+            return None
         missing = missing_packages()
         try:
             if missing:
                 raise NoGraph(f"it needs {missing[0]}: pip install {' '.join(missing)}")
-            self._made = _checked_runtime(embedder)
-            log.info("engine onnxruntime, %s", number_of(torch.get_num_threads(), "thread"))
+            runtime = _checked_runtime(embedder)
         except NoGraph as error:
             if self.name == "onnxruntime":
                 kind = UsageError if missing else NoGraph
                 raise kind(f"engine onnxruntime: {error}; or use engine torch") from error
-            self._reason = str(error)
             log.warning("engine torch, not onnxruntime: %s", error)
+            return None
+        log.info("engine onnxruntime, %s", number_of(torch.get_num_threads(), "thread"))
+        return runtime
 
 
 def _checked_runtime(embedder: Embedder) -> Runtime:

@@ -175,14 +175,13 @@ class CIFNetDataModule(LightningDataModule):
         labels[[self.plan.position[name] for name in stream.classes()]] = torch.arange(len(stream.classes()))
         workers = cores() if self.num_workers is None else self.num_workers
         options = (labels, self.batch_size, self.image_size or 0, workers, self.on_corrupt == "skip")
-        copies = find_copies(self.source, self.plan.all_rows(())) if self.duplicates == "leave_out" else Copies()
-        copy, untested = copies.left_out(self.source)
+        if self.duplicates == "leave_out":
+            copies = find_copies(self.source, self.plan.all_rows(()))
+            self.plan.left_out, self.plan.untested = copies.left_out(self.source)
         for number, new in enumerate(stream.tasks):
             rows, known = self.plan.rows(number, ()), stream[: number + 1].classes()
-            rows = np.sort(rows[~copy[rows]]) if train.sequential else rows[~copy[rows]]
+            rows = np.sort(rows) if train.sequential else rows
             tested = np.concatenate([rows[:0], *self.plan.test_rows(known, number + 1)])
-            tested = tested[~untested[tested]]
-            tested = tested[~untested[tested]]
             numbers = list(range(len(known) - len(new), len(known)))
             yield Task(number, list(new), numbers, Batches(train, rows, *options), Batches(val, tested, *options))
 
