@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, normalize
 
 from cifnet_pl.iterative.descent import check_tuning
 from cifnet_pl.iterative.losses import cosine_distance, nca, pod_factor, pooled_maps_distance, proxy_scores
@@ -79,6 +80,8 @@ class PODNetModule(IterativeModule):
         spatial: weight of the distance between pooled maps.
         flat: weight of the distance between embeddings.
         last_relu: whether the network keeps the ReLU at its end.
+        imprint: whether the proxies of new classes start at k-means centres of their class's embeddings (Qi et al.,
+            CVPR 2018), as in the authors' own code, and not at random; the images of a task are read once more for it.
         tuning: share of the epochs that balanced fine-tuning takes, or 0.
         tuning_rate: its learning rate.
         options: of :class:`IterativeModule`.
@@ -91,6 +94,7 @@ class PODNetModule(IterativeModule):
         spatial: float = 5.0,
         flat: float = 1.0,
         last_relu: bool = False,
+        imprint: bool = False,
         tuning: float = 0.125,
         tuning_rate: float = 0.005,
         **options: Any,
@@ -103,13 +107,39 @@ class PODNetModule(IterativeModule):
         if not last_relu:
             without_last_relu(self.network)
         self.options |= {"loss": loss, "proxies": proxies, "spatial": spatial, "flat": flat}
-        self.options |= {"last_relu": last_relu, "tuning": tuning, "tuning_rate": tuning_rate}
+        self.options |= {"last_relu": last_relu, "imprint": imprint, "tuning": tuning, "tuning_rate": tuning_rate}
         self.cosine = CosineClassifier(self.width, proxies)
 
     def expand(self, classes: int) -> None:
         """Add proxies of new classes; those of old classes do not change."""
         self.cosine.proxies.requires_grad_(False)
         self.cosine.grow(classes)
+
+    def begin_task(self, names: list[str], labels: list[int]) -> None:
+        """Make room for the new classes, whose proxies may start at their embeddings."""
+        super().begin_task(names, labels)
+        if self.options["imprint"] and self.old and not self._done:
+            self._imprint(names)
+
+    def _imprint(self, names: list[str]) -> None:
+        """Move the new proxies to the centres of their classes, and give them the mean length of the old ones."""
+        from sklearn.cluster import KMeans
+
+        rows, source = self.data.task_rows(len(self.learned_tasks) - 1), self.data.source
+        size = self.data.batch_size
+        parts = [torch.from_numpy(rows[start : start + size]) for start in range(0, len(rows), size)]
+        embedded = torch.cat([self.embed(self._squares(part).to(self.device)) for part in parts])
+        z = normalize(embedded, dim=1).cpu().numpy()
+        centres = []
+        for name in names:
+            mine = z[source.train.labels[rows] == source.class_names.index(name)]
+            found = KMeans(min(self.cosine.count, len(mine)), n_init=4, random_state=self.seed).fit(mine)
+            centres.append(np.resize(found.cluster_centers_, (self.cosine.count, self.width)))  # repeated if too few
+        *old, new = self.cosine.proxies
+        length = torch.cat(list(old)).norm(dim=1).mean()
+        started = length * normalize(torch.from_numpy(np.concatenate(centres)).to(new), dim=1)
+        with torch.no_grad():
+            new.copy_(self.trainer.strategy.broadcast(started))
 
     @property
     def output_layer(self) -> nn.Module:

@@ -228,6 +228,27 @@ class TestPODNet:
         count = sum(p.numel() for p in made.network.parameters())
         assert count == sum(p.numel() for p in ReplayModule(backbone=name).network.parameters())
 
+    def test_imprinted_proxies_name_new_classes_before_they_are_learned(self, tmp_path):
+        seen = []
+
+        def look(t):
+            made, source = t.lightning_module, t.datamodule.source
+            rows = t.datamodule.task_rows(1)
+            pixels = torch.stack([torch.from_numpy(source.train.photo(row).square(8)) for row in rows])
+            wanted = [made.class_names.index(source.class_names[label]) for label in source.train.labels[rows]]
+            with torch.no_grad():
+                seen.append((made(pixels.permute(0, 3, 1, 2)).argmax(1) == torch.tensor(wanted)).float().mean())
+            seen.append([float(p.norm(dim=1).mean()) for p in made.cosine.proxies])
+
+        options = {"epochs": 2, "imprint": True}
+        save = Act("on_train_batch_end", 1, lambda t: t.save_checkpoint(tmp_path / "mid.ckpt"), batches=5)
+        made, _ = run(PODNetModule, tmp_path, Act("on_train_batch_start", 1, look), save, **options)
+        assert seen[0] > 0.5  # one in four by chance
+        assert seen[1][0] == pytest.approx(seen[1][1], rel=1e-5)
+        again = learner(PODNetModule, **options)
+        trainer(tmp_path).fit(again, datamodule=data(), ckpt_path=tmp_path / "mid.ckpt")
+        assert_same_weights(again, made)
+
     def test_exemplars_are_chosen_by_the_tuned_network(self, tmp_path):
         made, _ = run(PODNetModule, tmp_path, epochs=2, tuning=1.0)
         images, label = made.data.source.train, 3
