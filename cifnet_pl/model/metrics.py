@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable, find_repeats
 from cifnet_pl.model.core import Model
-from cifnet_pl.statistics import comparable, near_groups, near_limit, resembles
+from cifnet_pl.statistics import comparable, copy_limit, near_groups, resembles
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.text import number_of
@@ -164,7 +164,7 @@ class LearnedPhotos:
             photos of different classes are; needed if all photos are of one class, else nothing is compared.
 
     Attributes:
-        limit: from :func:`cifnet_pl.statistics.near_limit`; None until there are photos of two classes.
+        limit: from :func:`cifnet_pl.statistics.copy_limit`; None until there are photos of two classes.
     """
 
     def __init__(self, reference: tuple[Tensor, Tensor] | None = None) -> None:
@@ -199,7 +199,7 @@ class LearnedPhotos:
             if self._reference is not None:
                 z, labels = self._reference
                 u, y = torch.cat([u, comparable(z).half().cpu()]), torch.cat([y, labels.cpu()])
-            self.limit = near_limit(u, y)
+            self.limit = copy_limit(u, y)
         return self.limit is not None
 
     def near_copies(self) -> tuple[int, int]:

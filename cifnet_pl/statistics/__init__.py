@@ -1,7 +1,15 @@
 """The sums that everything is learned from, and the ridge solves on them: pure linear algebra, no tasks or labels."""
 
 from cifnet_pl.statistics.distances import ClassDistances, ClassMoments, Discriminant, within_scatter
-from cifnet_pl.statistics.near_copies import comparable, joined, left_out_groups, near_groups, near_limit, resembles
+from cifnet_pl.statistics.near_copies import (
+    comparable,
+    copy_limit,
+    joined,
+    left_out_groups,
+    near_groups,
+    near_limit,
+    resembles,
+)
 from cifnet_pl.statistics.occasions import Occasions, find_occasions
 from cifnet_pl.statistics.ridge import (
     GCV_GRID,
@@ -32,6 +40,7 @@ __all__ = [
     "Sums",
     "augment",
     "comparable",
+    "copy_limit",
     "equal_groups",
     "factorise",
     "find_occasions",
