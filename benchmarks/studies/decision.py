@@ -63,12 +63,12 @@ def some(photos: Photos, count: int, seed: int) -> Photos:
 
 
 def decisions(photos: Photos) -> str:
-    """What ``auto`` decides after each task in one order, by 2000 stored samples: r or d."""
+    """What ``auto`` decides after each task in one order, by 2000 stored samples: d(iscriminant) or b(oth)."""
     head, buffer, letters = RidgeHead(photos.z.shape[1], decision="auto"), CalibrationBuffer(2000), ""
     for classes in photos.tasks(1, 10):
         learn(head, photos, classes, buffer)
         head.decide(*buffer.items(), stored(head, buffer).groups)
-        letters += "d" if head.discriminates else "r"
+        letters += "b" if head.shares[0] else "d"
     return letters
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cifnet_pl.heads.base import Dtype, LeftOut, Sizes, check_ridge, in_full_precision
 from cifnet_pl.heads.cifnet import signed_targets, target_limit
+from cifnet_pl.heads.confidence import fit_temperature
 from cifnet_pl.heads.prototypes import draw_normal
 from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
@@ -27,7 +28,7 @@ from cifnet_pl.statistics import (
 from cifnet_pl.utilities.errors import UsageError, check_choice, unknown_name
 
 Decision = Literal["ridge", "discriminant", "auto"]
-"""Ridge regression, linear discriminant analysis, or the one with the higher leave-one-out accuracy."""
+"""Ridge regression, linear discriminant analysis, or what stored samples that are left out say."""
 
 Transform = Literal["none", "l2", "sqrt_l2", "joined", "products"]
 """Names of :data:`TRANSFORMS`."""
@@ -40,7 +41,8 @@ class RidgeHead(SumsHead):
     their sum is the first row of the common Gram matrix. ``W = (G_c + λI)⁻¹ Q_c``, ``b = t̄ − Wᵀμ`` with
     centred features and targets, the bias free; ``m_c = L(2·Σ_{y=c} x̃ − Σ x̃)``, ``L = logit(1 − ε)``.
     Linear discriminant analysis, ``zᵀΛμ_c − ½ μ_cᵀΛμ_c`` with ``Λ = ((S + λI)/n)⁻¹``, S the scatter within classes,
-    is solved from the same sums with the same λ; which of the two is better depends on the photos.
+    is solved from the same sums with the same λ. Where photos are independent, the sum of both rules is more accurate
+    than either; where they come in bursts, or classes are uneven, the discriminant is, which knows no frequencies.
 
     Args:
         in_features: width d of the embeddings.
@@ -51,8 +53,8 @@ class RidgeHead(SumsHead):
         balanced: weigh each sample by (mean class count) / (count of its class). Needs ``counts`` in
             ``begin_task``, and refuses ``merge_`` and ``subtract_``: a class's count must be final.
         dtype: of the sums, "float64" or "float32".
-        decision: "ridge"; "discriminant"; or "auto", the one with the higher leave-one-out accuracy on stored samples
-            (:meth:`decide`), which is ridge regression until there are any.
+        decision: "ridge"; "discriminant"; or "auto", the discriminant or the sum of both rules, whichever is more often
+            right on stored samples that are left out (:meth:`decide`).
         remember: whether the Gram matrix of each class is kept, too, (d+1)(d+2)/2 numbers each, so that classes can be
             forgotten exactly without their samples.
 
@@ -62,7 +64,8 @@ class RidgeHead(SumsHead):
         scale_used: () by which the sums were multiplied there, so that the weights of all samples average to one.
         removed_sums: (R, d+1) sums of classes that were removed, for the discriminant: what is left of the scatter
             within classes is the scatter around their means.
-        discriminates: () bool, whether the weights are those of the discriminant.
+        shares: (2,) float64, factors of ridge regression and of the discriminant in the weights; a rule whose factor is
+            zero is not computed.
     """
 
     title = "Exact ridge"
@@ -72,7 +75,7 @@ class RidgeHead(SumsHead):
     ridge_used: Tensor
     scale_used: Tensor
     removed_sums: Tensor
-    discriminates: Tensor
+    shares: Tensor
 
     def __init__(
         self,
@@ -104,7 +107,7 @@ class RidgeHead(SumsHead):
         self.register_buffer("ridge_used", torch.zeros((), dtype=torch.float64))
         self.register_buffer("scale_used", torch.ones((), dtype=self.dtype))
         self.register_buffer("removed_sums", torch.zeros(0, width, dtype=self.dtype))
-        self.register_buffer("discriminates", torch.tensor(decision == "discriminant"))
+        self.register_buffer("shares", torch.tensor([1.0, 0.0] if decision == "ridge" else [0.0, 1.0]).double())
 
     # ------------------------------------------------------------------ sums
 
@@ -136,11 +139,13 @@ class RidgeHead(SumsHead):
         self._fold()
         # Of all classes of this solve: one of them may be removed before the next.
         self.scale_used = (1 / self.class_weight).mean()
-        self.weights, choice = self._regression().solve(self.ridge)
+        regression, choice = self._regression().solve(self.ridge)
         self.ridge_used.fill_(choice.ridge)
         self.position = choice.position
-        if self.discriminates:
-            self.weights = self._discriminant().weights().to(self.dtype)
+        of_regression, of_discriminant = self.shares.tolist()
+        self.weights = of_regression * regression
+        if of_discriminant:
+            self.weights = self.weights + of_discriminant * self._discriminant().weights().to(self.dtype)
 
     def _regression(self) -> Centred:
         """Return G_c, Q_c, μ and t̄ of the sums as they are."""
@@ -162,8 +167,9 @@ class RidgeHead(SumsHead):
     # ------------------------------------------------------------------ leave one out
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
-        kind = self._discriminant_leaving_out if self.discriminates else self._regression_leaving_out
-        return kind(z, columns)
+        rules = (self._regression_leaving_out, self._discriminant_leaving_out)
+        parts = [(share, rule(z, columns)) for share, rule in zip(self.shares.tolist(), rules, strict=True) if share]
+        return lambda groups: torch.stack([share * left_out(groups) for share, left_out in parts]).sum(dim=0)
 
     def _discriminant_leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         weight = self.scale_used * self.class_weight[columns]
@@ -171,7 +177,7 @@ class RidgeHead(SumsHead):
 
     def _regression_leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         features, regression = self._features(z), self._regression()
-        weights = regression.solve(self.ridge_used.item())[0] if self.discriminates else self.weights
+        weights = regression.solve(self.ridge_used.item())[0] if self.shares[1] else self.weights
         half = regression.half_products(features[:, 1:], self.ridge_used.item(), self.scale_used * self.sums.mass)
         targets = signed_targets(columns, len(self.labels), self.limit)
         weight = self.scale_used * self.class_weight[columns]
@@ -182,15 +188,29 @@ class RidgeHead(SumsHead):
 
     @in_full_precision
     def decide(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> None:
-        """Choose by leave-one-out accuracy (see :meth:`Head.decide`)."""
+        """Choose between the discriminant and the sum of both rules (see :meth:`Head.decide`).
+
+        In the sum each rule is divided by the temperature that calibrates it, so that both are log probabilities.
+        """
         if not self.decides or not len(y):
             return
         z, columns = z.to(self.dtype), self._columns(y)
-        regression = self._regression_leaving_out(z, columns)(groups)
-        discriminant = self._discriminant_leaving_out(z, columns)(groups)
-        rivals = (regression, discriminant) if self.discriminates else (discriminant, regression)
+        rules = [
+            rule(z, columns)(groups).double() for rule in (self._regression_leaving_out, self._discriminant_leaving_out)
+        ]
+        known = torch.stack(rules).isfinite().all(dim=2).all(dim=0)
+        if not known.any():
+            return
+        rules, columns = [scores[known] for scores in rules], columns[known]
+        factors = [1 / fit_temperature(scores, columns) for scores in rules]
+        both, discriminant = factors[0] * rules[0] + factors[1] * rules[1], rules[1]
+        mixes = bool(self.shares[0])
+        rivals = (discriminant, both) if mixes else (both, discriminant)
         if is_better(*rivals, columns):
-            self.discriminates.logical_not_()
+            mixes = not mixes
+        shares = self.shares.new_tensor(factors if mixes else [0.0, 1.0])
+        if not torch.equal(shares, self.shares):
+            self.shares = shares
             self._solve()
 
     # ------------------------------------------------------------------ the life of a model
@@ -243,20 +263,19 @@ class RidgeHead(SumsHead):
 
 
 def is_better(other: Tensor, current: Tensor, columns: Tensor) -> bool:
-    """Tell whether one way of scoring is right significantly more often than another; both leave one out.
+    """Tell whether one way of scoring is right more often than another, by more than chance; both leave one out.
 
     On samples where only one of the two is right, each would be right equally often if both were equally good. The
-    difference has to be more than twice its standard deviation (McNemar, 1947), so that a choice does not change back
-    and forth from task to task.
+    difference has to exceed its standard deviation (the statistic of McNemar, 1947), so that a choice does not change
+    back and forth from task to task.
 
     Args:
-        other, current: (n, C) scores of the same samples; rows that are not all finite in both do not count.
+        other, current: (n, C) scores of the same samples.
         columns: (n,) int64 true column of each.
     """
-    known = (torch.isfinite(other) & torch.isfinite(current)).all(dim=1)
-    right = [scores[known].argmax(dim=1) == columns[known] for scores in (other, current)]
+    right = [scores.argmax(dim=1) == columns for scores in (other, current)]
     gained, lost = int((right[0] & ~right[1]).sum()), int((right[1] & ~right[0]).sum())
-    return gained - lost > 2 * math.sqrt(gained + lost)
+    return gained - lost > math.sqrt(gained + lost)
 
 
 def rows_without(rows: Tensor, gone: Tensor) -> Tensor | None:

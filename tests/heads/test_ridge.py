@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.covariance import EmpiricalCovariance
+from sklearn.datasets import load_digits
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
@@ -20,7 +21,7 @@ import cifnet_pl
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads import ridge as module
-from cifnet_pl.heads.confidence import near_copies
+from cifnet_pl.heads.confidence import fit_temperature
 from cifnet_pl.heads.ridge import TRANSFORMS, Products, directions, is_better, l2
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.model.classifier import Classifier
@@ -343,59 +344,71 @@ def two_kinds(seed: int, elongated: bool) -> tuple[Tensor, Tensor]:
     return z, y
 
 
-def test_auto_takes_the_discriminant_where_classes_lie_on_a_line() -> None:
+def test_auto_is_the_discriminant_where_classes_lie_on_a_line() -> None:
     z, y = two_kinds(0, elongated=True)
-    head, ridge = teach(RidgeHead(D, decision="auto"), z, y), teach(RidgeHead(D), z, y)
-    assert torch.equal(head(z), ridge(z))  # without stored samples there is nothing to decide by
+    head, ridge, discriminant = (teach(RidgeHead(D, decision=kind), z, y) for kind in ("auto", "ridge", "discriminant"))
+    assert torch.equal(head(z), discriminant(z))  # without stored samples there is nothing to decide by
     head.decide(z, y)
     accuracy = [(each.predict(z) == y).double().mean() for each in (head, ridge)]
     assert accuracy[0] > 0.95 > 0.8 > accuracy[1]
-    assert torch.allclose(head.leave_one_out(z, y), head(z), atol=5)
-    loaded = RidgeHead(D, decision="auto")
-    loaded.load_state_dict(head.state_dict())
-    assert torch.equal(loaded(z), head(z))
     before = head(z)
     head.decide(z, y)
     assert torch.equal(head(z), before)
 
 
+def separate(z: Tensor, y: Tensor, groups: Tensor | None) -> list[Tensor]:
+    """Scores by ridge regression and by the discriminant, each at its temperature, without the samples' groups."""
+    rules = [teach(RidgeHead(z.shape[1], decision=kind), z, y) for kind in ("ridge", "discriminant")]
+    return [scores / fit_temperature(scores, y) for scores in (rule.leave_one_out(z, y, groups) for rule in rules)]
+
+
+def test_auto_is_the_sum_of_both_rules_where_it_is_more_often_right() -> None:
+    images, targets = load_digits(return_X_y=True)
+    z, y = torch.from_numpy(images[300:450] / 16), torch.from_numpy(targets[300:450]).long()
+    head = teach(RidgeHead(64, decision="auto"), z, y)
+    regression, discriminant = separate(z, y, None)
+    head.decide(z, y)
+    right = [int((scores.argmax(dim=1) == y).sum()) for scores in (regression, discriminant, regression + discriminant)]
+    assert right[2] > max(right[:2])
+    assert torch.allclose(head.leave_one_out(z, y), regression + discriminant, rtol=1e-7, atol=1e-7)
+    loaded = RidgeHead(64, decision="auto")
+    loaded.load_state_dict(head.state_dict())
+    assert torch.equal(loaded(z), head(z))
+
+
 def test_bursts_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each photo's twins vouch for it under the rule that fits them: what counts is how photos without them are named.
 
-    The samples of a group are handed to both rules together.
+    The samples of a group are left out of both rules together.
     """
     generator = torch.Generator().manual_seed(0)
     single, y = two_kinds(0, elongated=True)
     z = single.repeat_interleave(3, dim=0) + 0.01 * torch.randn(720, D, generator=generator, dtype=torch.float64)
     y = y.repeat_interleave(3)
     head = teach(RidgeHead(D, decision="auto"), z, y)
-    groups = near_copies(z, y)
-    assert groups is not None
-    expected = [left_out(z, y)(groups) for left_out in (head._regression_leaving_out, head._discriminant_leaving_out)]
+    groups = torch.arange(720) // 3
     seen: list[Tensor] = []
-    monkeypatch.setattr(module, "is_better", lambda other, current, columns: bool(seen.extend([current, other])))
-    head.decide(z, y, groups)
-    assert all(torch.equal(one, other) for one, other in zip(seen, expected, strict=True))
-    assert not torch.allclose(seen[0], head._regression_leaving_out(z, y)(None))
+    monkeypatch.setattr(module, "is_better", lambda other, current, columns: bool(seen.append(other)))
+    for together in (groups, None):
+        head.decide(z, y, together)
+    expected = [sum(separate(z, y, together)) for together in (groups, None)]
+    assert all(torch.allclose(one, other, rtol=1e-7) for one, other in zip(seen, expected, strict=True))
+    assert not torch.allclose(seen[0], seen[1], rtol=1e-3)
 
 
 def test_a_difference_that_may_be_an_accident_changes_nothing() -> None:
     columns = torch.zeros(100, dtype=torch.int64)
-    right, wrong = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
 
     def scores(hits: slice) -> Tensor:
-        found = wrong.repeat(100, 1)
-        found[hits] = right
+        found = torch.tensor([0.0, 1.0]).repeat(100, 1)
+        found[hits] = torch.tensor([1.0, 0.0])
         return found
 
-    few, many = scores(slice(0, 50)), scores(slice(0, 55))
-    assert is_better(many, few, columns)  # 5 gained, none lost: more than 4.5 is no accident
+    few, many, shifted = scores(slice(0, 50)), scores(slice(0, 55)), scores(slice(10, 65))
+    assert is_better(many, few, columns)  # 5 gained, none lost
     assert not is_better(few, many, columns)
-    shifted = scores(slice(10, 65))  # 15 gained, 10 lost
-    assert not is_better(shifted, few, columns)
+    assert not is_better(shifted, few, columns)  # 15 gained, 10 lost
     assert not is_better(few, shifted, columns)
-    many[:52] = torch.nan  # nothing is known of them
-    assert not is_better(many, few, columns)
 
 
 def test_noise_keeps_the_decision_along_a_stream() -> None:
@@ -405,9 +418,9 @@ def test_noise_keeps_the_decision_along_a_stream() -> None:
         z, y = two_kinds(task, elongated=False)
         teach(head, z, y + 4 * task)
         kept.append((z, y + 4 * task))
-        before = bool(head.discriminates)
+        before = bool(head.shares[0])
         head.decide(torch.cat([z for z, _ in kept]), torch.cat([y for _, y in kept]))
-        changes += before != bool(head.discriminates)
+        changes += before != bool(head.shares[0])
     assert changes <= 2
 
 
