@@ -291,6 +291,12 @@ async def rename(service: Served, request: Rename, anyway: Anyway = False, wait:
     return await ended(service, service.rename(request.old, request.new, anyway), wait)
 
 
+@changes.post("/join", tags=["change"], response_model=Changed)
+async def join(service: Served, request: Rename, wait: Waits = True) -> Response:
+    """Make one class of two: photos of ``old``, all of which must be kept here, become photos of ``new``."""
+    return await ended(service, service.join(request.old, request.new), wait)
+
+
 @changes.post("/undo", tags=["change"], response_model=Changed)
 async def undo(service: Served, wait: Waits = True) -> Response:
     """Go back by one change."""

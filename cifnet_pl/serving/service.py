@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from pydantic import BaseModel, Field
 from torch import Tensor
 
+from cifnet_pl.data.sets import FileSet
 from cifnet_pl.model.bundle import Event
 from cifnet_pl.model.class_photos import ClassPhotos, classes_of_hashes
 from cifnet_pl.model.classifier import Classifier
@@ -25,7 +26,7 @@ from cifnet_pl.photos.photo import UnreadableImage
 from cifnet_pl.serving.answering import Answering, Scored, Served
 from cifnet_pl.serving.inspection import Audit, Gallery, Promise, audited, groups_of, stored_accuracy
 from cifnet_pl.serving.learner import Job, Learner, Result, Work
-from cifnet_pl.serving.refusals import RequestError
+from cifnet_pl.serving.refusals import Question, RequestError
 from cifnet_pl.serving.uploads import Limits, Staged, check_alike, decoded, stage, tidy, uploads
 from cifnet_pl.serving.workspace import Change, Version, Workspace
 from cifnet_pl.utilities.errors import UsageError
@@ -405,13 +406,42 @@ class Service:
         def work(job: Job) -> tuple[Served, Result]:
             model, name = self.model.clone(), tidy(new)
             require(model, old)
+            others = [other for other in model.class_names if other != old]
+            if name in others:
+                both = f"'{printable(name)}' and '{printable(old)}' would become one"
+                raise Question(f"there is a class '{printable(name)}' already: {both}", instead=name)
             if not anyway:
-                check_alike(name, [other for other in model.class_names if other != old])
+                check_alike(name, others)
             model.rename(old, name)
             change = Change("rename", f"renamed '{printable(old)}' to '{printable(name)}'", renamed=(old, name))
             return self._changed(model, self.workspace.commit(model, change), change.says)
 
         return self._submit("rename", work)
+
+    def join(self, old: str, into: str) -> Job:
+        """Queue making one class of two: the photos of ``old`` are taken out, and learned as ``into``."""
+
+        def work(job: Job) -> tuple[Served, Result]:
+            model = self.model
+            require(model, old)
+            require(model, into)
+            if old == into:
+                raise RequestError(422, f"'{printable(old)}' is one class already")
+            with self.workspace.photos_of(old, model.counts[old]) as folder:
+                if folder is None or not model.head.subtracts:
+                    cannot = f"'{printable(old)}' cannot be taken out exactly, as not all of its photos are kept here"
+                    raise RequestError(409, f"{cannot}: forget it, and teach its photos as '{printable(into)}'")
+                joined, known = model.forget(old, folder).model, self.workspace.kept(self.workspace.current)
+                files = [file for file in known[old] if file not in known.get(into, [])]
+                if files:
+                    photos = ReportedPhotos([into], FileSet(folder, files, [0] * len(files)), report=job.progress)
+                    joined = learn(joined, photos).model
+            says = f"joined '{printable(old)}' to '{printable(into)}'"
+            joined.history.append(Event("join", len(joined.counts), len(files)))
+            change = Change("join", says, learned={into: files}, forgotten=old)
+            return self._changed(joined, self.workspace.commit(joined, change), says)
+
+        return self._submit("join", work)
 
     def undo(self) -> Job:
         """Queue going back by one change."""

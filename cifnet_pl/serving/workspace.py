@@ -56,7 +56,7 @@ class Change:
     """The difference between a version and the one before.
 
     Attributes:
-        what: "open", "extend", "forget" or "rename".
+        what: "open", "extend", "forget", "rename" or "join".
         says: one sentence for people.
         learned: class name → file names of its kept photos.
         forgotten: class that was removed.

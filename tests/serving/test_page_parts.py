@@ -159,7 +159,14 @@ def test_what_may_be_a_mistake_is_asked_about(browser, server):
         expect(sure).to_contain_text("1 photo is of another class, too: a.png is 'apple'.")
         sure.get_by_role("button", name="Do it anyway").click()
         expect(lesson).to_contain_text("Learned pear (1)")
-    assert {one["name"]: one["photos"] for one in server.get("/classes")}.keys() == {"red", "green", "apple", "pear"}
+        page.get_by_role("tab", name="Change").click()
+        page.locator("#change-old").select_option("pear")
+        page.locator("#change-new").fill("apple")
+        page.get_by_role("button", name="Rename").click()
+        expect(sure).to_contain_text("there is a class 'apple' already")
+        sure.get_by_role("button", name="Use “apple”").click()
+        expect(page.locator("#message")).to_contain_text("Joined 'pear' to 'apple'")
+    assert {one["name"]: one["photos"] for one in server.get("/classes")}.keys() == {"red", "green", "apple"}
 
 
 def test_what_was_asked_stays_through_a_reload_until_it_is_cleared(browser, server):

@@ -273,8 +273,31 @@ def test_renamed_classes_keep_their_photos(http):
         {"old": "red"},
     ):
         answer = http.post("/rename", json=wrong)
-        assert answer.status_code in (404, 422)
+        assert answer.status_code in (404, 409, 422)
         assert set(answer.json()) == {"error"}
+
+
+def test_two_classes_become_one(http, tmp_path):
+    """The model is the one that learned all photos as one class, and undo takes it back; photos must be kept for it."""
+    taught(http, "blue", 6)
+    http.post("/extend?anyway=true", files=photos("blue", 4, 300), data={"class_name": "Blue"})
+    job = http.post("/rename?wait=false", json={"old": "Blue", "new": "blue"}).json()
+    while job["state"] != "refused":
+        job = http.get(f"/jobs/{job['job']}").json()
+    assert (job["may_be_asked_for"], job["instead"]) == (True, "blue")
+    assert http.post("/join", json={"old": "Blue", "new": "blue"}).json()["says"] == "joined 'Blue' to 'blue'"
+    last = http.get("/classes").json()[-1]
+    assert (last["name"], last["photos"], len(last["kept"])) == ("blue", 10, 10)
+    served, images = (cifnet_pl.load(tmp_path / "w" / "versions" / "000004"), torch.randint(0, 256, (5, 3, 8, 8)))
+    http.post("/undo")
+    assert len(http.get("/classes").json()) == 4
+    http.post("/forget", json={"name": "Blue"})
+    http.post("/extend", files=photos("blue", 4, 300), data={"class_name": "blue"})
+    own = cifnet_pl.load(tmp_path / "w" / "versions" / "000006")
+    images = images.to(torch.uint8)
+    assert torch.allclose(own.head(own.embed(images)), served.head(served.embed(images)), atol=1e-7)
+    refused = http.post("/join", json={"old": "red", "new": "green"})
+    assert (refused.status_code, "not all of its photos are kept here" in refused.json()["error"]) == (409, True)
 
 
 def test_downloads(http, tmp_path):
@@ -406,7 +429,8 @@ def test_read_only(tmp_path):
         answers += [http.post("/forget", json={"name": "red"}), http.post("/rename", json={"old": "red", "new": "a"})]
         answers += [http.post("/extend", files=photos("blue", 1), data={"class_name": "blue"})]
         answers += [http.post("/purge", json={}), http.post("/extend?dry_run=true", files=photos("blue", 1))]
-        assert [answer.status_code for answer in answers] == [403] * 8
+        answers += [http.post("/join", json={"old": "red", "new": "green"})]
+        assert [answer.status_code for answer in answers] == [403] * 9
         asked = {"/classify", "/group", "/preview"}  # every other POST changes something
         posts = [path for path, kinds in http.get("/openapi.json").json()["paths"].items() if "post" in kinds]
         assert set(posts) - asked == {one.request.url.path.replace("/1/", "/{number}/") for one in answers}

@@ -4,7 +4,8 @@ import { $, action, changed, ENOUGH, finished, get, isReadOnly, make, named, pos
 
 /** Ask for a change; `done` is called before the page shows it, when what was typed for it is no longer needed. */
 async function change(path, content, done = () => {}) {
-  const begin = ({ anyway, instead }) => post(`${path}?wait=false${anyway ? "&anyway=true" : ""}`, instead ? { ...content, new: instead } : content);
+  const begin = ({ anyway, instead }) => (instead ? post("/join?wait=false", { ...content, new: instead })
+    : post(`${path}?wait=false${anyway ? "&anyway=true" : ""}`, content));
   const job = await finished(begin, (now) => {
     if (now.place) say(waits(now), true);
   });

@@ -63,7 +63,7 @@ async function teach(dryRun) {
   try {
     $("teach-stage").textContent = "Sending…";
     job = await finished(begin, (now) => {
-      $("teach-stage").textContent = now.place ? waits(now) : `Learning: ${now.done} of ${now.total ?? "…"} photos`;
+      $("teach-stage").textContent = now.place ? waits(now) : `Learning: photo ${now.done} of ${now.total ?? "…"}`;
       if (now.total) bar.value = now.done / now.total;
       else bar.removeAttribute("value");
     });
