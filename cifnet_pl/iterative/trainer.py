@@ -754,10 +754,9 @@ class IterativeModule(TaskModule):
             elements |= {"buffer": self.exemplars.image.numel(), "means": self.exemplars.mean.numel()}
         return elements
 
-    @property
-    def bytes_per_buffer_element(self) -> int:
-        """Bytes of a pixel's channel."""
-        return 1
+    def bytes_of(self, component: str) -> int:
+        """Return the bytes of a weight, or of a pixel's channel."""
+        return 1 if component == "buffer" else 4
 
     # ------------------------------------------------------------------ resuming
 

@@ -192,10 +192,9 @@ class CIFNetModule(TaskModule):
         """Count the numbers kept between tasks, by component; the head's own, and the buffer's."""
         return self.model.state_elements()
 
-    @property
-    def bytes_per_element(self) -> int:
-        """Bytes of one number of the head's statistics."""
-        return self.head.dtype.itemsize
+    def bytes_of(self, component: str) -> int:
+        """Return the bytes of one number of the buffer, or of the head's statistics."""
+        return 4 if component == "buffer" else self.head.dtype.itemsize
 
     def describe(self) -> dict[str, Any]:
         """Return the head, the backbone and their settings, for ``summary.json``."""

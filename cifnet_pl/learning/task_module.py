@@ -132,14 +132,8 @@ class TaskModule(LightningModule):
         """Count the numbers kept between tasks, by component."""
         return {"parameters": sum(p.numel() for p in self.parameters())}
 
-    @property
-    def bytes_per_element(self) -> int:
-        """Bytes of one of those numbers, except the buffer's."""
-        return 4
-
-    @property
-    def bytes_per_buffer_element(self) -> int:
-        """Bytes of one number of the component "buffer"."""
+    def bytes_of(self, component: str) -> int:
+        """Return the bytes of one number of a component of :meth:`state_elements`."""
         return 4
 
     # ------------------------------------------------------------------ the task protocol

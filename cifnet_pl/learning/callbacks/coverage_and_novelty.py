@@ -13,11 +13,9 @@ from cifnet_pl.data.loading import NAMED, Batch
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import write_table
 from cifnet_pl.learning.task_module import TaskCallback, TaskModule
-from cifnet_pl.model.class_photos import Unreadable, embed_batch, unreadable_of
+from cifnet_pl.model.embedding import embed
 from cifnet_pl.model.metrics import percent
 from cifnet_pl.model.open_set import Judge, able, detection
-from cifnet_pl.photos.files import find_photos
-from cifnet_pl.photos.reading import squares
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.text import number_of, printable
@@ -71,24 +69,18 @@ class CoverageAndNoveltyMetrics(TaskCallback):
         self._foreign = self._embedded(pl_module, folder)
 
     def _embedded(self, module: CIFNetModule, folder: str) -> Tensor:
-        model, parts, shape = module.model, [], module.data.image_shape(module.backbone.preprocessing)
-        bad: list[Unreadable] = []
+        data = module.data
         try:
-            photos = find_photos(folder)
+            z, _, unreadable = embed(folder, module.backbone, image_size=data.image_size, device=str(module.device))
         except DataError as error:
             raise DataError(f"--data.unknown: {error}") from error
-        for batch in squares(photos, *shape):
-            bad += unreadable_of(batch)
-            with torch.inference_mode():
-                parts.append(embed_batch(model, batch))
-        if bad and module.data.on_corrupt == "error":
-            named = "; ".join(f"{printable(str(photo.file))} ({photo.reason})" for photo in bad[:NAMED])
-            more = "; and more" if len(bad) > NAMED else ""
+        if unreadable and data.on_corrupt == "error":
+            named = "; ".join(f"{photo} ({reason})" for photo, reason in list(unreadable.items())[:NAMED])
+            more = "; and more" if len(unreadable) > NAMED else ""
             raise DataError(
                 f"--data.unknown: these cannot be read: {named}{more}: repair or remove them, or use "
                 "--data.on_corrupt skip"
             )
-        z = torch.cat(parts)
         if not len(z):
             raise DataError(f"--data.unknown: none of the photos of {printable(folder)} can be read")
         return z

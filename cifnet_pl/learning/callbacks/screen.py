@@ -64,7 +64,7 @@ def small(value: float | None) -> str:
 def megabytes(row: TaskRow, module: TaskModule) -> float:
     """Return what is kept after a task in megabytes: statistics and the buffer's content, each in its own precision."""
     statistics = row.state_elements - row.buffer_elements
-    return (statistics * module.bytes_per_element + row.buffer_elements * module.bytes_per_buffer_element) / 1e6
+    return (statistics * module.bytes_of("statistics") + row.buffer_elements * module.bytes_of("buffer")) / 1e6
 
 
 Words = Literal["plain", "research"]

@@ -215,10 +215,7 @@ def about(module: TaskModule) -> dict[str, Any]:
         **module.describe(),
         "epochs": module.epochs,
         "state_components": components,
-        "state_bytes_per_element": {
-            name: module.bytes_per_buffer_element if name == "buffer" else module.bytes_per_element
-            for name in components
-        },
+        "state_bytes_per_element": {name: module.bytes_of(name) for name in components},
         "image_size": data.image_shape(module.backbone.preprocessing)[0],
         "seed": int(seed) if seed else None,
         "class_order": module.class_names,

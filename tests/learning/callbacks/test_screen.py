@@ -131,7 +131,7 @@ def test_the_table_in_plain_words_is_whole_in_80_columns():
     values = dict.fromkeys(("A_k", "average", "forgetting", "ece"), 100.0)
     row = SimpleNamespace(task=10, classes_seen=100, **values, train_seconds=123.4, energy_kwh=1.2e-5)
     row.state_elements, row.buffer_elements = 10**7, 0
-    module = SimpleNamespace(bytes_per_element=8, bytes_per_buffer_element=4)
+    module = SimpleNamespace(bytes_of={"buffer": 4, "statistics": 8}.get)
     for words, width in [("research", 80), ("plain", 60), ("research", 40)]:
         narrow = Console(file=io.StringIO(), width=width)
         narrow.print(record_table(SimpleNamespace(rows=[row]), module, words, narrow))
