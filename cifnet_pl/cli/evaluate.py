@@ -13,8 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from cifnet_pl.cli.commands import refuse_output
+from cifnet_pl.cli.recalibrate import recalibrate as fit_promises
 from cifnet_pl.cli.terminal import warn
-from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import exclusive, write_bytes, write_json, write_text
 from cifnet_pl.utilities.text import is_or_are, number_of, printable
 
@@ -36,19 +37,25 @@ def evaluate(
     output: str | None = None,
     overwrite: bool = False,
     trust: bool = False,
+    recalibrate: bool = False,
 ) -> None:
     """Say how well a model names labelled photos: accuracy, per class, confusions, calibration.
+
+    With ``recalibrate`` the photos are of a new place or another day: how sure the model is, its sets of answers and
+    what it calls unknown are fitted to them, without learning them.
 
     Args:
         model: a run's folder, a checkpoint file or a bundle.
         images: folder or Zip archive with one sub-folder of photos per class; its val where it has train and val.
         against: another model, to compare with on the same photos.
-        output: folder for evaluation.json, classes.csv, confusion.csv, photos.csv, confusion.png and calibration.png.
+        output: folder for evaluation.json, classes.csv, confusion.csv, photos.csv, confusion.png and calibration.png;
+            with recalibrate for the new version of the model.
         overwrite: whether files in output may be replaced.
         trust: whether heads and networks from outside the package that a model names may be imported, code and all.
+        recalibrate: whether to fit the model's promises to these photos, and to store it at output.
 
     Raises:
-        UsageError: output holds files already.
+        UsageError: output holds files already; recalibrate without output, beside against, or with too few photos.
         DataError: no photo of a class that the model knows, or none that can be read.
         CheckpointError: there is no model at ``model`` or ``against``, or it is damaged.
     """
@@ -58,6 +65,13 @@ def evaluate(
     from cifnet_pl.photos.files import expanded
 
     target = expanded(Path(output)) if output is not None else None
+    if recalibrate:
+        if target is None or against is not None:
+            raise UsageError("--recalibrate stores a model at --output, and compares with none: leave --against out")
+        photos, loaded = ClassPhotos.find(images, "--images", tested=True), load(model, trust=trust)
+        warn(photos.notes)
+        fit_promises(loaded, model, known_photos(loaded, photos, model), target, overwrite, trust)
+        return
     with ExitStack() as held:
         if target is not None:
             held.enter_context(exclusive(target))
@@ -84,11 +98,17 @@ def evaluate(
             print(f"tables and pictures in {target}")
 
 
-def _evaluate(model: Classifier, photos: ClassPhotos, unreadable: list[Unreadable], name: str) -> Evaluation:
-    import numpy as np
+def known_photos(model: Classifier, photos: ClassPhotos, name: str) -> ClassPhotos:
+    """Return the photos of classes that a model knows, and say how many others are left out.
 
-    from cifnet_pl.model.metrics import evaluate as evaluate_photos
+    Args:
+        model: that is asked.
+        photos: of any classes.
+        name: of the model.
 
+    Raises:
+        DataError: it knows none of the classes.
+    """
     known = photos.of(set(model.class_names))
     strange = [printable(each) for each in photos.class_names if each not in set(model.class_names)]
     if not known.class_names:
@@ -99,6 +119,15 @@ def _evaluate(model: Classifier, photos: ClassPhotos, unreadable: list[Unreadabl
         left = len(photos.files) - len(known.files)
         what = f"{number_of(left, 'photo')} of classes that {name} does not know"
         print(f"{what} {is_or_are(left)} left out: {listed}")
+    return known
+
+
+def _evaluate(model: Classifier, photos: ClassPhotos, unreadable: list[Unreadable], name: str) -> Evaluation:
+    import numpy as np
+
+    from cifnet_pl.model.metrics import evaluate as evaluate_photos
+
+    known = known_photos(model, photos, name)
     evaluation = evaluate_photos(model, known, unreadable, progress=True)
     position = {name: row for row, name in enumerate(photos.files.names)}  # rows of all photos, not of the known ones
     rows = [position[known.files.names[row]] for row in evaluation.rows]

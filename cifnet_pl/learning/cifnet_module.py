@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from cifnet_pl.backbones import build_backbone
+from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.backbones.engines import EngineChoice
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.data.loading import Batch, EmbeddingBatch
@@ -33,8 +33,8 @@ class CIFNetModule(TaskModule):
 
     Args:
         backbone: name of the frozen network, see :mod:`cifnet_pl.backbones`.
-        head: makes the head from the width of the embeddings; on the command line, a class of ``cifnet_pl.heads``;
-            null for CIFNetHead.
+        head: makes the head from the width of the embeddings; on the command line, a class of ``cifnet_pl.heads``, in
+            Python also a head of that width; null for CIFNetHead.
         buffer: the calibration buffer, or null for none; left empty by heads that have no use for it.
         architecture: of backbone ``file:…``: a torchvision model, resnet32_cifar, resnet18_cifar or ``timm:<model>``.
         download: whether weights that are not on this machine may be fetched.
@@ -66,7 +66,7 @@ class CIFNetModule(TaskModule):
     ):
         super().__init__()
         self.backbone = build_backbone(backbone, architecture, download, engine)
-        self.head: Head = (head or CIFNetHead)(self.backbone.features)
+        self.head = _head_of(head or CIFNetHead, self.backbone)
         calibration.check(self.head, buffer, calibrate)
         stores = self.head.uses_buffer or self.head.decides or calibrate
         self.buffer: CalibrationBuffer | None = buffer if stores else None
@@ -252,3 +252,17 @@ class CIFNetModule(TaskModule):
                 f"but its head has learned {len(self.head.classes)}"
             )
         return result
+
+
+def _head_of(head: Callable[[int], Head] | Head, backbone: Backbone) -> Head:
+    """Return a head for a backbone; UsageError for one of another width, or that has learned already."""
+    made = head if isinstance(head, Head) else head(backbone.features)
+    name = type(made).__name__
+    if made.in_features != backbone.features:
+        raise UsageError(
+            f"{name} is for embeddings of {made.in_features} numbers, and backbone {backbone.name} gives "
+            f"{backbone.features}: head={name}({backbone.features}), or head={name}, which gets the width by itself"
+        )
+    if made.classes:
+        raise UsageError(f"{name} has learned {len(made.classes)} classes already: give a new head")
+    return made

@@ -9,6 +9,7 @@ from typing import Annotated, Any, cast
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from pydantic import Field
 from torch import Tensor
 
@@ -169,8 +170,13 @@ class TaskModule(LightningModule):
         if self.data.plan.kind.samples_return:
             self.check_returning()
         _ = self.data.copies  # found before the first task is counted
-        trainer = self.trainer
-        trainer.fit_loop.max_epochs = len(self.data.stream(self.learned_tasks))
+        trainer, tasks = self.trainer, len(self.data.stream(self.learned_tasks))
+        if trainer.max_epochs is not None and 0 <= trainer.max_epochs < tasks:
+            rank_zero_info(
+                f"max_epochs is {trainer.max_epochs}, but a task is one epoch, and all {tasks} tasks are learned: for "
+                f"fewer give max_tasks={trainer.max_epochs} to the data module"
+            )
+        trainer.fit_loop.max_epochs = tasks
         # A module that has learned before goes on where it stopped, with any Trainer.
         epochs, steps = trainer.fit_loop.epoch_progress, trainer.fit_loop.epoch_loop.manual_optimization
         for counts in (epochs.current, epochs.total, steps.optim_step_progress.total):

@@ -287,3 +287,24 @@ def test_batches_are_added_to_the_sums_many_rows_at_a_time(tmp_path, monkeypatch
     assert set(whole) == {300}
     assert 0 < rest <= 300
     assert sum(learner.head.class_counts().values()) == sum(rows) == len(data.source.train)
+
+
+def test_a_head_is_taken_as_it_is_if_it_fits(tmp_path):
+    """As people write it, beside what makes one."""
+    learner = module(head=RidgeHead(192), buffer=None)
+    trainer(tmp_path).fit(learner, datamodule=digits(max_tasks=1))
+    assert learner.model.head.classes
+    with pytest.raises(UsageError, match=r"gives 192: head=RidgeHead\(192\), or head=RidgeHead"):
+        module(head=RidgeHead(64))
+    with pytest.raises(UsageError, match="has learned 2 classes already"):
+        module(head=learner.head)
+
+
+def test_a_trainer_of_fewer_epochs_than_there_are_tasks_says_what_is_learned(tmp_path, caplog):
+    learner = module(head=RidgeHead, buffer=None)
+    trainer(tmp_path, max_epochs=1).fit(learner, datamodule=digits(max_tasks=2))
+    assert "max_epochs is 1, but a task is one epoch, and all 2 tasks are learned: for fewer give max_" in caplog.text
+    assert len(learner.learned_tasks) == 2
+    caplog.clear()
+    trainer(tmp_path, max_epochs=5).fit(module(head=RidgeHead, buffer=None), datamodule=digits(max_tasks=1))
+    assert "max_epochs is" not in caplog.text
