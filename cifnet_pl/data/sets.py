@@ -140,6 +140,7 @@ class Source:
         train, val: the two sets.
         domains: the session, place or camera of each sample, where the source knows it.
         tasks: the task that the source itself assigns to each sample, where it does.
+        occasions: (n,) int64, equal for training samples that the user said belong together.
         notes: sentences for the user about how the two sets were made.
     """
 
@@ -148,6 +149,7 @@ class Source:
     val: SampleSet
     domains: Grouping | None = None
     tasks: Grouping | None = None
+    occasions: np.ndarray | None = None
     notes: tuple[str, ...] = ()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from cifnet_pl.model.bundle import Description, parse
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.core import PhotoHashes
 from cifnet_pl.utilities.errors import CheckpointError, UnsupportedError, UsageError
+from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.plugins import import_name
 from cifnet_pl.utilities.text import first_line
 
@@ -84,6 +86,7 @@ class CIFNetModule(TaskModule):
         )
         self.calibration = self.model.calibration
         self._told: set[str] = set()
+        self._given: list[tuple[Tensor, Tensor]] = []  # content hashes of this task's photos, and their occasions
 
     def settings(self) -> dict[str, Any]:
         """Return the backbone, head and buffer, by everything that their tensors depend on."""
@@ -136,6 +139,9 @@ class CIFNetModule(TaskModule):
         """Embed the batch and show it to the model; return its embeddings and labels."""
         z = self.embed(batch)
         self.model.observe(z, batch.label, batch.key)
+        if self.data.source.occasions is not None:
+            given = self.data.source.occasions[batch.row.cpu().numpy()]
+            self._given.append((batch.key.cpu(), torch.from_numpy(given)))
         return {"z": z, "label": batch.label}
 
     def finish_task(self) -> None:
@@ -149,6 +155,9 @@ class CIFNetModule(TaskModule):
         alone = self.trainer.world_size == 1
         self.model.add_up(None if alone else lambda tensor: strategy.reduce(tensor, reduce_op="sum"))
         self.refuse_empty([self.class_names[label] for label, n in self.head.class_counts().items() if not n])
+        for key, given in (pair for pairs in of_all_processes(self._given) for pair in pairs):
+            self.calibration.give(key, given)
+        self._given.clear()
         self.model.finish_task()
         for remark, sentence in about_choices(self.head.choices()).items():
             if remark not in self._told:  # once in a run
@@ -157,6 +166,7 @@ class CIFNetModule(TaskModule):
 
     def abort_task(self, labels: list[int]) -> None:
         """Remove the task that was under way from the model."""
+        self._given.clear()
         self.model.abort_task()
 
     def embed(self, batch: Batch) -> Tensor:

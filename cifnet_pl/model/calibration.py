@@ -13,9 +13,10 @@ from cifnet_pl.statistics import find_occasions
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 from cifnet_pl.utilities.text import number_of
 
-Kind = Literal["unknown", "few", "independent", "found", "measured"]
+Kind = Literal["unknown", "few", "independent", "found", "measured", "given"]
 """What is known of photos of another day: nothing yet; too few photos to tell; that photos are independent, so that
-another day is like these; the occasions of photos, by which it is estimated; or labelled photos of a new place."""
+another day is like these; the occasions of photos, by which it is estimated; labelled photos of a new place; or
+occasions that the user gave."""
 
 NOT_KNOWN = -1.0
 """Stands for an accuracy that is not known."""
@@ -39,6 +40,7 @@ class Calibration(GrowingModule):
         kind: () int64, position in :data:`Kind`.
         groups: (n,) int64, equal for stored samples of one occasion, in the buffer's order; empty if not known.
         accuracy: (2,) float64, percent of photos of these days and of another day that are named right.
+        given_key, given: (l,) int64 content hashes of learned photos and the occasions that the user gave for them.
         z, y, key: (m, d) float32 embeddings, (m,) int64 labels and (m,) int64 content hashes of photos of a new place,
             which are not learned; with any of them, the stored samples calibrate nothing.
     """
@@ -46,6 +48,8 @@ class Calibration(GrowingModule):
     kind: Tensor
     groups: Tensor
     accuracy: Tensor
+    given_key: Tensor
+    given: Tensor
     z: Tensor
     y: Tensor
     key: Tensor
@@ -55,7 +59,7 @@ class Calibration(GrowingModule):
         self.register_buffer("kind", torch.zeros((), dtype=torch.int64))
         self.register_buffer("accuracy", torch.full((2,), NOT_KNOWN, dtype=torch.float64))
         self.register_buffer("z", torch.zeros(0, 0))
-        for name in ("groups", "y", "key"):
+        for name in ("groups", "y", "key", "given_key", "given"):
             self.register_buffer(name, torch.zeros(0, dtype=torch.int64))
 
     @property
@@ -98,16 +102,34 @@ class Calibration(GrowingModule):
         known = len(self.groups) == len(samples.y)
         return samples.grouped(self.groups if known else occasions(samples)[1])
 
-    def find(self, head: Head, z: Tensor, y: Tensor) -> None:
+    def give(self, key: Tensor, given: Tensor) -> None:
+        """Take in occasions (n,) that the user gave for photos with content hashes ``key`` (n,)."""
+        self.given_key = torch.cat([self.given_key, key.to(self.given_key)])
+        self.given = torch.cat([self.given, given.to(self.given)])
+
+    def _given_groups(self, key: Tensor) -> Tensor | None:
+        """Return the number of each stored photo's occasion (n,), or None if none was given; forget those of others."""
+        stored = torch.isin(self.given_key, key)
+        order = torch.argsort(self.given_key[stored])
+        self.given_key, self.given = self.given_key[stored][order], self.given[stored][order]
+        if not len(self.given):
+            return None
+        place = torch.searchsorted(self.given_key, key).clamp_max(len(self.given) - 1)
+        numbers = torch.unique(self.given, return_inverse=True)[1][place]
+        alone = len(self.given) + torch.arange(len(key), device=key.device)
+        return torch.where(self.given_key[place] == key, numbers, alone)
+
+    def find(self, head: Head, z: Tensor, y: Tensor, key: Tensor) -> None:
         """Find the occasions of stored samples, let the head decide how to score, and count what it names right.
 
         Args:
             head: solved, with leave-one-out scores.
             z: (n, d) embeddings.
             y: (n,) labels.
+            key: (n,) int64 content hashes.
         """
-        samples = CalibrationSamples(head, z, y)
-        kind, groups = occasions(samples)
+        samples, given = CalibrationSamples(head, z, y), self._given_groups(key)
+        kind, groups = ("given", given) if given is not None else occasions(samples)
         if head.decides:
             head.decide(z, y, groups)
             samples = CalibrationSamples(head, z, y)
@@ -140,8 +162,9 @@ class Calibration(GrowingModule):
     @property
     def where(self) -> str:
         """Say of which photos the promises are, to follow "photos"."""
-        places = {"found": "of these days, and of another day as far as can be told", "measured": "of the new place"}
-        return places.get(self.known, "like those that were learned")
+        if self.known in ("found", "given"):
+            return "of these days, and of another day as far as can be told"
+        return "of the new place" if self.known == "measured" else "like those that were learned"
 
     def sentences(self, learned: int) -> list[str]:
         """Say how many photos of these days and of another day are named right, and what helps most there.
@@ -167,7 +190,8 @@ class Calibration(GrowingModule):
             why = "no photos of a class were found that vouch for each other, so one number serves for both"
             return [f"photos of these days and of another day (estimated): {here}{part} are named right; {why}"]
         hopeful = "" if len(self.groups) >= ALL * learned else f"; too hopeful, as not all {learned} photos are stored"
-        second = f"photos of another day (estimated): {there}, each judged without all photos of its occasion{hopeful}"
+        group = "group, as given" if self.known == "given" else "occasion"
+        second = f"photos of another day (estimated): {there}, each judged without all photos of its {group}{hopeful}"
         return [first, second, HELP]
 
     def _note(self, kind: Kind, these_days: float | None, another_day: float | None) -> None:

@@ -524,10 +524,10 @@ class Model:
 
         Photos of one occasion are found first, so that they do not vouch for each other.
         """
-        stored, wanted = self.stored_samples, self.calibrated or float(self.head.temperature) != 1
+        buffer, wanted = self.buffer, self.calibrated or float(self.head.temperature) != 1
         self.calibration.forget_stored()
-        if stored is not None and self.head.leaves_one_out and (wanted or self.head.decides):
-            self.calibration.find(self.head, *stored)
+        if buffer is not None and len(buffer.y) and self.head.leaves_one_out and (wanted or self.head.decides):
+            self.calibration.find(self.head, buffer.z, buffer.y, buffer.key)
         self.calibration.measure(self.head, self.photos.content)
         samples = self.calibration_samples() if wanted else None
         if samples is not None and (not samples.learned or self.head.leaves_one_out):

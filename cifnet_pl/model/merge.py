@@ -178,6 +178,7 @@ def absorb(model: Model, other: Model) -> None:
         other.buffer.relabel(renamed)
         model.buffer.add(other.buffer.z, other.buffer.y, other.buffer.key)
         model.buffer.commit()
+        model.calibration.give(other.calibration.given_key, other.calibration.given)
     before = model.photos.copies + other.photos.copies
     for old, hashes in other.photos.by_label().items():
         model.photos.add(np.full(len(hashes), renamed[old]), hashes)

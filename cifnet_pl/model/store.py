@@ -275,7 +275,8 @@ def _check_samples(buffer: CalibrationBuffer | None, photos: PhotoHashes, head: 
 def _check_calibration(calibration: Calibration, buffer: CalibrationBuffer | None, head: Head, where: str) -> None:
     """Raise CheckpointError unless what is loaded of a calibration goes together with the buffer and the head."""
     z, y, stored = calibration.z, calibration.y, 0 if buffer is None else len(buffer.y)
-    whole = len(z) == len(y) == len(calibration.key) and (not len(y) or z.shape[1] == head.in_features)
+    whole = len(calibration.given) == len(calibration.given_key)
+    whole &= len(z) == len(y) == len(calibration.key) and (not len(y) or z.shape[1] == head.in_features)
     known = set(y.tolist()) <= set(head.classes) and len(calibration.groups) in (0, stored)
     if not (whole and known and calibration.is_plausible()):
         raise CheckpointError(f"{where} is damaged: its calibration does not go together with its classes or samples")

@@ -133,6 +133,12 @@ def hash_order(names: Sequence[str], seed: int) -> list[int]:
     return sorted(range(len(names)), key=ranks.__getitem__)
 
 
+def number_of_name(name: str) -> int:
+    """Return a hash of a name as a signed number of 64 bits."""
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
 def held_back(names: Sequence[str], fraction: float, seed: int) -> np.ndarray:
     """Choose the images of one class that are for validation, by a seeded hash of each name.
 

@@ -135,3 +135,30 @@ def test_what_is_learned_of_a_new_place_calibrates_no_longer() -> None:
         learned().recalibrated(z[:19], y[:19], key[:19])
     with pytest.raises(UsageError, match="0 labelled photos that the model has not learned"):
         learned().recalibrated(z, y, torch.arange(len(y)) % (CLASSES * DAYS * EACH))
+
+
+def test_occasions_that_the_user_gave(tmp_path: Path) -> None:
+    """They come with the photos' content hashes; a photo without one stands alone, and so do those learned later."""
+    z, y, day = photos(1)
+    model = Classifier(build_backbone(f"pixels:{SIDE}"), RidgeHead(WIDTH), CalibrationBuffer(), [], SIDE)
+    model.calibrated = True
+    model.begin_task(NAMES)
+    keys = 1000 - torch.arange(len(y))
+    model.observe(z, y, keys)
+    model.calibration.give(keys[4:], 2**40 - day[4:])
+    model.finish_task()
+    assert model.buffer is not None
+    assert model.calibration.known == "given"
+    position = 1000 - model.buffer.key
+    expected = torch.where(position < 4, -1 - position, day[position])
+    groups = model.calibration.groups
+    assert torch.equal(groups[:, None] == groups, expected[:, None] == expected)
+    scores = model.head.leave_one_out(*model.buffer.items(), groups)
+    assert float(model.head.temperature) == pytest.approx(fit_temperature(scores, model.buffer.y), rel=1e-9)
+    model.save(tmp_path / "bundle")
+    again = cifnet_pl.load(tmp_path / "bundle", device="cpu")
+    again.begin_task(["new"])
+    again.observe(photos(5)[0][:10], torch.full((10,), CLASSES), torch.arange(5000, 5010))
+    again.finish_task()
+    assert again.calibration.known == "given"
+    assert len(again.calibration.groups.unique()) == len(groups.unique()) + 10

@@ -17,7 +17,7 @@ from cifnet_pl.photos.copies import held_back, held_back_together, similar_group
 from cifnet_pl.photos.photo import DATE_CHANGED, DATE_TAKEN, EXIF_PART
 from cifnet_pl.photos.reading import look_at
 from cifnet_pl.utilities.errors import UsageError
-from tests.command_line import learned, make_photos
+from tests.command_line import BUFFER, learned, make_photos
 
 START = datetime(2025, 5, 3, 10, 0, 0)
 
@@ -151,12 +151,15 @@ def test_refused_where_the_photos_are_split_already(tmp_path: Path):
 def test_a_run_holds_groups_back_and_its_model_lives_on(tmp_path: Path):
     photos = make_photos(tmp_path / "photos", ["ant", "bee"], 16)
     run = learned(tmp_path, "--data.source", "folder", "--data.root", str(photos), "--model.head", "RidgeHead",
-                  "--data.group", r"name:^(\d)")  # fmt: skip
+                  "--data.group", r"name:^(\d)", *BUFFER, "--model.calibrate", "true")  # fmt: skip
     assert main(["export", "--model", str(run), "--output", str(tmp_path / "model")]) == 0
     model = cifnet_pl.load(tmp_path / "model")
     assert model.held_back is None
     source = build_source("folder", SourceOptions(photos, group=r"name:^(\d)"))
     assert sum(model.counts.values()) == len(source.train)
+    assert model.calibration.known == "given"
+    given = {name.rpartition("/")[0] + name.rpartition("/")[2][0] for name in source.train.names}
+    assert len(model.calibration.groups.unique()) == len(given) < len(source.train)
 
 
 # ---------------------------------------------------------------------- alike

@@ -18,6 +18,7 @@ from cifnet_pl.photos.copies import (
     held_back_groups,
     held_back_together,
     listed,
+    number_of_name,
 )
 from cifnet_pl.photos.files import (
     EXTENSIONS,
@@ -98,10 +99,12 @@ def _split_by_group(class_names: list[str], whole: FileSet, options: SourceOptio
     check_share(options.val_fraction)
     group_of = grouping(kind)
     val, alone, whole_classes = np.zeros(len(whole), dtype=bool), 0, list[str]()
+    occasions = np.zeros(len(whole), dtype=np.int64)
     for label, rows in whole.rows_of.items():
         names = [whole.names[row] for row in rows]
         groups = group_of(names, _look(whole, rows) if kind in ("day", "burst") else [])
         sizes = Counter(groups)
+        occasions[rows] = [number_of_name(f"{class_names[label]}\0{group}") for group in groups]
         alone += sum(group == name and sizes[group] == 1 for group, name in zip(groups, names, strict=True))
         val[rows] = held_back_groups(groups, class_names[label], options.val_fraction, options.split_seed)
         if len(rows) > 1 and len(sizes) == 1:
@@ -115,7 +118,7 @@ def _split_by_group(class_names: list[str], whole: FileSet, options: SourceOptio
             f"note: all photos of {classes} {listed(whole_classes)} belong together by --data.group {kind}, so that "
             "none is held back"
         )
-    return replace(in_two(class_names, whole, val), notes=tuple(notes))
+    return replace(in_two(class_names, whole, val), notes=tuple(notes), occasions=occasions[~val])
 
 
 def _about_alone(kind: str, alone: int, total: int) -> str:
