@@ -213,6 +213,23 @@ def test_the_model_itself_is_not_changed(bundle: Path, tmp_path: Path):
     assert {path.name: path.read_bytes() for path in bundle.iterdir()} == before
 
 
+def test_a_folder_with_train_and_val_has_the_classes_within(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Those of ``train`` are learned, those of ``val`` checked with; a photo beside the classes is counted."""
+    nest = tmp_path / "nest"
+    make_photos(nest / "train", NEW, 5)
+    shutil.copy(nest / "train" / "elk" / "0.png", nest / "train" / "loose.png")
+    make_photos(nest / "val", [*OLD, *NEW], 2)
+    assert extend(bundle, nest, tmp_path / "more", "--check", str(nest)) == 0
+    model, said = cifnet_pl.load(tmp_path / "more"), capsys.readouterr()
+    assert [model.counts[name] for name in NEW] == [5, 5]
+    assert model.class_names[-2:] == NEW
+    assert f"old classes, {2 * len(OLD)} photos of {nest}: " in said.out
+    assert f"note: {nest} has train and val: taking train" in said.err
+    assert f"1 photo beside the class folders is passed over, the first is {nest}/train/loose.png" in said.err
+
+
 def test_a_class_with_one_photo(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert extend(bundle, make_photos(tmp_path / "new", ["elk"], 1), tmp_path / "c") == 0
     shown = capsys.readouterr().out
