@@ -209,7 +209,7 @@ class ArraySet(ImageSet):
         self.read, self.where, self.sequential = read, where, sequential
         self.labels = np.asarray(labels, dtype=np.int64)
         self.rows = np.arange(len(self.labels)) if rows is None else np.asarray(rows, dtype=np.int64)
-        self.names = [str(i) for i in self.rows] if names is None else names
+        self.names = [str(i) for i in self.rows.tolist()] if names is None else names
 
     def given(self, index: int) -> Image.Image | bytes:
         """Return the image.

@@ -81,8 +81,7 @@ class ParquetImages:
 
     def images(self, labels: np.ndarray) -> ArraySet:
         """Return the images with their class positions (n,)."""
-        names = [f"{self.file.stem}/{i}" for i in range(len(labels))]
-        return ArraySet(self, labels, names, where=f"{place(self.file.parent)}#")
+        return ArraySet(self, labels, where=f"{place(self.file)}#")
 
     def __call__(self, row: int) -> bytes:
         """Return the content of an image's file; DataError if there is none."""

@@ -283,7 +283,7 @@ class EmbeddingSet(SampleSet):
         self, embeddings: np.ndarray, labels: np.ndarray, rows: np.ndarray, ids: np.ndarray | None, file: Path
     ):
         self.embeddings, self.labels, self.rows, self.ids, self.file = embeddings, labels, rows, ids, file
-        self.names = [str(name) for name in (rows if ids is None else ids[rows])]
+        self.names = [str(name) for name in (rows if ids is None else ids[rows]).tolist()]
 
     @property
     def root(self) -> Path:
