@@ -387,7 +387,7 @@ def test_all_unreadable_photos_are_named_at_once(tmp_path: Path, capsys: pytest.
     root = class_tree(tmp_path / "photos")
     names = ["blue/broken.png", "green/broken.jpg", "red/broken.gif"]
     for name in names:
-        (root / name).write_bytes(b"no photo")
+        (root / name).write_bytes(name.encode())
     assert run(root, tmp_path / "logs") == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("cifnet: error: cannot read these images: ")
