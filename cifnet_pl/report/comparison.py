@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from cifnet_pl.report.figures import figure, label_rows, wrapped
+from cifnet_pl.report.figures import figure, fitted, label_rows
 from cifnet_pl.report.page import Cell, Column, Picture, Table
 from cifnet_pl.report.runs import paired, read_runs, right_answers
 from cifnet_pl.report.settings import Setting
@@ -271,9 +271,9 @@ def comparison_picture(pair: Pair) -> Picture | None:
         spread = [[difference - low], [high - difference]]
         axes.errorbar(difference, row, xerr=spread, fmt="o", color="black", capsize=3, markersize=5)
     axes.axvline(0, color="#777777", linewidth=0.8, linestyle="--")
-    names = [wrapped(what, 24).replace("A_K", "$A_K$").replace("Ā", r"$\bar{A}$") for what, _, _ in shown]
+    names = [fitted(what, 24, 3).replace("A_K", "$A_K$").replace("Ā", r"$\bar{A}$") for what, _, _ in shown]
     label_rows(axes, names, [f"{difference:+.2f}" for _, difference, _ in shown])
-    axes.set_xlabel(wrapped(f"{pair.a.label} minus {pair.b.label} (percentage points)", 50))
-    axes.set_title(wrapped(pair.title, 52))
+    axes.set_xlabel(fitted(f"{pair.a.label} minus {pair.b.label} (percentage points)", 50, 3))
+    axes.set_title(fitted(pair.title, 52, 3))
     caption = f"{pair.a.label} minus {pair.b.label} with 95 % intervals, {pair.title}; right: the difference."
     return Picture(pair.name, caption, chart)

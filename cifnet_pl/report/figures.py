@@ -63,10 +63,14 @@ LONG = 40
 MOST = 8
 """Lines that can be told apart in one panel; more of them are divided among panels on the same axes."""
 
+AXIS_LETTERS = 48
+"""Letters of its numbers that fit side by side below an axis."""
+
 SMALLEST, LARGEST = 30.0, 900.0
 """Areas in square points of the bubbles of the least and the most energy that a figure can tell apart."""
 
 BARS = " Bars: ± one standard deviation over seeds, where there are several."
+FACTORS = " Bars: one standard deviation over seeds, as a factor to both sides, where there are several."
 PANELS = " Panels differ in machine, in how energy was measured, or in the use of the embedding cache."
 
 Panel = tuple[str, list[Group]]
@@ -115,27 +119,24 @@ def legend_below(target: Figure, axes: Axes, columns: int) -> None:
     target.legend(handles, names, loc=cast(Any, "outside lower center"), ncols=columns)
 
 
-def wrapped(text: str, width: int) -> str:
-    """Return ``text`` in lines of at most ``width`` characters, long words broken; a dollar begins no formula."""
-    return "\n".join(textwrap.wrap(text, width)).replace("$", r"\$")
-
-
 def fitted(label: str, width: int, lines: int = 2) -> str:
-    """Return a label in at most ``lines`` lines of ``width`` characters; the middle of a longer one is left out.
+    """Return a label in at most ``lines`` lines of ``width`` letters, broken between words; a dollar begins no formula.
 
-    The end is kept, as variants of one method differ there; tables have the whole name.
+    The middle of a longer one is left out: the end is kept, as variants of one method differ there, and tables have
+    the whole name.
 
     Example:
         >>> fitted("a method with a name that is far too long, width 64", 16)
         'a method with a\\n… long, width 64'
     """
-    shortened = wrapped(label, width)
-    taken = len(label)
-    while shortened.count("\n") >= lines and taken > 2:
+    taken, text = len(label), label
+    while True:
+        broken = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+        if taken <= 2 or (len(broken) <= lines and max(map(len, broken), default=0) <= width):
+            return "\n".join(broken).replace("$", r"\$")
         taken -= 1
         first = taken // 2
-        shortened = wrapped(f"{label[:first].rstrip()} … {label[len(label) - taken + first :].lstrip()}", width)
-    return shortened
+        text = f"{label[:first].rstrip()} … {label[len(label) - taken + first :].lstrip()}"
 
 
 def plain_log_ticks(axes: Axes) -> None:
@@ -219,7 +220,7 @@ def _lines(groups: Sequence[Group], title: str, variants: bool) -> Figure:
             handles, labels = axes.get_legend_handles_labels()
             labels = [fitted(label, 24) for label in labels]
             axes.legend(handles, labels, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=SMALL)
-    panels[0].set_title(wrapped(title, 52))
+    panels[0].set_title(fitted(title, 52, 3))
     panels[-1].set_xlabel("classes seen")
     bottom, top = panels[0].get_ylim()
     panels[0].set_ylim(max(bottom, -2.0), min(top, 102.0))
@@ -283,8 +284,13 @@ def _values(study: Study, families: Sequence[Sequence[Group]], key: str) -> Figu
             axes.annotate(f"n = {count}", (place, mean), (5, 5), textcoords="offset points", fontsize=SMALL)
         ticks.update(x)
     axes.set_xscale("log")
-    # Only the values that were run, and of those that would touch each other only the first.
-    shown = [x for i, x in enumerate(sorted(ticks)) if i == 0 or x / sorted(ticks)[i - 1] > 1.15]
+    # Only the values that were run, and of those whose numbers would touch each other only the first.
+    letters = max(len(f"{x:g}") for x in ticks) + 1
+    apart = (max(ticks) / min(ticks)) ** (letters / AXIS_LETTERS)
+    shown: list[float] = []
+    for tick in sorted(ticks):
+        if not shown or tick >= apart * shown[-1]:
+            shown.append(tick)
     axes.set_xticks(shown, [f"{x:g}" for x in shown])
     axes.set_xticks([], minor=True)
     axes.set(xlabel=heading(key), ylabel="final accuracy $A_K$ (%)")
@@ -352,7 +358,7 @@ def pair_bars(bars: Sequence[tuple[str, Stat | None, Stat | None]], title: str) 
             text = cell_text(stat, Column("", 1))
             axes.annotate(text, (ends[-1], place), (4, 0), textcoords="offset points", va="center", fontsize=SMALL)
     label_rows(axes, [fitted(label, 24) for label, _, _ in bars])
-    axes.set(xlabel="accuracy (%)", xlim=(0, 1.22 * max(ends)), title=wrapped(title, 52))
+    axes.set(xlabel="accuracy (%)", xlim=(0, 1.22 * max(ends)), title=fitted(title, 52, 3))
     axes.grid(visible=False, axis="y")
     chart.legend(loc=cast(Any, "outside lower center"), ncols=2)
     return chart
@@ -370,9 +376,8 @@ def calibration_maps(study: Study) -> list[Picture]:
             setting = family[0].setting
             caption = (
                 f"Effect of calibration, {study.names[setting]}: largest activation among the neurons of one task "
-                "(columns), averaged over the test images of another (rows), in percent, after the last task. Above "
-                "the diagonal, whose mean the titles say, stand neurons that were added after the images' classes were "
-                "learned: without calibration they fire on them."
+                "(columns), in percent, on average over the test images of another (rows), after the last task. Above "
+                "the diagonal neurons of later tasks fire on earlier classes unless they are calibrated."
             )
             figures.append(
                 Picture(f"calibration_{study.slug(setting)}_{slug(family[0].name.lower())}", caption, _maps(maps))
@@ -443,9 +448,9 @@ def _stacked(title: str, shown: Sequence[Panel], heights: Sequence[float], extra
     chart = figure(6.4, extra + sum(heights))
     every = list(chart.subplots(len(shown), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0])
     for axes, (name, _) in zip(every, shown, strict=True):
-        axes.set_title(wrapped(name, 52), fontsize=SMALL)
+        axes.set_title(fitted(name, 52, 3), fontsize=SMALL)
     every[-1].set_xscale("log")
-    chart.suptitle(wrapped(title, 52))
+    chart.suptitle(fitted(title, 52, 3))
     return chart, every
 
 
@@ -491,7 +496,7 @@ def _bubbles(axes: Axes, groups: Sequence[Group], unit: float) -> None:
         energy, colour = group.stat("energy_kwh"), COLOURS[i % len(COLOURS)]
         label = group.label
         if energy:
-            area, label = energy.mean / unit, f"{label}, {number(energy.mean, None)} kWh"
+            area, label = energy.mean / unit, f"{label}, {number(energy.mean, None)}\u00a0kWh"
             axes.scatter(
                 *at, s=max(SMALLEST, area), marker="o", facecolor=(colour, 0.45), edgecolor=colour,
                 linestyle="--" if area < SMALLEST else "-", zorder=4 - area / LARGEST,
@@ -555,17 +560,27 @@ def _points(
     heights = [0.21 * lines * (len(members) + 0.8) for _, members in shown]
     names_only = [(name, [group for group, _ in members]) for name, members in shown]
     chart, stacked = _stacked(title, names_only, heights, 1.3 + 0.45 * len(shown))
-    means = [stat.mean for _, stat in every]
-    stacked[-1].set(xlim=(min(means) / 1.7, max(means) * 1.7), xlabel=xlabel)
+    stacked[-1].set(
+        xlim=(min(stat.mean / _factor(stat) for _, stat in every) / 1.4,
+              max(stat.mean * _factor(stat) for _, stat in every) * 1.4),
+        xlabel=xlabel,
+    )  # fmt: skip
     for axes, (_, members) in zip(stacked, shown, strict=True):
         ordered = sorted(members, key=lambda pair: -pair[1].mean)
         for row, (_, stat) in enumerate(ordered):
-            spread = min(stat.sd or 0.0, 0.99 * stat.mean)
-            axes.errorbar(stat.mean, row, xerr=spread or None, fmt="o", color="black", capsize=2, markersize=5)
+            spread = [[stat.mean - stat.mean / _factor(stat)], [stat.mean * _factor(stat) - stat.mean]]
+            axes.errorbar(
+                stat.mean, row, xerr=spread if stat.sd else None, fmt="o", color="black", capsize=2, markersize=5
+            )
         names = [fitted(group.label, 26, 3 if group.conditions_label else 2) for group, _ in ordered]
         label_rows(axes, names, [number(stat.mean, None) for _, stat in ordered])
     plain_log_ticks(stacked[-1])
-    return Picture(file, f"{caption}{PANELS * (len(shown) > 1)}{BARS}", chart)
+    return Picture(file, f"{caption}{PANELS * (len(shown) > 1)}{FACTORS}", chart)
+
+
+def _factor(stat: Stat) -> float:
+    """Return the factor to both sides that a deviation is on a log axis, where mean − sd may have no place."""
+    return 1 + (stat.sd or 0.0) / stat.mean
 
 
 # ---------------------------------------------------------------------- memory
@@ -585,7 +600,7 @@ def memory_points(study: Study, setting: Setting) -> list[Picture]:
     sizes = [{"total": group.mean("kept_elements"), **group.components} for group in groups]
     numbers = [f"{n / 1e6:.3g} M" if (n := own["total"]) >= 1e6 else number(n, None) for own in sizes]
     chart = _parts(names, sizes, numbers, "numbers kept besides the backbone (log scale)")
-    chart.axes[0].set_title(wrapped(study.names[setting], 52))
+    chart.axes[0].set_title(fitted(study.names[setting], 52, 3))
     caption = f"Memory besides the backbone after the last task by component, {study.names[setting]}; right: the total."
     return [Picture(f"memory_{study.slug(setting)}", caption, chart)]
 

@@ -23,7 +23,7 @@ from cifnet_pl.learning.callbacks.pictures import png
 from cifnet_pl.learning.run_record import to_csv
 from cifnet_pl.model.audit import LearningCurve
 from cifnet_pl.photos.photo import UnreadableImage, read_square
-from cifnet_pl.report.significance import Stat, marked
+from cifnet_pl.report.significance import SHARED, Stat, marked
 from cifnet_pl.utilities.text import printable
 
 Cell = str | Stat | None
@@ -85,7 +85,8 @@ class Table:
         columns, rows: its content.
         notes: sentences below the table.
         blocks: name for each row; only rows with the same name are compared to find the best, in columns of time and
-            energy only those with the same conditions, too. Published and external rows are never compared.
+            energy only those with the same conditions, too, where no other processes counted. Published and external
+            rows are never compared.
     """
 
     name: str
@@ -100,9 +101,12 @@ class Table:
         """(row, column) of the cells that are marked as best, see :func:`cifnet_pl.report.significance.marked`."""
         best_cells = set()
         conditions = self._under(CONDITIONS)
+        shared = {i for i, letter in enumerate(conditions) if SHARED in str(letter)}
         for j, column in enumerate(self.columns):
             comparable: dict[tuple[str, Cell], list[int]] = {}
             for i in self.measured:
+                if i in shared and column.header in COST_HEADERS:
+                    continue
                 block = self.blocks[i] if self.blocks else ""
                 apart = conditions[i] if column.header in COST_HEADERS else None
                 comparable.setdefault((block, apart), []).append(i)
@@ -131,6 +135,8 @@ class Table:
             row, column: position of the cell.
         """
         cell, plain = self.rows[row][column], cell_text(self.rows[row][column], self.columns[column])
+        if cell and self.columns[column].header in COST_HEADERS and SHARED in str(self._under(CONDITIONS)[row]):
+            plain += f" {SHARED}"
         if not isinstance(cell, Stat) or not self.columns[column].spread or row not in self.measured:
             return plain
         counts = {other.n for i in self.measured if isinstance(other := self.rows[i][column], Stat)}
@@ -147,6 +153,33 @@ class Table:
         keep = [j for j in range(len(self.columns)) if any(row[j] not in (None, "") for row in self.rows)]
         rows = [[row[j] for j in keep] for row in self.rows]
         return replace(self, columns=[self.columns[j] for j in keep], rows=rows)
+
+
+CAPTION = 380
+"""Letters of four lines of a page, which a caption may have."""
+
+
+def shortened(tables: Sequence[Table]) -> tuple[list[Table], list[str]]:
+    """Return tables with the notes that fit into a caption of four lines, and an appendix with the others, once each.
+
+    The last note of a table says which sentences of the appendix belong to it, by their numbers.
+    """
+    appendix: dict[str, int] = {}
+    kept = []
+    for table in tables:
+        room = CAPTION - len(table.title) - len("Notes 10, 11, 12, 13, 14 and 15 of the appendix.")
+        notes: list[str] = []
+        moved: list[int] = []
+        for note in table.notes:
+            if len(note) < room:
+                notes.append(note)
+                room -= len(note) + 1
+            else:
+                moved.append(appendix.setdefault(note, len(appendix) + 1))
+        if moved:
+            notes.append(f"Note{'s' if len(moved) > 1 else ''} {', '.join(map(str, moved))} of the appendix.")
+        kept.append(replace(table, notes=notes))
+    return kept, list(appendix)
 
 
 def _is_text(cell: Cell) -> bool:
@@ -277,6 +310,12 @@ def to_latex(table: Table) -> str:
     )
 
 
+def notes_to_latex(notes: Sequence[str]) -> str:
+    """Return the appendix of :func:`shortened` as a numbered list."""
+    items = "".join(f"\\item {latex(note)}\n" for note in notes)
+    return f"\\begin{{enumerate}}\n{items}\\end{{enumerate}}\n"
+
+
 # ---------------------------------------------------------------------- the page
 
 TEMPLATES = jinja2.Environment(
@@ -323,6 +362,7 @@ def to_page(
     warnings: Sequence[str],
     tables: Mapping[str, Sequence[Table]],
     pictures: Mapping[str, Sequence[tuple[Picture, bytes]]],
+    notes: Sequence[str],
 ) -> str:
     """Return the HTML page; sections follow in the order of ``tables``, then of ``pictures``.
 
@@ -332,6 +372,7 @@ def to_page(
         warnings: sentences below it.
         tables: section → tables.
         pictures: section → pictures with their SVG.
+        notes: of the appendix.
     """
     sections = [
         {
@@ -347,7 +388,11 @@ def to_page(
         for name in dict.fromkeys([*tables, *pictures])
     ]
     return TEMPLATES.get_template("page.html").render(
-        title=title, lead=typeset(lead), warnings=map(typeset, warnings), sections=sections
+        title=title,
+        lead=typeset(lead),
+        warnings=map(typeset, warnings),
+        sections=sections,
+        notes=[*map(typeset, notes)],
     )
 
 

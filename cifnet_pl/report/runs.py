@@ -62,6 +62,7 @@ class SummaryTable(Table):
     machine: str | None = None
     device: str | None = None
     energy_source: str | None = None
+    energy_counts_other_processes: bool | None = None
     threads: int | None = None
     cores: int | None = None
 

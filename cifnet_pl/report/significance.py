@@ -16,6 +16,8 @@ from cifnet_pl.model.metrics import Comparison
 from cifnet_pl.report.runs import paired
 
 LEVEL = 0.05
+SHARED = "†"
+"""Mark of times and energies that were measured while other processes counted; it follows their conditions' letter."""
 RESAMPLES, BLOCK = 10_000, 500
 """Resamples of a bootstrap, and how many of them are drawn at once."""
 ROUNDING = 1e-12
@@ -160,34 +162,34 @@ def bootstrap(answers: Sequence[pd.DataFrame], seed: int = 0) -> tuple[float, fl
 # ---------------------------------------------------------------------- the best of a column
 
 
-def is_worse(cell: Stat, rival: Stat, better: str) -> bool | None:
-    """Test whether one cell is significantly worse than another, over common seeds or over one seed's test images.
+def worse_p(cell: Stat, leader: Stat, better: str) -> float | None:
+    """Compute the p that one cell is no worse than another, over common seeds or over one seed's test images.
 
     Args:
-        cell, rival: of one column.
+        cell, leader: of one column.
         better: "max" or "min".
 
     Returns:
-        None if it cannot be tested.
+        Two-sided; 1 if the cell is not behind; None if it cannot be tested.
     """
-    differences = common_differences(cell, rival)
+    differences = common_differences(cell, leader)
     p = paired_test(differences)
-    both = [key for key in cell.predictions if key in rival.predictions]
+    both = [key for key in cell.predictions if key in leader.predictions]
     if p is None and both:
-        answers = paired(cell.predictions[both[0]], rival.predictions[both[0]])
+        answers = paired(cell.predictions[both[0]], leader.predictions[both[0]])
         p = mcnemar(answers).p_value if len(answers) else None
     if p is None or not len(differences):
         return None
     behind = differences.mean() < 0 if better == "max" else differences.mean() > 0
-    return bool(behind and p < LEVEL)
+    return p if behind else 1.0
 
 
 def marked(cells: Sequence[Stat | None], better: str, exact: bool = False) -> set[int]:
-    """Return the positions of the cells to mark as best: the best mean, and those after it that nothing is better than.
+    """Return the positions of the cells to mark as best: the best mean, and those after it that it is not better than.
 
-    In the order of their means, cells are marked up to the first one that another one is significantly better than, or
-    that was not tested, having too few seeds: no marked cell has a worse mean than one that is not marked. Nothing is
-    marked where nothing can be told apart: fewer than two cells with two common seeds, or all of them tied.
+    Each cell is tested against the best mean, at a level that is corrected for the number of tests (Holm, 1979). In the
+    order of their means, cells are marked up to the first one that is significantly worse, or that was not tested,
+    having too few seeds. Nothing is marked where no cell is worse than the best one.
 
     Args:
         cells: of one column, and comparable with each other.
@@ -202,8 +204,9 @@ def marked(cells: Sequence[Stat | None], better: str, exact: bool = False) -> se
         best = (max if better == "max" else min)((cell.mean for cell in known.values()), default=None)
         winners = {i for i, cell in known.items() if cell.mean == best}
         return winners if len(known) > len(winners) else set()
-    found = {i: [is_worse(cell, rival, better) for j, rival in known.items() if j != i] for i, cell in known.items()}
-    tested = {i: verdicts for i, verdicts in found.items() if any(verdict is not None for verdict in verdicts)}
-    ordered = sorted(known, key=lambda i: known[i].mean, reverse=better == "max")
-    leading = set(itertools.takewhile(lambda i: i in tested and True not in tested[i], ordered))
-    return leading if len(tested) > len(leading) else set()
+    leader, *others = sorted(known, key=lambda i: known[i].mean, reverse=better == "max") or [-1]
+    tests = {i: p for i in others if (p := worse_p(known[i], known[leader], better)) is not None}
+    by_p = sorted(tests, key=lambda i: tests[i])
+    worse = set(itertools.takewhile(lambda i: tests[i] <= LEVEL / (len(by_p) - by_p.index(i)), by_p))
+    tied = itertools.takewhile(lambda i: i in tests and i not in worse, others)
+    return {leader, *tied} if worse else set()

@@ -27,7 +27,7 @@ from cifnet_pl.report.settings import (
     setting_of,
     words,
 )
-from cifnet_pl.report.significance import Stat, fixed, ratio, stat_of
+from cifnet_pl.report.significance import SHARED, Stat, fixed, ratio, stat_of
 
 COSTS = ("train_seconds", "eval_seconds", "energy_kwh", "A_K_per_kwh", "co2_kg")
 """Values that depend on the machine, on how energy was measured, and on the embedding cache."""
@@ -50,13 +50,13 @@ class Conditions:
         cached: whether embeddings were read from the cache, so that the backbone did not run for them.
         machine: processor or GPU, with its number, and how many threads were used where that is another number.
         source: how energy was measured, e.g. "cpu estimated (cpu_load), ram estimated".
-        scope: "machine", or "process" if other processes were not counted.
+        scope: "machine" if other processes were counted, "process" if not; empty where that is not known.
     """
 
     cached: bool = False
     machine: str = ""
     source: str = ""
-    scope: str = "machine"
+    scope: str = ""
 
     @property
     def words(self) -> dict[str, str]:
@@ -64,7 +64,7 @@ class Conditions:
         return {
             "machine": self.machine,
             "source": self.source or "energy not measured",
-            "scope": "this process only" if self.scope == "process" else "whole machine",
+            "scope": {"machine": "other processes counted", "process": "this process only"}.get(self.scope, ""),
             "cached": "embeddings from the cache" if self.cached else "embeddings computed",
         }
 
@@ -178,13 +178,21 @@ class Group:
 
         Returns:
             None if no seed has it, or if it is a cost that was measured under different conditions
-            (:meth:`by_conditions`).
+            (:meth:`by_conditions`). A_K per kWh is the ratio of the means.
         """
         if key in COSTS and len(self.conditions) > 1:
             return None
         values = {outcome.key: outcome.values.get(key) for outcome in self.outcomes}
         kept = {o.key: o.run.predictions for o in self.outcomes if o.run is not None and o.run.predictions is not None}
-        return stat_of(values, kept if key == "A_K" else None)
+        stat = stat_of(values, kept if key == "A_K" else None)
+        if key != "A_K_per_kwh" or stat is None or self.kind == "published":
+            return stat
+        accuracy, energy = (
+            stat_of({o.key: o.values.get(name) for o in self.outcomes if o.key in stat.by_seed})
+            for name in ("A_K", "energy_kwh")
+        )
+        # The ratio of the row's own means, as a reader would divide them; its deviation is that of the seeds' ratios.
+        return replace(stat, mean=accuracy.mean / energy.mean) if accuracy and energy else stat
 
     def mean(self, key: str) -> float:
         """Return the mean of a value that some seed has."""
@@ -231,14 +239,15 @@ def outcome_of(run: Run) -> Outcome:
 
 
 def _conditions(run: Run) -> Conditions:
-    summary, energy = run.summary, run.config.get("energy")
+    summary = run.summary
     machine = str(summary.get("machine") or summary.get("device") or "")
     threads = summary.get("threads")
     if threads and not summary.get("gpu") and threads != summary.get("cores"):
         machine += f", {threads} thread{'s' if threads > 1 else ''}"
-    scope = energy.get("tracking_mode") if isinstance(energy, Mapping) else None
+    counted = summary.get("energy_counts_other_processes")
+    scope = "" if counted is None else "machine" if counted else "process"
     source = ", ".join(sorted((summary.get("energy_source") or "").split(", ")))  # trackers list hardware in any order
-    return Conditions(bool(summary.get("cached_images")), machine, source, scope or "machine")
+    return Conditions(bool(summary.get("cached_images")), machine, source, scope)
 
 
 # ---------------------------------------------------------------------- groups
@@ -470,11 +479,11 @@ class Study:
         said = {}
         keys = dict.fromkeys((group.kind, conditions) for group in groups for conditions in group.conditions)
         for i, (kind, conditions) in enumerate(keys):
-            shown = ["machine", "source", *(["scope"] if conditions.scope == "process" else [])]
-            shown += ["cached"] if conditions.cached else []
+            shown = ["machine", "source", "scope", *(["cached"] if conditions.cached else [])]
             text = ", ".join(filter(None, map(conditions.words.get, shown)))
             phrase = {"measured": text, "external": EXTERNAL}.get(kind, f"{kind}, {text}")
             letter = string.ascii_lowercase[i % 26] + (str(i // 26) if i >= 26 else "")
+            letter += SHARED if conditions.scope == "machine" and kind == "measured" else ""
             said[kind, conditions] = letter, phrase
         return said
 

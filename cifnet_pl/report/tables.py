@@ -15,18 +15,23 @@ from cifnet_pl.report.external_results import published_numbers, published_of
 from cifnet_pl.report.page import CONDITIONS, SEEDS, Cell, Column, Table
 from cifnet_pl.report.runs import Run
 from cifnet_pl.report.settings import LACKING, Setting, heading, notes_of, value_name
-from cifnet_pl.report.significance import Stat, fixed, stat_of
-from cifnet_pl.report.study import Group, Study, by_size, method_order
+from cifnet_pl.report.significance import SHARED, Stat, fixed, stat_of
+from cifnet_pl.report.study import Conditions, Group, Study, by_size, method_order
 from cifnet_pl.utilities.text import number_of, printable
 
 BEST = (
-    "Bold: in the order of their means, the measured rows of the same setting before the first one that another row is "
-    "better than by a paired test, or that no test covers. Over common seeds it is a t-test (5 %), for A_K of single "
-    "runs (or of runs that no seed changes) that kept their predictions McNemar's test over the same test images. "
-    "Nothing is bold where no difference can be told from chance."
+    "Bold: in the order of their means, the measured rows of a setting before the first that the best row is better "
+    "than by a paired test, or that no test covers. Over common seeds that is a t-test, for A_K of single runs (or of "
+    "runs that no seed changes) that kept their predictions McNemar's test over the same test images; the level of 5 % "
+    "is corrected for the number of rows (Holm). Nothing is bold where no difference can be told from chance."
 )
 COST_BEST = (
     "Costs are ranked only among rows of the same machine, the same way to measure and the same use of the cache."
+)
+COUNTED = f"{SHARED}: other processes counted in these times and energies, which are not ranked."
+ENERGY = (
+    "Energy ÷ {reference}: among rows of the same conditions, the mean of the seeds' ratios. A_K per kWh: the ratio of "
+    "the row's means."
 )
 OTHER_NETWORKS = (
     "Networks differ: bold compares rows of the same network only; an energy is divided by that of {reference} on the "
@@ -222,6 +227,12 @@ RESULTS = (
 """Value of a group and its column, of the two tables that have both."""
 
 
+def _conditions_notes(said: Mapping[tuple[str, Conditions], tuple[str, str]]) -> list[str]:
+    """Return what the letters of :meth:`Study.conditions_of` stand for."""
+    counted = any(SHARED in letter for letter, _ in said.values())
+    return [*(f"{letter}: {text}." for letter, text in said.values()), *([COUNTED] if counted else [])]
+
+
 def efficiency_table(study: Study, setting: Setting) -> Table:
     """Tabulate parameters, minutes, energy and A_K per kWh (tab:cifar100-efficiency, tab:imagenet100-efficiency).
 
@@ -248,10 +259,10 @@ def efficiency_table(study: Study, setting: Setting) -> Table:
     shown = [replace(column, header=column.header.format(reference=study.reference)) for _, column in EFFICIENCY]
     columns = [*map(Column, ("method", "numbers", SEEDS, "network")), *shown, Column(CONDITIONS)]
     notes = [
-        "Training: all tasks, without evaluation. Epochs: passes over the images of a task. "
-        f"Energy ÷ {study.reference}: among rows of the same conditions.",
+        "Training: all tasks, without evaluation. Epochs: passes over the images of a task.",
+        *([ENERGY.format(reference=study.reference)] if any(group.stat("energy_kwh") for group in groups) else []),
         *([OTHER_NETWORKS.format(reference=study.reference)] if len(beside) > 1 else []),
-        *(f"{letter}: {text}." for letter, text in said.values()),
+        *_conditions_notes(said),
         study.seeds_note(groups),
         f"{BEST} {COST_BEST}",
         *_published_notes(groups),
@@ -273,7 +284,7 @@ def results_table(study: Study, setting: Setting) -> Table:
         numbers = [group.stat(key) for key, _ in RESULTS]
         rows.append([group.label, group.kind, str(group.seeds), *numbers, ", ".join(letters)])
     columns = [*map(Column, ("method", "numbers", SEEDS)), *(column for _, column in RESULTS), Column(CONDITIONS)]
-    notes = [f"{setting.title}.", *(f"{letter}: {text}." for letter, text in said.values())]
+    notes = [f"{setting.title}.", *_conditions_notes(said)]
     mixed = "; ".join(group.label for group in groups if len(group.conditions) > 1)
     if mixed:
         notes.append(f"Seeds of {mixed} ran under different conditions: their costs stand in the table of efficiency.")

@@ -10,7 +10,16 @@ import matplotlib
 from cifnet_pl.report.comparison import Pair, comparison_picture, comparison_table
 from cifnet_pl.report.external_results import published_groups, read_external
 from cifnet_pl.report.figures import SETTINGS, all_pictures, render
-from cifnet_pl.report.page import Picture, Table, to_csv_table, to_latex, to_markdown, to_page
+from cifnet_pl.report.page import (
+    Picture,
+    Table,
+    notes_to_latex,
+    shortened,
+    to_csv_table,
+    to_latex,
+    to_markdown,
+    to_page,
+)
 from cifnet_pl.report.runs import find_missing, read_runs
 from cifnet_pl.report.settings import notes_of
 from cifnet_pl.report.study import REFERENCE, Study, group_order, group_runs
@@ -69,6 +78,11 @@ def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None
         tables = {COMPARISON: [comparison_table(pair).without_empty() for pair in pairs], **tables}
         with matplotlib.rc_context(SETTINGS):
             pictures = {COMPARISON: [p for pair in pairs if (p := comparison_picture(pair))], **pictures}
+    shown, notes = shortened([table for section in tables.values() for table in section])
+    by_name = {table.name: table for table in shown}
+    tables = {name: [by_name[table.name] for table in section] for name, section in tables.items()}
+    if notes:
+        write_text(folder / "tables" / "notes.tex", notes_to_latex(notes))
     drawn: dict[str, list[tuple[Picture, bytes]]] = {}
     for section, own in pictures.items():
         for picture in own:
@@ -76,7 +90,7 @@ def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None
             write_bytes(folder / "figures" / f"{picture.name}.png", png)
             write_bytes(folder / "figures" / f"{picture.name}.svg", svg)
             drawn.setdefault(section, []).append((picture, svg))
-    for table in (table for section in tables.values() for table in section):
+    for table in shown:
         for suffix, written in (("csv", to_csv_table), ("tex", to_latex), ("md", to_markdown)):
             write_text(folder / "tables" / f"{table.name}.{suffix}", written(table))
     missing = f"{number_of(len(study.missing), 'point')} of the sweep without a whole run: {'; '.join(study.missing)}"
@@ -89,8 +103,8 @@ def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None
         *(f"Left out: {sentence}" for sentence in study.left_out),
     ]
     lead = f"{run_count(study)} runs. {'; '.join(setting.title for setting in study.settings)}."
-    write_text(folder / "report.md", _markdown(lead, warnings, tables, drawn))
-    write_text(folder / "report.html", to_page(TITLE, lead, warnings, tables, drawn))
+    write_text(folder / "report.md", _markdown(lead, warnings, tables, drawn, notes))
+    write_text(folder / "report.html", to_page(TITLE, lead, warnings, tables, drawn, notes))
 
 
 def _markdown(
@@ -98,10 +112,12 @@ def _markdown(
     warnings: Sequence[str],
     tables: Mapping[str, Sequence[Table]],
     pictures: Mapping[str, Sequence[tuple[Picture, bytes]]],
+    notes: Sequence[str],
 ) -> str:
     """Return the report as Markdown, with the arguments of :func:`cifnet_pl.report.page.to_page`."""
     lines = [f"# {TITLE}", "", lead, "", *(f"> {text}\n" for text in warnings)]
     for section in dict.fromkeys([*tables, *pictures]):
         lines += [f"## {section}", "", *map(to_markdown, tables.get(section, ()))]
         lines += [f"![{p.caption}](figures/{p.name}.png)\n\n{p.caption}\n" for p, _ in pictures.get(section, ())]
+    lines += ["## Notes", "", *(f"{number}. {note}" for number, note in enumerate(notes, 1)), ""] if notes else []
     return "\n".join(lines)

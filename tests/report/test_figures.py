@@ -20,17 +20,20 @@ from cifnet_pl.report.figures import (
     SETTINGS,
     SMALLEST,
     energy_points,
+    fitted,
     pair_bars,
     panels,
     time_bubbles,
     trajectories,
+    value_curves,
 )
-from cifnet_pl.report.page import Table, to_csv_table
+from cifnet_pl.report.page import COST_HEADERS, Table, to_csv_table
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.report.significance import Stat
 from cifnet_pl.report.study import Group, Outcome, Study
-from cifnet_pl.report.tables import accuracy_table, efficiency_table
+from cifnet_pl.report.tables import accuracy_table, efficiency_table, results_table
 from cifnet_pl.report.write import read_study
+from tests.report.labels import assert_labels_are_readable
 from tests.report.synthetic import write_run
 
 
@@ -137,6 +140,53 @@ def test_a_missing_seed_is_named_and_lifts_nobody(study: Study) -> None:
     assert [text.split("(")[1] for text in shown] == ["n = 5)", "n = 3)"]
 
 
+def test_costs_that_count_other_processes_are_marked_and_never_bold(tmp_path: Path) -> None:
+    for seed in (1, 2, 3):
+        for head, kwh in (("CIFNetHead", 0.06), ("RidgeHead", 0.03)):
+            write_run(
+                tmp_path / f"{head}{seed}" / "version_0", head=head, seed=seed, tasks=2, kwh=kwh * (1 + seed / 50),
+                minutes=20 * kwh + seed / 99, final=60 + seed / 9 + (head == "RidgeHead") * (1 + seed / 40),
+                about={"energy_counts_other_processes": True},
+            )  # fmt: skip
+    study = read_study([tmp_path])
+    for table in (efficiency_table(study, study.settings[0]), results_table(study, study.settings[0])):
+        costs = [j for j, column in enumerate(table.columns) if column.header in COST_HEADERS]
+        assert not {j for _, j in table.best} & {*costs}
+        assert {j for j, column in enumerate(table.columns) if column.header == "A_K (%)"} <= {j for _, j in table.best}
+        measured = [i for i, row in enumerate(table.rows) if row[1] == "measured"]
+        assert all(table.text(i, j).endswith("†") for i in measured for j in costs if table.rows[i][j])
+        assert any(note.startswith("†: ") for note in table.notes)
+
+
+def test_labels_are_broken_between_words_alone() -> None:
+    name = "CIFAR-100, 10 cls/task: a-method-with-hyphens, width 64"
+    for width in range(23, 40):
+        assert " ".join(fitted(name, width, 4).split("\n")) == name
+    assert max(map(len, fitted("x" * 200, 24).split("\n"))) <= 24
+
+
+def test_values_of_a_setting_over_many_powers_of_ten_have_ticks_apart(tmp_path: Path) -> None:
+    for i, ridge in enumerate([1e-6, 1.2e-6, 0.0123, 0.015, 0.02, 0.1, 1.0, 1.3, 10.0]):
+        write_run(tmp_path / f"e{i}" / "version_0", tasks=2, head_options={"ridge": ridge})
+    study = read_study([tmp_path])
+    (picture,) = value_curves(study, "head.ridge")
+    assert_labels_are_readable(picture)
+
+
+def test_bars_on_a_log_axis_are_whole(tmp_path: Path) -> None:
+    """Energies of 1, 1 and 40 have a deviation larger than their mean."""
+    for head in ("CIFNetHead", "RidgeHead"):
+        for seed, kwh in ((1, 0.01), (2, 0.01), (3, 0.4)):
+            write_run(tmp_path / f"{head}{seed}" / "version_0", head=head, seed=seed, tasks=2, kwh=kwh)
+    study = read_study([tmp_path])
+    for picture in energy_points(study, study.settings[0]):
+        for axes in picture.figure.axes:
+            low, high = axes.get_xlim()
+            for bars in axes.containers:
+                ends = [x for line in bars.lines[2] for segment in line.get_segments() for x, _ in segment]  # type: ignore[attr-defined]
+                assert all(low <= x <= high for x in ends)
+
+
 def bubbles(figure: Figure) -> list[float]:
     """Areas of all bubbles, smallest first; every one is a circle."""
     result = []
@@ -182,9 +232,12 @@ def test_energies_are_points_at_their_numbers_on_a_log_axis(runs: Path, study: S
     per_kwh, ratios = energy_points(study, setting)
     assert [ratios.name, per_kwh.name] == ["energy_ratio_cifar_100_10_cls_task", "energy_cifar_100_10_cls_task"]
     pairs = zip(measured(runs, "ridge[12]", "energy_kwh"), measured(runs, "cifnet?", "energy_kwh"), strict=True)
+    accuracies, energies = (
+        [statistics.fmean(measured(runs, name, key)) for name in ("ridge?", "cifnet?")] for key in ("A_K", "energy_kwh")
+    )
     for picture, wanted in (
         (ratios, {statistics.fmean(a / b for a, b in pairs), 1.0}),
-        (per_kwh, {statistics.fmean(measured(runs, name, "A_K_per_kwh")) for name in ("ridge?", "cifnet?")}),
+        (per_kwh, {a / b for a, b in zip(accuracies, energies, strict=True)}),
     ):
         names = [
             [label.get_text().replace("\n", " ") for label in axes.get_yticklabels()] for axes in picture.figure.axes

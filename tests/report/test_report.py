@@ -166,6 +166,22 @@ def test_the_page_is_self_contained_and_says_what_is_missing(written: Path) -> N
     assert set(re.findall(r'href="#([^"]+)"', page)) == set(re.findall(r'<h2 id="([^"]+)"', page))
 
 
+def test_captions_have_at_most_four_lines_and_the_rest_is_an_appendix(written: Path) -> None:
+    """A line of a page has about a hundred letters."""
+    page = (written / "report.html").read_text()
+    notes = re.findall(r"<li>(.*?)</li>", page)
+    assert len(notes) == len(set(notes)) > 3
+    for path in (written / "tables").glob("*.tex"):
+        for caption in re.findall(r"\\caption\{(.*)\}", path.read_text()):
+            assert len(caption) <= 450, path  # with the marks of LaTeX
+    for caption in re.findall(r"<figcaption>(.*?)</figcaption>", page):
+        assert len(re.sub("<.*?>", "", caption)) <= 400, caption
+    bold = next(number for number, note in enumerate(notes, 1) if note.startswith("Bold: "))
+    (accuracy,) = re.findall(r"\\caption\{(.*)\}", (written / "tables" / "accuracy.tex").read_text())
+    assert re.search(rf"Notes? .*\b{bold}\b.* of the appendix", accuracy)
+    assert "Bold: " in (written / "tables" / "notes.tex").read_text()
+
+
 def test_two_reports_are_the_same_bytes(runs: Path, written: Path, tmp_path: Path) -> None:
     write_report(read_study([runs], runs / "external.csv"), tmp_path)
     first = {p.relative_to(written): p.read_bytes() for p in written.rglob("*") if p.is_file()}
