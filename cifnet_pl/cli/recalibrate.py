@@ -150,7 +150,7 @@ def figures(asked: torch.Tensor) -> list[str]:
     """Return, in the order of the table, what :func:`answers` says of photos."""
     from cifnet_pl.model.audit import top_label_error
 
-    confidence, right, covered, size, unknown = (column.numpy() for column in asked.T)
+    confidence, right, covered, size, unknown = asked.T.contiguous().numpy()
 
     def mean(column: np.ndarray, factor: float = 100.0) -> str:
         return "–" if len(column) == 0 or bool((column != column).any()) else f"{factor * column.mean():.1f}"
@@ -164,7 +164,7 @@ def figures_table(before: torch.Tensor, after: torch.Tensor | None) -> Table:
     """Tabulate figures before and, as far as they are known, after."""
     names = [
         "photos named right, %",
-        "how sure it is differs from how often it is right by, points",
+        "how sure it is, off from how often it is right, points",
         f"wrong answers that it is more than {100 * SURE:g} % sure of",
         f"sets of answers of {100 * COVERAGE:g} % that hold the right class, %",
         "classes in such a set",

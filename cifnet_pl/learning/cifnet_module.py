@@ -213,6 +213,7 @@ class CIFNetModule(TaskModule):
             "engine": self.engine(),
             "head": type(self.head).__name__,
             "head_settings": self.head.settings(),
+            "learned_images": sum(self.model.counts.values()),
             "buffer_settings": self.buffer.settings() if self.buffer is not None else None,
             "occasions": self.calibration.known,
             "these_days": self.calibration.these_days,

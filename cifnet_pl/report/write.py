@@ -21,7 +21,7 @@ from cifnet_pl.report.page import (
     to_page,
 )
 from cifnet_pl.report.runs import find_missing, read_runs
-from cifnet_pl.report.settings import notes_of
+from cifnet_pl.report.settings import about_small_ridge, notes_of
 from cifnet_pl.report.study import REFERENCE, Study, group_order, group_runs
 from cifnet_pl.report.tables import all_tables, seldom_notes
 from cifnet_pl.utilities.errors import DataError, unknown_name
@@ -94,9 +94,11 @@ def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None
         for suffix, written in (("csv", to_csv_table), ("tex", to_latex), ("md", to_markdown)):
             write_text(folder / "tables" / f"{table.name}.{suffix}", written(table))
     missing = f"{number_of(len(study.missing), 'point')} of the sweep without a whole run: {'; '.join(study.missing)}"
+    runs = [outcome.run for group in study.groups for outcome in group.outcomes if outcome.run is not None]
     warnings = [
         *([f"Missing: {missing}"] if study.missing else []),
         *study.data_notes,
+        *(f"{note}." for note in about_small_ridge(runs)),
         *seldom_notes(study),
         *notes_of(study.settings),
         *study.cache_note(study.groups),

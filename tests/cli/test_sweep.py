@@ -1,5 +1,6 @@
 """Sweeps: the points of their files, and running them one after another."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -380,6 +381,22 @@ def test_an_option_of_some_points_is_for_those(tmp_path, run):
     assert "width" not in made["own"]["init_args"]["head"]["init_args"]
     assert made["bare"]["init_args"]["buffer"] is None
     assert "--model.head.width fits no point" in run("--model.head.width", "64", "--only", "own", code=2)
+
+
+@pytest.mark.parametrize(("images", "ridge", "noted"), [(1000, 0.01, 1), (1000, 1.0, 0), (9000, 0.01, 0)])
+def test_a_small_ridge_with_about_as_many_images_as_features_is_noted(tmp_path, monkeypatch, run, images, ridge, noted):
+    def learned(job: Job, end: float) -> int:
+        job.write()
+        about = {"learned_images": images, "head_settings": {"in_features": 512, "ridge": ridge}}
+        path = write_run(job.folder / "version_0", seed=job.point.config["seed_everything"]) / "summary.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **about}))
+        return 0
+
+    monkeypatch.setattr(sweeping, "run_process", learned)
+    write(tmp_path, seeds=[1, 2])
+    said = run("--output", str(tmp_path / "r"))
+    assert said.count("note: 1,000 images were learned, about as many as an embedding has numbers (512)") == noted
+    assert (tmp_path / "r" / "report.md").read_text().count("weights follow noise") == noted
 
 
 def test_a_budget_is_kept(tmp_path, run):
