@@ -462,6 +462,7 @@ def test_an_impossible_task_is_refused_and_changes_nothing(case: Case, learned: 
         ([], [], "at least one class"),
         ([3, 4, 3], [1, 1, 1], "twice"),
         ([3, -3], [1, 1], "class -3 is already learned"),
+        ([2**63], [1], "64 bits"),
         ([3, 4], [1], "counts"),
         ([3, 4], [1, 0], "counts"),
     ):
@@ -661,6 +662,7 @@ def test_removed_classes_are_gone_and_may_come_back(case: Case, learned: Head) -
         assert_same_state(learned, before)
     learned.remove_classes([7, 0])
     assert learned.tasks == [[-3, 2**62], [1_000_003, -(2**62)]]
+    assert learned.task_of.tolist() == [0, 0, 1, 1]
     assert learned(QUERIES).shape == (len(QUERIES), 4)
     assert torch.equal(reloaded(learned, case)(QUERIES), learned(QUERIES))
     again = Task([7], TASKS[0].z, TASKS[0].y)
