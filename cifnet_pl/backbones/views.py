@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -28,20 +29,20 @@ class Layers(nn.Module):
     def __init__(self, network: nn.Module, names: Sequence[str]):
         super().__init__()
         self.layered = network  # the name is part of the weights' hash, so that no cache takes one for the other
-        self._kept: list[Tensor] = []
+        self._kept: dict[int, list[Tensor]] = {}  # by thread: several may embed at the same time
         for name in names:
             network.get_submodule(name).register_forward_hook(self._keep)
 
     def _keep(self, layer: nn.Module, inputs: Any, output: Tensor) -> None:
-        self._kept.append(output.mean(dim=(2, 3)))
+        self._kept[get_ident()].append(output.mean(dim=(2, 3)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (n, d + Σ c)."""
-        self._kept.clear()
-        z = self.layered(x)
-        joined = torch.cat([z, *self._kept], dim=1)
-        self._kept.clear()
-        return joined
+        kept = self._kept[get_ident()] = []
+        try:
+            return torch.cat([self.layered(x), *kept], dim=1)
+        finally:
+            del self._kept[get_ident()]
 
 
 class Mirrored(nn.Module):

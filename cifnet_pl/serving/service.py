@@ -200,6 +200,8 @@ class Service:
                 "cifnet_waiting_changes": ("Changes asked for, not yet done", lambda: self.learner.queued),
             }
         )
+        with torch.inference_mode():  # what makes the network ready is done once, before threads embed
+            model.embed(torch.zeros(1, 3, model.image_size, model.image_size, dtype=torch.uint8))
         self.learner = Learner(self._served(model, workspace.current))
         self.answering = Answering(lambda: self.learner.served, PHOTOS_WAITING, self.measures.batches.observe)
         self.gallery = Gallery(lambda: self.workspace.kept(self.learner.served.version), self._score_kept)

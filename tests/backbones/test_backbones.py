@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -478,3 +479,13 @@ def test_views_that_are_not_known() -> None:
         build_backbone("pixels:8+layers")
     with pytest.raises(UsageError, match="efficientnet_lite0"):
         build_backbone(LITE0 + "+layer")
+
+
+def test_threads_that_embed_at_the_same_time_keep_their_layers_apart() -> None:
+    """A service embeds with a thread for each core."""
+    backbone = build_backbone("random:resnet18+layers+mirror", engine="torch")
+    images = [torch.full((1, 3, 64, 64), shade, dtype=torch.uint8) for shade in range(0, 240, 10)]
+    expected = [backbone(image) for image in images]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(backbone, images))
+    assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(found, expected, strict=True))
