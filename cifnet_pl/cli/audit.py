@@ -81,8 +81,12 @@ def audit(
         source = folder(SourceOptions(root, *(loaded.held_back or (0.2, 0))))
         unreadable: list[Any] = []
         with embeddings_of(loaded, source, Path(cache_folder).expanduser(), unreadable, progress=True) as embedded:
-            z, labels, files = embedded
-            present, labels = np.unique(labels, return_inverse=True)
+            z, files = embedded.z, embedded.files
+            undecided = {
+                file: f"in {source.class_names[label]}, also in {source.class_names[other]}"
+                for file, (label, other) in embedded.undecided.items()
+            }
+            present, labels = np.unique(embedded.labels, return_inverse=True)
             names = [source.class_names[label] for label in present]
             if len(names) < 2:
                 raise DataError(f"{printable(str(root))} has photos of one class: an audit compares at least two")
@@ -94,7 +98,7 @@ def audit(
                 )
             curve = learning_curve(z, labels, len(names))
         warn(source.notes, unreadable)
-        note = write_audit(target, result, curve, files, loaded)
+        note = write_audit(target, result, curve, files, undecided, loaded)
     if note:
         print(note)
     low, high = result.scored.interval
@@ -102,7 +106,7 @@ def audit(
     photos = f"{number_of(len(files), 'photo')} of {len(names)} classes"
     print(f"{photos}, each judged by all others, photos of these days: {right}")
     print(f"(with 95 % certainty {low:.1f} to {high:.1f} %); {number_of(len(result.doubtful()), 'doubtful label')}")
-    print(*notes(result), *loaded.about_days(), more_photos(curve, names), sep="\n")
+    print(*about_undecided(undecided), *notes(result), *loaded.about_days(), more_photos(curve, names), sep="\n")
     print(f"the page: {target / 'audit.html'}")
 
 
@@ -139,6 +143,22 @@ def notes(result: Audit) -> list[str]:
     return sentences
 
 
+def about_undecided(undecided: Mapping[Path, str]) -> list[str]:
+    """Return a sentence about photos that lie in two classes; none if there are none.
+
+    Args:
+        undecided: photo → the classes in which it lies, in words.
+    """
+    if not undecided:
+        return []
+    shown = [f"{file.name} ({where})" for file, where in undecided.items()]
+    photos = number_of(len(shown), "photo lies", "photos lie")
+    return [
+        f"{photos} in two classes, and {is_or_are(len(shown))} judged in neither and learned by neither: remove each "
+        f"from the wrong folder: {_listed(shown)}"
+    ]
+
+
 def more_photos(curve: LearningCurve, names: Sequence[str]) -> str:
     """Return one sentence about whether more photos would help.
 
@@ -169,7 +189,14 @@ def _listed(names: Sequence[str]) -> str:
 # ---------------------------------------------------------------------- files
 
 
-def write_audit(target: Path, result: Audit, curve: LearningCurve, files: list[Path], model: Classifier) -> str | None:
+def write_audit(
+    target: Path,
+    result: Audit,
+    curve: LearningCurve,
+    files: list[Path],
+    undecided: Mapping[Path, str],
+    model: Classifier,
+) -> str | None:
     """Write the page, its pictures and tables.
 
     Args:
@@ -177,6 +204,7 @@ def write_audit(target: Path, result: Audit, curve: LearningCurve, files: list[P
         result: verdict on each photo.
         curve: accuracy by number of photos.
         files: the photos.
+        undecided: other photos, which lie in two classes → these classes, in words.
         model: whose embeddings were used.
 
     Returns:
@@ -201,10 +229,11 @@ def write_audit(target: Path, result: Audit, curve: LearningCurve, files: list[P
         f"{number_of(len(files), 'photo')} of {number_of(len(names), 'class')}. Each is judged by a classifier that "
         f"learned all the others, photos of the same days: {evaluation.accuracy:.1f} % are named right (with 95 % "
         f"certainty {low:.1f} to {high:.1f} %).",
-        *map(_sentence, [*notes(result), *model.about_days()]),
+        *map(_sentence, [*about_undecided(undecided), *notes(result), *model.about_days()]),
         "photos.csv has every photo with what is said of it here, classes.csv and confusion.csv the numbers.",
     ]
     sections = [
+        *([_undecided(undecided)] if undecided else []),
         _doubtful(result, files),
         _pairs(result, files),
         with_figure("Which classes are confused", [READING], confusion),
@@ -280,6 +309,13 @@ def _photos(name: str, texts: list[str], files: list[Path], captions: Mapping[in
     from cifnet_pl.report.page import Section, show
 
     return Section(name, texts, photos=[show(files[row], text) for row, text in captions.items()])
+
+
+def _undecided(undecided: Mapping[Path, str]) -> Section:
+    from cifnet_pl.report.page import Section, show
+
+    shown = [show(file, where) for file, where in list(undecided.items())[:ON_PAGE]]
+    return Section("Photos in two classes", ["Leave each in the folder of its own class alone."], photos=shown)
 
 
 def _doubtful(result: Audit, files: list[Path]) -> Section:

@@ -135,13 +135,17 @@ def _evaluate(model: Classifier, photos: ClassPhotos, unreadable: list[Unreadabl
 
 
 def summary_lines(evaluation: Evaluation) -> list[str]:
-    """Return accuracy and calibration in two sentences."""
+    """Return accuracy and calibration in two sentences, and one about classes that are hardly ever answered."""
+    from cifnet_pl.model.metrics import about_hardly_answered
+
+    hardly = about_hardly_answered(evaluation.hardly_answered)
     classes, (low, high) = number_of(len(evaluation.class_scores()), "class"), evaluation.interval
     return [
         f"{evaluation.accuracy:.1f} % of {number_of(len(evaluation.rows), 'photo')} of {classes} are named right "
         f"(with 95 % certainty {low:.1f} to {high:.1f} %)",
         f"the model is {100 * evaluation.confidence.mean():.1f} % sure on average; ECE {evaluation.ece:.1f} % "
         "(how far its confidences are from the share that is right)",
+        *([hardly] if hardly else []),
     ]
 
 

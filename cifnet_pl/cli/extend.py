@@ -45,6 +45,7 @@ def extend(
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
     from cifnet_pl.model.bundle import refuse_existing
+    from cifnet_pl.model.metrics import about_hardly_answered
     from cifnet_pl.model.store import load
 
     target = Path(output).expanduser()
@@ -67,6 +68,7 @@ def extend(
     if result.old_before.total:
         change = f"{result.old_before.percent:.1f} % right before, {result.old_after.percent:.1f} % after"
         print(f"old classes, {number_of(result.old_before.total, 'photo')} of {check}: {change}")
-    for sentence in result.model.about_days():
+    hardly = about_hardly_answered(result.hardly_answered)
+    for sentence in [*([hardly] if hardly else []), *result.model.about_days()]:
         print(sentence)
     print(next_command("classify", "--model", str(target), "--images", "PHOTOS", "--output", "out.csv", trust=trust))

@@ -79,7 +79,9 @@ def lines(model: Classifier, versions: dict[str, str]) -> list[str]:
         model: the model.
         versions: of the software that wrote it.
     """
-    head, backbone = model.head, model.backbone
+    from cifnet_pl.model.metrics import about_hardly_answered, hardly_answered_by
+
+    head, backbone, hardly = model.head, model.backbone, about_hardly_answered(hardly_answered_by(model))
     settings = ", ".join(f"{key} {value}" for key, value in head.settings().items())
     stored = sum(value.numel() * value.element_size() for value in model.tensors().values())
     parts = ", ".join(f"{name} {count:,}" for name, count in model.state_elements().items() if count)
@@ -91,6 +93,7 @@ def lines(model: Classifier, versions: dict[str, str]) -> list[str]:
     result += [
         f"this is model {model.identity}",
         _known_photos(model),
+        *([hardly] if hardly else []),
         *model.about_days(),
         f"head {type(head).__name__} ({settings}), temperature {float(head.temperature):.3g}",
         f"backbone {printable(backbone.name)}, {backbone.parameters_count:,} parameters, sha256 {backbone.sha256[:12]}",

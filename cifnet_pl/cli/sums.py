@@ -131,6 +131,7 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
         DataError: data that is missing.
     """
     from cifnet_pl.data import CIFNetDataModule
+    from cifnet_pl.data.copies import find_copies
     from cifnet_pl.learning.cifnet_module import CIFNetModule
     from cifnet_pl.model.sums import ShardLearner
     from cifnet_pl.utilities.plugins import find_in_current_folder
@@ -153,6 +154,11 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
         raise buried_error(error) or error from None
     module, data = built.model, built.data
     size, crop_ratio = data.image_shape(module.backbone.preprocessing)
+    left_out = None
+    if data.duplicates is not None:
+        copies = find_copies(data.source, data.plan.all_rows(()))
+        print(*copies.sentences(data.source, data.duplicates), sep="\n", end="\n" if copies else "")
+        left_out = copies.left_out(data.source)[0] if data.duplicates == "leave_out" else None
     return ShardLearner(
         data.source,
         module.backbone,
@@ -162,6 +168,7 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
         data.batch_size,
         data.num_workers or 0,
         data.on_corrupt == "skip",
+        left_out,
     )
 
 

@@ -33,7 +33,7 @@ from cifnet_pl.data.sets import ImageSet, SampleSet, SourceOptions
 from cifnet_pl.data.sources import OWN_PHOTOS, build_source
 from cifnet_pl.data.sources.embeddings import EmbeddingSet
 from cifnet_pl.data.sources.python_objects import source_of
-from cifnet_pl.data.streams import Stream
+from cifnet_pl.data.streams import Disjoint, Stream
 from cifnet_pl.data.tasks import Batches, Task
 from cifnet_pl.photos.cache import EmbeddingCache, EvaluationMemory, pipeline_folder
 from cifnet_pl.photos.copies import NEAR, SINGLE, Duplicates
@@ -151,6 +151,14 @@ class CIFNetDataModule(LightningDataModule):
                 f"note: classes_per_task {classes_per_task} leaves {len(never)} of {number_of(total, 'class')} that no "
                 f"task learns, the first is '{printable(never[0])}'"
             )
+
+    @property
+    def learns_held_back(self) -> bool:
+        """Whether the test samples are the user's own photos, held back for a score, and are learned after the last.
+
+        Streams for research, photos that the user keeps apart, and benchmark sets stay tested only.
+        """
+        return self.source.held_back and self.source_name in OWN_PHOTOS and isinstance(self.plan.kind, Disjoint)
 
     # ------------------------------------------------------------------ tasks
 

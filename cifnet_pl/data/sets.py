@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,7 @@ class Source:
         tasks: the task that the source itself assigns to each sample, where it does.
         occasions: (n,) int64, equal for training samples that the user said belong together.
         notes: sentences for the user about how the two sets were made.
+        held_back: whether ``val`` is a share of the data that was held back here, as they have no such part.
     """
 
     class_names: list[str]
@@ -151,6 +152,7 @@ class Source:
     tasks: Grouping | None = None
     occasions: np.ndarray | None = None
     notes: tuple[str, ...] = ()
+    held_back: bool = False
 
 
 class FileSet(ImageSet):
@@ -371,7 +373,7 @@ def split_by_seed(
     """
     one = np.zeros(len(whole), dtype=np.int64)
     held = held_back_rows(whole, one, options.val_fraction, options.split_seed)
-    return in_two(class_names, whole, held, **groups)
+    return replace(in_two(class_names, whole, held, **groups), held_back=True)
 
 
 def checked(source: Source, where: str) -> Source:

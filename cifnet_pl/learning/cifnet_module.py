@@ -151,9 +151,7 @@ class CIFNetModule(TaskModule):
             DataError: a class of which no image could be learned.
         """
         self.data.begin_task(len(self.learned_tasks))
-        strategy = self.trainer.strategy
-        alone = self.trainer.world_size == 1
-        self.model.add_up(None if alone else lambda tensor: strategy.reduce(tensor, reduce_op="sum"))
+        self.add_up(self.model)
         self.refuse_empty([self.class_names[label] for label, n in self.head.class_counts().items() if not n])
         for key, given in (pair for pairs in of_all_processes(self._given) for pair in pairs):
             self.calibration.give(key, given)
@@ -163,6 +161,11 @@ class CIFNetModule(TaskModule):
             if remark not in self._told:  # once in a run
                 rank_zero_info(sentence)
             self._told.add(remark)
+
+    def add_up(self, model: Classifier) -> None:
+        """Add up over all processes what a model has observed."""
+        strategy, alone = self.trainer.strategy, self.trainer.world_size == 1
+        model.add_up(None if alone else lambda tensor: strategy.reduce(tensor, reduce_op="sum"))
 
     def abort_task(self, labels: list[int]) -> None:
         """Remove the task that was under way from the model."""

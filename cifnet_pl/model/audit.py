@@ -28,6 +28,7 @@ from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
 from cifnet_pl.model.core import Model
 from cifnet_pl.model.metrics import BINS, FEW, Evaluation
 from cifnet_pl.photos.cache import EmbeddingCache, pipeline_folder
+from cifnet_pl.photos.copies import find_repeats
 from cifnet_pl.statistics import comparable, joined, left_out_groups, near_limit
 from cifnet_pl.statistics.near_copies import SAMPLED
 from cifnet_pl.utilities.errors import DataError
@@ -45,7 +46,7 @@ class Rows:
         rows: (m,) int64 positions in ``z``.
     """
 
-    z: np.ndarray
+    z: np.ndarray | Rows
     rows: np.ndarray
 
     @property
@@ -281,7 +282,7 @@ class Audit:
         return np.asarray(rows[np.argsort(-self.distance[rows], kind="stable")])
 
 
-def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audit:
+def audit(z: Embeddings, labels: np.ndarray, class_names: Sequence[str]) -> Audit:
     """Judge every photo by all others, except for its near-copies.
 
     Photos that resemble more than half of their class are judged by their near-copies all the same, as without these
@@ -323,7 +324,7 @@ def top_label_error(confidence: np.ndarray, right: np.ndarray) -> float:
     return 100 * float(error)
 
 
-def _temperature(head: RidgeHead, z: np.ndarray, labels: np.ndarray, groups: np.ndarray, judged: np.ndarray) -> float:
+def _temperature(head: RidgeHead, z: Embeddings, labels: np.ndarray, groups: np.ndarray, judged: np.ndarray) -> float:
     known = np.flatnonzero(judged)
     if not len(known):
         return 1.0
@@ -335,7 +336,7 @@ def _temperature(head: RidgeHead, z: np.ndarray, labels: np.ndarray, groups: np.
     return fit_temperature(scores[finite], y[finite]) if finite.any() else 1.0
 
 
-def _distances(z: np.ndarray, labels: np.ndarray, classes: int, groups: np.ndarray, judged: np.ndarray) -> np.ndarray:
+def _distances(z: Embeddings, labels: np.ndarray, classes: int, groups: np.ndarray, judged: np.ndarray) -> np.ndarray:
     """Return (n,) distances of the embeddings at length 1, scaled to a median of 1 in each class.
 
     They are to the mean of the class without the photo's group, under the scatter within classes with the ridge that
@@ -389,7 +390,7 @@ class LearningCurve:
         return float(min(100.0, limit - factor * photos**-power))
 
 
-def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0) -> LearningCurve:
+def learning_curve(z: Embeddings, labels: np.ndarray, classes: int, seed: int = 0) -> LearningCurve:
     """Measure leave-one-out accuracy with 3, 6, 12, … photos of each class, drawn at random, and fit a power law.
 
     The last size is one that more than half of the classes have. The accuracy at every size is the mean over the same
@@ -424,7 +425,7 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int, seed: int = 
     return LearningCurve(points, _fit(points), short)
 
 
-def _mean_accuracy(z: np.ndarray, labels: np.ndarray, rows: np.ndarray, groups: np.ndarray, kept: np.ndarray) -> float:
+def _mean_accuracy(z: Embeddings, labels: np.ndarray, rows: np.ndarray, groups: np.ndarray, kept: np.ndarray) -> float:
     """Return the mean of the leave-one-out accuracies in percent of the classes ``kept`` (C,) bool.
 
     Args:
@@ -457,6 +458,23 @@ def _fit(points: Sequence[tuple[int, float]]) -> tuple[float, float, float] | No
     return float(fitted[0]), float(fitted[1]), float(fitted[2])
 
 
+class EmbeddedPhotos(NamedTuple):
+    """Photos to audit.
+
+    Attributes:
+        z: (n, d) float32 embeddings, in a file.
+        labels: (n,) int64.
+        files: the n files.
+        undecided: files that lie in two classes → labels of their own class and of another one; not among the n, as a
+            photo cannot be judged by itself.
+    """
+
+    z: Embeddings
+    labels: np.ndarray
+    files: list[Path]
+    undecided: dict[Path, tuple[int, int]]
+
+
 @contextmanager
 def embeddings_of(
     model: Model,
@@ -464,7 +482,7 @@ def embeddings_of(
     cache_folder: Path,
     unreadable: list[Unreadable],
     progress: bool = False,
-) -> Iterator[tuple[np.ndarray, np.ndarray, list[Path]]]:
+) -> Iterator[EmbeddedPhotos]:
     """Embed all photos of both parts of a source; what the cache lacks is added to it.
 
     Args:
@@ -475,7 +493,7 @@ def embeddings_of(
         progress: whether to draw a bar on a terminal.
 
     Yields:
-        (n, d) float32 embeddings in a file that is removed afterwards, (n,) int64 labels, and the n files.
+        The photos, in a file that is removed afterwards.
 
     Raises:
         DataError: no photo can be read.
@@ -489,16 +507,21 @@ def embeddings_of(
     cached = pipeline_folder(cache_folder, *prepared, model.engine)
     with TemporaryDirectory(prefix="cifnet-audit-") as folder:
         z = np.memmap(Path(folder) / "z", dtype=np.float32, mode="w+", shape=(total, model.head.in_features))
-        labels, places, filled = np.zeros(total, dtype=np.int64), list[Path](), 0
+        labels, hashes = np.zeros((2, total), dtype=np.int64)
+        places, filled = list[Path](), 0
         for name, files in parts:
             for rows, embedded in _embedded(model, files, source.class_names, cached / name, unreadable, progress):
                 end = filled + len(rows)
-                z[filled:end], labels[filled:end] = embedded, files.labels[rows]
+                z[filled:end], labels[filled:end], hashes[filled:end] = embedded, files.labels[rows], files.hashes(rows)
                 places += [files.root / files.names[row] for row in rows]
                 filled = end
         if not filled:
             raise DataError("none of the photos can be read: there is nothing to audit")
-        yield z[:filled], labels[:filled], places
+        repeats, kept = find_repeats(enumerate(hashes[:filled].tolist()), labels), np.ones(filled, dtype=bool)
+        kept[list(repeats.undecided)] = False
+        undecided = {places[row]: (int(labels[row]), other) for row, other in sorted(repeats.undecided.items())}
+        rows = np.flatnonzero(kept)
+        yield EmbeddedPhotos(Rows(z, rows), labels[rows], [places[row] for row in rows.tolist()], undecided)
 
 
 def _embedded(

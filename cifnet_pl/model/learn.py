@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from cifnet_pl.heads.ridge import about_lesson, at_cap
 from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable, classes_of_hashes, copies_among, samples_of
 from cifnet_pl.model.core import M, Model
-from cifnet_pl.model.metrics import LearnedPhotos, NearCopyScore, percent
+from cifnet_pl.model.metrics import LearnedPhotos, NearCopyScore, hardly_answered, percent
 from cifnet_pl.photos.copies import Duplicates
 from cifnet_pl.photos.photo import Photo
 from cifnet_pl.utilities.errors import DataError, UsageError
@@ -41,6 +42,7 @@ class Score:
         near_copy_score: what near-copies among the photos that were learned do to it.
         near, learned: learned photos that have near-copies, and all that were compared.
         capped: whether a ridge that generalised cross-validation chose is at its cap.
+        right_of, total_of: the same numbers for each label.
     """
 
     right: int = 0
@@ -49,18 +51,28 @@ class Score:
     near: int = 0
     learned: int = 0
     capped: bool = False
+    right_of: Counter[int] = field(default_factory=Counter)
+    total_of: Counter[int] = field(default_factory=Counter)
 
     def add(self, model: Model, z: Tensor, y: Tensor, learned: LearnedPhotos | None = None) -> None:
         """Score embeddings z (n, d) of photos with labels y (n,), and compare them with those that were ``learned``."""
         right = (model.head.predict(z).cpu() == y).numpy()
         self.right += int(right.sum())
         self.total += len(y)
+        self.right_of.update(y[torch.from_numpy(right)].tolist())
+        self.total_of.update(y.tolist())
         if learned is not None:
             self.near_copy_score += NearCopyScore.of(learned.resemble(z, y), right)
 
     def sentences(self) -> list[str]:
         """Return the sentences to print beside the score."""
         return self.near_copy_score.sentences(self.near, self.learned, self.capped)
+
+    def hardly_answered(self) -> list[int]:
+        """Return the labels of classes of which hardly any photo is named right."""
+        labels = sorted(self.total_of)
+        right, total = (np.array([counts[label] for label in labels]) for counts in (self.right_of, self.total_of))
+        return [labels[i] for i in hardly_answered(right, total).tolist()]
 
     @property
     def percent(self) -> float | None:
@@ -94,6 +106,12 @@ class Extension(Generic[M]):
     undecided: list[Path]
     old_before: Score = field(default_factory=Score)
     old_after: Score = field(default_factory=Score)
+
+    @property
+    def hardly_answered(self) -> list[str]:
+        """Classes of which hardly any scored photo is named right."""
+        names = self.model.name_of
+        return [names[label] for score in (self.score, self.old_after) for label in score.hardly_answered()]
 
 
 def extend(

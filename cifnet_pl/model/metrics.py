@@ -18,10 +18,11 @@ from torch import Tensor
 
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable, find_repeats
 from cifnet_pl.model.core import Model
+from cifnet_pl.photos.copies import listed
 from cifnet_pl.statistics import comparable, copy_limit, near_groups, resembles
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.files import of_all_processes
-from cifnet_pl.utilities.text import number_of
+from cifnet_pl.utilities.text import number_of, printable
 
 Row = Sequence[float | None]
 
@@ -295,6 +296,53 @@ def about_near_copies(near: int, total: int, capped: bool) -> str | None:
     return note
 
 
+# ---------------------------------------------------------------------- classes that are hardly ever answered
+
+HARDLY = 25.0
+"""Percent of a class's photos that are named right, below which the class is called hardly ever answered."""
+
+
+def hardly_answered(right: np.ndarray, photos: np.ndarray) -> np.ndarray:
+    """Find classes whose photos are hardly ever named right, of those with at least five photos.
+
+    Args:
+        right: (C,) photos of each class that are named right.
+        photos: (C,) photos of each class.
+
+    Returns:
+        (m,) their positions.
+    """
+    return np.flatnonzero((photos >= FEW) & (100 * right < HARDLY * photos))
+
+
+def hardly_answered_by(model: Model) -> list[str]:
+    """Return the classes that a model hardly ever answers for its stored samples, each judged without its occasion.
+
+    Args:
+        model: a learned model; nothing is known of one without calibration samples.
+    """
+    samples = model.calibration_samples()
+    if samples is None or (samples.learned and not model.head.leaves_one_out):
+        return []
+    scores = samples.scores()
+    known = scores.isfinite().all(dim=1)
+    columns, size = samples.columns[known], len(model.class_names)
+    right = scores[known].argmax(dim=1) == columns
+    counts = (columns[right].bincount(minlength=size), columns.bincount(minlength=size))
+    return [model.class_names[column] for column in hardly_answered(*(count.cpu().numpy() for count in counts))]
+
+
+def about_hardly_answered(names: Sequence[str]) -> str | None:
+    """Return a sentence about classes that are hardly ever answered; None if there are none."""
+    if not names:
+        return None
+    classes = "1 class is" if len(names) == 1 else f"{len(names)} classes are"
+    return (
+        f"{classes} hardly ever answered, with less than {HARDLY:.0f} % of the photos right: "
+        f"{listed([printable(name) for name in names])}; more photos of other days help most there"
+    )
+
+
 # ---------------------------------------------------------------------- labelled photos
 
 BINS = 15
@@ -421,6 +469,12 @@ class Evaluation:
             taken_for = (self.class_names[other], int(answers[other])) if answers[other] else None
             scores.append(ClassScore(self.class_names[column], int(matrix[column].sum()), right, taken_for))
         return sorted(scores, key=lambda score: (not score.tested, score.right / score.photos, score.name))
+
+    @property
+    def hardly_answered(self) -> list[str]:
+        """Classes of which hardly any photo is named right."""
+        matrix = self.confusion()
+        return [self.class_names[column] for column in hardly_answered(matrix.diagonal(), matrix.sum(axis=1))]
 
     def confused_pairs(self) -> list[tuple[str, str, int, int]]:
         """Return (true class, answer, photos, photos of the true class) of all confusions, the most frequent first."""

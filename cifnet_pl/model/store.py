@@ -39,7 +39,7 @@ from cifnet_pl.model.hub import HubName, fetch, is_hub_name
 from cifnet_pl.photos.files import about_unsafe
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, unknown_name
 from cifnet_pl.utilities.plugins import import_part, names_import
-from cifnet_pl.utilities.run_folders import CHECKPOINT, versions
+from cifnet_pl.utilities.run_folders import CHECKPOINT, COMPLETE, versions
 from cifnet_pl.utilities.text import first_line, printable
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -296,8 +296,8 @@ def load(
 
     Args:
         path: a bundle, one that is zipped, a run's folder (``lightning_logs/NAME/version_N``, or
-            ``lightning_logs/NAME`` for the newest version), a checkpoint file, or ``hf:user/model`` of the Hugging Face
-            hub.
+            ``lightning_logs/NAME`` for the newest version; the model that has learned the held-back photos, too, if
+            there is one), a checkpoint file, or ``hf:user/model`` of the Hugging Face hub.
         device: where to put it; None for the first GPU if there is one, else the CPU.
         download: whether a model of the hub, and weights of the backbone, may be fetched that are not on this machine.
         engine: what runs the backbone, :data:`cifnet_pl.backbones.engines.EngineChoice`.
@@ -318,7 +318,12 @@ def load(
             _unpack(location, Path(folder))
             model = read_bundle(Path(folder), download, engine, trust)
     else:
-        model = _from_checkpoint(checkpoint_of(location), download, engine, trust)
+        checkpoint = checkpoint_of(location)
+        complete = checkpoint.parents[1] / COMPLETE
+        if location.is_dir() and is_bundle(complete):
+            model = read_bundle(complete, download, engine, trust)
+        else:
+            model = _from_checkpoint(checkpoint, download, engine, trust)
     return model.to(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
 
 

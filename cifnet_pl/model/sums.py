@@ -302,6 +302,7 @@ class ShardLearner:
         batch_size: images embedded at once.
         workers: processes that decode.
         skip_unreadable: whether to leave out images that cannot be decoded.
+        left_out: (n,) bool, training samples that are copies of others or lie in two classes; None for none.
     """
 
     source: Source
@@ -312,6 +313,7 @@ class ShardLearner:
     batch_size: int = 64
     workers: int = 0
     skip_unreadable: bool = False
+    left_out: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         head = self.make_head(self.backbone.features)
@@ -347,7 +349,10 @@ class ShardLearner:
         if self.backbone.takes_images:
             model.note_engines([model.engine])
         model.begin_task(self.source.class_names)
-        for z, embedded in self._embedded(model, np.arange(part.start, part.stop)):
+        rows = np.arange(part.start, part.stop)
+        if self.left_out is not None:
+            rows = rows[~self.left_out[rows]]
+        for z, embedded in self._embedded(model, rows):
             labels = torch.from_numpy(samples.labels[embedded])
             model.observe(z, labels.to(model.device), torch.from_numpy(samples.hashes(embedded)).to(model.device))
         model.add_up()

@@ -11,6 +11,9 @@ from pathlib import Path
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
+COMPLETE = "model"
+"""Bundle in a run's folder: the model that has learned the photos held back for the run's figures, too."""
+
 LOGGER_FILES = ("events.out.tfevents", "hparams.yaml")
 """What TensorBoard's logger writes before a run begins."""
 

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,21 @@ def test_the_page_and_its_tables(made: Path, capsys: pytest.CaptureFixture[str])
     assert {"confusion.png", "learning_curve.png", "classes.csv", "confusion.csv"} < names
     assert run(made) == 2
     assert "exists already" in capsys.readouterr().err
+
+
+def test_photos_in_two_classes_are_judged_in_neither(made: Path, capsys: pytest.CaptureFixture[str]):
+    """By itself in the other class, each would be a doubtful label."""
+    shutil.copy(made / "photos" / "ant" / "7.png", made / "photos" / "cat" / "again.png")
+    assert run(made) == 0
+    shown = capsys.readouterr()
+    assert "40 photos of 3 classes" in shown.out
+    assert "2 photos lie in two classes, and are judged in neither and learned by neither" in shown.out
+    assert "7.png (in ant, also in cat), again.png (in cat, also in ant)" in shown.out
+    assert "; 1 doubtful label\n" in shown.out
+    assert "Photos in two classes" in (made / "out" / "audit.html").read_text(encoding="utf-8")
+    with (made / "out" / "photos.csv").open(newline="", encoding="utf-8") as file:
+        judged = {(row["class"], Path(row["file"]).name) for row in csv.DictReader(file)}
+    assert not {("ant", "7.png"), ("cat", "again.png")} & judged
 
 
 def test_a_class_with_one_photo_is_named_and_not_judged(made: Path, capsys: pytest.CaptureFixture[str]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +136,19 @@ def test_photos_are_embedded(tmp_path: Path):
 
 
 # ---------------------------------------------------------------------- each sample once
+
+
+def test_copies_and_photos_in_two_classes_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Whatever the shard in which they lie; as a run leaves them out."""
+    photos = make_photos(tmp_path / "photos" / "train", ["ant", "bee"], 6)
+    make_photos(tmp_path / "photos" / "val", ["ant", "bee"], 2)
+    shutil.copy(photos / "ant" / "5.png", photos / "ant" / "0 copy.png")
+    shutil.copy(photos / "bee" / "3.png", photos / "ant" / "wrong.png")
+    given = ["--data.root", str(photos.parent), "--model.backbone", "pixels:8", "--data.num_workers", "0"]
+    for i in (1, 2, 3):
+        assert main(["sums", "--shard", f"{i}/3", "--output", str(tmp_path / "s"), *given]) == 0
+    assert "ant/wrong.png (also in bee)" in capsys.readouterr().out
+    assert merged(tmp_path / "m", tmp_path / "s").counts == {"ant": 6, "bee": 5}
 
 
 def test_the_same_shard_twice_is_refused(shards: list[Path]):

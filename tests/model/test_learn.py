@@ -68,6 +68,7 @@ def test_extend_returns_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (result.score.total, result.old_before.total, result.old_after.total) == (4, 3, 3)
     assert [photo.file.name for photo in result.unreadable] == ["broken.jpg"]
     assert result.model.history[-1].photos == 20
+    assert result.hardly_answered == []
     assert tensors_equal(model.tensors(), before)
     assert len(model.history) == 3
     with pytest.raises(UsageError, match="already learned"):

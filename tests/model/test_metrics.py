@@ -7,20 +7,24 @@ import pytest
 import torch
 from torch import Tensor
 
+from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.model.metrics import (
     FEW,
     Evaluation,
     LearnedPhotos,
+    about_hardly_answered,
     average_accuracy,
     backward_transfer,
     compare,
     first_classes,
     forgetting,
+    hardly_answered_by,
     interval,
     max_drop,
     percent,
 )
 from cifnet_pl.utilities.errors import DataError
+from tests.models import empty, learned, samples
 
 MATRIX = [
     [90.0],
@@ -120,6 +124,34 @@ def test_scores_confusions_and_pairs():
     ]
     assert result.confused_pairs()[0] == ("ant", "bee", 2, 6)
     assert FEW == 5
+
+
+def test_classes_that_are_hardly_ever_answered():
+    """At least five photos, and fewer than a quarter of them right."""
+    result = evaluation([0] * 9 + [1] * 8 + [2] * 4, [0, 0, *[1] * 7, 1, 1, *[2] * 6, 0, 0, 0, 0])
+    assert [(s.name, s.right, s.photos) for s in sorted(result.class_scores(), key=lambda s: s.name)] == [
+        ("ant", 2, 9),
+        ("bee", 2, 8),
+        ("cat", 0, 4),
+    ]
+    assert result.hardly_answered == ["ant"]
+    assert about_hardly_answered([]) is None
+    assert "2 classes are hardly ever answered, with less than 25 %" in str(about_hardly_answered(["ant", "bee"]))
+
+
+def test_a_model_knows_the_classes_that_it_hardly_ever_answers():
+    """By its stored samples, each judged without its like: the elks lie among the foxes."""
+    model = empty("ridge")
+    model.buffer = CalibrationBuffer(60)
+    z = torch.cat([samples([name], 20)[0] for name in ("ant", "fox")])
+    draw = torch.Generator().manual_seed(0)
+    elks = z[20:26] + torch.randn(6, z.shape[1], generator=draw)
+    model.begin_task(["ant", "fox", "elk"])
+    labels = torch.tensor([0] * 20 + [1] * 20 + [2] * 6)
+    model.observe(torch.cat([z, elks]), labels, torch.arange(46))
+    model.finish_task()
+    assert hardly_answered_by(model) == ["elk"]
+    assert hardly_answered_by(learned("ncm")) == []
 
 
 def test_interval_is_wilsons():

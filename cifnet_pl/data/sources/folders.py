@@ -85,7 +85,7 @@ def _split_near(class_names: list[str], whole: FileSet, options: SourceOptions) 
     for rows in whole.rows_of.values():
         names = [whole.names[row] for row in rows]
         val[rows] = held_back_together(names, _look(whole, rows), options.val_fraction, options.split_seed)
-    return in_two(class_names, whole, val)
+    return replace(in_two(class_names, whole, val), held_back=True)
 
 
 def _split_by_group(class_names: list[str], whole: FileSet, options: SourceOptions, kind: str) -> Source:
@@ -118,7 +118,8 @@ def _split_by_group(class_names: list[str], whole: FileSet, options: SourceOptio
             f"note: all photos of {classes} {listed(whole_classes)} belong together by --data.group {kind}, so that "
             "none is held back"
         )
-    return replace(in_two(class_names, whole, val), notes=tuple(notes), occasions=occasions[~val])
+    source = in_two(class_names, whole, val)
+    return replace(source, notes=tuple(notes), occasions=occasions[~val], held_back=True)
 
 
 def _about_alone(kind: str, alone: int, total: int) -> str:

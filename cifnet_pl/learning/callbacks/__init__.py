@@ -6,6 +6,7 @@ from cifnet_pl.learning.callbacks.checkpoint import TaskCheckpoint
 from cifnet_pl.learning.callbacks.copies import CopiesReport, NearCopies
 from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor
+from cifnet_pl.learning.callbacks.held_back import HeldBackPhotos
 from cifnet_pl.learning.callbacks.pictures import ClassResults, TrajectoryPlot
 from cifnet_pl.learning.callbacks.predictions import (
     ActivationTable,
@@ -22,6 +23,7 @@ __all__ = [
     "CopiesReport",
     "CoverageAndNoveltyMetrics",
     "EnergyMonitor",
+    "HeldBackPhotos",
     "NearCopies",
     "PredictionRecord",
     "PredictionTable",
@@ -43,4 +45,5 @@ def standard_callbacks(bar: bool, words: Words = "research") -> list[Callback]:
         words: what the screen calls its numbers, see :class:`RunTable`.
     """
     shown = [CopiesReport(), NearCopies(), *[TaskProgressBar()] * bar, RunTable(words)]
-    return [PrequentialAccuracy(), ClassResults(), CoverageAndNoveltyMetrics(), TaskMetrics(), TrajectoryPlot(), *shown]
+    measured = [PrequentialAccuracy(), ClassResults(), CoverageAndNoveltyMetrics(), TaskMetrics(), TrajectoryPlot()]
+    return [*measured, HeldBackPhotos(), *shown]

@@ -12,11 +12,12 @@ from rich.table import Table
 
 from cifnet_pl.learning.callbacks.copies import NearCopies
 from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics
+from cifnet_pl.learning.callbacks.held_back import HeldBackPhotos
 from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import RunRecord, TaskRow, callback_of, run_folder
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.model.metrics import FEW
+from cifnet_pl.model.metrics import FEW, about_hardly_answered, hardly_answered
 from cifnet_pl.utilities.text import next_command, number_of, printable
 
 SHOWN = 8
@@ -219,11 +220,17 @@ class RunTable(Callback):
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _untested(self, module: TaskModule) -> list[str]:
-        """Return a sentence about classes with too few test photos for a conclusion; none if there are no such."""
+        """Return a sentence about classes with too few test photos for a conclusion, and one about bad classes."""
         counts = module.data.test_counts(module.class_names)
         few = [f"{printable(name)} ({count})" for name, count in counts.items() if count < FEW]
         shown = ", ".join(few[:SHOWN]) + (f" and {len(few) - SHOWN} others" if len(few) > SHOWN else "")
-        return [f"Untested, with fewer than {FEW} test photos: {shown}."] if few else []
+        lines = [f"Untested, with fewer than {FEW} test photos: {shown}."] if few else []
+        if module.evaluation is not None:
+            matrix = module.evaluation.confusion
+            hardly = hardly_answered(matrix.diagonal(), matrix.sum(axis=1)).tolist()
+            sentence = about_hardly_answered([module.class_names[label] for label in hardly])
+            lines += [f"{sentence}."] if sentence else []
+        return lines
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Print how to resume an interrupted run."""
@@ -243,7 +250,8 @@ class RunTable(Callback):
         module = cast(TaskModule, pl_module)
         self.console.print(record_table(metrics.record, module, self.words, self.console))
         lines = summary_lines(metrics.record, module, self.words)
-        for about in (callback_of(trainer, NearCopies), callback_of(trainer, CoverageAndNoveltyMetrics)):
+        near, sets = callback_of(trainer, NearCopies), callback_of(trainer, CoverageAndNoveltyMetrics)
+        for about in (near, sets, callback_of(trainer, HeldBackPhotos)):
             lines += about.sentences() if about else []
         lines += module.model.about_days() if isinstance(module, CIFNetModule) else []
         lines += [*self._untested(module), f"run folder {folder}"]
