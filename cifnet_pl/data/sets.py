@@ -141,6 +141,7 @@ class Source:
         domains: the session, place or camera of each sample, where the source knows it.
         tasks: the task that the source itself assigns to each sample, where it does.
         occasions: (n,) int64, equal for training samples that the user said belong together.
+        val_occasions: (m,) int64, the same of validation samples that were held back.
         notes: sentences for the user about how the two sets were made.
         held_back: whether ``val`` is a share of the data that was held back here, as they have no such part.
     """
@@ -151,6 +152,7 @@ class Source:
     domains: Grouping | None = None
     tasks: Grouping | None = None
     occasions: np.ndarray | None = None
+    val_occasions: np.ndarray | None = None
     notes: tuple[str, ...] = ()
     held_back: bool = False
 

@@ -118,8 +118,8 @@ def _split_by_group(class_names: list[str], whole: FileSet, options: SourceOptio
             f"note: all photos of {classes} {listed(whole_classes)} belong together by --data.group {kind}, so that "
             "none is held back"
         )
-    source = in_two(class_names, whole, val)
-    return replace(source, notes=tuple(notes), occasions=occasions[~val], held_back=True)
+    source = replace(in_two(class_names, whole, val), notes=tuple(notes), held_back=True)
+    return replace(source, occasions=occasions[~val], val_occasions=occasions[val])
 
 
 def _about_alone(kind: str, alone: int, total: int) -> str:

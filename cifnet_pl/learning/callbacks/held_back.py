@@ -16,6 +16,7 @@ from cifnet_pl.learning.run_record import run_folder
 from cifnet_pl.learning.task_module import TaskCallback, TaskModule
 from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.run_folders import COMPLETE
 from cifnet_pl.utilities.text import number_of
 
@@ -86,6 +87,10 @@ class HeldBackPhotos(TaskCallback):
             y = torch.from_numpy(data.learner_labels(rows[part]))
             hashes = torch.from_numpy(data.source.val.hashes(rows[part]))
             model.observe(z[torch.from_numpy(part)].to(model.device), y.to(model.device), hashes.to(model.device))
+        if data.source.val_occasions is not None:
+            pair = torch.from_numpy(data.source.val.hashes(rows)), torch.from_numpy(data.source.val_occasions[rows])
+            for key, given in of_all_processes(pair):
+                model.calibration.give(key, given)
         module.add_up(model)
         model.finish_task()
         event = Event(
