@@ -129,32 +129,22 @@ def experiment_of(folder: Path) -> Iterator[None]:
         folder: that of the run; it is not made.
 
     Raises:
-        CifnetError: as :func:`require_writable`.
+        CifnetError: they cannot be made, or nothing can be written into them.
     """
-    made = [above for above in folder.parents if not above.exists()]
+    base, made = folder.parent, [above for above in folder.parents if not above.exists()]
     try:
-        require_writable(folder.parent)
+        try:
+            base.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=base):
+                pass
+        except OSError as error:
+            reason = error.strerror or error
+            raise CifnetError(f"cannot write into {base}: {reason}; choose another place with --logs") from error
         yield
     finally:
         with suppress(OSError):  # not empty
             for above in made:
                 above.rmdir()
-
-
-def require_writable(base: Path) -> None:
-    """Create the experiment's folder.
-
-    Raises:
-        CifnetError: it cannot be made, or nothing can be written into it.
-    """
-    try:
-        base.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=base):
-            pass
-    except OSError as error:
-        raise CifnetError(
-            f"cannot write into {base}: {error.strerror or error}; choose another place with --logs"
-        ) from error
 
 
 def existing(checkpoint: str) -> Path:

@@ -69,24 +69,25 @@ def test_help_and_errors_in_options(words, code, said, capsys):
     assert said in shown.out + shown.err
 
 
+def imported(program: str, *packages: str) -> str:
+    """Those of some packages that a program imports in a process of its own."""
+    program = f"import sys\n{program}\nprint(sorted({{*{packages}}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
 def test_no_module_of_a_command_imports_torch():
     """So help and errors in options take no longer than Python and the parser."""
     modules = sorted({module for module, _ in COMMANDS.values()})
-    program = f"import sys, cifnet_pl.cli.terminal, {', '.join(modules)}\n"
-    program += "print(sorted({'torch', 'lightning', 'matplotlib', 'pandas', 'scipy'} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout == "[]\n", done.stderr
+    packages = ("torch", "lightning", "matplotlib", "pandas", "scipy")
+    assert imported(f"import cifnet_pl.cli.terminal, {', '.join(modules)}", *packages) == "[]"
+    assert imported("from cifnet_pl.__main__ import main; main(['fit', '--help'])", *packages) == "[]"
 
 
 def test_to_classify_needs_neither_lightning_nor_what_only_runs_need():
-    program = "import sys; import cifnet_pl.cli.classify, cifnet_pl.model.store\n"
-    program += "print(sorted({'lightning', 'torchmetrics', 'torchvision', 'sklearn', 'matplotlib'} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout == "[]\n", done.stderr
+    packages = ("lightning", "torchmetrics", "torchvision", "sklearn", "matplotlib")
+    assert imported("import cifnet_pl.cli.classify, cifnet_pl.model.store", *packages) == "[]"
 
 
 @pytest.mark.parametrize("name", ["emoji 😀", "猫", "[x]", 'a"b\\c', "1: 2", "#", "null", os.fsdecode(b"\xff")])

@@ -18,17 +18,8 @@ COLUMNS = """task,classes_seen,A_k,average,forgetting,ece,train_seconds,solve_se
 energy_source,state_elements,buffer_elements""".replace("\n", "").split(",")
 SUMMARY = {"A_K", "A_bar", "A_k", "forgetting", "bwt", "max_drop", "ece", "train_seconds", "A_K_per_kwh", "nll"}
 SUMMARY |= {"energy_kwh", "energy_source", "energy_cpu_kwh", "energy_gpu_kwh", "energy_ram_kwh", "co2_kg"}
-SUMMARY |= {
-    "backbone_params",
-    "state_elements",
-    "buffer_elements",
-    "n_tasks",
-    "n_classes",
-    "head",
-    "backbone",
-    "seed",
-    "versions",
-}
+SUMMARY |= {"backbone_params", "state_elements", "buffer_elements", "n_tasks", "n_classes", "head", "backbone"}
+SUMMARY |= {"seed", "versions", "learned_images"}
 TAGS = ["acc/seen", "acc/average", "forgetting", "ece", "nll", "memory/state_elements"]
 
 
@@ -248,14 +239,8 @@ def test_every_task_keeps_its_checkpoint_on_request(tmp_path):
 
 
 def test_further_loggers_are_kept(tmp_path):
-    options = [
-        "--data.max_tasks",
-        "2",
-        "--trainer.logger",
-        "CSVLogger",
-        "--trainer.logger.save_dir",
-        str(tmp_path / "csv"),
-    ]
+    options = ["--data.max_tasks", "2", "--trainer.logger", "CSVLogger"]
+    options += ["--trainer.logger.save_dir", str(tmp_path / "csv")]
     learned(tmp_path, *options)
     (metrics,) = (tmp_path / "csv").rglob("metrics.csv")
     assert [float(row["acc/seen"]) for row in rows(metrics) if row["acc/seen"]]

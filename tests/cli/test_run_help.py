@@ -56,10 +56,3 @@ def test_no_internal_class_and_no_mark_of_documentation_is_shown(helps):
     classes = ("TaskModule", "SumsHead", "lightning.LightningModule,", "StatisticsDDPStrategy")
     for name in (*classes, ":mod:", ":class:", "``"):
         assert name not in shown
-
-
-def test_the_usual_help_does_not_wait_for_lightning():
-    program = "import sys; from cifnet_pl.__main__ import main; main(['fit', '--help'])\n"
-    program += "print({'torch', 'lightning'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
-    assert done.stdout.endswith("set()\n"), done.stderr

@@ -15,7 +15,6 @@ from cifnet_pl.utilities.run_folders import (
     place_evaluation,
     place_fit,
     remove_unbegun,
-    require_writable,
     versions,
 )
 
@@ -90,4 +89,4 @@ def test_names_and_places_that_cannot_be_used(tmp_path: Path):
         experiment_folder("logs", "../other")
     (tmp_path / "file").write_text("")
     with pytest.raises(CifnetError, match="choose another place with --logs"):
-        require_writable(tmp_path / "file" / "experiment")
+        experiment_of(tmp_path / "file" / "experiment" / "version_0").__enter__()
