@@ -61,14 +61,14 @@ class Promise(BaseModel):
         "photos to say; unknown: not estimated"
     )
 
-    says: list[str] = Field(description="the same in words")
+    says: list[str] = Field(description="both numbers in words")
 
     @classmethod
     def of(cls, model: Classifier) -> Promise:
         """Return what a model says of itself."""
         found = model.calibration
         days = {"these_days": found.these_days, "another_day": found.another_day}
-        return cls(**days, known=found.known, says=model.about_days())
+        return cls(**days, known=found.known, says=model.about_days()[:2])
 
 
 class Look(BaseModel):

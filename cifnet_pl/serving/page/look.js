@@ -20,7 +20,8 @@ function figures(look) {
   show("figures", {
     Classes: look.classes, Photos: look.photos, ...promised(look.right),
   });
-  $("about-days").textContent = look.right.says.map((one) => `${one[0].toUpperCase()}${one.slice(1)}.`).join(" ");
+  const help = look.right.known === "found" ? ["what helps most on another day: photos of that day or place, five of each class"] : [];
+  $("about-days").textContent = [...look.right.says, ...help].map((one) => `${one[0].toUpperCase()}${one.slice(1)}.`).join(" ");
   show("laboratory", {
     Head: look.head, Network: look.backbone, "Size of the state": `${look.state_mb.toFixed(2)} MB`,
     "Energy to learn": energies.length ? `${(1000 * energy).toPrecision(3)} Wh${source ? ` (${source})` : ""}` : "not measured",
