@@ -22,6 +22,8 @@ class FinetuneModule(IterativeModule):
     PyCIL's code of this name leaves the old classes' scores out of the softmax, so that it forgets a little less.
     """
 
+    title = "Fine-tuning"
+
     ways = ()
 
     def __init__(self, **options: Any):

@@ -23,7 +23,7 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.core import PhotoHashes
 from cifnet_pl.utilities.errors import CheckpointError, UnsupportedError, UsageError
 from cifnet_pl.utilities.files import of_all_processes
-from cifnet_pl.utilities.plugins import import_name
+from cifnet_pl.utilities.plugins import about, import_name
 from cifnet_pl.utilities.text import first_line
 
 
@@ -215,6 +215,7 @@ class CIFNetModule(TaskModule):
             **super().describe(),
             "engine": self.engine(),
             "head": type(self.head).__name__,
+            **about(type(self.head)),
             "head_settings": self.head.settings(),
             "learned_images": sum(self.model.counts.values()),
             "buffer_settings": self.buffer.settings() if self.buffer is not None else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.evaluation import Evaluation, EvaluationCounts
 from cifnet_pl.model.bundle import FORMAT, ImagesTable, Table, check_format, parse
 from cifnet_pl.utilities.errors import CheckpointError, DataError, UsageError
+from cifnet_pl.utilities.plugins import about
 
 
 class StoredRun(Table):
@@ -39,6 +40,7 @@ class TaskModule(LightningModule):
     Subclasses learn in ``training_step`` and finish a task in ``finish_task``; they score in ``probabilities``.
 
     Attributes:
+        title: name in tables and figures; the class's own without "Module" if empty.
         backbone: set by subclasses; says how the data module must prepare images.
         epochs: passes over a task's images that learn from them.
         ways: names of the ways in which the module can answer, where it has several and all are evaluated.
@@ -47,6 +49,7 @@ class TaskModule(LightningModule):
         solve_seconds: time that ``finish_task`` took for the last task.
     """
 
+    title: ClassVar[str] = ""
     backbone: Backbone
     epochs: int = 1
     ways: tuple[str, ...] = ()
@@ -121,13 +124,13 @@ class TaskModule(LightningModule):
         return {"module": type(self).__name__}
 
     def describe(self) -> dict[str, Any]:
-        """Return what ``summary.json`` says of the model: head, backbone and its parameters, precision of the network.
+        """Return what ``summary.json`` says of the model: head with its title and defaults, backbone, precision.
 
         ``network_params`` are those of one network, ``backbone_params`` of all that answer.
         """
         name, parameters = self.backbone.name, self.backbone.parameters_count
-        about = {"head": type(self).__name__, "backbone": name, "backbone_params": parameters}
-        return {**about, "network_params": parameters, "precision": str(self.trainer.precision)}
+        own = {"head": type(self).__name__, **about(type(self)), "backbone": name, "backbone_params": parameters}
+        return {**own, "network_params": parameters, "precision": str(self.trainer.precision)}
 
     def state_elements(self) -> dict[str, int]:
         """Count the numbers kept between tasks, by component."""

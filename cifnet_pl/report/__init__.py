@@ -20,7 +20,8 @@ def report(
     Args:
         runs: run folders, or folders that hold them at any depth; those of --compare if none are given.
         output: folder for report.html, report.md, tables/ and figures/.
-        external: CSV file of methods run elsewhere (method, seed, task, A_k, seconds, kWh; cells may be empty).
+        external: CSV file of methods run elsewhere (method, seed, task, A_k, seconds, kWh; cells may be empty); where
+            one fits several settings, the columns dataset, classes_per_task and backbone say which.
         reference: method whose energy the others are divided by.
         compare: two methods, named as in the tables, such as CIFNet "Exact ridge", or the folders of their runs, such
             as "logs/cifnet-s*" "logs/ridge-s*": their differences over the same seeds and test images, with 95 %

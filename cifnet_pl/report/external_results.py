@@ -101,6 +101,7 @@ class ExternalRow(BaseModel):
     kWh: Amount | None = None
     dataset: str = ""
     classes_per_task: str = ""
+    backbone: str = ""
     params: Amount | None = None
 
 
@@ -113,8 +114,8 @@ def read_external(path: Path, settings: Sequence[Setting]) -> list[Group]:
 
     The file has the columns ``method, seed, task, A_k, seconds, kWh``: one line per task, tasks counted from 1, A_k in
     percent, seconds and kWh of that task alone. A line without a task holds the final accuracy and the totals of the
-    run. Any cell but the method may be empty. ``dataset`` and ``classes_per_task`` say where a method belongs, and are
-    needed only if it fits more than one setting of the report; ``params`` is the number of parameters.
+    run. Any cell but the method may be empty. ``dataset``, ``classes_per_task`` and ``backbone`` say where a method
+    belongs, and are needed only if it fits more than one setting of the report; ``params`` is the number of parameters.
 
     Args:
         path: the file.
@@ -127,14 +128,14 @@ def read_external(path: Path, settings: Sequence[Setting]) -> list[Group]:
     """
     rows = pd.DataFrame(_read_rows(path), columns=["line", *ExternalRow.model_fields])
     rows = rows.astype(dict.fromkeys(["task", "A_k", "seconds", "kWh", "params"], float))
-    names = ["method", "dataset", "classes_per_task"]
+    names = ["method", "dataset", "classes_per_task", "backbone"]
     for _, twice in rows[rows.duplicated([*names, "seed", "task"])].iterrows():
         task = "none" if pd.isna(twice["task"]) else int(twice["task"])
         raise DataError(
             f"{path}, line {twice['line']}: {twice['method']} has two lines for task {task} of one seed"
         )  # fmt: skip
     groups = []
-    for (method, dataset, per_task), own in rows.groupby(names, sort=False):
+    for (method, dataset, per_task, backbone), own in rows.groupby(names, sort=False):
         if 0 < own["A_k"].max() <= 1:
             raise DataError(
                 f"{path}: no A_k of {method} is above {own['A_k'].max():g}: give percentages, not fractions"
@@ -142,14 +143,15 @@ def read_external(path: Path, settings: Sequence[Setting]) -> list[Group]:
         tasks = int(own["task"].max()) if own["task"].notna().any() else 0
         fitting = [
             s for s in settings
-            if dataset in ("", s.dataset) and per_task in ("", s.protocol)
+            if dataset in ("", s.dataset) and per_task in ("", s.protocol) and backbone in ("", s.backbone)
             and (tasks in (0, s.n_tasks) or len(settings) == 1)
         ]  # fmt: skip
         if len(fitting) != 1 or tasks > fitting[0].n_tasks:
-            known = "; ".join(f"{s.short} ({s.n_tasks} tasks)" for s in settings)
+            known = "; ".join(f"{s.short}, {s.backbone} ({s.n_tasks} tasks)" for s in settings)
             raise UsageError(
                 f"{path}: {method} with {tasks} tasks fits {len(fitting) if len(fitting) > 1 else 'none'} of the "
-                f"settings of this report ({known}): name one in the columns dataset and classes_per_task"
+                f"settings of this report ({known}): name one in the columns "
+                "dataset, classes_per_task and backbone"
             )
         outcomes = [
             _external_outcome(seed, lines, fitting[0].n_tasks) for seed, lines in own.groupby("seed", sort=False)

@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation, LogLocator
 
 from cifnet_pl.report.external_results import published_of
 from cifnet_pl.report.page import Column, Picture, cell_text, number
-from cifnet_pl.report.settings import JOINT, LACKING, Setting, heading, value_name
+from cifnet_pl.report.settings import LACKING, Setting, heading, value_name
 from cifnet_pl.report.significance import Stat
 from cifnet_pl.report.study import Group, Study, differing_seeds
 from cifnet_pl.report.tables import buffers
@@ -50,12 +50,6 @@ SETTINGS: Any = {
     "svg.hashsalt": "cifnet",  # else identifiers in the file are random, and two reports never the same
     "svg.fonttype": "path",  # the same letters on every machine
 }
-
-CLASSIFIERS = ("SLDA", "NCM", "kNN", "Logistic regression", "Linear (SGD)", JOINT)
-"""Classifiers that are compared with the analytic heads on the same frozen backbone (fig:classifier_ablation)."""
-
-ANALYTIC = ("CIFNet", "Exact ridge")
-"""Heads that are shown with those classifiers."""
 
 LONG = 40
 """Tasks from which on a sequence counts as a long horizon (fig:long_tail has 50)."""
@@ -169,31 +163,27 @@ def _with_seeds(labels: Sequence[str], groups: Sequence[Group]) -> list[str]:
 
 
 def trajectories(study: Study, setting: Setting) -> list[Picture]:
-    """Draw A_k over classes seen: of the methods (fig:curves), of the classifiers, and of the variants.
+    """Draw A_k over classes seen: of all methods (fig:curves), of the heads (fig:classifier_ablation), of the variants.
 
     Args:
         study: all results.
         setting: whose groups are drawn.
     """
-    name = study.names[setting]
-    compared = study.compared(setting)
-    methods = [group for group in compared if group.name not in CLASSIFIERS]
-    classifiers = [group for group in compared if group.name in CLASSIFIERS]
+    name, place = study.names[setting], study.slug(setting)
+    methods = study.compared(setting)
     long = setting.n_tasks >= LONG
     asked = [
-        (f"{'long_horizon' if long else 'trajectory'}_{study.slug(setting)}",
+        (f"{'long_horizon' if long else 'trajectory'}_{place}",
          "Long horizon" if long else "Accuracy over all classes seen", name, methods),
     ]  # fmt: skip
-    if classifiers:
-        beside = [group for group in methods if group.name in ANALYTIC]
-        asked.append(
-            (f"heads_{study.slug(setting)}", "Classifiers on the same frozen backbone", name, beside + classifiers)
-        )
+    frozen = [group for group in methods if group.frozen]
+    if 1 < len(frozen) < len(methods):  # else the first figure has them alone
+        asked.append((f"heads_{place}", "Heads on the same frozen backbone", name, frozen))
     for family in study.varied(*LACKING):
         label = family[0].label
         if family[0].setting == setting:
-            file = f"ablation_curves_{study.slug(setting)}_{slug(family[0].name.lower())}"
-            asked.append((file, f"{label} without one of its parts", f"{label}: {name}", family))
+            curves = f"ablation_curves_{place}_{slug(family[0].name.lower())}"
+            asked.append((curves, f"{label} without one of its parts", f"{label}: {name}", family))
     return [
         Picture(file, f"{caption}: A_k after each task, {name}.{BARS}", _lines(groups, title, "ablation" in file))
         for file, caption, title, groups in asked

@@ -51,6 +51,8 @@ class SummaryTable(Table):
     n_tasks: int = Field(ge=1)
     n_classes: int = Field(ge=1)
     head: str
+    title: str | None = None
+    defaults: dict[str, Any] | None = None
     seed: int | None = None
     head_settings: dict[str, Any] | None = None
     learned_images: int | None = None

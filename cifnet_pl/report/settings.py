@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import PurePath
 from typing import Any
 
@@ -18,6 +16,7 @@ from cifnet_pl.data import CIFNetDataModule
 from cifnet_pl.learning.callbacks import EnergyMonitor, TaskCheckpoint
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.report.runs import Run
+from cifnet_pl.utilities.plugins import defaults_of, title_of
 from cifnet_pl.utilities.text import number_of, printable, slug
 
 DATASETS = {
@@ -212,7 +211,9 @@ def configuration(run: Run) -> dict[str, Any]:
         flat.update({"buffer": "yes", **flatten(_section(buffer.get("init_args")), "buffer.")})
     elif getattr(heads.HEADS.get(head), "uses_buffer", False):
         flat["buffer"] = None
-    left = {k: v for k, v in defaults(head).items() if flat.get("buffer") == "yes" or not k.startswith("buffer.")}
+    left = {
+        k: v for k, v in defaults(run.summary).items() if flat.get("buffer") == "yes" or not k.startswith("buffer.")
+    }
     flat = {**left, **flat}
     callbacks = flat.get("trainer.callbacks")
     if isinstance(callbacks, list):
@@ -222,25 +223,26 @@ def configuration(run: Run) -> dict[str, Any]:
     return {key: value for key, value in flat.items() if key not in NOT_SETTINGS and key.split(".")[-1] != "seed"}
 
 
-@cache
-def defaults(head: str) -> dict[str, Any]:
-    """Return the default of every setting that has one, by dotted name.
+def defaults(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the default of every setting that has one, by dotted name; of the head or method as the run has them.
 
     Args:
-        head: class of the head, or of the module that trains a network.
+        summary: of a run.
     """
-    module = next((method for method in iterative.METHODS if method.__name__ == head), CIFNetModule)
-    owners: dict[str, Any] = {
+    known = {**heads.HEADS, **{method.__name__: method for method in iterative.METHODS}}.get(str(summary["head"]))
+    own = summary.get("defaults") or (defaults_of(known) if known else {})
+    if is_frozen(summary):
+        own = {**defaults_of(CIFNetModule), **{f"head.{name}": value for name, value in own.items()}}
+    parts = {
         "trainer.": Trainer, "data.": CIFNetDataModule, "energy.": EnergyMonitor, "checkpoint.": TaskCheckpoint,
-        "buffer.": CalibrationBuffer, "head.": heads.HEADS.get(head), "": module,
+        "buffer.": CalibrationBuffer,
     }  # fmt: skip
-    return {
-        prefix + name: parameter.default
-        for prefix, owner in owners.items()
-        if owner is not None
-        for name, parameter in inspect.signature(owner).parameters.items()
-        if parameter.default is not inspect.Parameter.empty and name not in ("head", "buffer", "seed")
-    }
+    return {**own, **{prefix + name: v for prefix, part in parts.items() for name, v in defaults_of(part).items()}}
+
+
+def is_frozen(summary: Mapping[str, Any]) -> bool:
+    """Return whether a run learned a head on a frozen network: a method that trains its network has none."""
+    return summary.get("head_settings") is not None
 
 
 def _section(value: Any) -> Mapping[str, Any]:
@@ -269,11 +271,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 # ---------------------------------------------------------------------- names in tables and figures
 
-METHODS = {
-    **{name: kind.title or name.removesuffix("Head") for name, kind in heads.HEADS.items()},
-    **{method.__name__: method.__name__.removesuffix("Module") for method in iterative.METHODS},
-    "FinetuneModule": "Fine-tuning",
-}
+METHODS = {kind.__name__: title_of(kind) for kind in (*heads.HEADS.values(), *iterative.METHODS)}
 """Class of a head, or of a module that trains the network → its name in tables, in the order of the rows."""
 
 JOINT = "Joint logistic regression (bound)"
@@ -337,14 +335,14 @@ SAID_BY_HEADING = ("buffer.oversample", "head.update_past", "head.balanced", "bu
 
 
 def method_of(run: Run) -> str:
-    """Return the name of a run's method: ``--method`` if the run has one, else that of its head or module."""
+    """Return the name of a run's method: ``--method`` if the run has one, else the title of its head or module."""
     declared = run.config.get("method")
     if isinstance(declared, str):
         return declared
     head, buffer = str(run.summary["head"]), run.summary.get("buffer_settings") or {}
     if head == "LogisticHead" and (buffer.get("capacity") or 0) >= ALL_EMBEDDINGS:
         return JOINT
-    return METHODS.get(head, head.removesuffix("Head").removesuffix("Module"))
+    return str(run.summary.get("title") or METHODS.get(head, head))
 
 
 def words(key: str, value: Any) -> str:

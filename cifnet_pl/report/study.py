@@ -23,6 +23,7 @@ from cifnet_pl.report.settings import (
     defaults,
     distinct_names,
     file_name,
+    is_frozen,
     method_of,
     setting_of,
     words,
@@ -145,6 +146,11 @@ class Group:
     def runs(self) -> list[Run]:
         """Its runs, if they were ones of this package."""
         return [outcome.run for outcome in self.outcomes if outcome.run is not None]
+
+    @property
+    def frozen(self) -> bool:
+        """Whether its runs learned a head on a frozen network."""
+        return any(is_frozen(run.summary) for run in self.runs)
 
     @property
     def components(self) -> Mapping[str, float]:
@@ -339,7 +345,7 @@ def _reference(family: Sequence[Group]) -> Group:
 
     def cost(group: Group) -> tuple[Any, ...]:
         total = sum(len(differences(group.config, other.config)) for other in family)
-        departures = sum(group.config.get(key) != value for key, value in defaults(str(group.config["head"])).items())
+        departures = sum(group.config.get(key) != value for key, value in defaults(group.runs[0].summary).items())
         return total, departures, -group.seeds, json.dumps(group.config, sort_keys=True, default=str)
 
     return min(family, key=cost)

@@ -375,7 +375,7 @@ def settings_table(study: Study) -> Table:
     rows: list[list[Cell]] = []
     for group in (g for g in study.groups if g.is_reference):
         shown = {k: v for k, v in group.config.items() if k.startswith(("head.", "buffer.")) or k == "buffer"}
-        if str(group.config["head"]).endswith("Module"):  # it has no head, and settings of its own
+        if not group.frozen:  # it has no head, and settings of its own
             shown = {k: v for k, v in group.config.items() if "." not in k and k not in ("module", "head", "download")}
         if shown.get("buffer") == "yes":
             del shown["buffer"]

@@ -7,10 +7,12 @@ where the user says so.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
@@ -27,6 +29,27 @@ def import_name(factory: Callable[..., Any]) -> str:
     """Return the name that files have for a class or function: its own, or that of its import if it is from outside."""
     inside = factory.__module__.split(".")[0] == OWN
     return factory.__qualname__ if inside else f"{factory.__module__}.{factory.__qualname__}"
+
+
+def title_of(part: type) -> str:
+    """Return the name of a head or a method in tables and figures: its ``title``, else its class's without the kind."""
+    return str(getattr(part, "title", "")) or re.sub("(Head|Module)$", "", part.__name__)
+
+
+@cache
+def defaults_of(part: Callable[..., Any]) -> dict[str, Any]:
+    """Return the defaults of the arguments of a class or function, without seeds, heads and buffers."""
+    return {
+        name: argument.default
+        for name, argument in inspect.signature(part).parameters.items()
+        if argument.default is not inspect.Parameter.empty and name not in ("head", "buffer", "seed")
+    }
+
+
+def about(part: type) -> dict[str, Any]:
+    """Return what a run's summary says of a head or a method, that it may come from outside: its title and defaults."""
+    plain = {name: value for name, value in defaults_of(part).items() if isinstance(value, str | int | float | None)}
+    return {"title": title_of(part), "defaults": plain}
 
 
 def names_import(name: str) -> bool:

@@ -75,7 +75,8 @@ def bundle(run: Path, parts: Path) -> Path:
 
 
 def test_the_run_and_the_bundle_name_the_imports(run: Path, bundle: Path):
-    assert json.loads((run / "summary.json").read_text())["head"] == "MyHead"
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["head"], summary["title"]) == ("MyHead", "My")
     config = config_of(bundle)
     assert config["head"] == {"class": "my_parts.MyHead", "in_features": 384, "share": 0.1}
     assert config["backbone"]["name"] == "import:my_parts.MyNet"

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -8,7 +9,7 @@ from cifnet_pl.report.external_results import published_groups, published_number
 from cifnet_pl.report.figures import SETTINGS, trajectories
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.report.study import Study
-from cifnet_pl.utilities.errors import CifnetError
+from cifnet_pl.utilities.errors import CifnetError, UsageError
 
 CIFAR = Setting("CIFAR-100", 10, 100, "file:x", 32, "data", 0.0, "10")
 FIVE = Setting("CIFAR-100", 20, 100, "file:x", 32, "data", 0.0, "5")
@@ -94,6 +95,15 @@ def test_external_methods_find_their_setting(tmp_path: Path) -> None:
     ten = [f"DER,1,{k + 1},50,,,photos,10" for k in range(10)]
     path = write(tmp_path, HEADER + ",dataset,classes_per_task", *ten)
     assert read_external(path, [CIFAR, FIVE, PHOTOS])[0].setting == PHOTOS
+
+
+def test_external_methods_name_one_of_several_backbones(tmp_path: Path) -> None:
+    other = replace(CIFAR, backbone="timm:vit")
+    lines = [f"DER,1,{k + 1},50,,,timm:vit" for k in range(10)]
+    (group,) = read_external(write(tmp_path, HEADER + ",backbone", *lines), [CIFAR, other])
+    assert group.setting == other
+    with pytest.raises(UsageError, match="dataset, classes_per_task and backbone"):
+        read_external(write(tmp_path, HEADER, *(line.rpartition(",")[0] for line in lines)), [CIFAR, other])
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from cifnet_pl.report.runs import read_runs
 from cifnet_pl.report.settings import METHODS, configuration, heading, value_name, words
 from cifnet_pl.report.significance import stat_of
 from cifnet_pl.report.study import Group, Study, group_runs
+from cifnet_pl.report.tables import settings_table
 from tests.report.synthetic import write_run
 
 
@@ -225,6 +226,7 @@ def trained(folder: Path, seed: int, **options: Any) -> None:
             "init_args": {"backbone": "b", "seed": seed, **options},
         }
         content[key] = model if key == "model" else "FOSTERModule"
+        content.pop("head_settings", None)
         write = yaml.safe_dump if name.endswith(".yaml") else json.dumps
         (folder / name).write_text(write(content))
 
@@ -238,6 +240,33 @@ def test_seeds_of_a_trained_method_are_one_group_and_its_defaults_have_its_name(
         "FOSTER": [1, 2],
         "FOSTER, memory rate 0.5": [1, 2],
     }
+
+
+def outside(folder: Path, seed: int, **options: Any) -> None:
+    """A run of a head from outside: the summary has its title and the defaults of its arguments."""
+    run = write_run(folder, seed=seed, head="NCMHead", head_options=options, tasks=3)
+    path = run / "summary.json"
+    more = {"head": "Mine", "title": "My head", "defaults": {"alpha": 2.0, "soft": False}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
+
+
+def test_a_head_from_outside_is_first_class(tmp_path: Path) -> None:
+    """Its own title, the configuration that is nearest to its own defaults as reference, a line beside all heads."""
+    outside(tmp_path / "one" / "version_0", 1, alpha=1.0, soft=False)
+    outside(tmp_path / "two" / "version_0", 1, alpha=2.0, soft=False)
+    outside(tmp_path / "left" / "version_0", 2, alpha=2.0)  # soft was left to its default
+    for head in ("CIFNetHead", "NCMHead", "SGDHead"):
+        write_run(tmp_path / head / "version_0", head=head, tasks=3)
+    trained(tmp_path / "foster" / "version_0", 1)
+    study = Study(group_runs(read_runs([tmp_path])[0])[0])
+    own = {
+        group.label: [outcome.seed for outcome in group.outcomes] for group in study.groups if group.name == "My head"
+    }
+    assert own == {"My head": [1, 2], "My head, alpha 1": [1]}
+    (row,) = [row for row in settings_table(study).rows if row[1] == "My head"]
+    assert row[2] == "alpha: 2.0; precision of the sums: float64; soft: False"
+    frozen = [group.label for group in study.groups if group.frozen and group.is_reference]
+    assert frozen == ["CIFNet", "NCM", "Linear (SGD)", "My head"]  # FOSTER trains its network
 
 
 def test_how_a_run_was_watched_is_no_part_of_a_configuration(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_the_bound_is_one_method_with_its_settings(tmp_path: Path) -> None:
         {"CIFNet": 60.0, "Logistic regression": 40.0, JOINT: 70.0}
     )
     with matplotlib.rc_context(SETTINGS):
-        (heads,) = [p for p in trajectories(study, study.settings[0]) if p.name.startswith("heads")]
+        (heads,) = [p for p in trajectories(study, study.settings[0]) if p.name.startswith("trajectory")]
     shown = {text.get_text().replace("\n", " ") for text in heads.figure.legends[0].get_texts()}
     assert shown == {"CIFNet", "Logistic regression", JOINT}
 
