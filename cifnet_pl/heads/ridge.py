@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Literal
@@ -40,9 +39,10 @@ class RidgeHead(SumsHead):
     The joint optimum needs no buffer: for a class never seen before all earlier samples are negatives, and
     their sum is the first row of the common Gram matrix. ``W = (G_c + λI)⁻¹ Q_c``, ``b = t̄ − Wᵀμ`` with
     centred features and targets, the bias free; ``m_c = L(2·Σ_{y=c} x̃ − Σ x̃)``, ``L = logit(1 − ε)``.
-    Linear discriminant analysis, ``zᵀΛμ_c − ½ μ_cᵀΛμ_c`` with ``Λ = ((S + λI)/n)⁻¹``, S the scatter within classes,
-    is solved from the same sums with the same λ. Where photos are independent, the sum of both rules is more accurate
-    than either; where they come in bursts, or classes are uneven, the discriminant is, which knows no frequencies.
+    Linear discriminant analysis, ``zᵀΛμ_c − ½ (μ_cᵀΛμ_c − df/n_c)`` with ``Λ = ((S + λI)/n)⁻¹``, S the scatter within
+    classes and ``df = tr (S + λI)⁻¹S``, is solved from the same sums with the same λ. Where photos are independent, the
+    sum of both rules is more accurate than either; where they come in bursts, or classes are uneven, the discriminant
+    is, which knows no frequencies.
 
     Args:
         in_features: width d of the embeddings.
@@ -158,7 +158,7 @@ class RidgeHead(SumsHead):
         """Return μ_c and the factors of S + λI of the sums as they are, with the ridge of the last solve."""
         sums, scale = self.sums.class_sums, self.scale_used
         within = scale * within_scatter(self.sums.gram, torch.cat([sums, self.removed_sums]))
-        return Discriminant.from_sums(within, scale * sums, scale * self.sums.mass, self.ridge_used.item())
+        return Discriminant.from_sums(within, scale * sums, scale * self.sums.mass, self.ridge_used.item(), True)
 
     def choices(self) -> list[Choice]:
         """Return the ridge of all classes."""
@@ -267,15 +267,15 @@ def is_better(other: Tensor, current: Tensor, columns: Tensor) -> bool:
 
     On samples where only one of the two is right, each would be right equally often if both were equally good. The
     difference has to exceed its standard deviation (the statistic of McNemar, 1947), so that a choice does not change
-    back and forth from task to task.
+    back and forth from task to task. Every class counts alike, whatever its number of samples.
 
     Args:
         other, current: (n, C) scores of the same samples.
         columns: (n,) int64 true column of each.
     """
-    right = [scores.argmax(dim=1) == columns for scores in (other, current)]
-    gained, lost = int((right[0] & ~right[1]).sum()), int((right[1] & ~right[0]).sum())
-    return gained - lost > math.sqrt(gained + lost)
+    right, rival = ((scores.argmax(dim=1) == columns).double() for scores in (other, current))
+    gain = (right - rival) / columns.bincount()[columns]
+    return bool(gain.sum() > gain.square().sum().sqrt())
 
 
 def rows_without(rows: Tensor, gone: Tensor) -> Tensor | None:

@@ -93,14 +93,21 @@ class Products(NamedTuple):
         square: (g, 1, C) of each mean with itself.
         rows: (g, k, k) further coordinates of each row.
         means: (g, k, C) further coordinates of each mean.
-        gone: (g, 1, C) bool, which classes have no other row.
+        remaining: (g, 1, C) weight of the other rows of each class; zero for one that has none.
+        turn: (g, k, k) further coordinates of each row's difference from the mean of its class.
     """
 
     inner: Tensor
     square: Tensor
     rows: Tensor
     means: Tensor
-    gone: Tensor
+    remaining: Tensor
+    turn: Tensor
+
+    @property
+    def gone(self) -> Tensor:
+        """(g, 1, C) bool, which classes have no other row."""
+        return self.remaining == 0
 
 
 class Removable:
@@ -148,7 +155,8 @@ class Removable:
         square = self.square + (shift * (moved - 2 * along)).sum(dim=1)
         to_rows = q @ away.mT
         inner = q @ self.means.T - to_rows @ shift
-        return Products(inner, square[:, None], to_rows @ turn.mT, turn @ (along - moved), gone[:, None])
+        remaining = remaining.masked_fill(gone, 0.0)[:, None]
+        return Products(inner, square[:, None], to_rows @ turn.mT, turn @ (along - moved), remaining, turn)
 
 
 class ClassDistances:
@@ -263,20 +271,30 @@ def within_scatter(gram: Tensor, class_sums: Tensor) -> Tensor:
 class Discriminant:
     """``score_c(z) = zᵀΛμ_c − ½ μ_cᵀΛμ_c`` with ``Λ = ((S + λI)/n)⁻¹``, S the scatter within classes; equal priors.
 
+    The mean of n_c rows is too long by chance: ``μ_cᵀΛμ_c`` is ``df/n_c`` too large on average, with
+    ``df = tr (S + λI)⁻¹S``, so that a class of few rows is hardly ever named. ``unbiased`` scores take half of that
+    back; where classes are even, it is the same for all.
+
     Attributes:
         factor: (d, d) lower Cholesky factor of S + λI, float64 as all others.
         means: (C, d) μ.
         class_mass: (C,) n_c, the weight of each class's rows.
         mass: () n, the weight of all rows.
+        ridge: λ.
+        unbiased: whether ``½ df/n_c`` is added to the scores.
     """
 
     factor: Tensor
     means: Tensor
     class_mass: Tensor
     mass: Tensor
+    ridge: float
+    unbiased: bool
 
     @classmethod
-    def from_sums(cls, within: Tensor, class_sums: Tensor, mass: Tensor, ridge: float) -> Discriminant:
+    def from_sums(
+        cls, within: Tensor, class_sums: Tensor, mass: Tensor, ridge: float, unbiased: bool = False
+    ) -> Discriminant:
         """Factorise, in float64.
 
         Args:
@@ -284,19 +302,28 @@ class Discriminant:
             class_sums: (C, d+1) ``Σ_{y=c} ω [1; z]`` of the classes to tell apart.
             mass: () total weight of all rows.
             ridge: λ, added to the scatter.
+            unbiased: whether the length of the means is corrected.
 
         Raises:
             CifnetError: the sum is not positive definite.
         """
         sums = class_sums.double()
         factor = factorise(within.double(), torch.tensor(ridge, dtype=torch.float64, device=within.device))
-        return cls(factor, sums[:, 1:] / sums[:, :1], sums[:, 0], mass.double())
+        return cls(factor, sums[:, 1:] / sums[:, :1], sums[:, 0], mass.double(), ridge, unbiased)
 
     def weights(self) -> Tensor:
         """Return (d+1, C) weights of ``[1; z]``, the bias in row 0."""
         direction = self.mass * torch.cholesky_solve(self.means.T, self.factor)
         bias = -0.5 * (self.means.T * direction).sum(dim=0)
+        if self.unbiased:
+            bias = bias + self.freedom() / (2 * self.class_mass)
         return torch.cat([bias[None], direction])
+
+    def freedom(self) -> Tensor:
+        """Return () ``tr (S + λI)⁻¹S``."""
+        inverse = torch.linalg.solve_triangular(self.factor, torch.eye(len(self.factor)).to(self.factor), upper=False)
+        freedom: Tensor = len(self.factor) - self.ridge * inverse.square().sum()
+        return freedom
 
     def leaving_out(self, z: Tensor, columns: Tensor, weight: Tensor) -> Callable[[Tensor | None], Tensor]:
         """Prepare the scores of learned rows, each as if it, or its group, had not been learned, at the same λ.
@@ -313,14 +340,20 @@ class Discriminant:
         weight = weight.double()
         removable = Removable(self.factor, self.means, self.class_mass, z.double(), columns, weight)
         half = removable.away + removable.means[columns]
+        if self.unbiased:
+            freedom = self.freedom()
+            further = torch.linalg.solve_triangular(self.factor, removable.away, left=False, upper=False)
 
         def left_out(groups: Tensor | None) -> Tensor:
             result = half.new_empty(len(z), len(self.means))
             for rows in equal_groups(groups, len(z)):
                 p = removable.without(rows, half[rows])
                 score = p.inner - p.square / 2 + p.rows @ p.means - p.means.square().sum(dim=1, keepdim=True) / 2
-                mass = self.mass - weight[rows].sum(dim=1)
-                result[rows] = (mass[:, None, None] * score).masked_fill(p.gone, torch.nan)
+                score = (self.mass - weight[rows].sum(dim=1))[:, None, None] * score
+                if self.unbiased:  # the trace of the inverse grows by that of what is added to it
+                    lost = self.ridge * (p.turn @ further[rows]).square().sum(dim=(1, 2))
+                    score = score + (freedom - lost)[:, None, None] / (2 * p.remaining)
+                result[rows] = score.masked_fill(p.gone, torch.nan)
             return result
 
         return left_out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -47,6 +48,7 @@ from cifnet_pl.heads.confidence import (
     photo_weights,
     set_scores,
 )
+from cifnet_pl.statistics import Discriminant
 from cifnet_pl.utilities.errors import CifnetError, UnsupportedError, UsageError
 from tests.command_line import BUFFER, checkpoint, fit, learned
 from tests.heads.suite import teach
@@ -165,6 +167,13 @@ def test_groups_left_out_as_refits_give(make: Callable[..., Head], ridge: float 
     assert_as_refits(head.leave_one_out(*stream.stored(), groups), literal(stream, lambda: make(ridge=used), groups))
 
 
+class Plain(RidgeHead):
+    """The discriminant of RidgeHead as SLDAHead has it, without the correction of lengths."""
+
+    def _discriminant(self) -> Discriminant:
+        return dataclasses.replace(super()._discriminant(), unbiased=False)
+
+
 @pytest.mark.parametrize("shrinkage", [0.1, 0.9, "gcv", "oas"])
 def test_linear_discriminant_analysis(shrinkage: float | str) -> None:
     """At the ridge of the scatter within classes that the shrinkage stood for."""
@@ -172,7 +181,7 @@ def test_linear_discriminant_analysis(shrinkage: float | str) -> None:
     head = stream.learn(SLDAHead(D, shrinkage=shrinkage))
     alpha = head.shrinkage_used.item()
     ridge = alpha / (1 - alpha) * head.within_scatter().trace().item() / D
-    make = partial(RidgeHead, D, ridge=ridge, decision="discriminant")
+    make = partial(Plain, D, ridge=ridge, decision="discriminant")
     for groups in (None, grouped(stream)):
         found = (1 - alpha) * head.leave_one_out(*stream.stored(), groups)
         assert_as_refits(found, literal(stream, make, groups))

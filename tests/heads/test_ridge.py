@@ -290,13 +290,15 @@ class Ridged(EmpiricalCovariance):  # type: ignore[misc]
 
 
 def scikit_scores(ridge: float) -> Tensor:
-    """Decision values (n, 6) of the queries, with equal priors and ``(S + λI)/n`` for a covariance."""
+    """Decision values (n, 6) of the queries, with equal priors, ``(S + λI)/n`` for a covariance, and ``½ df/n_c``."""
     z, y = (torch.cat([getattr(task, name) for task in TASKS]).numpy() for name in ("z", "y"))
-    centred = np.concatenate([z[y == c] - z[y == c].mean(axis=0) for c in np.unique(y)])
-    estimator = Ridged()
-    estimator.covariance = (centred.T @ centred + ridge * np.eye(D)) / len(z)
+    labels, counts = np.unique(y, return_counts=True)
+    centred = np.concatenate([z[y == c] - z[y == c].mean(axis=0) for c in labels])
+    scatter, estimator = centred.T @ centred, Ridged()
+    estimator.covariance = (scatter + ridge * np.eye(D)) / len(z)
     model = LinearDiscriminantAnalysis("lsqr", covariance_estimator=estimator, priors=np.full(6, 1 / 6))
-    return torch.from_numpy(model.fit(z, y).decision_function(QUERIES.numpy()))
+    freedom = np.trace(np.linalg.solve(scatter + ridge * np.eye(D), scatter))
+    return torch.from_numpy(model.fit(z, y).decision_function(QUERIES.numpy()) + freedom / (2 * counts))
 
 
 @pytest.mark.parametrize("ridge", [0.1, 10.0])

@@ -21,11 +21,11 @@ def samples() -> tuple[Tensor, Tensor, Tensor]:
     return z, y, torch.randint(1, 4, (len(y),), generator=draw).double()
 
 
-def fitted(z: Tensor, y: Tensor, weight: Tensor, ridge: float = RIDGE) -> Discriminant:
+def fitted(z: Tensor, y: Tensor, weight: Tensor, ridge: float = RIDGE, unbiased: bool = False) -> Discriminant:
     x = augment(z)
     class_sums = torch.zeros(CLASSES, WIDTH + 1, dtype=torch.float64).index_add(0, y, weight[:, None] * x)
     within = within_scatter(x.T @ (weight[:, None] * x), class_sums)
-    return Discriminant.from_sums(within, class_sums, weight.sum(), ridge)
+    return Discriminant.from_sums(within, class_sums, weight.sum(), ridge, unbiased)
 
 
 def test_scores_are_those_of_scikit_learn(samples: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -37,25 +37,44 @@ def test_scores_are_those_of_scikit_learn(samples: tuple[Tensor, Tensor, Tensor]
     assert torch.allclose(torch.log_softmax(augment(queries) @ weights, dim=1), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_each_row_left_out_as_refits_give(samples: tuple[Tensor, Tensor, Tensor]) -> None:
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_each_row_left_out_as_refits_give(samples: tuple[Tensor, Tensor, Tensor], unbiased: bool) -> None:
     z, y, weight = samples
-    result = fitted(z, y, weight).leaving_out(z, y, weight)(None)
+    result = fitted(z, y, weight, unbiased=unbiased).leaving_out(z, y, weight)(None)
     for i in range(len(y)):
         others = torch.arange(len(y)) != i
-        expected = augment(z[[i]]) @ fitted(z[others], y[others], weight[others]).weights()
+        expected = augment(z[[i]]) @ fitted(z[others], y[others], weight[others], unbiased=unbiased).weights()
         assert torch.allclose(result[[i]], expected, rtol=1e-8, atol=1e-8)
 
 
-def test_groups_left_out_as_refits_give(samples: tuple[Tensor, Tensor, Tensor]) -> None:
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_groups_left_out_as_refits_give(samples: tuple[Tensor, Tensor, Tensor], unbiased: bool) -> None:
     """Groups of one class, of two, and of more rows than features; one function serves several groupings."""
     z, y, weight = samples
-    left_out = fitted(z, y, weight).leaving_out(z, y, weight)
+    left_out = fitted(z, y, weight, unbiased=unbiased).leaving_out(z, y, weight)
     for groups in (torch.arange(len(y)) // 2, torch.arange(len(y)) % 4, torch.arange(len(y)) % 9):
         result = left_out(groups)
         for group in groups.unique():
             gone = groups == group
-            expected = augment(z[gone]) @ fitted(z[~gone], y[~gone], weight[~gone]).weights()
+            expected = augment(z[gone]) @ fitted(z[~gone], y[~gone], weight[~gone], unbiased=unbiased).weights()
             assert torch.allclose(result[gone], expected, rtol=1e-8, atol=1e-8)
+
+
+def test_unbiased_scores_forgive_a_class_of_few_rows_the_length_of_its_mean() -> None:
+    """Rows of one distribution, cut into a class of 4 and one of 400: both are named equally often."""
+    draw = torch.Generator().manual_seed(0)
+    named = {False: 0, True: 0}
+    for _ in range(20):
+        z = torch.randn(404, WIDTH, generator=draw, dtype=torch.float64)
+        y, ones = (torch.arange(404) >= 4).long(), torch.ones(404, dtype=torch.float64)
+        x = augment(z)
+        sums = torch.zeros(2, WIDTH + 1, dtype=torch.float64).index_add(0, y, x)
+        new = augment(torch.randn(500, WIDTH, generator=draw, dtype=torch.float64))
+        for unbiased in named:
+            rule = Discriminant.from_sums(within_scatter(x.T @ x, sums), sums, ones.sum(), RIDGE, unbiased)
+            named[unbiased] += int(((new @ rule.weights()).argmax(dim=1) == 0).sum())
+    assert named[False] < 0.4 * 20 * 500
+    assert abs(named[True] - 0.5 * 20 * 500) < 0.05 * 20 * 500
 
 
 def test_a_class_that_is_gone_has_no_score(samples: tuple[Tensor, Tensor, Tensor]) -> None:
