@@ -113,6 +113,28 @@ def unique_by_key(key: Tensor) -> tuple[Tensor, Tensor]:
     return keys, rows
 
 
+def whole_groups(hashes: Tensor, groups: Tensor, quota: int) -> Tensor:
+    """Select whole groups, in the order of the smallest hash of each, as far as they fit.
+
+    Args:
+        hashes: (n,) int64 of the samples.
+        groups: (n,) int64 number of each one's group.
+        quota: number of samples at most; if no group fits, so many of the first are selected.
+
+    Example:
+        >>> whole_groups(torch.tensor([5, 1, 2, 4]), torch.tensor([7, 8, 8, 7]), 3).tolist()
+        [1, 2]
+    """
+    order = torch.argsort(hashes)
+    members = {group: order[groups[order] == group] for group in dict.fromkeys(groups[order].tolist())}
+    chosen, left = list[Tensor](), quota
+    for rows in members.values():
+        if len(rows) <= left:
+            chosen.append(rows)
+            left -= len(rows)
+    return torch.cat(chosen) if chosen else next(iter(members.values()))[:quota]
+
+
 Strategy = Literal["random", "herding", "kmeans", "centroid"]
 """Names of the strategies; the function of each is called ``select_<name>``."""
 
@@ -146,6 +168,9 @@ class CalibrationBuffer(GrowingModule):
     Buffers:
         z: (n, d) stored embeddings, in the dtype they came in; y: (n,) int64 labels; key: (n,) int64.
             Grouped by class in the order of commit, best first within a class.
+
+    Attributes:
+        offered: number of samples offered since the last commit, in all processes.
 
     Args:
         capacity: total number of embeddings; ignored if ``per_class`` is given.
@@ -181,6 +206,7 @@ class CalibrationBuffer(GrowingModule):
         self.register_buffer("key", torch.zeros(0, dtype=torch.int64))
         self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
         self._prune_at = 4 * capacity
+        self.offered = 0
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         z = state.get("z")
@@ -223,14 +249,51 @@ class CalibrationBuffer(GrowingModule):
         """
         if not len(z) == len(y) == len(key):
             raise UsageError(f"buffer got {len(z)} embeddings, {len(y)} labels and {len(key)} keys")
+        self.offered += len(z)
         if len(z):
             self._pending.append((z.detach().clone(), y.clone(), key.clone()))
             if self.strategy in STREAMING and sum(len(z_batch) for z_batch, *_ in self._pending) > self._prune_at:
                 self._prune_pending()
 
+    def candidates(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return embeddings, labels and keys of the samples to select among, stored and offered, class after class.
+
+        Returns:
+            Within a class by key, each once; None where all fit, where the strategy does not draw at random, and where
+            more than four times the capacity were offered: only a part of these is in memory.
+        """
+        if self.strategy != "random" or not 0 < self.offered <= 4 * self.capacity:
+            return None
+        offered = self.pending()
+        before = (self.z.to(offered[0]), self.y, self.key) if len(self.y) else tuple(part[:0] for part in offered)
+        z, y, key = (torch.cat(pair) for pair in zip(before, offered, strict=True))
+        of_class = [(y == label).nonzero().flatten() for label in torch.unique(y)]
+        parts = [rows[unique_by_key(key[rows])[1]] for rows in of_class]
+        if max(map(len, parts)) <= self.quota(len(parts)):
+            return None
+        rows = torch.cat(parts)
+        return z[rows], y[rows], key[rows]
+
     @torch.no_grad()
-    def commit(self) -> None:
-        """Select among the samples offered and shrink every class to its quota."""
+    def commit(self, groups: Tensor | None = None) -> None:
+        """Select among the samples offered and shrink every class to its quota.
+
+        Args:
+            groups: (n,) int64 of the :meth:`candidates`, equal for samples of a class that are kept or left together.
+        """
+        chosen = self.candidates() if groups is not None else None
+        self.offered = 0
+        if chosen is not None and groups is not None:
+            z, y, key = chosen
+            classes = list(dict.fromkeys([*self.classes, *y.tolist()]))
+            quota, hashes = self.quota(len(classes)), mix_keys(key, self.seed)
+            parts = []
+            for label in classes:
+                rows = (y == label).nonzero().flatten()
+                parts.append(rows[whole_groups(hashes[rows], groups[rows], quota)])
+            chosen_rows = torch.cat(parts)
+            self.z, self.y, self.key, self._pending = z[chosen_rows], y[chosen_rows], key[chosen_rows], []
+            return
         z, y, key = self.pending()
         old = self.classes
         new = [label for label in torch.unique(y).tolist() if label not in set(old)]
@@ -319,7 +382,7 @@ class CalibrationBuffer(GrowingModule):
 
     def discard_pending(self) -> None:
         """Forget the samples offered since the last commit."""
-        self._pending = []
+        self._pending, self.offered = [], 0
 
     def _prune_pending(self) -> None:
         # No class can keep more than its share among the classes that are known already or offered now.

@@ -107,6 +107,17 @@ class Calibration(GrowingModule):
         self.given_key = torch.cat([self.given_key, key.to(self.given_key)])
         self.given = torch.cat([self.given, given.to(self.given)])
 
+    def occasions_of(self, head: Head, z: Tensor, y: Tensor, key: Tensor) -> Tensor | None:
+        """Return the number of each learned photo's occasion (n,), given or found; None if photos are independent.
+
+        Args:
+            head, z, y, key: as for :meth:`find`.
+        """
+        if len(self.given):
+            return self._given_groups(key)
+        kind, groups = occasions(CalibrationSamples(head, z, y))
+        return groups if kind == "found" else None
+
     def _given_groups(self, key: Tensor) -> Tensor | None:
         """Return the number of each stored photo's occasion (n,), or None if none was given; forget those of others."""
         stored = torch.isin(self.given_key, key)
@@ -119,7 +130,7 @@ class Calibration(GrowingModule):
         alone = len(self.given) + torch.arange(len(key), device=key.device)
         return torch.where(self.given_key[place] == key, numbers, alone)
 
-    def find(self, head: Head, z: Tensor, y: Tensor, key: Tensor) -> None:
+    def find(self, head: Head, z: Tensor, y: Tensor, key: Tensor, groups: Tensor | None = None) -> None:
         """Find the occasions of stored samples, let the head decide how to score, and count what it names right.
 
         Args:
@@ -127,9 +138,14 @@ class Calibration(GrowingModule):
             z: (n, d) embeddings.
             y: (n,) labels.
             key: (n,) int64 content hashes.
+            groups: (n,) int64 number of each one's occasion, if they were found already.
         """
         samples, given = CalibrationSamples(head, z, y), self._given_groups(key)
-        kind, groups = ("given", given) if given is not None else occasions(samples)
+        kind: Kind = "found"
+        if given is not None:
+            kind, groups = "given", given
+        elif groups is None:
+            kind, groups = occasions(samples)
         if head.decides:
             head.decide(z, y, groups)
             samples = CalibrationSamples(head, z, y)
@@ -188,8 +204,9 @@ class Calibration(GrowingModule):
             return [first, "photos of another day: too few photos to say (fewer than ten a class)"]
         if self.known == "independent":
             why = "no photos of a class were found that vouch for each other, so one number serves for both"
+            why += "" if len(self.groups) >= ALL * learned else f", as far as these of {learned} can tell"
             return [f"photos of these days and of another day (estimated): {here}{part} are named right; {why}"]
-        hopeful = "" if len(self.groups) >= ALL * learned else f"; too hopeful, as not all {learned} photos are stored"
+        hopeful = "" if len(self.groups) >= ALL * learned else f" (too hopeful: not all {learned} photos are stored)"
         group = "group, as given" if self.known == "given" else "occasion"
         second = f"photos of another day (estimated): {there}, each judged without all photos of its {group}{hopeful}"
         return [first, second, HELP]

@@ -472,6 +472,7 @@ class Model:
                 task.more.reduce_(reduce)
             hashes = [pair for pairs in of_all_processes(hashes) for pair in pairs]
             if self.buffer is not None:
+                self.buffer.offered = sum(of_all_processes(self.buffer.offered))
                 candidates = of_all_processes([part.cpu() for part in self.buffer.pending()])
                 parts = [part for part in candidates if len(part[1])]
                 if parts:
@@ -487,15 +488,31 @@ class Model:
         self.add_up()
         task, self._task = self._under_way(), None
         introduces = bool(self.head.under_way)
-        if self.buffer is not None:
-            if introduces:
-                self.buffer.show_to(self.head)
-            self.buffer.commit()
+        if self.buffer is not None and introduces:
+            self.buffer.show_to(self.head)
         if task.more is not None:
             if introduces:
                 self.head.solve()
             self.head.merge_(task.more)
-        self.solve()
+        self.head.solve()
+        self.head.refresh()
+        self.calibrate(self._commit(self.buffer) if self.buffer is not None else None)
+
+    def _commit(self, buffer: CalibrationBuffer) -> Tensor | None:
+        """Let the buffer select among the samples offered, whole occasions where it must draw.
+
+        A stored photo's twins come along: left in the sums alone, they would vouch for it.
+
+        Returns:
+            The number of each stored sample's occasion (n,) int64, where whole ones were kept.
+        """
+        candidates = buffer.candidates() if self.calibrates else None
+        groups = None if candidates is None else self.calibration.occasions_of(self.head, *candidates)
+        buffer.commit(groups)
+        if candidates is None or groups is None:
+            return None
+        key, order = candidates[2].sort()
+        return groups[order][torch.searchsorted(key, buffer.key)]
 
     def abort_task(self) -> None:
         """Forget the task that is under way, and all that was observed since it began."""
@@ -519,19 +536,28 @@ class Model:
         self.head.refresh()
         self.calibrate()
 
-    def calibrate(self) -> None:
+    def calibrate(self, groups: Tensor | None = None) -> None:
         """Let the head decide how to score, and fit the temperature if that is wanted or was done before.
 
         Photos of one occasion are found first, so that they do not vouch for each other.
+
+        Args:
+            groups: (n,) int64 number of each stored sample's occasion, if they were found already.
         """
         buffer, wanted = self.buffer, self.calibrated or float(self.head.temperature) != 1
         self.calibration.forget_stored()
-        if buffer is not None and len(buffer.y) and self.head.leaves_one_out and (wanted or self.head.decides):
-            self.calibration.find(self.head, buffer.z, buffer.y, buffer.key)
+        if buffer is not None and len(buffer.y) and self.calibrates:
+            self.calibration.find(self.head, buffer.z, buffer.y, buffer.key, groups)
         self.calibration.measure(self.head, self.photos.content)
         samples = self.calibration_samples() if wanted else None
         if samples is not None and (not samples.learned or self.head.leaves_one_out):
             calibrate(samples)
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether stored samples are looked at after every change, to calibrate or to decide how to score."""
+        wanted = self.calibrated or float(self.head.temperature) != 1
+        return self.head.leaves_one_out and (wanted or self.head.decides)
 
     def calibration_samples(self) -> CalibrationSamples | None:
         """Return the samples by which this model is calibrated; None if there are none."""

@@ -162,3 +162,35 @@ def test_occasions_that_the_user_gave(tmp_path: Path) -> None:
     again.finish_task()
     assert again.calibration.known == "given"
     assert len(again.calibration.groups.unique()) == len(groups.unique()) + 10
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_buffer_that_is_too_small_keeps_whole_occasions(given: bool) -> None:
+    """Whatever the order and size of batches; independent photos are drawn one by one, as without calibration."""
+    z, y, day = photos(1, spread=0.3)
+    draw = torch.Generator().manual_seed(0)
+    for spread, orders in ((0.3, [torch.arange(len(y)), torch.randperm(len(y), generator=draw)]), (3.0, [None])):
+        kept = []
+        for order in orders:
+            rows = torch.arange(len(y)) if order is None else order
+            values = z if spread == 0.3 else photos(1, spread)[0]
+            model = Classifier(build_backbone(f"pixels:{SIDE}"), RidgeHead(WIDTH), CalibrationBuffer(80), [], SIDE)
+            model.calibrated = True
+            model.begin_task(NAMES)
+            for part in rows.split(len(y) if order is None else 7):
+                model.observe(values[part], y[part], part)
+            if given and order is not None:
+                model.calibration.give(torch.arange(len(y)), day)
+            model.finish_task()
+            assert model.buffer is not None
+            kept.append(model.buffer.key)
+        assert all(torch.equal(keys, kept[0]) for keys in kept)
+        counts = torch.unique(day[kept[0]], return_counts=True)[1]
+        if spread == 0.3:
+            assert counts.tolist() == [EACH] * (80 // EACH)
+            assert model.calibration.known == ("given" if given else "found")
+        else:
+            plain = CalibrationBuffer(80)
+            plain.add(z, y, torch.arange(len(y)))
+            plain.commit()
+            assert torch.equal(plain.key, kept[0])
