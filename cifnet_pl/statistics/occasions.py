@@ -33,6 +33,12 @@ DRAWS = 3
 FIRST, SURELY = (0.8, 0.7, 0.6), 1.5
 """Cuts that are tried first, with one draw; with less harm at all of them photos are independent."""
 
+PART = 0.25
+"""Part of its class that a photo's cluster may be, on average: as much as a fourfold cross-validation leaves out.
+
+With less of a class than the rest, errors are many because few photos are left, not because the day is another one.
+"""
+
 FEWEST = 10
 """Photos a class, on average, from which anything can be told."""
 
@@ -60,11 +66,13 @@ class _Harm(NamedTuple):
 
     Attributes:
         groups: (n,) the clusters.
+        part: part of its class that a photo's cluster is, on average.
         own, chance: one more than the errors without them, and without random groups of their sizes.
         apart: photos that only one of the two gets right.
     """
 
     groups: np.ndarray
+    part: float
     own: float
     chance: float
     apart: float
@@ -82,7 +90,8 @@ def find_occasions(z: Tensor, columns: Tensor, left_out: Callable[[Tensor | None
     size)``, over the photos whose class is known without their group. Finer cuts leave twins behind, coarser ones take
     so much of a class that random groups harm, too: the harm is largest between. If its largest value is below
     :data:`HARM`, or that difference below twice its standard error (McNemar), photos are independent. Else the finest
-    cut is taken whose harm is within one standard error, of its logarithm, of the largest.
+    cut is taken whose harm is within one standard error, of its logarithm, of the largest. Cuts whose clusters are more
+    than :data:`PART` of a class are considered only if the others say that photos are independent.
 
     Args:
         z: (n, d) embeddings of learned photos.
@@ -99,13 +108,19 @@ def find_occasions(z: Tensor, columns: Tensor, left_out: Callable[[Tensor | None
         return Occasions("independent", None, None, first)
     found = {cut: _harm(trees, y, cut, left_out, DRAWS) for cut in CUTS}
     harm = {cut: each.ratio for cut, each in found.items()}
-    top = max(CUTS, key=lambda cut: harm[cut])
-    most = found[top]
-    if most.ratio < HARM or most.own - most.chance <= 2 * most.apart**0.5:
+    cut = _choose({cut: each for cut, each in found.items() if each.part <= PART}) or _choose(found)
+    if cut is None:
         return Occasions("independent", None, None, harm)
-    least = most.ratio * float(np.exp(-np.sqrt(1 / most.own + 1 / most.chance)))
-    cut = next(cut for cut in CUTS if harm[cut] >= least)
     return Occasions("found", torch.from_numpy(found[cut].groups).to(z.device), cut, harm)
+
+
+def _choose(found: dict[float, _Harm]) -> float | None:
+    """Return the finest cut that harms about as much as the worst one, or None where none does any harm."""
+    most = max(found.values(), key=lambda each: each.ratio, default=None)
+    if most is None or most.ratio < HARM or most.own - most.chance <= 2 * most.apart**0.5:
+        return None
+    least = most.ratio * float(np.exp(-np.sqrt(1 / most.own + 1 / most.chance)))
+    return next(cut for cut, each in found.items() if each.ratio >= least)
 
 
 Trees = list[tuple[np.ndarray, np.ndarray]]
@@ -145,7 +160,8 @@ def _harm(trees: Trees, y: np.ndarray, cut: float, left_out: Callable[[Tensor | 
             dealt[rows] = groups[np.random.default_rng(draw).permutation(rows)]
         chance.append(_errors(left_out(torch.from_numpy(dealt)), y)[known])
     apart = np.abs(wrong[known] - np.array(chance)).sum() / draws
-    return _Harm(groups, 1 + float(wrong[known].sum()), 1 + float(np.sum(chance)) / draws, float(apart))
+    part = float(np.mean(np.bincount(groups)[groups] / np.bincount(y)[y]))
+    return _Harm(groups, part, 1 + float(wrong[known].sum()), 1 + float(np.sum(chance)) / draws, float(apart))
 
 
 def _errors(scores: Tensor, y: np.ndarray) -> np.ndarray:

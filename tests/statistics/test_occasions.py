@@ -85,3 +85,18 @@ def test_photos_whose_class_is_one_occasion_do_not_count() -> None:
     assert found.kind == "found"
     assert found.groups is not None
     assert len(found.groups[y == 0].unique()) == 1
+
+
+def test_an_occasion_is_a_small_part_of_its_class() -> None:
+    """Two days a class, each of several bursts: without its day half of a class is gone, so bursts are left out."""
+    draw = torch.Generator().manual_seed(4)
+    y = torch.arange(CLASSES).repeat_interleave(DAYS * EACH)
+    bursts = torch.arange(CLASSES * DAYS).repeat_interleave(EACH)
+    days = bursts // (DAYS // 2)
+    classes, scenes, shelves = (torch.randn(n, WIDTH, generator=draw).double() for n in (CLASSES, 2 * CLASSES, 30))
+    noise = 0.2 * torch.randn(len(y), WIDTH, generator=draw).double()
+    z = classes[y] + 2.5 * scenes[days] + 1.5 * shelves[bursts] + noise
+    found = find_occasions(z, y, learned(z, y).leaving_out(z, y))
+    assert found.kind == "found"
+    assert found.groups is not None
+    assert torch.equal(found.groups[:, None] == found.groups, bursts[:, None] == bursts)
