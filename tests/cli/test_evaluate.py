@@ -12,7 +12,6 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.model.core import PhotoHashes
 from cifnet_pl.photos.photo import read_square
 from cifnet_pl.utilities.text import number_of
 from tests.command_line import make_photos
@@ -24,7 +23,7 @@ CLASSES = ["ant", "bee", "cat"]
 def bundle(place: Path, photos: Path, names: list[str], count: int) -> Path:
     """A model of ``count`` photos of each class, without their hashes."""
     model = empty("ridge")
-    model.photos = PhotoHashes()
+    model.keeps_hashes = False
     files = [path for name in names for path in sorted((photos / name).iterdir())[:count]]
     z = model.embed(torch.stack([torch.from_numpy(read_square(f, 2).copy()).permute(2, 0, 1) for f in files]))
     model.begin_task(names)

@@ -8,6 +8,7 @@ import torch
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
+from cifnet_pl.model.core import PhotoHashes
 from cifnet_pl.utilities.errors import UsageError
 from tests.cli.test_extend import assert_same_scores, fit, queries
 from tests.command_line import make_photos
@@ -120,7 +121,7 @@ def test_photos_in_several_folders(made: Path, tmp_path: Path, capsys: pytest.Ca
     assert forget(model, tmp_path / "c", "--images", both[0]) == 1
     assert f"{both[0]} holds 3 of them: give all of them" in capsys.readouterr().err
     unknown = cifnet_pl.load(model)
-    unknown.photos = None
+    unknown.photos = PhotoHashes()
     with pytest.raises(UsageError, match="keeps no content hashes of the photos of 'bee': give one folder"):
         unknown.forget("bee", both[:2])
 
