@@ -259,10 +259,10 @@ def efficiency_table(study: Study, setting: Setting) -> Table:
     shown = [replace(column, header=column.header.format(reference=study.reference)) for _, column in EFFICIENCY]
     columns = [*map(Column, ("method", "numbers", SEEDS, "network")), *shown, Column(CONDITIONS)]
     notes = [
+        *_conditions_notes(said),  # first, where a caption has room: letters mean something in this table alone
         "Training: all tasks, without evaluation. Epochs: passes over the images of a task.",
         *([ENERGY.format(reference=study.reference)] if any(group.stat("energy_kwh") for group in groups) else []),
         *([OTHER_NETWORKS.format(reference=study.reference)] if len(beside) > 1 else []),
-        *_conditions_notes(said),
         study.seeds_note(groups),
         f"{BEST} {COST_BEST}",
         *_published_notes(groups),
