@@ -123,7 +123,7 @@ def test_info(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         output = capsys.readouterr().out
         assert f"0 ({model.counts['0']}), 1 ({model.counts['1']})" in output
         assert f"{model.history[-1].accuracy:.1f}" in output
-        assert "10 classes in 5 tasks, from 1,438 photos" in output
+        assert "10 classes, learned from 1,438 photos" in output
         assert "head CIFNetHead" in output
         assert "backbone pixels:8" in output
         assert "MB" in output
