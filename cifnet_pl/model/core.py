@@ -501,12 +501,13 @@ class Model:
     def _commit(self, buffer: CalibrationBuffer) -> Tensor | None:
         """Let the buffer select among the samples offered, whole occasions where it must draw.
 
-        A stored photo's twins come along: left in the sums alone, they would vouch for it.
+        A stored photo's twins come along: left in the sums alone, they would vouch for it. A head that learns from the
+        buffer gets the draw of the buffer's own strategy, calibrated or not.
 
         Returns:
             The number of each stored sample's occasion (n,) int64, where whole ones were kept.
         """
-        candidates = buffer.candidates() if self.calibrates else None
+        candidates = buffer.candidates() if self.calibrates and not self.head.uses_buffer else None
         groups = None if candidates is None else self.calibration.occasions_of(self.head, *candidates)
         buffer.commit(groups)
         if candidates is None or groups is None:

@@ -112,7 +112,7 @@ def test_the_next_task_is_decoded_while_one_is_solved(
 ) -> None:
     """Each task's photos are handed out once: the first task's before it begins, the others' before a solve."""
     model, data, events = module(head=RidgeHead, buffer=None), digits(num_workers=workers), list[object]()
-    decode, solve = ImageLoader.decode, model.model.solve
+    decode, solve = ImageLoader.decode, model.head.solve
 
     def begun(loader: ImageLoader, batches: list[np.ndarray]) -> Iterator[ImageBatch]:
         if loader is data._train_images:
@@ -124,7 +124,7 @@ def test_the_next_task_is_decoded_while_one_is_solved(
         solve()
 
     monkeypatch.setattr(ImageLoader, "decode", begun)
-    monkeypatch.setattr(model.model, "solve", solved)
+    monkeypatch.setattr(model.head, "solve", solved)
     trainer(tmp_path).fit(model, datamodule=data)
     sizes = [int(np.isin(data.source.train.labels, [2 * task, 2 * task + 1]).sum()) for task in range(5)]
     first, *others = sizes

@@ -472,8 +472,12 @@ def test_a_run_calibrates_after_every_task(name: str, tmp_path: Path) -> None:
     assert float(checkpoint(plain)["state_dict"]["head.temperature"]) == 1
     summaries = [json.loads((r / "summary.json").read_text()) for r in (plain, run)]
     assert summaries[0]["A_k"] == summaries[1]["A_k"]
-    assert summaries[1]["buffer_elements"] == 300 * 192
-    assert summaries[0]["buffer_elements"] == (300 * 192 if name == "CIFNetHead" else 0)
+    stored = [summary["buffer_elements"] / 192 for summary in summaries]
+    if name == "CIFNetHead":
+        assert stored == [300, 300]
+    else:  # whole occasions of photos, as many as fit
+        assert stored[0] == 0
+        assert 150 < stored[1] <= 300
 
 
 @pytest.mark.parametrize(

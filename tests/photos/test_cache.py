@@ -104,8 +104,8 @@ def test_a_changed_photo_is_never_a_hit(tmp_path: Path, photos: Path, embedded: 
     run(tmp_path, photos, "first", *same_split)
     before = sum(embedded)
     changed = photos / "bee" / "3.png"
-    other = (photos / "cow" / "3.png").read_bytes()
-    changed.write_bytes(other)
+    other = make_photos(tmp_path / "others", ["emu"], 1) / "emu" / "0.png"
+    changed.write_bytes(other.read_bytes())
     second = run(tmp_path, photos, "second", *same_split)
     assert sum(embedded) - before in (2, 16), "its class's test images, or the training batch that it is in"
     fresh = learned(tmp_path / "fresh", *FOLDER, "--data.root", str(photos), *same_split)
