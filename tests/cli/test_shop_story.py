@@ -148,7 +148,7 @@ def two_shops(place: Path, photos: Path, other_day: Path) -> None:
     assert f"{merged}" in put_together
     assert "have in common" in errors + put_together or "has in common" in errors + put_together
     assert "bolt/again.png learned already or twice in the folder: left out" in errors
-    for step in ("step 4, merge: Gießkanne", "step 5, extend: bolt; from model "):
+    for step in ("step 5, merge: Gießkanne", "step 6, extend: bolt; from model "):
         assert step in known
     model_of = {name: cifnet_pl.load(place / name).counts for name in ("model", "merged", "merged 2", "merged 3")}
     assert sum(model_of["merged"].values()) == sum(model_of["model"].values()) + 2 * PHOTOS

@@ -239,7 +239,7 @@ class TestSeveral:
         codes, shown = several(2, tmp_path, *words, "--logs", str(tmp_path / "two"))
         assert codes == [0, 0], shown
         assert shown.count("learned already or twice in the folder: left out") == 1
-        assert shown.count("in two classes: one label is probably wrong") == 1
+        assert shown.count("in two classes: not learned until each is in one alone") == 1
         assert main([*words, "--logs", str(tmp_path / "one")]) == 0
         two, one = (tmp_path / name / "default" / "version_0" for name in ("two", "one"))
         assert (two / "copies.csv").read_text() == (one / "copies.csv").read_text()
