@@ -275,25 +275,28 @@ class CalibrationBuffer(GrowingModule):
         return z[rows], y[rows], key[rows]
 
     @torch.no_grad()
-    def commit(self, groups: Tensor | None = None) -> None:
-        """Select among the samples offered and shrink every class to its quota.
+    def commit_groups(self, candidates: tuple[Tensor, Tensor, Tensor], groups: Tensor) -> None:
+        """Select whole groups among samples, as far as they fit into the quota of their class.
 
         Args:
-            groups: (n,) int64 of the :meth:`candidates`, equal for samples of a class that are kept or left together.
+            candidates: what :meth:`candidates` gives.
+            groups: (n,) int64 of these, equal for samples of a class that are kept or left together.
         """
-        chosen = self.candidates() if groups is not None else None
+        z, y, key = candidates
+        classes = list(dict.fromkeys([*self.classes, *y.tolist()]))
+        quota, hashes = self.quota(len(classes)), mix_keys(key, self.seed)
+        parts = []
+        for label in classes:
+            rows = (y == label).nonzero().flatten()
+            parts.append(rows[whole_groups(hashes[rows], groups[rows], quota)])
+        chosen = torch.cat(parts)
+        self.z, self.y, self.key = z[chosen], y[chosen], key[chosen]
+        self.discard_pending()
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Select among the samples offered and shrink every class to its quota."""
         self.offered = 0
-        if chosen is not None and groups is not None:
-            z, y, key = chosen
-            classes = list(dict.fromkeys([*self.classes, *y.tolist()]))
-            quota, hashes = self.quota(len(classes)), mix_keys(key, self.seed)
-            parts = []
-            for label in classes:
-                rows = (y == label).nonzero().flatten()
-                parts.append(rows[whole_groups(hashes[rows], groups[rows], quota)])
-            chosen_rows = torch.cat(parts)
-            self.z, self.y, self.key, self._pending = z[chosen_rows], y[chosen_rows], key[chosen_rows], []
-            return
         z, y, key = self.pending()
         old = self.classes
         new = [label for label in torch.unique(y).tolist() if label not in set(old)]

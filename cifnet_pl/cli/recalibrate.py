@@ -137,7 +137,7 @@ def answers(model: Classifier, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor
     unknown, coverage = able(model, UNKNOWN, COVERAGE)
     if unknown is None and coverage is None:
         return result
-    names = dict(zip(model.head.classes, model.class_names, strict=True))
+    names = model.name_of
     for row, verdict in enumerate(model.judge(unknown, coverage).verdicts(z, probabilities)):
         if verdict.answers is not None:
             result[row, 2], result[row, 3] = names[int(y[row])] in verdict.answers, len(verdict.answers)

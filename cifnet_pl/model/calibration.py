@@ -149,9 +149,12 @@ class Calibration(GrowingModule):
         if head.decides:
             head.decide(z, y, groups)
             samples = CalibrationSamples(head, z, y)
-        near = samples.grouped(near_copies(z, y)).accuracy()
         self.groups = torch.arange(len(y), device=y.device) if groups is None else groups
-        self._note(kind, near, None if kind == "few" else samples.grouped(groups).accuracy())
+        left_out = samples.grouped(groups).accuracy()
+        if kind in ("found", "given"):
+            self._note(kind, samples.grouped(near_copies(z, y)).accuracy(), left_out)
+        else:  # near-copies are what was left out
+            self._note(kind, left_out, None if kind == "few" else left_out)
 
     def take(self, z: Tensor, y: Tensor, key: Tensor) -> None:
         """Replace the photos of a new place: embeddings (n, d), labels (n,) and content hashes (n,)."""
@@ -222,8 +225,7 @@ def occasions(samples: CalibrationSamples) -> tuple[Kind, Tensor | None]:
     Returns:
         How they were found, and the number of each one's group (n,) int64; None where each stands alone.
     """
-    near = near_copies(samples.z, samples.y)
     if not samples.head.leaves_one_out:
-        return "unknown", near
+        return "unknown", near_copies(samples.z, samples.y)
     found = find_occasions(samples.z, samples.columns, samples.left_out)
-    return found.kind, near if found.groups is None else found.groups
+    return found.kind, near_copies(samples.z, samples.y) if found.groups is None else found.groups

@@ -509,9 +509,10 @@ class Model:
         """
         candidates = buffer.candidates() if self.calibrates and not self.head.uses_buffer else None
         groups = None if candidates is None else self.calibration.occasions_of(self.head, *candidates)
-        buffer.commit(groups)
         if candidates is None or groups is None:
+            buffer.commit()
             return None
+        buffer.commit_groups(candidates, groups)
         key, order = candidates[2].sort()
         return groups[order][torch.searchsorted(key, buffer.key)]
 
@@ -545,7 +546,7 @@ class Model:
         Args:
             groups: (n,) int64 number of each stored sample's occasion, if they were found already.
         """
-        buffer, wanted = self.buffer, self.calibrated or float(self.head.temperature) != 1
+        buffer, wanted = self.buffer, self.fits_temperature
         self.calibration.forget_stored()
         if buffer is not None and len(buffer.y) and self.calibrates:
             self.calibration.find(self.head, buffer.z, buffer.y, buffer.key, groups)
@@ -555,10 +556,14 @@ class Model:
             calibrate(samples)
 
     @property
+    def fits_temperature(self) -> bool:
+        """Whether the temperature is fitted after every change: it is wanted, or was done before."""
+        return self.calibrated or float(self.head.temperature) != 1
+
+    @property
     def calibrates(self) -> bool:
         """Whether stored samples are looked at after every change, to calibrate or to decide how to score."""
-        wanted = self.calibrated or float(self.head.temperature) != 1
-        return self.head.leaves_one_out and (wanted or self.head.decides)
+        return self.head.leaves_one_out and (self.fits_temperature or self.head.decides)
 
     def calibration_samples(self) -> CalibrationSamples | None:
         """Return the samples by which this model is calibrated; None if there are none."""
