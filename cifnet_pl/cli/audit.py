@@ -10,7 +10,8 @@ from cifnet_pl.cli.commands import refuse_output
 from cifnet_pl.cli.evaluate import HEADER, class_rows, tables_of
 from cifnet_pl.cli.terminal import warn
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.files import exclusive, read_yaml, write_bytes, write_text
+from cifnet_pl.utilities.files import exclusive, write_bytes, write_text
+from cifnet_pl.utilities.run_folders import photos_of_run
 from cifnet_pl.utilities.text import is_or_are, number_of, printable
 
 if TYPE_CHECKING:
@@ -75,7 +76,10 @@ def audit(
         loaded = load(model, trust=trust)
         if not loaded.backbone.takes_images:
             raise UsageError("this model learned embeddings that were computed elsewhere: an audit needs photos")
-        root = expanded(Path(images if images is not None else photos_of_run(Path(model).expanduser())))
+        given = images if images is not None else photos_of_run(Path(model).expanduser())
+        if given is None:
+            raise UsageError(f"{model} does not say where its photos are: give them with --images")
+        root = expanded(given)
         if not root.exists():
             raise UsageError(f"no folder {printable(str(root))}: give the photos with --images")
         source = folder(SourceOptions(root, *(loaded.held_back or (0.2, 0))))
@@ -108,21 +112,6 @@ def audit(
     print(f"(with 95 % certainty {low:.1f} to {high:.1f} %); {number_of(len(result.doubtful()), 'doubtful label')}")
     print(*about_undecided(undecided), *notes(result), *loaded.about_days(), more_photos(curve, names), sep="\n")
     print(f"the page: {target / 'audit.html'}")
-
-
-def photos_of_run(model: Path) -> str:
-    """Return the folder of photos that a run learned from, by its configuration.
-
-    Raises:
-        UsageError: it has none, or the photos were no class folders.
-    """
-    versions = sorted(model.glob("version_*"), key=lambda path: path.stat().st_mtime, reverse=True)
-    places = [path / "config.yaml" for path in (model, *versions, *model.parents[:2])]
-    config = next((read_yaml(path) for path in places if path.is_file()), None) or {}
-    data = config.get("data", {})
-    if data.get("source") != "folder" or not data.get("root"):
-        raise UsageError(f"{model} does not say where its photos are: give them with --images")
-    return str(data["root"])
 
 
 def notes(result: Audit) -> list[str]:

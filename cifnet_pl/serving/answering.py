@@ -140,7 +140,8 @@ class Answering:
         served = self.served()
         with torch.inference_mode():
             z = served.model.embed(torch.from_numpy(np.stack([pixels for pixels, _ in batch])).permute(0, 3, 1, 2))
-            probabilities = served.model.head.probabilities(z)
+            head = served.model.head  # it may know no class yet
+            probabilities = head.probabilities(z) if head.classes else z.new_zeros(len(z), 0)
             verdicts = served.judging()(z, probabilities)
             probabilities = probabilities.cpu()
         for row, (_, answer) in enumerate(batch):

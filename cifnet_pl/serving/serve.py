@@ -8,9 +8,14 @@ import signal
 import socket
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.run_folders import photos_of_run
 from cifnet_pl.utilities.text import number_of, printable
+
+if TYPE_CHECKING:
+    from cifnet_pl.model.classifier import Classifier
 
 CONNECTIONS = 1000
 """Connections at a time; requests on more are refused."""
@@ -20,10 +25,11 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(
-    model: str,
+    model: str | None = None,
     port: int = 7860,
     host: str = "127.0.0.1",
     workspace: str | None = None,
+    images: str | None = None,
     token: str | None = None,
     token_file: str | None = None,
     read_only: bool = False,
@@ -40,10 +46,13 @@ def serve(
     Every change is a version in the workspace, which goes on where it was when the service is started again.
 
     Args:
-        model: a run's folder, a checkpoint file or a bundle; it is not changed.
+        model: a run's folder, a checkpoint file or a bundle; it is not changed. Without one the first classes are
+            taught on the page.
         port: of the page and the service; 0 for any free one.
         host: address to listen on; any but this machine's own needs a token.
         workspace: folder for versions and kept photos; by default beside the model, its name with "-workspace".
+        images: folder with the photos that the model learned, which a new workspace keeps as if they had been taught
+            on the page; by default that of the run.
         token: what clients must send; better in a file, as other users of a machine can see command lines.
         token_file: file with the token.
         read_only: whether changes are refused.
@@ -64,6 +73,7 @@ def serve(
 
     from cifnet_pl.heads.confidence import check_share
     from cifnet_pl.model.store import load
+    from cifnet_pl.photos.files import expanded
 
     try:
         import uvicorn
@@ -84,16 +94,18 @@ def serve(
         if share is not None:
             check_share(f"--{option}", share)
     listening = _listen(host, port)
-    path = Path(model).expanduser()
-    folder = Path(workspace).expanduser() if workspace else path.resolve().with_name(f"{path.resolve().name}-workspace")
-    torch.set_num_threads(1)  # each answer keeps to one core: see Batcher
-    loaded = load(model, trust=trust)
-    opened = Workspace(folder, loaded, keep_versions, trust)
+    path = Path(model or "cifnet").expanduser().resolve()
+    folder = Path(workspace).expanduser() if workspace else path.with_name(f"{path.name}-workspace")
+    torch.set_num_threads(1)  # each answer keeps to one core: see Answering
+    loaded = load(model, trust=trust) if model is not None else empty_model()
+    root = images or photos_of_run(path)
+    photos = expanded(root) if root and (images or expanded(root).is_dir()) else None
+    opened = Workspace(folder, loaded, keep_versions, trust, photos)
     if opened.current != 1:
         loaded = opened.load(opened.current)
         print(f"workspace {folder} goes on at version {opened.current}")
     tempfile.tempdir = str(folder / "incoming")  # where large uploads wait
-    options = Options(name or _plain(path.resolve()), read_only, keep_photos, unknown, coverage)
+    options = Options(name or _plain(path if model else folder.resolve()), read_only, keep_photos, unknown, coverage)
     app = make_app(Service(opened, loaded, options), Access(secret, host not in LOOPBACK, rate))
     _announce(host, listening.getsockname()[1], len(loaded.class_names), secret is not None)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
@@ -112,6 +124,19 @@ def serve(
     except KeyboardInterrupt:  # uvicorn raises it again when it has ended
         print(f"ended; {folder} holds every change")
         raise SystemExit(128 + signal.SIGINT) from None
+
+
+def empty_model() -> Classifier:
+    """Build a model of ``configs/folder.yaml`` that knows no class."""
+    from cifnet_pl.backbones import build_backbone
+    from cifnet_pl.buffer import CalibrationBuffer
+    from cifnet_pl.heads import RidgeHead
+    from cifnet_pl.model.classifier import Classifier
+
+    backbone = build_backbone("embedded:efficientnet_lite0+layers+mirror")
+    seen, head = backbone.preprocessing, RidgeHead(backbone.features, ridge="gcv", decision="auto")
+    buffer = CalibrationBuffer(2000)
+    return Classifier(backbone, head, buffer, [], seen.image_size, seen.crop_ratio, calibrated=True)
 
 
 def _given_token(token: str | None, token_file: str | None) -> str | None:
@@ -147,7 +172,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _plain(path: Path) -> str:
     """Return a name for a model by its place: of a run that of its experiment."""
-    name = path.parent.name if re.fullmatch(r"version_\d+", path.name) else path.name
+    name = path.parent.name if re.fullmatch(r"version_\d+", path.name) else path.name.removesuffix("-workspace")
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-") or "model"
 
 

@@ -261,7 +261,7 @@ class Service:
             novelty=verdict.novelty,
             p_value=verdict.p_value,
             answers=None if verdict.answers is None else list(verdict.answers),
-            nearest=self.gallery.nearest(candidates[0].name, scored.z),
+            nearest=self.gallery.nearest(candidates[0].name, scored.z) if candidates else None,
         )
 
     def audit(self) -> Audit:
@@ -284,7 +284,7 @@ class Service:
         for rows in groups_of(z):
             members = [good[row] for row in rows]
             mean = torch.stack([scored.probabilities for _, _, scored in members]).mean(dim=0)
-            suggestion = members[0][2].served.model.class_names[int(mean.argmax())]
+            suggestion = members[0][2].served.model.class_names[int(mean.argmax())] if len(mean) else None
             places = [position for position, _, _ in members]
             groups.append(Group(files=[name for _, name, _ in members], positions=places, suggestion=suggestion))
         return Groups(groups=groups, unreadable=bad)

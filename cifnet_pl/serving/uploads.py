@@ -16,7 +16,9 @@ import numpy as np
 
 from cifnet_pl.data.sets import FileSet
 from cifnet_pl.model.bundle import class_names
-from cifnet_pl.photos.files import about_unsafe, is_hidden
+from cifnet_pl.model.class_photos import classes_of_hashes
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.photos.files import about_unsafe, find_photos, is_hidden
 from cifnet_pl.photos.photo import Photo, UnreadableImage, content_hash, opened_square
 from cifnet_pl.serving.refusals import Question, RequestError
 from cifnet_pl.utilities.errors import CheckpointError
@@ -26,6 +28,7 @@ FORMATS = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gi
 FORMATS |= {"AVIF": "avif", "HEIF": "heic"}
 """Formats that are decoded, and the extension of their kept files. Pillow has others that run programs (EPS)."""
 
+_OPENED = [name for name in FORMATS if name != "MPO"]  # those are opened as JPEG
 
 DIRECTORY_BYTES = 2**23
 """Largest list of entries of a zip file, which is read as a whole: some 100,000 entries."""
@@ -155,11 +158,40 @@ def decoded(content: bytes, size: int, crop_ratio: float, limits: Limits) -> tup
     Raises:
         UnreadableImage: no image of a known format, one that is damaged, or one with too many pixels.
     """
-    formats = [name for name in FORMATS if name != "MPO"]  # those are opened as JPEG
-    with Photo(content).open(formats) as image:
+    with Photo(content).open(_OPENED) as image:
         if image.width * image.height > limits.pixels:
             raise UnreadableImage(f"{image.width} × {image.height} pixels are more than {limits.pixels:,}")
         return opened_square(image, size, crop_ratio), FORMATS[image.format or "PNG"]
+
+
+def learned_photos(model: Classifier, folder: Path) -> Iterator[tuple[Path, str, str]]:
+    """Find the photos of a folder that a model has learned, by their content.
+
+    Yields:
+        The photo, the name of its kept file, and its class.
+
+    Raises:
+        DataError: there is no such folder, or it holds no photo.
+    """
+    classes = classes_of_hashes(model, model.class_names)
+    for path in find_photos(folder):
+        try:
+            content = path.read_bytes()
+            for position in classes.get(content_hash(content), ()):
+                yield path, file_name(content, extension_of(content)), model.class_names[position]
+        except (OSError, UnreadableImage):  # within an archive, or of a format that is not kept
+            continue
+
+
+def extension_of(content: bytes) -> str:
+    """Return the extension of a photo's format; UnreadableImage for a format that is not decoded here."""
+    with Photo(content).open(_OPENED) as image:
+        return FORMATS[image.format or "PNG"]
+
+
+def file_name(content: bytes, extension: str) -> str:
+    """Return the name of a photo's kept file: the SHA-256 of its content, and the extension of its format."""
+    return f"{sha256(content).hexdigest()}.{extension}"
 
 
 class StagedPhoto(NamedTuple):
@@ -167,7 +199,7 @@ class StagedPhoto(NamedTuple):
 
     Attributes:
         sent: path that it was sent with.
-        file: its name in the folder: the SHA-256 of its content, and the extension of its format.
+        file: its name in the folder: see :func:`file_name`.
         name: of its class.
         hash: of its content, as models keep it.
     """
@@ -282,7 +314,7 @@ def stage(
             except UnreadableImage as error:
                 staged.unreadable.append((sent, str(error)))
                 continue
-            photo = StagedPhoto(sent, f"{sha256(content).hexdigest()}.{extension}", tidy(name), content_hash(content))
+            photo = StagedPhoto(sent, file_name(content, extension), tidy(name), content_hash(content))
             if found.setdefault((photo.file, photo.name), photo) is photo:
                 (folder / photo.file).write_bytes(content)
         staged.photos = list(found.values())

@@ -26,8 +26,10 @@ from typing import Any
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.store import read_bundle
 from cifnet_pl.serving.refusals import RequestError
+from cifnet_pl.serving.uploads import learned_photos
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from cifnet_pl.utilities.files import exclusive, new_folder, write_bytes
+from cifnet_pl.utilities.text import number_of
 
 LOG = logging.getLogger("cifnet_pl.serving")
 JOURNAL = "journal.sqlite"
@@ -100,9 +102,10 @@ class Workspace:
 
     Args:
         folder: made if it is missing.
-        model: version 1 of a new workspace; an existing one must have begun with the same model.
+        model: version 1 of a new workspace; an existing one must have begun with the same model. It may know no class.
         keep_versions: number of bundles to keep; the oldest are removed beyond it.
         trust: whether versions may import heads and networks from outside the package.
+        images: folder whose photos a new workspace keeps, as far as the model has learned them; None for none.
 
     Raises:
         UsageError: another process has the workspace open, or it began with another model.
@@ -110,8 +113,16 @@ class Workspace:
         CifnetError: the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, model: Classifier, keep_versions: int = 100, trust: bool = False):
+    def __init__(
+        self,
+        folder: Path,
+        model: Classifier,
+        keep_versions: int = 100,
+        trust: bool = False,
+        images: Path | None = None,
+    ):
         self.folder, self.keep_versions, self.trust = folder, keep_versions, trust
+        self._empty = None if model.class_names else model.clone()
         self._backbone, self._device, self._lock = model.backbone, model.device, RLock()
         with ExitStack() as stack:
             try:
@@ -126,7 +137,9 @@ class Workspace:
             (folder / "incoming").mkdir()
             self.remove_unused_photos()
             if not begun:
-                self.commit(model, Change("open", f"{len(model.class_names)} classes from the model that was given"))
+                says = f"{number_of(len(model.class_names), 'class')} from the model that was given"
+                learned = {} if images is None else self._bring(model, images)
+                self.commit(model, Change("open", says if model.class_names else "began with no class", learned))
             self._stack = stack.pop_all()
 
     def _open(self, stack: ExitStack, model: Classifier) -> bool:
@@ -230,11 +243,15 @@ class Workspace:
         return {name: [file for file in files if file in here] for name, files in kept.items()}
 
     def bundle(self, number: int) -> Path:
-        """Return the bundle of a stored version."""
-        return self._bundle(self.version(number).number)
+        """Return the bundle of a stored version; RequestError for one that knows no class."""
+        if not self.version(number).counts:
+            raise RequestError(409, f"version {number} knows no class yet")
+        return self._bundle(number)
 
     def load(self, number: int) -> Classifier:
         """Read the model of a version; all versions share the backbone of the model that the workspace began with."""
+        if self._empty is not None and not self.version(number).counts:
+            return self._empty.clone()
         return read_bundle(self.bundle(number), trust=self.trust, backbone=self._backbone).to(self._device)
 
     def photo(self, name: str) -> Path:
@@ -301,7 +318,8 @@ class Workspace:
         number, at = max(self.versions, default=0) + 1, _now()
         parent = self.current if number > 1 else None
         with new_folder(self._bundle(number)) as temporary:
-            model.save(temporary)
+            if model.class_names:
+                model.save(temporary)
         row = (number, json.dumps(asdict(change)), parent, json.dumps(model.counts), at)
         try:
             with self._transaction():
@@ -362,6 +380,16 @@ class Workspace:
         self._stack.close()
 
     # ------------------------------------------------------------------ details
+
+    def _bring(self, model: Classifier, images: Path) -> dict[str, list[str]]:
+        """Keep the photos of a folder that a model has learned; return their file names by class."""
+        learned: dict[str, list[str]] = {}
+        (self.folder / "photos").mkdir(exist_ok=True)
+        for path, file, name in learned_photos(model, images):
+            if file not in learned.setdefault(name, []):
+                _link(path, self.folder / "photos" / file)
+                learned[name].append(file)
+        return learned
 
     def _bundle(self, number: int) -> Path:
         return self.folder / "versions" / f"{number:06d}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
+from cifnet_pl.utilities.files import read_yaml
 
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
 COMPLETE = "model"
@@ -53,6 +54,19 @@ def versions(base: Path) -> list[Path]:
         if entry.name.startswith("version_") and number.isascii() and number.isdecimal():
             numbers.append(int(number))
     return [base / f"version_{number}" for number in sorted(numbers)]
+
+
+def photos_of_run(model: Path) -> str | None:
+    """Return the folder of photos that a run learned from, by its configuration; None if no class folders are named.
+
+    Args:
+        model: a run's folder, that of its experiment, or a file or folder in it.
+    """
+    newest = sorted(model.glob("version_*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    places = [path / "config.yaml" for path in (model, *newest, *model.parents[:2])]
+    config = next((read_yaml(path) for path in places if path.is_file()), None) or {}
+    data = config.get("data", {})
+    return str(data["root"]) if data.get("source") == "folder" and data.get("root") else None
 
 
 def place_fit(base: Path, checkpoint: str | None) -> RunChoice:

@@ -75,6 +75,8 @@ def model(names: tuple[str, ...] = ("red", "green"), head: Head | None = None, c
     made = Classifier(
         build_backbone(f"pixels:{SIDE}"), head or RidgeHead(3 * SIDE**2), CalibrationBuffer(100), [], SIDE
     )
+    if not names:
+        return made
     made.begin_task(list(names), [count] * len(names))
     for label, name in enumerate(names):
         squares = np.stack([np.asarray(Image.fromarray(pixels(name, i)).resize((SIDE, SIDE))) for i in range(count)])
@@ -92,10 +94,16 @@ def saved(folder: Path) -> Path:
 
 
 @contextmanager
-def client(folder: Path, access: Access | None = None, options: Options | None = None) -> Iterator[TestClient]:
+def client(
+    folder: Path,
+    access: Access | None = None,
+    options: Options | None = None,
+    begun: Classifier | None = None,
+    images: Path | None = None,
+) -> Iterator[TestClient]:
     """A client of a service on a workspace, in this process."""
-    begun = model()
-    workspace = Workspace(folder, begun)
+    begun = begun or model()
+    workspace = Workspace(folder, begun, images=images)
     current = workspace.load(workspace.current) if workspace.current != 1 else begun
     app = make_app(Service(workspace, current, options), access or Access())
     with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as made:

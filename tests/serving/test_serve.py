@@ -6,6 +6,11 @@ import urllib.request
 import pytest
 
 from cifnet_pl.__main__ import main
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.cli.configs import config_files
+from cifnet_pl.heads import RidgeHead
+from cifnet_pl.serving.serve import empty_model
+from cifnet_pl.utilities.files import read_yaml
 from tests.serving.services import Server, saved
 
 
@@ -42,6 +47,14 @@ def test_a_port_that_is_taken(tmp_path, capsys):
 def test_no_model(tmp_path, capsys):
     assert main(["serve", "--model", str(tmp_path / "none"), "--port", "0"]) == 1
     assert "no model at" in capsys.readouterr().err
+
+
+def test_without_a_model_it_begins_with_the_recommended_one():
+    made, names = empty_model(), read_yaml(config_files()["folder"])["model"]["init_args"]
+    assert (made.backbone.name, made.calibrated, made.class_names) == (names["backbone"], names["calibrate"], [])
+    assert made.head.settings() == RidgeHead(made.backbone.features, **names["head"]["init_args"]).settings()
+    assert made.buffer is not None
+    assert made.buffer.settings() == CalibrationBuffer(**names["buffer"]["init_args"]).settings()
 
 
 @pytest.mark.system

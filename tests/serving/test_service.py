@@ -484,3 +484,42 @@ def test_heads_that_cannot_take_more_say_so(logistic):
     staged = logistic.stage([(f"{i}.png", BytesIO(photo("red", i))) for i in (400, 401)], "red")
     error = logistic.extend(staged, False).result.exception(30)
     assert (error.status, "cannot add photos to class 'red'" in str(error)) == (409, True)
+
+
+# ---------------------------------------------------------------------- where nothing, or something, is known at first
+
+
+def test_the_first_classes_are_taught_and_taken_back(tmp_path):
+    """A model of no class answers with none, learns the first ones, goes on after a new start, and forgets them."""
+    for turn in range(2):
+        with client(tmp_path / "w", begun=model(())) as http:
+            if not turn:
+                (answer,) = http.post("/classify", files=photos("red", 1)).json()["photos"]
+                assert (answer["classes"], answer["known"]) == ([], None)
+                assert http.get("/look").json()["classes"] == 0
+                assert http.get("/versions/1/bundle").status_code == http.get("/audit").status_code == 409
+                files = {f"{name}/{i}.png": photo(name, i) for name in ("red", "green") for i in range(6)}
+                sent = [("files", ("a.zip", zipped(files)))]
+                assert http.post("/extend", files=sent).json()["learned"] == {"red": 6, "green": 6}
+            assert names_of(http.post("/classify", files=photos("green", 3, 500))) == ["green"] * 3
+            assert http.post("/undo").json()["version"] == 1
+            assert http.get("/classes").json() == []
+            assert http.post("/redo").json()["version"] == 2
+
+
+def test_the_photos_of_fit_are_examples_and_are_forgotten(tmp_path):
+    """Those of the folder that the model learned, by their content; each other one stays outside."""
+    folder = tmp_path / "photos"
+    for name in ("red", "green"):
+        (folder / name).mkdir(parents=True)
+        for i in range(4):
+            (folder / name / f"{i}.png").write_bytes(photo(name, i))
+    begun = model(()).extend(folder).model
+    (folder / "red" / "new.png").write_bytes(photo("red", 9))
+    with client(tmp_path / "w", begun=begun, images=folder) as http:
+        assert [len(one["kept"]) for one in http.get("/classes").json()] == [4, 4]
+        assert sorted(http.get("/audit").json()["not_judged"]) == ["green", "red"]  # four near-copies each
+        assert http.post("/forget", json={"name": "green"}).json()["exact"] is True
+    with client(tmp_path / "w", begun=begun, images=folder) as http:
+        assert [len(one["kept"]) for one in http.get("/classes").json()] == [4]
+    assert len(list(folder.rglob("*.png"))) == 9
