@@ -24,7 +24,7 @@ from torch.nn import functional
 from cifnet_pl.backbones.backbone import NoNetwork, Preprocessing
 from cifnet_pl.backbones.weights import fill, read_tensors
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, unknown_name
-from cifnet_pl.utilities.plugins import import_part
+from cifnet_pl.utilities.plugins import import_part, naming
 from cifnet_pl.utilities.text import first_line, one_line
 
 RESNET18_FEATURES = 512
@@ -350,13 +350,11 @@ def imported(rest: str, architecture: str | None, download: bool) -> tuple[nn.Mo
     ``image_size``, ``mean`` and ``std`` (of [0, 1], three numbers each) and, if wanted, ``crop_ratio``.
 
     Raises:
-        UsageError: it cannot be imported or called, or what it returns does not fit.
+        UsageError: it cannot be imported or called, or what it returns does not fit or embeds no images.
     """
     make = import_part(rest)
-    try:
+    with naming(f"import:{rest}, called without arguments,"):
         network = make()
-    except TypeError as error:
-        raise UsageError(f"import:{rest} cannot be called without arguments: {one_line(error)}") from error
     if not isinstance(network, nn.Module):
         raise UsageError(f"import:{rest} gives a {type(network).__name__}, expected a torch.nn.Module")
     module: Any = network
@@ -370,9 +368,17 @@ def imported(rest: str, architecture: str | None, download: bool) -> tuple[nn.Mo
         shape = Preprocessing(
             int(module.image_size), float(getattr(module, "crop_ratio", 1.0)), _three(module.mean), _three(module.std)
         )
-        return network, int(module.features), shape
+        width, side = int(module.features), shape.image_size
     except (TypeError, ValueError) as error:
         raise UsageError(f"the attributes of import:{rest} do not fit: {one_line(error)}") from error
+    with naming(f"import:{rest}"), torch.inference_mode():
+        z = network.eval()(torch.zeros(2, 3, side, side))
+    if z.shape != (2, width) or not z.isfinite().all():
+        what = f"shape {tuple(z.shape)}" if z.shape != (2, width) else "numbers that are not finite"
+        raise UsageError(
+            f"import:{rest} gives embeddings of {what} for two grey images of {side} pixels, expected (2, {width})"
+        )
+    return network, width, shape
 
 
 def _three(numbers: Any) -> tuple[float, float, float]:

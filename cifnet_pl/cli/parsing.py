@@ -15,7 +15,7 @@ from jsonargparse import ArgumentParser
 
 from cifnet_pl.utilities.errors import CifnetError, UsageError, unknown_name
 from cifnet_pl.utilities.files import read_yaml
-from cifnet_pl.utilities.plugins import entry_point, import_part, offered
+from cifnet_pl.utilities.plugins import entry_point, failure, import_part, offered
 from cifnet_pl.utilities.text import printable
 
 DEFAULT_HEAD = "CIFNetHead"
@@ -85,6 +85,9 @@ def _bad_value(message: str, key: str) -> str:
     absent = re.search(r"No module named '[^']*'|module '\S+' has no attribute '[^']*'", message)
     if absent:
         return f"--{key}: {absent[0].replace('No', 'no')}"
+    if base := re.search(r"subclass of (?:<class ')?(?:[\w.]*\.)?(\w+)", message):
+        name = re.findall(r"Given value: ([\w.]+)$", message, re.MULTILINE)
+        return f"--{key} is '{name[0] if name else value and value[1]}', expected a subclass of {base[1]}"
     if key and expected and value:
         return f"--{key} is '{value[1]}', expected {' or '.join(dict.fromkeys(map(_plain_type, expected)))}"
     reason = next(line for line in reversed(lines) if line and not line.startswith('in "<'))  # a place in YAML
@@ -137,8 +140,11 @@ def arguments_of(class_path: str) -> frozenset[str] | None:
 def buried_error(error: BaseException) -> CifnetError | None:
     """Return the package's own error that a library wrapped into one of its own, or None."""
     seen: BaseException | None = error
+    about_types = "does not validate" in str(error).lower()  # else a bug of ours, or a library's own sentence
     while seen is not None and not isinstance(seen, CifnetError):
-        seen = seen.__cause__ or seen.__context__
+        error, seen = seen, seen.__cause__ or seen.__context__
+    if seen is None and about_types:
+        return UsageError(f"the model cannot be made: {failure(error)}")
     return seen
 
 

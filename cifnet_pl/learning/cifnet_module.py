@@ -21,9 +21,10 @@ from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.bundle import Description, parse
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.core import PhotoHashes
+from cifnet_pl.testing import try_head
 from cifnet_pl.utilities.errors import CheckpointError, UnsupportedError, UsageError
 from cifnet_pl.utilities.files import of_all_processes
-from cifnet_pl.utilities.plugins import about, import_name
+from cifnet_pl.utilities.plugins import about, import_name, names_import, naming
 from cifnet_pl.utilities.text import first_line
 
 
@@ -93,6 +94,10 @@ class CIFNetModule(TaskModule):
         head = {"class": import_name(type(self.head)), **self.head.settings()}
         buffer = self.buffer.settings() if self.buffer is not None else {"capacity": 0}
         return {**super().settings(), "backbone": self.backbone.sha256, "head": head, "buffer": buffer}
+
+    def imported_parts(self) -> list[str]:
+        """Return the names of the classes of this module and its head."""
+        return [import_name(type(self)), import_name(type(self.head))]
 
     # ------------------------------------------------------------------ learning
 
@@ -280,4 +285,8 @@ def _head_of(head: Callable[[int], Head] | Head, backbone: Backbone) -> Head:
         )
     if made.classes:
         raise UsageError(f"{name} has learned {len(made.classes)} classes already: give a new head")
+    part = import_name(type(made))
+    if names_import(part):
+        with naming(part):
+            try_head(made)
     return made

@@ -13,13 +13,13 @@ from lightning.pytorch.utilities import rank_zero_info
 from pydantic import Field
 from torch import Tensor
 
-from cifnet_pl.backbones import Backbone
+from cifnet_pl.backbones import Backbone, imports
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.evaluation import Evaluation, EvaluationCounts
 from cifnet_pl.model.bundle import FORMAT, ImagesTable, Table, check_format, parse
 from cifnet_pl.utilities.errors import CheckpointError, DataError, UsageError
-from cifnet_pl.utilities.plugins import about
+from cifnet_pl.utilities.plugins import about, code_hash, entry_point, import_name, names_import
 
 
 class StoredRun(Table):
@@ -130,7 +130,18 @@ class TaskModule(LightningModule):
         """
         name, parameters = self.backbone.name, self.backbone.parameters_count
         own = {"head": type(self).__name__, **about(type(self)), "backbone": name, "backbone_params": parameters}
-        return {**own, "network_params": parameters, "precision": str(self.trainer.precision)}
+        own |= {"network_params": parameters, "precision": str(self.trainer.precision)}
+        return {**own, "outside_code": self.outside_code()}
+
+    def outside_code(self) -> dict[str, str | None]:
+        """Return the parts from outside the package, with the SHA-256 of the file of each as it was at the start."""
+        source = entry_point("sources", self.data.source_name) or self.data.source_name
+        names = [*imports(self.backbone.name, self.backbone.architecture), *self.imported_parts(), source]
+        return {name: code_hash(name) for name in names if names_import(name)}
+
+    def imported_parts(self) -> list[str]:
+        """Return the names of the classes that learn, as files have them."""
+        return [import_name(type(self))]
 
     def state_elements(self) -> dict[str, int]:
         """Count the numbers kept between tasks, by component."""
@@ -172,6 +183,7 @@ class TaskModule(LightningModule):
             self._under_way = False
         if self.data.plan.kind.samples_return:
             self.check_returning()
+        self.outside_code()  # the hashes are kept from here on, whatever is edited while the run goes on
         _ = self.data.copies  # found before the first task is counted
         trainer, tasks = self.trainer, len(self.data.stream(self.learned_tasks))
         if trainer.max_epochs is not None and 0 <= trainer.max_epochs < tasks:

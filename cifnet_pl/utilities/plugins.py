@@ -7,17 +7,21 @@ where the user says so.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
 import re
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.text import one_line, printable
 
 OWN = "cifnet_pl"
@@ -50,6 +54,44 @@ def about(part: type) -> dict[str, Any]:
     """Return what a run's summary says of a head or a method, that it may come from outside: its title and defaults."""
     plain = {name: value for name, value in defaults_of(part).items() if isinstance(value, str | int | float | None)}
     return {"title": title_of(part), "defaults": plain}
+
+
+@cache
+def code_hash(name: str) -> str | None:
+    """Return the SHA-256 of the file that an imported part is in, as it is when this is asked first; None without one.
+
+    Args:
+        name: ``module.name``.
+    """
+    file = getattr(sys.modules.get(name.rpartition(".")[0]), "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else None
+
+
+@contextmanager
+def naming(part: str) -> Iterator[None]:
+    """Within the block, say which part from outside fails.
+
+    Args:
+        part: what the error calls it.
+
+    Raises:
+        UsageError: there is another error than those of this package.
+    """
+    try:
+        yield
+    except CifnetError:
+        raise
+    except Exception as error:  # the code of others may fail in any way
+        raise UsageError(f"{part} fails: {failure(error)}") from error
+
+
+def failure(error: BaseException) -> str:
+    """Return an error on one line, and the line of code from outside this package that it is from."""
+    text = one_line(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {one_line(error)}"
+    libraries = (str(Path(__file__).parents[1]), "site-packages", "dist-packages")
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not any(place in frame.filename for place in libraries)]
+    return f"{text} ({Path(theirs[-1].filename).name}, line {theirs[-1].lineno})" if theirs else text
 
 
 def names_import(name: str) -> bool:

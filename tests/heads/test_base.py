@@ -10,8 +10,8 @@ from torch import Tensor
 
 from cifnet_pl.heads import HEADS, Head, RidgeHead
 from cifnet_pl.heads.base import Samples, fits, grown_sizes
+from cifnet_pl.testing import WIDTH
 from cifnet_pl.utilities.errors import CheckpointError, UnsupportedError
-from tests.heads.suite import WIDTH
 
 ABILITIES = {
     "CIFNetHead": "merges reduces leaves_one_out tells_novelty uses_buffer counterexamples",

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from cifnet_pl.heads import Head, SGDHead
+from cifnet_pl.testing import WIDTH, Case, Task, difference, learn, memory, queries, stream
 from cifnet_pl.utilities.errors import CifnetError
-from tests.heads.suite import HEADS, WIDTH, Case, Task, difference, learn, memory, queries, reloaded, stream
+from tests.heads.suite import HEADS
 from tests.simulated_device import simulated_device
 
 TASKS = stream()
@@ -64,7 +65,7 @@ def test_moves_between_devices(case: Case, here: Head, device: torch.device) -> 
     tasks = sent(TASKS, device)
     head = learn(case.make(WIDTH), TASKS[:1]).to(device)
     learn(head, tasks[1:2], batch=4, earlier=tasks[:1])
-    head = reloaded(head, case).to(device)
+    head = case.reloaded(head).to(device)
     learn(head, tasks[2:], batch=4, earlier=tasks[:2])
     assert_same_scores(head, here, case)
     assert_same_scores(head.cpu(), here, case)
@@ -106,14 +107,14 @@ def test_renames_and_removes_classes(case: Case, here: Head, there: Head) -> Non
 
 
 def test_merges_and_subtracts_what_comes_from_the_cpu(case: Case, here: Head, there: Head) -> None:
-    if case.merge != "pooled":
+    if not case.make(WIDTH).pools:
         return
     more = learn(case.make(WIDTH), stream([[50, 7]], seed=8))
     for head in (here, there):
         head.merge_(copy.deepcopy(more))
         head.solve()
     assert_same_scores(there, here, case)
-    if case.subtract:
+    if case.make(WIDTH).subtracts:
         for head in (here, there):
             head.subtract_(copy.deepcopy(more))
             head.remove_classes([50])
@@ -122,7 +123,7 @@ def test_merges_and_subtracts_what_comes_from_the_cpu(case: Case, here: Head, th
 
 
 def test_reduces_what_is_on_the_device(case: Case, there: Head) -> None:
-    if not case.reduce:
+    if not case.make(WIDTH).reduces:
         with pytest.raises(CifnetError):
             there.reduce_(lambda tensor: None)
         return

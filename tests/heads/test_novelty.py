@@ -11,22 +11,9 @@ import torch
 from cifnet_pl.heads import ACILHead, FeCAMHead, Head, RidgeHead, SLDAHead
 from cifnet_pl.heads.base import OVERALL, RIDGE
 from cifnet_pl.heads.confidence import CalibrationSamples, near_copies, novelty_reference
+from cifnet_pl.testing import WIDTH, Case, Task, difference, halves, learn, queries, show_past, stream
 from cifnet_pl.utilities.errors import CifnetError, NonFiniteError, UnsupportedError
-from tests.heads.suite import (
-    HEADS,
-    WIDTH,
-    Case,
-    Task,
-    difference,
-    halves,
-    learn,
-    queries,
-    reloaded,
-    show_past,
-    shuffled,
-    stream,
-    teach,
-)
+from tests.heads.suite import HEADS, teach
 
 TASKS = stream()
 QUERIES = queries(TASKS)
@@ -144,7 +131,7 @@ def test_what_calls_photos_unknown_is_measured_without_bursts() -> None:
 
 @telling
 def test_novelty_does_not_depend_on_length_or_on_what_comes_with_it(case: Case) -> None:
-    head = learn(case.make(WIDTH), shuffled(TASKS, seed=3), batch=3)
+    head = learn(case.make(WIDTH), [task.part(torch.arange(len(task.y)).flip(0)) for task in TASKS], batch=3)
     found = head.novelty(QUERIES)
     assert difference(found, learn(case.make(WIDTH), TASKS).novelty(QUERIES)) <= case.tolerance
     assert difference(torch.cat([head.novelty(z[None]) for z in QUERIES]), found) <= case.tolerance
@@ -158,19 +145,19 @@ def test_novelty_follows_every_change(case: Case) -> None:
     """Merge, subtract, several processes, a file, removal: as if learned at once, and never what was before."""
     head = learn(case.make(WIDTH), TASKS)
     expected = literal(head, TASKS)
-    assert difference(reloaded(head, case).novelty(QUERIES), head.novelty(QUERIES)) <= case.tolerance
-    if case.merge == "pooled":
+    assert difference(case.reloaded(head).novelty(QUERIES), head.novelty(QUERIES)) <= case.tolerance
+    if case.make(WIDTH).pools:
         parts = [halves(task) for task in TASKS]
         one, other = (learn(case.make(WIDTH), [part[i] for part in parts]) for i in (0, 1))
         alone = one.novelty(QUERIES)
         one.merge_(other)
         one.solve()
         assert difference(one.novelty(QUERIES), expected.of(rows(head, QUERIES))) <= case.tolerance
-        if case.subtract:
+        if case.make(WIDTH).subtracts:
             one.subtract_(other)
             one.solve()
             assert difference(one.novelty(QUERIES), alone) <= max(case.tolerance, 1e-8)
-    if case.reduce:
+    if case.make(WIDTH).reduces:
         first = learn(case.make(WIDTH), TASKS[:2])
         second, task = copy.deepcopy(first), TASKS[2]
         parts = halves(task)

@@ -16,8 +16,9 @@ from torch.nn.functional import normalize, one_hot
 
 from cifnet_pl.heads import FeCAMHead, KLDAHead, NCMHead, RanPACHead, RidgeHead, SLDAHead
 from cifnet_pl.heads.prototypes import draw_normal, oas_shrinkage
+from cifnet_pl.testing import learn, queries, stream
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
-from tests.heads.suite import learn, queries, stream, teach
+from tests.heads.suite import teach
 
 _images, _targets = load_digits(return_X_y=True)
 # Forty of each digit, so that equal priors and pooled covariances mean the same to scikit-learn and to us.

@@ -26,10 +26,11 @@ from cifnet_pl.heads.ridge import TRANSFORMS, Products, directions, is_better, l
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.statistics import GCV_GRID, Discriminant, within_scatter
+from cifnet_pl.testing import difference, halves, learn, queries, stream
 from cifnet_pl.utilities.errors import CheckpointError, UnsupportedError, UsageError
 from tests import models
 from tests.command_line import fit, make_photos
-from tests.heads.suite import difference, halves, learn, queries, stream, teach
+from tests.heads.suite import teach
 
 EPSILON = 0.05
 Array = NDArray[np.float64]

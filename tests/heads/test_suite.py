@@ -1,8 +1,9 @@
-"""The one suite that every head passes (see suite.py)."""
+"""The one suite that every head passes: the public checks of ``cifnet_pl.testing``, and what the base class refuses."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,9 +11,8 @@ import torch
 
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.base import fits
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError, NonFiniteError, UnsupportedError, UsageError
-from tests.heads.suite import (
-    HEADS,
+from cifnet_pl.testing import (
+    HEAD_CHECKS,
     LABELS,
     WIDTH,
     Case,
@@ -23,13 +23,12 @@ from tests.heads.suite import (
     learn,
     memory,
     queries,
-    reloaded,
     show_past,
-    shuffled,
     snapshot,
     stream,
-    teach,
 )
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError, NonFiniteError, UnsupportedError, UsageError
+from tests.heads.suite import HEADS, teach
 
 pytestmark = pytest.mark.parametrize("case", HEADS)
 
@@ -45,29 +44,9 @@ def learned(case: Case) -> Head:
 # ---------------------------------------------------------------------- protocol
 
 
-def test_is_built_from_the_width_alone(case: Case) -> None:
-    head = type(case.make(WIDTH))(in_features=WIDTH)
-    assert isinstance(head, Head)
-    assert head.in_features == WIDTH
-    assert head.classes == []
-    assert head.tasks == []
-
-
-def test_learns_any_integers_in_any_order(learned: Head) -> None:
-    assert learned.tasks == LABELS
-    assert learned.classes == [label for task in LABELS for label in task]
-    counts = {label: n for task in TASKS for label, n in zip(task.classes, task.counts, strict=True)}
-    assert learned.class_counts() == counts
-
-
-def test_knows_what_it_has_learned(case: Case, learned: Head) -> None:
-    for task in TASKS:
-        columns = [learned.classes.index(label) for label in task.classes]
-        within = torch.tensor(task.classes)[learned(task.z)[:, columns].argmax(dim=1)]
-        assert (within == task.y).double().mean() > 0.9
-    y = torch.cat([task.y for task in TASKS])
-    accuracy = (learned.predict(QUERIES[: len(y)]) == y).double().mean()
-    assert accuracy > 0.9 or case.locked
+@pytest.mark.parametrize("check", HEAD_CHECKS, ids=lambda check: check.__name__)
+def test_public_check(case: Case, check: Callable[[Case, list[Task]], None]) -> None:
+    check(case, TASKS)
 
 
 def test_every_class_of_the_first_task_of_one_class_is_that_class(case: Case) -> None:
@@ -82,14 +61,6 @@ def test_columns_follow_the_classes_and_not_the_labels(case: Case, learned: Head
     head = learn(case.make(WIDTH), other)
     assert head.classes == [2, 5, 0, -1, 3, 4]
     assert difference(head(QUERIES), learned(QUERIES)) <= case.tolerance
-
-
-def test_scores_are_float64_whatever_comes_in(learned: Head) -> None:
-    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        scores = learned(QUERIES.to(dtype))
-        assert scores.dtype == torch.float64
-        assert scores.shape == (len(QUERIES), 6)
-        assert torch.isfinite(scores).all()
 
 
 def test_scores_of_no_and_of_one_embedding(case: Case, learned: Head) -> None:
@@ -112,34 +83,6 @@ def test_probabilities_are_the_softmax_of_scores_over_temperature(learned: Head)
 def test_predicts_the_label_of_the_largest_score(learned: Head) -> None:
     expected = [learned.classes[i] for i in learned(QUERIES).argmax(dim=1).tolist()]
     assert learned.predict(QUERIES).tolist() == expected
-
-
-@pytest.mark.parametrize("batch", [1, 3, 16])
-def test_batch_size_and_order_do_not_matter(case: Case, learned: Head, batch: int) -> None:
-    head = learn(case.make(WIDTH), shuffled(TASKS, seed=batch), batch)
-    # The buffer is part of the input: both must see the same samples of earlier tasks.
-    reference = case.make(WIDTH)
-    for k, task in enumerate(TASKS):
-        reference.begin_task(task.classes, task.counts)
-        reference.observe(task.z, task.y)
-        show_past(reference, shuffled(TASKS, seed=batch)[:k])
-        reference.solve()
-    assert difference(head(QUERIES), reference(QUERIES)) <= case.tolerance
-
-
-def test_an_empty_batch_changes_nothing(case: Case, learned: Head) -> None:
-    head = case.make(WIDTH)
-    nothing = TASKS[0].z[:0], TASKS[0].y[:0]
-    for k, task in enumerate(TASKS):
-        head.begin_task(task.classes, task.counts)
-        head.observe(*nothing)
-        head.observe(task.z, task.y)
-        head.observe(*nothing)
-        head.observe_past(*nothing)
-        show_past(head, TASKS[:k])
-        head.solve()
-        head.observe(*nothing)
-    assert torch.equal(head(QUERIES), learned(QUERIES))
 
 
 def test_weights_of_one_are_no_weights(case: Case) -> None:
@@ -176,16 +119,6 @@ def test_a_solve_without_news_changes_nothing(case: Case, learned: Head) -> None
 # ---------------------------------------------------------------------- surroundings
 
 
-def test_autocast_does_not_round_the_sums(case: Case, learned: Head) -> None:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        head = learn(case.make(WIDTH), TASKS)
-        head.refresh()
-        scores = head(QUERIES)
-    assert torch.equal(scores, learned(QUERIES))
-    learned.refresh()
-    assert_same_state(head, snapshot(learned))
-
-
 def test_inference_mode_may_come_and_go(case: Case, learned: Head) -> None:
     head = case.make(WIDTH)
     for k, task in enumerate(TASKS):
@@ -206,16 +139,6 @@ def test_inference_mode_may_come_and_go(case: Case, learned: Head) -> None:
     assert difference(scores.clone(), learned(QUERIES)) <= case.tolerance
 
 
-def test_nothing_requires_a_gradient(case: Case) -> None:
-    head = case.make(WIDTH)
-    for task in TASKS:
-        teach(head, task.z.clone().requires_grad_(), task.y)
-    scores = head(QUERIES)
-    assert not scores.requires_grad
-    assert not any(p.requires_grad for p in head.parameters())
-    assert not any(value.requires_grad for value in head.state_dict().values())
-
-
 def test_a_cast_does_not_round_the_statistics(case: Case, learned: Head) -> None:
     before, scores = snapshot(learned), learned(QUERIES)
     for cast in (lambda h: h.half(), lambda h: h.to(torch.bfloat16), lambda h: h.float(), lambda h: h.double()):
@@ -227,39 +150,6 @@ def test_a_cast_does_not_round_the_statistics(case: Case, learned: Head) -> None
 
 
 # ---------------------------------------------------------------------- state
-
-
-STEPS = [(k, step) for k in range(len(TASKS)) for step in ("begin", "first half", "second half", "past", "solve")]
-
-
-def go_on(head: Head, steps: list[tuple[int, str]]) -> Head:
-    """Learn the stream of this module step by step."""
-    for k, step in steps:
-        task = TASKS[k]
-        if step == "begin":
-            head.begin_task(task.classes, task.counts)
-        elif step == "past":
-            show_past(head, TASKS[:k])
-        elif step == "solve":
-            head.solve()
-        else:
-            half = slice(step == "second half", None, 2)
-            head.observe(task.z[half], task.y[half])
-    return head
-
-
-def test_state_survives_a_file_at_any_moment(case: Case) -> None:
-    head, expected = case.make(WIDTH), go_on(case.make(WIDTH), STEPS)(QUERIES)
-    for done, step in enumerate(STEPS):
-        again = reloaded(head, case)
-        assert_same_state(again, snapshot(head))
-        assert (again.classes, again.tasks) == (head.classes, head.tasks)
-        if STEPS[done - 1][1] == "solve" and done:
-            assert torch.equal(again(QUERIES), head(QUERIES))
-            assert torch.equal(reloaded(head, case)(QUERIES), head(QUERIES))
-        assert torch.equal(go_on(again, STEPS[done:])(QUERIES), expected), step
-        go_on(head, [step])
-    assert torch.equal(reloaded(head, case)(QUERIES), expected)
 
 
 def test_state_may_be_loaded_over_another_one(case: Case, learned: Head) -> None:
@@ -274,17 +164,6 @@ def test_state_may_be_loaded_over_another_one(case: Case, learned: Head) -> None
 def test_state_holds_tensors_only(learned: Head) -> None:
     assert all(isinstance(value, torch.Tensor) for value in learned.state_dict().values())
     assert all(isinstance(value, (int, float, str, bool)) for value in learned.settings().values())
-
-
-def test_state_elements_are_the_numbers_that_are_stored(case: Case, learned: Head) -> None:
-    # Matrices and vectors per class count; labels, counts and scalars are bookkeeping.
-    for head in (learned, case.make(WIDTH)):
-        head.refresh()
-        stored = sum(v.numel() for v in head.state_dict().values() if v.is_floating_point() and v.ndim >= 2)
-        elements = head.state_elements()
-        assert sum(elements.values()) == stored
-        assert all(isinstance(n, int) and n >= 0 for n in elements.values())
-    assert sum(learned.state_elements().values()) > 0
 
 
 def test_a_state_of_another_width_is_refused(case: Case, learned: Head) -> None:
@@ -317,24 +196,6 @@ def test_a_copy_goes_its_own_way(case: Case) -> None:
 
 
 # ---------------------------------------------------------------------- taking a task back
-
-
-@pytest.mark.parametrize("k", [0, 1, 2])
-def test_an_aborted_task_leaves_no_trace(case: Case, k: int) -> None:
-    head = learn(case.make(WIDTH), TASKS[:k])
-    head.refresh()
-    before = snapshot(head)
-    other = stream([[50, 51]], seed=8)[0]
-    for reload in (False, True):
-        head.begin_task(other.classes, other.counts)
-        head.observe(other.z, other.y)
-        show_past(head, TASKS[:k])
-        if reload:
-            head = reloaded(head, case)
-        head.abort_task()
-        assert_same_state(head, before)
-    learn(head, TASKS[k:], earlier=TASKS[:k])
-    assert torch.equal(head(QUERIES), learn(case.make(WIDTH), TASKS)(QUERIES))
 
 
 def test_aborting_a_solved_task_does_nothing(learned: Head) -> None:
@@ -521,28 +382,9 @@ def test_a_ridge_that_is_not_positive_is_refused(case: Case) -> None:
 # ---------------------------------------------------------------------- merge, subtract, reduce, remove
 
 
-def test_merge_of_two_sites_equals_the_pooled_run(case: Case, learned: Head) -> None:
-    first, second = ([half[i] for half in map(halves, TASKS)] for i in (0, 1))
-    here, there = learn(case.make(WIDTH), first), learn(case.make(WIDTH), second)
-    before = snapshot(here)
-    if case.merge == "pooled":
-        here.merge_(there)
-        with pytest.raises(CifnetError, match="not solved"):
-            here(QUERIES)
-        here.solve()
-        assert here.class_counts() == learned.class_counts()
-        assert difference(here(QUERIES), learned(QUERIES)) <= max(case.tolerance, 1e-8)
-    else:
-        # Their tasks were calibrated (or weighed) one by one, which cannot be added afterwards.
-        with pytest.raises(CifnetError) as caught:
-            here.merge_(there)
-        assert isinstance(caught.value, UsageError if case.merge == "shards" else UnsupportedError)
-        assert_same_state(here, before)
-
-
 def test_merge_of_sites_with_other_classes(case: Case, learned: Head) -> None:
-    if case.merge != "pooled":
-        return_code = UsageError if case.merge == "shards" else UnsupportedError
+    if not learned.pools:
+        return_code = UsageError if learned.merges else UnsupportedError
         with pytest.raises(return_code):
             learned.merge_(learn(case.make(WIDTH), stream([[100]])))
         return
@@ -559,12 +401,12 @@ def test_merge_of_sites_with_other_classes(case: Case, learned: Head) -> None:
 
 
 def test_merge_of_shards_of_the_current_task(case: Case, learned: Head) -> None:
-    if case.merge is None:
+    if not learned.merges:
         with pytest.raises(UnsupportedError):
             learned.merge_(copy.deepcopy(learned))
         return
     # Heads that add whole sites would count a common history twice: for them, shards of a first task.
-    tasks = TASKS if case.merge == "shards" else TASKS[2:]
+    tasks = TASKS if not learned.pools else TASKS[2:]
     head = case.make(WIDTH)
     for k, task in enumerate(tasks):
         head.begin_task(task.classes, task.counts)
@@ -587,33 +429,15 @@ def test_merge_refuses_another_kind(case: Case, learned: Head) -> None:
     stranger = case.make(WIDTH)
     stranger.__class__ = Other
     for other in (stranger, case.make(WIDTH + 1)):
-        with pytest.raises(UnsupportedError if case.merge is None else UsageError):
+        with pytest.raises(UnsupportedError if not learned.merges else UsageError):
             learned.merge_(other)
-        with pytest.raises(UsageError if case.subtract else UnsupportedError):
+        with pytest.raises(UsageError if learned.subtracts else UnsupportedError):
             learned.subtract_(other)
     assert_same_state(learned, before)
 
 
-def test_subtract_undoes_merge(case: Case, learned: Head) -> None:
-    if not case.subtract:
-        with pytest.raises(UnsupportedError, match=f"{type(learned).__name__} cannot subtract"):
-            learned.subtract_(learned)
-        return
-    first, second = ([half[i] for half in map(halves, TASKS)] for i in (0, 1))
-    here, there = learn(case.make(WIDTH), first), learn(case.make(WIDTH), second)
-    expected = here(QUERIES)
-    here.merge_(there)
-    here.subtract_(there)
-    here.solve()
-    assert difference(here(QUERIES), expected) <= max(case.tolerance, 1e-8)
-    before = snapshot(here)
-    with pytest.raises(UsageError, match="more samples"):
-        here.subtract_(learned)
-    assert_same_state(here, before)
-
-
 def test_subtract_then_remove_equals_never_having_learned(case: Case, learned: Head) -> None:
-    if not case.subtract:
+    if not learned.subtracts:
         return
     gone = TASKS[1]
     learned.subtract_(learn(case.make(WIDTH), [gone]))
@@ -627,33 +451,6 @@ def test_subtract_then_remove_equals_never_having_learned(case: Case, learned: H
     assert difference(learned(QUERIES), never(QUERIES)) <= max(case.tolerance, 1e-8)
 
 
-def test_reduce_over_processes_equals_one_process(case: Case, learned: Head) -> None:
-    if not case.reduce:
-        with pytest.raises(UnsupportedError):
-            learned.reduce_(lambda tensor: None)
-        return
-    heads = [case.make(WIDTH) for _ in range(3)]
-    for k, task in enumerate(TASKS):
-        parts = [*halves(task), task.part(torch.arange(0))]  # the third process has no sample of any task
-        tensors: list[list[torch.Tensor]] = []
-        for head, part in zip(heads, parts, strict=True):
-            head.begin_task(task.classes, task.counts)
-            head.observe(part.z, part.y)
-            tensors.append([])
-            head.reduce_(tensors[-1].append)
-        for same in zip(*tensors, strict=True):
-            total = torch.stack(list(same)).sum(dim=0)
-            for tensor in same:
-                tensor.copy_(total)
-        for head in heads:
-            show_past(head, TASKS[:k])
-            head.solve()
-    for head in heads:
-        assert head.class_counts() == learned.class_counts()
-        assert torch.equal(head(QUERIES), heads[0](QUERIES))
-        assert difference(head(QUERIES), learned(QUERIES)) <= max(case.tolerance, 1e-8)
-
-
 def test_removed_classes_are_gone_and_may_come_back(case: Case, learned: Head) -> None:
     before = snapshot(learned)
     for impossible in ([12], [7, 12], learned.classes):
@@ -664,7 +461,7 @@ def test_removed_classes_are_gone_and_may_come_back(case: Case, learned: Head) -
     assert learned.tasks == [[-3, 2**62], [1_000_003, -(2**62)]]
     assert learned.task_of.tolist() == [0, 0, 1, 1]
     assert learned(QUERIES).shape == (len(QUERIES), 4)
-    assert torch.equal(reloaded(learned, case)(QUERIES), learned(QUERIES))
+    assert torch.equal(case.reloaded(learned)(QUERIES), learned(QUERIES))
     again = Task([7], TASKS[0].z, TASKS[0].y)
     learn(learned, [again], earlier=[Task([-3, 2**62], TASKS[1].z, TASKS[1].y)])
     assert learned.classes == [-3, 2**62, 1_000_003, -(2**62), 7]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -16,7 +17,9 @@ import torch
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone, imports
+from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.heads import HEADS
+from cifnet_pl.testing import check_backbone, check_head, check_source
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.command_line import FAST, fit, make_photos
 from tests.models import config_of, forge
@@ -34,6 +37,53 @@ class Forgetful(MyHead):
 
     def __init__(self, in_features: int, ratio: float = 0.01):
         super().__init__(in_features, ratio)
+
+
+class Fails(MyHead):
+    """One that cannot solve."""
+
+    def _solve(self):
+        raise ZeroDivisionError("no such ridge")
+
+
+class Misshaped(MyHead):
+    """One whose scores have a column too many."""
+
+    def _scores(self, z):
+        return super()._scores(z)[:, [0, *range(len(self.classes))]]
+
+
+class Narrow(MyNet):
+    """A network with fewer features than it says."""
+
+    def forward(self, x):
+        return x.flatten(1)
+
+
+class Blind(MyNet):
+    """A network whose embeddings are no numbers."""
+
+    def forward(self, x):
+        return super().forward(x) * float("nan")
+
+
+class Constant(MyNet):
+    """A network that looks at nothing."""
+
+    def forward(self, x):
+        return torch.ones(len(x), self.features)
+
+
+class Broken(MyNet):
+    """A network that cannot embed."""
+
+    def forward(self, x):
+        raise KeyError("layer")
+
+
+def empty(options):
+    """A source that fails."""
+    return options.own["count"]
 
 
 class Nameless(nn.Module):
@@ -74,9 +124,11 @@ def bundle(run: Path, parts: Path) -> Path:
     return parts / "bundle"
 
 
-def test_the_run_and_the_bundle_name_the_imports(run: Path, bundle: Path):
+def test_the_run_and_the_bundle_name_the_imports(run: Path, bundle: Path, parts: Path):
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["head"], summary["title"]) == ("MyHead", "My")
+    code = hashlib.sha256((parts / "my_parts.py").read_bytes()).hexdigest()
+    assert summary["outside_code"] == {"my_parts.MyNet": code, "my_parts.MyHead": code}
     config = config_of(bundle)
     assert config["head"] == {"class": "my_parts.MyHead", "in_features": 384, "share": 0.1}
     assert config["backbone"]["name"] == "import:my_parts.MyNet"
@@ -205,7 +257,10 @@ def test_entry_points_have_short_names(installed: None, tmp_path: Path):
     [
         ("import:my_parts.Nameless", "does not say its features"),
         ("import:my_parts.Plain", "gives a Plain, expected a torch.nn.Module"),
-        ("import:my_parts.MyHead", "cannot be called without arguments"),
+        ("import:my_parts.MyHead", "called without arguments, fails: TypeError"),
+        ("import:my_parts.Narrow", r"shape \(2, 192\).*expected \(2, 384\)"),
+        ("import:my_parts.Blind", "not finite"),
+        ("import:my_parts.Broken", r"KeyError: 'layer' \(my_parts.py, line \d+\)"),
         ("import:my_parts.Absent", "has no attribute 'Absent'"),
         ("import:no_such_module.Net", "there is no module no_such_module; install it"),
         ("import:os.path/../x", "names no import"),
@@ -217,9 +272,37 @@ def test_a_network_that_does_not_fit(parts: Path, name: str, sentence: str):
         build_backbone(name)
 
 
-def test_a_head_whose_argument_is_no_attribute(parts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert fit(tmp_path, "--model.head", "my_parts.Forgetful") == 2
-    assert "each argument of Forgetful() must be an attribute" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("option", "name", "words"),
+    [
+        ("--model.head", "my_parts.Forgetful", ["Forgetful()", "attribute"]),
+        ("--model.head", "my_parts.Fails", ["my_parts.Fails", "ZeroDivisionError: no such ridge (my_parts.py, line"]),
+        ("--model.head", "my_parts.Misshaped", ["my_parts.Misshaped", "shape"]),
+        ("--model.head", "my_parts.Plain", ["my_parts.Plain", "Head"]),
+        ("--model", "my_parts.Plain", ["my_parts.Plain", "LightningModule"]),
+        ("--data.source", "my_parts.empty", ["my_parts.empty", "KeyError: 'count' (my_parts.py, line"]),
+    ],
+)
+def test_a_faulty_part_is_named_before_the_first_task(
+    parts: Path, tmp_path: Path, option: str, name: str, words: list[str], capsys: pytest.CaptureFixture[str]
+):
+    assert fit(tmp_path, option, name) == 2
+    output = capsys.readouterr()
+    assert output.err.count("\n") == 1
+    assert all(word in output.err for word in words), output.err
+    assert "task 1" not in output.out
+
+
+def test_the_parts_of_the_page_pass_the_public_checks(parts: Path):
+    import my_parts
+
+    check_head(my_parts.MyHead)
+    check_backbone("import:my_parts.MyNet")
+    check_source("my_parts.shades", SourceOptions(own={"count": 10}))
+    with pytest.raises(AssertionError, match="scores have shape"):
+        check_head(my_parts.Misshaped)
+    with pytest.raises(AssertionError, match="same embedding"):
+        check_backbone("import:my_parts.Constant")
 
 
 @pytest.mark.parametrize(

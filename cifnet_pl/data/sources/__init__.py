@@ -18,7 +18,7 @@ from cifnet_pl.data.sources.litdata import litdata
 from cifnet_pl.data.sources.manifests import manifest
 from cifnet_pl.data.sources.tar_shards import webdataset
 from cifnet_pl.utilities.errors import UsageError, unknown_name
-from cifnet_pl.utilities.plugins import entry_point, import_part, names_import, offered
+from cifnet_pl.utilities.plugins import entry_point, import_part, names_import, naming, offered
 
 
 def digits(options: SourceOptions) -> Source:
@@ -112,7 +112,9 @@ def build_source(name: str, options: SourceOptions) -> Source:
 
 
 def _from_outside(name: str, options: SourceOptions) -> Source:
-    source = import_part(name)(options)
+    make = import_part(name)
+    with naming(f"data source {name}"):
+        source = make(options)
     if not isinstance(source, Source):
         raise UsageError(
             f"data source {name} gives a {type(source).__name__}, expected a Source (docs/outside_parts.md)"
