@@ -154,13 +154,15 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
         raise buried_error(error) or error from None
     module, data = built.model, built.data
     size, crop_ratio = data.image_shape(module.backbone.preprocessing)
+    source = data.source.untested() if data.learns_held_back else data.source  # there is no score to hold back for
     left_out = None
     if data.duplicates is not None:
-        copies = find_copies(data.source, data.plan.all_rows(()))
-        print(*copies.sentences(data.source, data.duplicates), sep="\n", end="\n" if copies else "")
-        left_out = copies.left_out(data.source)[0] if data.duplicates == "leave_out" else None
+        copies = find_copies(source, ())
+        for note in (*data.notes, *copies.sentences(source, data.duplicates)):
+            print(note)
+        left_out = copies.left_out(source)[0] if data.duplicates == "leave_out" else None
     return ShardLearner(
-        data.source,
+        source,
         module.backbone,
         lambda width: module.head.fresh(),
         size,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from PIL import Image
@@ -155,6 +155,12 @@ class Source:
     val_occasions: np.ndarray | None = None
     notes: tuple[str, ...] = ()
     held_back: bool = False
+
+    def untested(self) -> Source:
+        """Return the source with the files that were held back among those to learn, and none to test."""
+        train, val = cast(FileSet, self.train), cast(FileSet, self.val)
+        whole = FileSet(train.root, [*train.names, *val.names], [*train.labels, *val.labels])
+        return Source(self.class_names, whole, whole.subset(np.arange(0)), notes=self.notes)
 
 
 class FileSet(ImageSet):

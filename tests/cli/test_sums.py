@@ -122,13 +122,17 @@ def test_a_tree_of_sums(shards: list[Path], tmp_path: Path, capsys: pytest.Captu
     torch.testing.assert_close(tree.head(z), line.head(z), rtol=1e-9, atol=1e-9)
 
 
-def test_photos_are_embedded(tmp_path: Path):
+def test_photos_are_embedded(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """All of them: there is no score for which some would be held back."""
     photos = make_photos(tmp_path / "photos", ["ant", "bee", "cat"], 9)
+    shutil.copy(photos / "ant" / "0.png", photos / "loose.png")
     given = ["--data.root", str(photos), "--model.backbone", "pixels:8", "--data.num_workers", "0"]
     for i in (1, 2):
         assert main(["sums", "--shard", f"{i}/2", "--output", str(tmp_path / "s"), *given]) == 0
     model = merged(tmp_path / "m", tmp_path / "s")
-    assert model.class_names == ["ant", "bee", "cat"]
+    assert model.counts == {"ant": 9, "bee": 9, "cat": 9}
+    assert "1 photo beside the class folders is passed over" in capsys.readouterr().out
+    (photos / "loose.png").unlink()
     found = [prediction.classes[0] for prediction in model.classify(str(photos))]
     assert found == sorted(found)
     result = model.extend(make_photos(tmp_path / "more", ["dog"], 9))
