@@ -10,14 +10,65 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from pydantic import BaseModel, Field
 
 from cifnet_pl.model.classifier import Classifier, Judged
 from cifnet_pl.model.open_set import Verdict, able
 from cifnet_pl.photos.reading import cores
 from cifnet_pl.serving.refusals import RequestError
+from cifnet_pl.utilities.text import printable
 
 ON_A_CORE, ON_A_DEVICE = 8, 64
 """Photos that are embedded together at most: the first of them waits for all."""
+
+
+class Candidate(BaseModel):
+    """One class and its probability."""
+
+    name: str
+    probability: float = Field(description="calibrated, 0–1")
+
+
+class PhotoAnswer(BaseModel):
+    """The answer about one photo."""
+
+    file: str = Field(description="name that the photo was sent with")
+    classes: list[Candidate] = Field(default=[], description="most probable first")
+    known: bool | None = Field(
+        default=None,
+        description="false for 'none of these', as for --unknown (5 %) of known photos; null: cannot tell",
+    )
+    novelty: float | None = Field(default=None, description="how foreign the photo is; larger is more foreign")
+    p_value: float | None = Field(
+        default=None, description="share of photos of known classes that are at least as foreign, 0–1"
+    )
+    answers: list[str] | None = Field(
+        default=None, description="set of classes that holds the right one with a chance of --coverage (95 %)"
+    )
+    nearest: str | None = Field(default=None, description="name of the most similar kept photo of the first class")
+    unreadable: str | None = Field(default=None, description="why the photo cannot be decoded")
+
+    @classmethod
+    def of(cls, file: str, names: list[str], probabilities: torch.Tensor, verdict: Verdict, top: int) -> PhotoAnswer:
+        """Return the answer for one photo.
+
+        Args:
+            file: name that it was sent with.
+            names: of all classes.
+            probabilities: (C,).
+            verdict: the model's.
+            top: number of classes to name.
+        """
+        best = probabilities.topk(min(top, len(names)))
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return cls(
+            file=printable(file),
+            classes=[Candidate(name=names[column], probability=share) for column, share in pairs],
+            known=verdict.known,
+            novelty=verdict.novelty,
+            p_value=verdict.p_value,
+            answers=None if verdict.answers is None else list(verdict.answers),
+        )
 
 
 @dataclass(frozen=True)
@@ -34,6 +85,12 @@ class Served:
     version: int
     unknown: float | None = None
     coverage: float | None = None
+
+    def judged(self, z: torch.Tensor) -> tuple[torch.Tensor, list[Verdict]]:
+        """Return the probabilities (n, C) and verdicts of embeddings (n, d); the model may know no class yet."""
+        head = self.model.head
+        probabilities = head.probabilities(z) if head.classes else z.new_zeros(len(z), 0)
+        return probabilities.cpu(), self.judging()(z, probabilities)
 
     def judging(self) -> Judged:
         """Return a function from embeddings (n, d) and probabilities (n, C) to verdicts; prepared at the first call."""
@@ -140,10 +197,7 @@ class Answering:
         served = self.served()
         with torch.inference_mode():
             z = served.model.embed(torch.from_numpy(np.stack([pixels for pixels, _ in batch])).permute(0, 3, 1, 2))
-            head = served.model.head  # it may know no class yet
-            probabilities = head.probabilities(z) if head.classes else z.new_zeros(len(z), 0)
-            verdicts = served.judging()(z, probabilities)
-            probabilities = probabilities.cpu()
+            probabilities, verdicts = served.judged(z)
         for row, (_, answer) in enumerate(batch):
             answer.set_result(Scored(served, z[row], probabilities[row], verdicts[row]))
 

@@ -20,9 +20,11 @@ from starlette.concurrency import run_in_threadpool
 
 from cifnet_pl.photos.photo import UnreadableImage
 from cifnet_pl.serving import inspection
+from cifnet_pl.serving.answering import PhotoAnswer
+from cifnet_pl.serving.inbox import MOST, Group, InboxView, Received
 from cifnet_pl.serving.learner import Job
 from cifnet_pl.serving.refusals import Question, RequestError
-from cifnet_pl.serving.service import Changed, Groups, Lesson, PhotoAnswer, Service
+from cifnet_pl.serving.service import Changed, Lesson, Service
 from cifnet_pl.utilities.text import printable
 
 MOST_GROUPED = 500
@@ -117,6 +119,24 @@ class Rename(BaseModel):
     new: str = Field(min_length=1, max_length=1000)
 
 
+class Chosen(BaseModel):
+    """Some of the photos that wait, by the names of their files."""
+
+    photos: list[str] = Field(min_length=1, max_length=MOST)
+
+
+class Named(BaseModel):
+    """The classes of photos that wait."""
+
+    names: dict[str, str] = Field(min_length=1, max_length=MOST, description="name of a photo's file → its class")
+
+
+class Left(BaseModel):
+    """The number of photos that wait."""
+
+    waiting: int
+
+
 class Purge(BaseModel):
     """The photos and versions to delete for good."""
 
@@ -140,6 +160,8 @@ Photos = Annotated[list[UploadFile], File(description="one photo or many")]
 Number = Annotated[int, InPath(ge=1, le=10**9)]
 Waits = Annotated[bool, Query(description="false: answer at once with a job, to be asked for at /jobs")]
 Anyway = Annotated[bool, Query(description="true: make even a change that may be a mistake, which is refused with 409")]
+Trial = Annotated[bool, Query(description="true: learn on a copy, report, and throw it away")]
+Back = Annotated[bool, Query(description="true: let them wait again instead")]
 
 routes = APIRouter(responses=ERRORS)
 changes = APIRouter(responses={**ERRORS, 202: {"model": JobInfo}})
@@ -174,14 +196,6 @@ async def classify(
     return Classification(version=version, photos=replies)
 
 
-@routes.post("/group", tags=["ask"])
-async def group(service: Served, files: Photos) -> Groups:
-    """Group photos by likeness, so that each group can be named once."""
-    if len(files) > MOST_GROUPED:
-        raise RequestError(413, f"more than {MOST_GROUPED} photos to group in one request: send them in parts")
-    return await run_in_threadpool(service.group, await contents(files, service))
-
-
 async def contents(files: list[UploadFile], service: Service) -> list[tuple[str, bytes]]:
     """Read the files of a request.
 
@@ -206,6 +220,12 @@ def classes(service: Served) -> list[ClassInfo]:
     served = service.learner.served
     kept = service.workspace.kept(served.version)
     return [ClassInfo(name=n, photos=count, kept=kept.get(n, [])) for n, count in served.model.counts.items()]
+
+
+@routes.get("/classes/answers", tags=["look"])
+def class_answers(service: Served) -> list[inspection.ClassAnswers]:
+    """How often each class is right on another day, and what it is taken for; takes seconds for a large model."""
+    return service.class_answers()
 
 
 @routes.get("/look", tags=["look"])
@@ -234,19 +254,14 @@ def alone(lock: Lock) -> Iterator[None]:
 
 
 @routes.get("/photos/{name}", tags=["look"], response_class=Response)
-def photo(service: Served, name: str) -> Response:
+def photo(
+    service: Served, name: str, small: Annotated[bool, Query(description="true: its middle as a small JPEG")] = False
+) -> Response:
     """A photo that is kept in the workspace; as a small JPEG where browsers cannot show its format."""
     path = service.workspace.photo(name)
-    if path.suffix in TYPES:
+    if path.suffix in TYPES and not small:
         return Response(path.read_bytes(), media_type=TYPES[path.suffix])
     return Response(service.preview(path.read_bytes()), media_type="image/jpeg")
-
-
-@routes.post("/preview", tags=["look"], response_class=Response)
-async def preview(service: Served, file: UploadFile) -> Response:
-    """A photo as a small square JPEG, for browsers that cannot show its format (HEIC, TIFF)."""
-    ((_, content),) = await contents([file], service)
-    return Response(await run_in_threadpool(service.preview, content), media_type="image/jpeg")
 
 
 @routes.get("/metrics", tags=["look"], response_class=Response)
@@ -267,7 +282,7 @@ async def extend(
     class_name: Annotated[
         str | None, Form(max_length=1000, description="class of all photos; without it, each photo's folder")
     ] = None,
-    dry_run: Annotated[bool, Query(description="true: learn on a copy, report, and throw it away")] = False,
+    dry_run: Trial = False,
     anyway: Anyway = False,
     wait: Waits = True,
 ) -> Response:
@@ -277,6 +292,47 @@ async def extend(
         photos = [(file.filename or "photo", file.file) for file in files]
         staged = await run_in_threadpool(service.stage, photos, class_name)
     return await ended(service, service.extend(staged, dry_run, anyway), wait)
+
+
+@routes.post("/inbox", tags=["teach"])
+async def receive(request: Request, service: Served, files: Photos) -> Received:
+    """Keep photos, or zip files of photos, until they are decided. The disk has them when this is answered."""
+    async with request.app.state.staging:
+        photos = [(file.filename or "photo", file.file) for file in files]
+        return await run_in_threadpool(service.receive, photos)
+
+
+@routes.get("/inbox", tags=["teach"])
+def waiting(
+    service: Served,
+    first: Annotated[int, Query(ge=0, description="photos to leave out at the beginning")] = 0,
+    count: Annotated[int, Query(ge=0, description="photos to return")] = 60,
+) -> InboxView:
+    """Photos that wait, answered by the served version, the most doubtful first and certain ones last."""
+    return service.inbox.view(first, count)
+
+
+@routes.post("/inbox/group", tags=["teach"])
+def group(service: Served, request: Chosen) -> list[Group]:
+    """Group photos that wait by likeness, so that each group can be named once."""
+    if len(request.photos) > MOST_GROUPED:
+        raise RequestError(413, f"more than {MOST_GROUPED} photos to group in one request: send them in parts")
+    return service.inbox.group(request.photos)
+
+
+@routes.post("/inbox/remove", tags=["teach"])
+def remove(service: Served, request: Chosen, back: Back = False) -> Left:
+    """Take photos away that need not be decided; their files stay until the service is started again."""
+    return Left(waiting=service.remove(request.photos, back))
+
+
+@changes.post("/inbox/learn", tags=["teach"], response_model=Lesson)
+async def learn_waiting(
+    service: Served, request: Named, dry_run: Trial = False, anyway: Anyway = False, wait: Waits = True
+) -> Response:
+    """Learn photos that wait, in one step. Those that someone else decided meanwhile are left out."""
+    job = await run_in_threadpool(service.decide, request.names, dry_run, anyway)
+    return await ended(service, job, wait)
 
 
 @changes.post("/forget", tags=["change"], response_model=Changed)

@@ -15,12 +15,15 @@ from cifnet_pl.heads.confidence import near_copies
 from cifnet_pl.model.audit import LearningCurve, audit, learning_curve
 from cifnet_pl.model.calibration import Kind
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.metrics import percent
+from cifnet_pl.model.metrics import hardly_answered, percent
 from cifnet_pl.serving.answering import Scored
 from cifnet_pl.serving.refusals import RequestError
 
-LARGEST_CONFUSION = 40
-"""Classes above which no confusion matrix is shown."""
+ENOUGH = 10
+"""Stored photos of a class below which nothing is said of how often it is right."""
+
+CONFUSED, NAMED = 0.1, 2
+"""Share of a class's photos from which it is said to be taken for another one, and how many of those are named."""
 
 PER_CLASS = 100
 """Photos of a class that are compared with a new one, the newest."""
@@ -84,11 +87,16 @@ class Look(BaseModel):
     photos: int
     state_mb: float = Field(description="numbers kept, in MB; without the frozen backbone")
     history: list[Moment]
-    confusion: list[list[float]] | None = Field(
-        default=None, description="rows: class, columns: answer; percent of stored samples"
-    )
-    confusion_classes: list[str] = []
     right: Promise
+
+
+class ClassAnswers(BaseModel):
+    """What is answered for the photos of one class, each judged without those of its occasion."""
+
+    name: str
+    right: float | None = Field(description="percent named right on another day, an estimate; null: too few to say")
+    taken_for: list[str] = Field(default=[], description="what its photos are taken for, the most frequent first")
+    seldom: bool = Field(default=False, description="whether hardly any of its photos is named right")
 
 
 class Doubtful(BaseModel):
@@ -162,13 +170,6 @@ def look(model: Classifier, name: str, version: int, read_only: bool) -> Look:
         version: its number.
         read_only: whether changes are refused.
     """
-    stored = stored_answers(model)
-    confusion: list[list[float]] | None = None
-    count = len(model.class_names)
-    if stored is not None and count <= LARGEST_CONFUSION:
-        true, answered = stored
-        table = torch.bincount(true * count + answered, minlength=count**2).view(count, count).double()
-        confusion = (100 * table / table.sum(dim=1, keepdim=True).clamp_min(1)).tolist()
     return Look(
         name=name,
         version=version,
@@ -176,14 +177,37 @@ def look(model: Classifier, name: str, version: int, read_only: bool) -> Look:
         head=type(model.head).__name__,
         backbone=model.backbone.name,
         image_size=model.image_size,
-        classes=count,
+        classes=len(model.class_names),
         photos=sum(model.counts.values()),
         state_mb=sum(tensor.nbytes for tensor in model.tensors().values()) / 1e6,
         history=[Moment.model_validate(event) for event in model.history],
-        confusion=confusion,
-        confusion_classes=model.class_names if confusion is not None else [],
         right=Promise.of(model),
     )
+
+
+def class_answers(model: Classifier) -> list[ClassAnswers]:
+    """Return what is answered for the stored photos of each class, in the order of the classes."""
+    names, count = model.class_names, len(model.class_names)
+    table = torch.zeros(count, count)
+    samples = model.calibration_samples() if model.calibration.known not in ("few", "unknown") and count > 1 else None
+    if samples is not None and (not samples.learned or model.head.leaves_one_out):
+        scores = samples.scores()
+        known = scores.isfinite().all(dim=1)
+        cells = samples.columns[known] * count + scores[known].argmax(dim=1)
+        table = cells.bincount(minlength=count**2).view(count, count).cpu()
+    right, photos = table.diagonal().numpy(), table.sum(dim=1).numpy()
+    seldom = set(hardly_answered(right, photos).tolist())
+    found = []
+    for row, name in enumerate(names):
+        if photos[row] < ENOUGH:
+            found.append(ClassAnswers(name=name, right=None))
+            continue
+        others = [(int(n), names[column]) for column, n in enumerate(table[row].tolist()) if column != row]
+        taken = sorted((pair for pair in others if pair[0] > CONFUSED * photos[row]), reverse=True)
+        listed = [other for _, other in taken[:NAMED]]
+        share = 100 * float(right[row] / photos[row])
+        found.append(ClassAnswers(name=name, right=share, taken_for=listed, seldom=row in seldom))
+    return found
 
 
 def groups_of(z: Tensor, largest: int = 12) -> list[list[int]]:
@@ -226,12 +250,21 @@ class Gallery:
 
     Args:
         kept: returns the names of the kept photos of each class.
+        waiting: returns the names of photos that wait to be decided.
         submit: embeds one photo.
+
+    Attributes:
+        known: name of a photo → its embedding (d,), right for every version.
     """
 
-    def __init__(self, kept: Callable[[], Mapping[str, Sequence[str]]], submit: Submit):
-        self._kept, self._submit = kept, submit
-        self._known: dict[str, Tensor] = {}  # by the hash of the content: right for every version
+    def __init__(
+        self,
+        kept: Callable[[], Mapping[str, Sequence[str]]],
+        waiting: Callable[[], Sequence[str]],
+        submit: Submit,
+    ):
+        self._kept, self._waiting, self._submit = kept, waiting, submit
+        self.known: dict[str, Tensor] = {}
         self._classes: dict[str, tuple[list[str], Tensor]] = {}
         self._changed, self._ended = threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="gallery", daemon=True)
@@ -266,9 +299,9 @@ class Gallery:
         Returns:
             Names of the photos that can be read, and their embeddings (n, d).
         """
-        self._embed([name for name in names if name not in self._known])
-        present = [name for name in names if name in self._known]
-        return present, torch.stack([self._known[name] for name in present]) if present else torch.zeros(0, 0)
+        self._embed([name for name in names if name not in self.known])
+        present = [name for name in names if name in self.known]
+        return present, torch.stack([self.known[name] for name in present]) if present else torch.zeros(0, 0)
 
     def _run(self) -> None:
         while True:
@@ -278,17 +311,22 @@ class Gallery:
                 return
             kept = self._kept()
             newest = {name: list(files)[-PER_CLASS:] for name, files in kept.items()}
-            self._embed([file for files in newest.values() for file in files if file not in self._known])
+            self._embed([file for files in newest.values() for file in files if file not in self.known])
             classes = {}
             for name, files in newest.items():
-                here = [file for file in files if file in self._known]
+                here = [file for file in files if file in self.known]
                 if here:
-                    stacked = torch.stack([self._known[file] for file in here])
+                    stacked = torch.stack([self.known[file] for file in here])
                     classes[name] = here, torch.nn.functional.normalize(stacked, dim=1)
             self._classes = classes
-            wanted = {file for files in kept.values() for file in files}
-            for file in [file for file in list(self._known) if file not in wanted]:  # an audit may add others meanwhile
-                del self._known[file]
+            waiting = self._waiting()
+            missing = [file for file in waiting if file not in self.known]
+            for start in range(0, len(missing), AT_ONCE):
+                if not self._changed.is_set():  # else all begins anew
+                    self._embed(missing[start : start + AT_ONCE])
+            wanted = {file for files in kept.values() for file in files}.union(waiting)
+            for file in [file for file in list(self.known) if file not in wanted]:  # an audit may add others meanwhile
+                del self.known[file]
 
     def _embed(self, names: Sequence[str]) -> None:
         for start in range(0, len(names), AT_ONCE):
@@ -302,7 +340,7 @@ class Gallery:
                     continue
             for name, future in waiting:
                 if future.exception() is None:
-                    self._known[name] = future.result().z.cpu().float()
+                    self.known[name] = future.result().z.cpu().float()
 
 
 def audited(model: Classifier, gallery: Gallery, kept: Mapping[str, Sequence[str]]) -> Audit:

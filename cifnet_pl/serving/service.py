@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Lock
@@ -22,9 +22,10 @@ from cifnet_pl.model.bundle import Event
 from cifnet_pl.model.class_photos import ClassPhotos, classes_of_hashes
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.learn import learn
-from cifnet_pl.photos.photo import UnreadableImage
-from cifnet_pl.serving.answering import Answering, Scored, Served
-from cifnet_pl.serving.inspection import Audit, Gallery, Promise, audited, groups_of, stored_accuracy
+from cifnet_pl.photos.reading import looks_at
+from cifnet_pl.serving.answering import Answering, PhotoAnswer, Scored, Served
+from cifnet_pl.serving.inbox import Inbox, LeftOut, Received
+from cifnet_pl.serving.inspection import Audit, ClassAnswers, Gallery, Promise, audited, class_answers, stored_accuracy
 from cifnet_pl.serving.learner import Job, Learner, Result, Work
 from cifnet_pl.serving.refusals import Question, RequestError
 from cifnet_pl.serving.uploads import Limits, Staged, check_alike, decoded, stage, tidy, uploads
@@ -40,55 +41,6 @@ PREVIEW_SIDE = 320
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-
-
-class Candidate(BaseModel):
-    """One class and its probability."""
-
-    name: str
-    probability: float = Field(description="calibrated, 0–1")
-
-
-class PhotoAnswer(BaseModel):
-    """The answer about one photo."""
-
-    file: str = Field(description="name that the photo was sent with")
-    classes: list[Candidate] = Field(default=[], description="most probable first")
-    known: bool | None = Field(
-        default=None,
-        description="false for 'none of these', as for --unknown (5 %) of known photos; null: cannot tell",
-    )
-    novelty: float | None = Field(default=None, description="how foreign the photo is; larger is more foreign")
-    p_value: float | None = Field(
-        default=None, description="share of photos of known classes that are at least as foreign, 0–1"
-    )
-    answers: list[str] | None = Field(
-        default=None, description="set of classes that holds the right one with a chance of --coverage (95 %)"
-    )
-    nearest: str | None = Field(default=None, description="name of the most similar kept photo of the first class")
-    unreadable: str | None = Field(default=None, description="why the photo cannot be decoded")
-
-
-class LeftOut(BaseModel):
-    """A photo that was left out."""
-
-    file: str
-    reason: str
-
-
-class Group(BaseModel):
-    """Photos that look alike."""
-
-    files: list[str]
-    positions: list[int] = Field(description="positions of the photos in the request")
-    suggestion: str | None = Field(default=None, description="most probable class of the group")
-
-
-class Groups(BaseModel):
-    """Photos of a request, grouped by likeness, largest group first."""
-
-    groups: list[Group]
-    unreadable: list[LeftOut] = []
 
 
 class Lesson(BaseModel):
@@ -165,12 +117,24 @@ class Measures:
 
 @dataclass(frozen=True)
 class ReportedPhotos(ClassPhotos):
-    """Class photos that report how many of them were embedded, and how many there are."""
+    """Class photos of which embeddings may be known, by the names of their files; others are embedded, with a report.
+
+    Attributes:
+        report: called with how many of them were embedded, and how many there are.
+        known: embeddings (d,) by the names of files.
+    """
 
     report: Callable[[int, int], object] = lambda done, total: None
+    known: Mapping[str, Tensor] = field(default_factory=dict)
 
     def embedded(self, *args: Any, **options: Any) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Yield rows and embeddings, as :meth:`ClassPhotos.embedded` does."""
+        """Yield rows and embeddings, as :meth:`ClassPhotos.embedded` does; those of ``known`` if all are there."""
+        if all(name in self.known for name in self.files.names):
+            self.looks[:] = looks_at([self.files.root / name for name in self.files.names])
+            rows = np.arange(len(self.files))
+            self.files.note_hashes(rows, np.array([look.hash for look in self.looks if look], dtype=np.int64))
+            yield rows, torch.stack([self.known[name] for name in self.files.names])
+            return
         done, total = 0, len(self.files)
         for rows, z in super().embedded(*args, **options):
             yield rows, z
@@ -192,6 +156,7 @@ class Service:
 
     def __init__(self, workspace: Workspace, model: Classifier, options: Options | None = None):
         self.workspace, self.options, self.costly = workspace, options or Options(), Lock()
+        self._counting, self._class_answers = Lock(), (0, list[ClassAnswers]())
         self.measures = Measures(
             {
                 "cifnet_version": ("Version that is served", lambda: self.learner.served.version),
@@ -204,8 +169,13 @@ class Service:
             model.embed(torch.zeros(1, 3, model.image_size, model.image_size, dtype=torch.uint8))
         self.learner = Learner(self._served(model, workspace.current))
         self.answering = Answering(lambda: self.learner.served, PHOTOS_WAITING, self.measures.batches.observe)
-        self.gallery = Gallery(lambda: self.workspace.kept(self.learner.served.version), self._score_kept)
+        self.gallery = Gallery(
+            lambda: self.workspace.kept(self.learner.served.version),
+            lambda: [one.file for one in self.workspace.waiting()],
+            self._score_kept,
+        )
         self.gallery.update()
+        self.inbox = Inbox(workspace, self.gallery, lambda: self.learner.served, self.options.limits)
 
     @property
     def model(self) -> Classifier:
@@ -247,49 +217,45 @@ class Service:
             scored: the model's result.
             top: number of classes.
         """
-        names = scored.served.model.class_names
-        best = scored.probabilities.topk(min(top, len(names)))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        candidates = [Candidate(name=names[column], probability=share) for column, share in pairs]
-        verdict = scored.verdict
         self.measures.classified.inc()
-        self.measures.unknown.inc(verdict.known is False)
-        return PhotoAnswer(
-            file=printable(file),
-            classes=candidates,
-            known=verdict.known,
-            novelty=verdict.novelty,
-            p_value=verdict.p_value,
-            answers=None if verdict.answers is None else list(verdict.answers),
-            nearest=self.gallery.nearest(candidates[0].name, scored.z) if candidates else None,
-        )
+        self.measures.unknown.inc(scored.verdict.known is False)
+        names = scored.served.model.class_names
+        answer = PhotoAnswer.of(file, names, scored.probabilities, scored.verdict, top)
+        if answer.classes:
+            answer.nearest = self.gallery.nearest(answer.classes[0].name, scored.z)
+        return answer
 
     def audit(self) -> Audit:
         """Return the doubtful labels among the kept photos, and accuracy by number of photos."""
         served = self.learner.served
         return audited(served.model, self.gallery, self.workspace.kept(served.version))
 
-    def group(self, files: Sequence[tuple[str, bytes]]) -> Groups:
-        """Group photos by likeness, and suggest for each group the class that most of its photos are given."""
-        waiting = [(printable(name), self.score(content)) for name, content in files]
-        good: list[tuple[int, str, Scored]] = []
-        bad: list[LeftOut] = []
-        for position, (name, future) in enumerate(waiting):
-            try:
-                good.append((position, name, future.result()))
-            except UnreadableImage as error:
-                bad.append(LeftOut(file=name, reason=str(error)))
-        groups = []
-        z = torch.stack([scored.z for _, _, scored in good]) if good else torch.zeros(0, 0)
-        for rows in groups_of(z):
-            members = [good[row] for row in rows]
-            mean = torch.stack([scored.probabilities for _, _, scored in members]).mean(dim=0)
-            suggestion = members[0][2].served.model.class_names[int(mean.argmax())] if len(mean) else None
-            places = [position for position, _, _ in members]
-            groups.append(Group(files=[name for _, name, _ in members], positions=places, suggestion=suggestion))
-        return Groups(groups=groups, unreadable=bad)
+    def class_answers(self) -> list[ClassAnswers]:
+        """Return what is answered for the photos of each class, computed once for each version."""
+        with self._counting:
+            served = self.learner.served
+            if self._class_answers[0] != served.version:
+                self._class_answers = served.version, class_answers(served.model)
+            return self._class_answers[1]
 
     # ------------------------------------------------------------------ teach
+
+    def receive(self, files: Iterable[tuple[str, IO[bytes]]]) -> Received:
+        """Keep photos until they are decided; those that were learned before are left out."""
+        self.check_writable()
+        return self.inbox.receive(files, lambda content: self._decoded(content)[1], self._classes_of_photos())
+
+    def decide(self, names: Mapping[str, str], dry_run: bool, anyway: bool = False) -> Job:
+        """Queue a lesson of photos that wait: name of a photo's file → its class."""
+        self.check_writable()
+        return self.extend(self.inbox.staged(names), dry_run, anyway)
+
+    def remove(self, photos: Sequence[str], back: bool) -> int:
+        """Take photos that wait away, or ``back`` among those that wait; return how many wait now."""
+        self.check_writable()
+        self.workspace.remove(photos, back)
+        self.gallery.update()
+        return len(self.workspace.waiting())
 
     def stage(self, files: Sequence[tuple[str, IO[bytes]]], class_name: str | None) -> Staged:
         """Write photos into a folder for the learner; each is decoded once, to report unreadable ones early."""
@@ -327,8 +293,10 @@ class Service:
 
     def _extend(self, staged: Staged, dry_run: bool, job: Job) -> tuple[Served | None, Result]:
         start, old = time.perf_counter(), self.model
-        staged.leave_out(self.workspace.kept(self.workspace.current))
-        lesson = learn(old, ReportedPhotos(staged.names, staged.files, report=job.progress))
+        staged.leave_out(self._classes_of_photos())
+        known = self.gallery.known
+        photos = ReportedPhotos(staged.names, staged.files, report=job.progress, known=dict(known))
+        lesson = learn(old, photos)
         staged.unreadable += [(file.name, reason) for file, reason in lesson.unreadable]
         model, score, learned = lesson.model, lesson.score, lesson.learned
         before, after = stored_accuracy(old, old.class_names), stored_accuracy(model, old.class_names)
@@ -371,10 +339,14 @@ class Service:
         try:
             if self.options.keep_photos:
                 self.workspace.keep(staged.folder / photo.file for photo in staged.photos)
-            return self.workspace.commit(model, change)
+            version = self.workspace.commit(model, change)
         except BaseException:
             self.workspace.remove_unused_photos()
             raise
+        if not self.options.keep_photos:
+            self.workspace.remove([photo.file for photo in staged.photos], back=False)
+            self.workspace.remove_unused_photos()
+        return version
 
     # ------------------------------------------------------------------ change
 

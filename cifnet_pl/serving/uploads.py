@@ -251,7 +251,7 @@ class Staged:
             learned: hash of a photo → classes in which it was learned.
             known: names of the known classes.
         """
-        folders = sorted({folder for photo in self.photos if (folder := _folder(photo.sent)) is not None})
+        folders = sorted({folder for photo in self.photos if (folder := folder_of(photo.sent)) is not None})
         if self.together and len(folders) > 1:
             shown = ", ".join(f"'{printable(name)}'" for name in folders[:3]) + (", …" if len(folders) > 3 else "")
             given = f"'{printable(self.names[0])}' was given as the class of photos from {len(folders)} folders"
@@ -271,9 +271,9 @@ class Staged:
                 "A photo in two classes makes both of them worse"
             )
 
-    def leave_out(self, learned: Mapping[str, list[str]]) -> None:
-        """Leave out photos that were learned before as the same class; RequestError if none is left."""
-        new = [photo for photo in self.photos if photo.file not in learned.get(photo.name, [])]
+    def leave_out(self, learned: Mapping[int, Collection[str]]) -> None:
+        """Leave out photos ``learned`` before as the same class (see :meth:`ask`); RequestError if none is left."""
+        new = [photo for photo in self.photos if photo.name not in learned.get(photo.hash, ())]
         if not new:
             all_of_them = "it was" if len(self.photos) == 1 else "all were"
             raise RequestError(422, f"{number_of(len(self.photos), 'photo')} sent, but {all_of_them} learned before")
@@ -305,7 +305,7 @@ def stage(
     try:
         found: dict[tuple[str, str], StagedPhoto] = {}
         for sent, content in photos:
-            name = class_name if class_name is not None else _folder(sent)
+            name = class_name if class_name is not None else folder_of(sent)
             if name is None:
                 where = printable(sent[:200])
                 raise RequestError(422, f"{where} has no class: give class_name, or send it in a folder")
@@ -318,14 +318,14 @@ def stage(
             if found.setdefault((photo.file, photo.name), photo) is photo:
                 (folder / photo.file).write_bytes(content)
         staged.photos = list(found.values())
-        _check_staged(staged)
+        check_staged(staged)
     except BaseException:
         staged.remove()
         raise
     return staged
 
 
-def _check_staged(staged: Staged) -> None:
+def check_staged(staged: Staged) -> None:
     """Raise RequestError where there is nothing to learn, or a name cannot be stored."""
     if not staged.photos and not staged.unreadable:
         raise RequestError(422, "no photo was sent")
@@ -356,7 +356,7 @@ def _bare(name: str) -> str:
     return "".join(unicodedata.normalize("NFKC", name).casefold().split())
 
 
-def _folder(sent: str) -> str | None:
+def folder_of(sent: str) -> str | None:
     """Return the name of the folder that a photo was sent in, if it was."""
     parts = [part for part in sent.replace("\\", "/").split("/") if part not in ("", ".")]
     return parts[-2] if len(parts) > 1 else None

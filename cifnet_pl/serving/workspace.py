@@ -19,9 +19,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from functools import lru_cache
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, NamedTuple
 
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.store import read_bundle
@@ -47,6 +48,12 @@ CREATE TABLE line (place INTEGER PRIMARY KEY, version INTEGER NOT NULL REFERENCE
 CREATE TABLE journal (number INTEGER PRIMARY KEY, at TEXT NOT NULL, what TEXT NOT NULL, serves INTEGER NOT NULL);
 PRAGMA user_version = {FORMAT};
 COMMIT;
+"""
+
+# Photos that wait to be decided: those that no version of the line has learned, and that were not taken away (gone).
+INBOX = """
+CREATE TABLE IF NOT EXISTS inbox (number INTEGER PRIMARY KEY, file TEXT NOT NULL UNIQUE, sent TEXT NOT NULL,
+                                  gone INTEGER NOT NULL DEFAULT 0);
 """
 
 EARLIER = "SELECT place, version FROM line WHERE place < (SELECT place FROM model) ORDER BY place DESC LIMIT 1"
@@ -93,6 +100,13 @@ class Version:
     counts: dict[str, int]
     when: str
     stored: bool
+
+
+class Waiting(NamedTuple):
+    """A photo that waits to be decided: the name of its file, and the path that it was sent with."""
+
+    file: str
+    sent: str
 
 
 class Workspace:
@@ -155,6 +169,7 @@ class Workspace:
                 self._journal.executescript(TABLES)
             elif written != FORMAT:
                 raise CheckpointError(f"{path} has format {written}, expected {FORMAT}: choose another --workspace")
+            self._journal.executescript(INBOX)
             self._journal.execute("INSERT INTO model SELECT ?, NULL WHERE NOT EXISTS (SELECT 1 FROM model)", [about])
             ((first,),) = self._rows("SELECT about FROM model")
             ((last,),) = self._rows("SELECT coalesce(max(number), 0) FROM version")
@@ -195,7 +210,7 @@ class Workspace:
         """All versions by number, oldest first."""
         rows = self._rows("SELECT number, parent, change, counts, at, stored FROM version ORDER BY number")
         return {
-            number: Version(number, parent, Change(**json.loads(change)), json.loads(counts), at, bool(stored))
+            number: Version(number, parent, _parsed(change), json.loads(counts), at, bool(stored))
             for number, parent, change, counts, at, stored in rows
         }
 
@@ -226,21 +241,33 @@ class Workspace:
 
     def kept(self, number: int) -> dict[str, list[str]]:
         """Return the file names of the kept photos of each class of a version."""
-        versions, changes = self.versions, []
-        at: int | None = number
-        while at is not None:
-            changes.append(versions[at].change)
-            at = versions[at].parent
         kept: dict[str, list[str]] = {}
-        for change in reversed(changes):
+        for change in self._changes(number):
             if change.forgotten is not None:
                 kept.pop(change.forgotten, None)
             if change.renamed is not None and change.renamed[0] in kept:
                 kept[change.renamed[1]] = kept.pop(change.renamed[0])
             for name, files in change.learned.items():
                 kept[name] = list(dict.fromkeys([*kept.get(name, []), *files]))
-        here = {file.name for file in self._photos()}
+        here = self._names()
         return {name: [file for file in files if file in here] for name, files in kept.items()}
+
+    def waiting(self) -> list[Waiting]:
+        """Return the photos that wait to be decided, in the order they came."""
+        learned = {
+            file for change in self._changes(self.current) for files in change.learned.values() for file in files
+        }
+        rows, here = self._rows("SELECT file, sent FROM inbox WHERE NOT gone ORDER BY number"), self._names()
+        return [Waiting(file, sent) for file, sent in rows if file in here and file not in learned]
+
+    def _changes(self, number: int) -> list[Change]:
+        """Return the changes that led to a version, the first first."""
+        versions, changes = self.versions, []
+        at: int | None = number
+        while at is not None:
+            changes.append(versions[at].change)
+            at = versions[at].parent
+        return changes[::-1]
 
     def bundle(self, number: int) -> Path:
         """Return the bundle of a stored version; RequestError for one that knows no class."""
@@ -280,13 +307,18 @@ class Workspace:
         if len(files) != count:
             yield None
             return
-        folder = self.incoming()
+        folder = self.linked(files)
         try:
-            for file in files:
-                _link(self.folder / "photos" / file, folder / file)
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def linked(self, files: Iterable[str]) -> Path:
+        """Make a folder with some photos, for one request."""
+        folder = self.incoming()
+        for file in files:
+            _link(self.folder / "photos" / file, folder / file)
+        return folder
 
     def incoming(self) -> Path:
         """Make a folder for the files of one request; what a killed process leaves goes when a workspace is opened."""
@@ -304,6 +336,32 @@ class Workspace:
             target = self.folder / "photos" / file.name
             if not target.is_file():
                 write_bytes(target, file.read_bytes())
+
+    def receive(self, photos: Mapping[str, tuple[str, bytes]]) -> int:
+        """Keep photos until they are decided; return once the disk has them.
+
+        Args:
+            photos: name of the file → the path that the photo was sent with, and its content.
+
+        Returns:
+            Number of photos that did not wait before.
+
+        Raises:
+            CifnetError: the disk is full or not writable; nothing was changed.
+        """
+        with self._lock:  # no one removes what is not yet in the journal
+            for file, (_, content) in photos.items():
+                if not (target := self.folder / "photos" / file).is_file():
+                    write_bytes(target, content)
+            rows = [(file, sent) for file, (sent, _) in photos.items()]
+            with self._transaction():
+                insert = "INSERT OR IGNORE INTO inbox (file, sent) VALUES (?, ?)"
+                return self._journal.executemany(insert, rows).rowcount
+
+    def remove(self, photos: Iterable[str], back: bool) -> None:
+        """Take away photos that wait, or take them ``back``; their files stay until the workspace is opened again."""
+        with self._transaction():
+            self._journal.executemany("UPDATE inbox SET gone = ? WHERE file = ?", [(not back, file) for file in photos])
 
     def commit(self, model: Classifier, change: Change) -> Version:
         """Store a changed model as a new version and serve it; return once both are on the disk.
@@ -363,17 +421,22 @@ class Workspace:
         current = self.current
         self._drop([number for number, version in self.versions.items() if version.stored and number != current])
         stay = set() if every else {name for files in self.kept(current).values() for name in files}
-        gone = [photo for photo in self._photos() if photo.name not in stay]
-        for photo in gone:
-            photo.unlink()
+        stay.update(one.file for one in self.waiting())
+        gone = self._names() - stay
+        with self._transaction():
+            rows = [(file,) for file in gone]
+            self._journal.executemany("UPDATE inbox SET gone = 1, sent = '' WHERE file = ?", rows)
+        for file in gone:
+            (self.folder / "photos" / file).unlink()
         return len(gone)
 
     def remove_unused_photos(self) -> None:
-        """Remove kept photos that no version learned, because their lesson was refused or its process was killed."""
-        learned = {name for v in self.versions.values() for files in v.change.learned.values() for name in files}
-        for photo in self._photos():
-            if photo.name not in learned:
-                photo.unlink()
+        """Remove photos that neither wait nor were learned: taken away, or of a lesson that was refused or killed."""
+        with self._lock:
+            learned = {name for v in self.versions.values() for files in v.change.learned.values() for name in files}
+            waiting = {file for (file,) in self._rows("SELECT file FROM inbox WHERE NOT gone")}
+            for file in self._names() - learned - waiting:
+                (self.folder / "photos" / file).unlink()
 
     def close(self) -> None:
         """Release the workspace for other processes."""
@@ -397,8 +460,8 @@ class Workspace:
     def _bundles(self) -> list[Path]:
         return list((self.folder / "versions").glob("*"))
 
-    def _photos(self) -> list[Path]:
-        return list((self.folder / "photos").glob("*"))
+    def _names(self) -> set[str]:
+        return {path.name for path in (self.folder / "photos").glob("*")}
 
     def _rows(self, query: str) -> list[Any]:
         with self._lock:
@@ -456,6 +519,11 @@ class Workspace:
 
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+@lru_cache(maxsize=10_000)
+def _parsed(change: str) -> Change:
+    return Change(**json.loads(change))
 
 
 def _link(file: Path, target: Path) -> None:

@@ -15,7 +15,7 @@ CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.whic
 sync_api.expect.set_options(timeout=20_000)  # milliseconds; a busy machine is slow to answer
 if CHROMIUM is None:
     pytest.skip("no Chromium is installed: apt-get install chromium", allow_module_level=True)
-WIDTHS = {"desktop": (1400, 900), "phone": (390, 800)}
+WIDTHS = {"desktop": (1280, 900), "tablet": (768, 1000), "phone": (375, 800)}
 ARGS = ["--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost"]
 ARGS += ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
 DROP = """([place, files]) => {

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from tests.serving.services import photo, zipped
 
-PATHS = ("/classify", "/group", "/extend", "/extend?dry_run=true", "/extend?wait=false")
+PATHS = ("/classify", "/inbox", "/extend", "/extend?dry_run=true", "/extend?wait=false")
 GETS = ("/classes", "/look", "/versions", "/metrics", "/photos/{}", "/jobs/{}", "/versions/{}/bundle",
         "/versions/{}/compare/{}", "/page/{}", "/{}")  # fmt: skip
-POSTS = ("/forget", "/rename", "/undo", "/redo", "/versions/{}/serve", "/classify", "/extend")
+POSTS = ("/inbox/learn", "/inbox/remove", "/inbox/group", "/forget", "/rename", "/undo", "/redo", "/versions/{}/serve",
+         "/classify", "/extend")  # fmt: skip
 NAMES = st.one_of(
     st.sampled_from(
         ["../../outside.png", "..\\..\\outside.png", "/etc/passwd", "C:\\outside.png", "CON", "nul.png", "a/aux/b.png",
@@ -72,7 +73,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
 )
-FIELDS = ("name", "old", "new", "inputs", "id", "outputs")
+FIELDS = ("name", "old", "new", "names", "photos", "inputs", "id", "outputs")
 TENSORS = st.fixed_dictionaries(
     {"name": st.just("images"), "datatype": st.sampled_from(["UINT8", "BYTES", "FP32"]),
      "shape": st.lists(st.integers(-2, 2**33), max_size=5)},

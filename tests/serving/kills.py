@@ -25,17 +25,24 @@ def extended(service: Service, name: str, first: int) -> Job:
     return service.extend(service.stage(files, name), dry_run=False)
 
 
+def decided(service: Service, name: str, first: int) -> Job:
+    """Two photos arrive, and one that waits is decided."""
+    service.receive([(f"{i}.png", BytesIO(photo(name, first + i))) for i in range(2)])
+    return service.decide({draw.file: name for draw in service.workspace.waiting()[:1]}, dry_run=False)
+
+
 def random_change(service: Service, draw: random.Random) -> Job:
-    """Teach, forget, rename, undo or redo."""
+    """Teach, decide, forget, rename, undo or redo."""
     name = draw.choice(NAMES)
     what: list[Callable[[], Job]] = [
         partial(extended, service, name, draw.randrange(10**6)),
+        partial(decided, service, name, draw.randrange(10**6)),
         partial(service.forget, name),
         partial(service.rename, name, draw.choice(NAMES)),
         service.undo,
         service.redo,
     ]
-    return draw.choices(what, weights=[4, 2, 1, 2, 1])[0]()
+    return draw.choices(what, weights=[3, 3, 2, 1, 2, 1])[0]()
 
 
 def serves(folder: Path) -> list[int]:
@@ -57,7 +64,8 @@ def change_for_ever(folder: Path, seed: int, acknowledged: Path) -> int:
             random_change(service, draw).result.result(60)
         except RequestError:
             continue
-        state = {"changes": len(serves(folder)), "classes": service.model.counts}
+        waiting = [one.file for one in workspace.waiting()]
+        state = {"changes": len(serves(folder)), "classes": service.model.counts, "waiting": waiting}
         os.write(log, json.dumps(state).encode() + b"\n")
 
 
@@ -78,7 +86,11 @@ def assert_nothing_lost(folder: Path, acknowledged: Path) -> int:
             if version.stored:
                 assert workspace.load(number).counts == version.counts
         kept = {name for files in workspace.kept(workspace.current).values() for name in files}
-        assert all((folder / "photos" / name).is_file() for name in kept)
+        told = {name for line in lines for name in json.loads(line)["waiting"]}
+        assert all((folder / "photos" / name).is_file() for name in kept | told)
+        learned = {name for version in versions.values() for files in version.change.learned.values() for name in files}
+        waiting = {one.file for one in workspace.waiting()}
+        assert set(json.loads(lines[-1])["waiting"] if lines else []) <= waiting | learned
         assert list((folder / "incoming").iterdir()) == []
         return len(served)
     finally:

@@ -42,8 +42,13 @@ def pixels(name: str, number: int, side: int = 24) -> np.ndarray:
 
 def photo(name: str, number: int, side: int = 24, kind: str = "PNG") -> bytes:
     """The same as a file's content."""
+    return as_png(pixels(name, number, side), kind)
+
+
+def as_png(picture: np.ndarray, kind: str = "PNG") -> bytes:
+    """A picture (h, w, 3) uint8 as a file's content."""
     out = io.BytesIO()
-    Image.fromarray(pixels(name, number, side)).save(out, kind)
+    Image.fromarray(picture).save(out, kind)
     return out.getvalue()
 
 
@@ -139,7 +144,8 @@ class ThreadServer(Address):
     ):
         begun = begun or model()
         self.folder = folder
-        app = make_app(Service(Workspace(folder, begun), begun, options), access or Access(rate=0))
+        self.service = Service(Workspace(folder, begun), begun, options)
+        app = make_app(self.service, access or Access(rate=0))
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self._socket.listen()

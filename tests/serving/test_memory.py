@@ -52,6 +52,6 @@ def test_models_of_earlier_versions(service, caplog):
 
 def test_embeddings_of_deleted_photos(service):
     taught(service).result.result(60)
-    assert becomes(lambda: len(service.gallery._known) == 3)
+    assert becomes(lambda: len(service.gallery.known) == 3)
     service.purge("all").result.result(60)
-    assert becomes(lambda: not service.gallery._known)
+    assert becomes(lambda: not service.gallery.known)

@@ -13,7 +13,7 @@ from tests.serving import browsing  # noqa: F401, skips where no browser is inst
 ALONE = ("unshare", "--user", "--map-root-user", "--net", "sh", "-c")
 LOOPBACK = "ip link set lo up"
 OUTSIDE = "import socket; socket.create_connection(('192.0.2.1', 80), timeout=5)"
-PAGE = "tests/serving/test_page.py::test_drop_answer_teach_undo[desktop]"
+PAGE = "tests/serving/test_page.py::test_drop_name_learn_undo[desktop]"
 
 
 def alone(command: str, *words: str) -> subprocess.CompletedProcess[str]:

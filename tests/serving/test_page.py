@@ -1,4 +1,4 @@
-"""The page in a real browser without a network, at desktop and phone width: drop, answer, teach, undo."""
+"""The page in a real browser without a network, at three widths: drop, name, learn, undo, look, change."""
 
 import time
 
@@ -6,147 +6,176 @@ import pytest
 
 from cifnet_pl.serving.app import Access
 from tests.serving.browsing import CONTRAST, WIDTHS, drop, no_wider_than_the_screen, page_of, picture, sync_api
-from tests.serving.services import ThreadServer, photo, zipped
+from tests.serving.services import ThreadServer, model, photo, zipped
 
 pytestmark = pytest.mark.system
+expect = sync_api.expect
+
+
+def change(page, name: str) -> None:
+    """Open what changes a class."""
+    page.get_by_role("button", name=f"Change {name}", exact=True).click()
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_drop_answer_teach_undo(width, browser, server):
-    expect = sync_api.expect
+def test_drop_name_learn_undo(width, browser, server):
     with page_of(browser, server, width) as page:
         files = {f"{name}.png": photo(name, 70, 120) for name in ("red", "green", "blue")}
-        drop(page, "ask-drop", {**files, "<b>broken</b>.png": b"no"})
-        cards = page.locator("#answers .card")
-        expect(cards).to_have_count(4)
-        expect(cards.nth(0).locator(".answer").first).to_contain_text("red")
-        expect(cards.nth(1).locator(".answer").first).to_contain_text("green")
-        expect(cards.nth(2)).to_contain_text("This looks unlike what I learned.")
-        expect(cards.nth(3)).to_contain_text("<b>broken</b>.png")
-        expect(cards.nth(3)).to_contain_text("no image of a known format")
+        drop(page, "drop", {**files, "<b>broken</b>.png": b"no"})
+        cards, message = page.locator("#cards .card"), page.locator("#message-text")
+        expect(cards).to_have_count(3)
+        expect(message).to_contain_text("3 new photos, 1 that cannot be read (<b>broken</b>.png: no image of a known")
+        expect(cards.nth(0)).to_contain_text("This looks unlike what I learned.")
+        expect(cards.filter(has_text="red.png").locator(".verdict")).to_have_text("red over 99 %")
         no_wider_than_the_screen(page)
         picture(page, f"ask-{width}")
 
-        cards.nth(2).locator("input").fill("blue")
-        cards.nth(2).get_by_role("button", name="Teach").click()
-        expect(page.locator("#message")).to_contain_text("Learned 1 photo as “blue”")
-        expect(cards.nth(2).locator(".answer").first).to_contain_text("blue")
-        expect(cards.nth(2).locator(".none")).to_have_count(0)
-
-        page.get_by_role("tab", name="Teach").click()
-        drop(page, "teach-drop", {"photos.zip": zipped({f"yellow/{i}.png": photo("yellow", i, 60) for i in range(8)})})
-        drop(page, "teach-drop", {"yellow/x.png": b"no"})
-        expect(page.locator("#teach-chosen")).to_have_text("Chosen: 1 photo and 1 zip file.")
-        page.get_by_label("Name of the class").fill("yellow")
+        packed = zipped({f"yellow/{i}.png": photo("yellow", i, 60) for i in range(8)})
+        drop(page, "drop", {"photos.zip": packed})
+        page.get_by_role("button", name="Name 8 by their folders").click()
+        expect(page.locator("#named")).to_have_text("8 named")
+        cards.filter(has_text="blue.png").get_by_role("button", name="Select").click()
+        page.locator("#name").fill("blue")
+        page.get_by_role("button", name="Name", exact=True).click()
+        expect(page.locator("#named")).to_have_text("9 named")
         page.get_by_role("button", name="Try without learning").click()
-        expect(page.locator("#lesson")).to_contain_text("Would learn yellow (8). Nothing was changed.")
-        page.get_by_role("button", name="Learn", exact=True).click()
-        expect(page.locator("#lesson")).to_contain_text("Learned yellow (8)")
+        expect(message).to_contain_text("Would learn")
         expect(page.locator("#lesson")).to_contain_text("Too few photos to say how well")
-        expect(page.locator("#lesson")).to_contain_text("no image of a known format")
+        page.get_by_role("button", name="Learn 9").click()
+        expect(message).to_contain_text("yellow (8)")
         expect(page.locator("#state")).to_contain_text("4 classes")
+        expect(cards).to_have_count(2)
         no_wider_than_the_screen(page)
-        picture(page, f"teach-{width}")
+        picture(page, f"learned-{width}")
 
-        page.get_by_role("tab", name="Look").click()
-        expect(page.locator("#classes tr")).to_have_count(5)
-        expect(page.locator("#classes img")).to_have_count(5)
-        expect(page.locator("#curve circle")).to_have_count(1)
-        expect(page.locator("#curve")).to_contain_text("Not shown: 1 lesson of fewer than 50 photos")
+        page.get_by_role("tab", name="Classes").click()
+        expect(page.locator("#class-table tr")).to_have_count(5)
+        expect(page.locator("#class-table img")).to_have_count(5)
+        expect(page.locator("#class-table tr").nth(4)).to_contain_text("too few to say")
         page.get_by_role("button", name="Audit").click()
-        expect(page.locator("#audited")).to_contain_text("near-copies of one alone are kept: blue, yellow.")
+        expect(page.locator("#audited")).to_contain_text("near-copies of one alone are kept:")
         expect(page.locator("#audited circle").first).to_be_visible()
         no_wider_than_the_screen(page)
-        picture(page, f"look-{width}")
+        picture(page, f"classes-{width}")
 
-        page.get_by_role("tab", name="Change").click()
-        expect(page.locator("#versions tr")).to_have_count(4)
-        page.get_by_role("button", name="Undo", exact=True).click()
-        expect(page.locator("#message")).to_contain_text("Undid: learned 8 photos of 'yellow'")
-        expect(page.locator("#state")).to_contain_text("3 classes")
-        expect(page.locator("#versions tr.current td").first).to_contain_text("2")
-        page.locator("#change-old").select_option("blue")
+        page.locator("#undo").click()
+        expect(message).to_contain_text("Undid: learned 9 photos of ")
+        expect(page.locator("#state")).to_contain_text("2 classes")
+        expect(page.locator("#tab-photos")).to_have_text("Photos (11)")
+        page.locator("#redo").click()
+        change(page, "blue")
         page.get_by_role("button", name="Forget this class").click()
-        page.locator("#sure").get_by_role("button", name="Forget").click()
-        expect(page.locator("#message")).to_contain_text(
-            "the model keeps nothing of its photos. 1 photo of it and the versions"
-        )
-        page.locator("#change-new").fill("<img src=x onerror=alert(1)>")
+        page.locator("#sure").get_by_role("button", name="Forget", exact=True).click()
+        expect(message).to_contain_text("the model keeps nothing of its photos. 1 photo of it and the versions")
+        change(page, "red")
+        page.locator("#class-new").fill("<img src=x onerror=alert(1)>")
         page.get_by_role("button", name="Rename").click()
-        expect(page.locator("#message")).to_contain_text("to '<img src=x onerror=alert(1)>'")
-        expect(page.locator("#versions img")).to_have_count(0)
+        expect(message).to_contain_text("to '<img src=x onerror=alert(1)>'")
+        page.get_by_role("tab", name="Versions").click()
+        expect(page.locator("#version-table tr")).to_have_count(5)
+        expect(page.locator("#version-table img")).to_have_count(0)
+        page.get_by_role("button", name="Compare version 2").click()
+        expect(page.locator("#comparison")).to_contain_text("3 classes differ from version 2")
         no_wider_than_the_screen(page)
-        picture(page, f"change-{width}")
+        picture(page, f"versions-{width}")
         page.get_by_role("button", name="Delete all kept photos").click()
         page.locator("#sure").get_by_role("button", name="Delete").click()
-        expect(page.locator("#message")).to_contain_text("Deleted 9 photos and all other versions for good")
-    assert [one["name"] for one in server.get("/classes")] == ["<img src=x onerror=alert(1)>", "green"]
+        expect(message).to_contain_text("Deleted 9 photos and all other versions for good")
+        page.get_by_role("tab", name="Photos").click()
+        expect(cards).to_have_count(2)
+    assert [one["name"] for one in server.get("/classes")] == ["<img src=x onerror=alert(1)>", "green", "yellow"]
+
+
+def test_from_an_empty_page(browser, tmp_path):
+    """Two groups are named, and are the first classes; the next photos are answered."""
+    server = ThreadServer(tmp_path / "w", begun=model(()))
+    try:
+        with page_of(browser, server) as page:
+            expect(page.locator("#begin")).to_be_visible()
+            drop(page, "drop", {f"{n}-{i}.png": photo(n, i, 60) for n in ("red", "blue") for i in range(4)})
+            cards = page.locator("#cards .card")
+            expect(cards.filter(has_text="Nothing is known yet")).to_have_count(8)
+            picture(page, "empty")
+            page.get_by_role("button", name="Group by likeness").click()
+            groups = page.locator("#groups .card")
+            expect(groups).to_have_count(2)
+            for name in ("one", "two"):
+                groups.nth(0).locator("input").fill(name)
+                groups.nth(0).get_by_role("button", name="Name 4").click()
+            page.get_by_role("button", name="Learn 8").click()
+            expect(page.locator("#state")).to_contain_text("2 classes, 8 photos")
+            expect(page.locator("#begin")).to_be_hidden()
+            drop(page, "drop", {"a.png": photo("blue", 70, 60)})
+            expect(cards.locator(".verdict")).to_contain_text("%")
+    finally:
+        server.stop()
 
 
 def test_a_change_is_told_once_it_is_shown(browser, server):
-    """Whoever acts at once on "Forgot 'red'" renames no class that is gone, however slow the network is."""
+    """Whoever acts at once on "Forgot 'red'" changes no class that is gone, however slow the network is."""
     with page_of(browser, server) as page:
-        page.get_by_role("tab", name="Change").click()
+        page.get_by_role("tab", name="Classes").click()
+        change(page, "red")
         page.route("**/classes", lambda route: (time.sleep(1), route.continue_()))
-        page.locator("#change-old").select_option("red")
         page.get_by_role("button", name="Forget this class").click()
-        page.locator("#sure").get_by_role("button", name="Forget").click()
-        sync_api.expect(page.locator("#message")).to_contain_text("Forgot 'red'")
-        assert page.locator("#change-old").input_value() == "green"
+        page.locator("#sure").get_by_role("button", name="Forget", exact=True).click()
+        expect(page.locator("#message-text")).to_contain_text("Forgot 'red'")
+        assert page.locator("#class-table tr").count() == 2
         assert page.locator("#state").text_content().startswith("1 class,")
 
 
 def test_a_change_that_cannot_be_shown_is_told(browser, server):
     with page_of(browser, server) as page:
-        page.get_by_role("tab", name="Change").click()
+        page.get_by_role("tab", name="Classes").click()
+        change(page, "red")
         page.route("**/classes", lambda route: route.abort())
-        page.locator("#change-new").fill("rouge")
+        page.locator("#class-new").fill("rouge")
         page.get_by_role("button", name="Rename").click()
-        message = page.locator("#message")
-        sync_api.expect(message).to_contain_text(
-            "is served. The page could not be refreshed: The service does not answer."
-        )
+        said = "is served. The page could not be refreshed: The service does not answer."
+        expect(page.locator("#message-text")).to_contain_text(said)
 
 
 def test_by_keyboard_in_the_dark(browser, server):
-    """From tab to tab with the arrow keys; every control can be reached; text is readable on its background."""
+    """Tabs by arrows; photos by keys, to the next after each; every control can be reached and is readable."""
     with page_of(browser, server, scheme="dark") as page:
-        page.locator("#tab-ask").focus()
-        for name in ("teach", "look", "change", "ask"):
+        page.locator("#tab-photos").click()
+        page.locator("#tab-photos").focus()
+        for name in ("classes", "versions", "photos"):
             page.keyboard.press("ArrowRight")
-            sync_api.expect(page.locator(f"#{name}")).to_be_visible()
+            expect(page.locator(f"#{name}")).to_be_visible()
             assert page.evaluate("document.activeElement.id") == f"tab-{name}"
-            unreadable = page.evaluate(CONTRAST)
-            assert unreadable == [], unreadable
+            assert page.evaluate(CONTRAST) == []
+        drop(page, "drop", {f"{n}.png": photo(n, 70, 120) for n in ("red", "green", "blue")})
+        cards = page.locator("#cards .card")
+        expect(cards.locator(".verdict").filter(has_text="%")).to_have_count(2)
         reached = set()
         for _ in range(30):
             page.keyboard.press("Tab")
-            reached.add(page.evaluate("document.activeElement.id"))
-        assert {"ask-files", "ask-camera-open"} <= reached
-        drop(page, "ask-drop", {"red.png": photo("red", 70, 120)})
-        sync_api.expect(page.locator("#answers .card")).to_have_count(1)
+            reached.add(page.evaluate("document.activeElement.id || document.activeElement.className"))
+        assert {"files", "folder", "camera-open", "group", "csv", "card", "plain", "plain yes"} <= reached
+        cards.nth(1).focus()
+        page.keyboard.press("y")
+        page.keyboard.press("2")
+        expect(page.locator("#named")).to_have_text("2 named")
+        assert page.evaluate("document.activeElement === document.querySelector('#cards .card')")
+        page.keyboard.press("n")
+        page.keyboard.type("blue")
+        page.keyboard.press("Enter")
+        expect(page.locator("#named")).to_have_text("3 named")
+        assert page.evaluate("document.activeElement.id") == "learn"
+        assert page.evaluate(CONTRAST) == []
         picture(page, "dark")
+        page.keyboard.press("Enter")
+        expect(page.locator("#state")).to_contain_text("3 classes")
+        page.locator("#message").get_by_role("button", name="Undo").press("Enter")
+        expect(page.locator("#tab-photos")).to_have_text("Photos (3)")
 
 
 def test_readable_in_the_light(browser, server):
     with page_of(browser, server) as page:
-        for name in ("Teach", "Look", "Change", "Ask"):
+        for name in ("Versions", "Classes", "Photos"):
             page.get_by_role("tab", name=name).click()
             assert page.evaluate(CONTRAST) == []
-
-
-def test_groups_are_named_once(browser, server):
-    with page_of(browser, server) as page:
-        files = {f"{name}-{i}.png": photo(name, i, 60) for name in ("blue", "yellow") for i in range(4)}
-        drop(page, "ask-drop", files)
-        sync_api.expect(page.locator("#answers .card")).to_have_count(8)
-        page.get_by_role("button", name="Group by likeness").click()
-        groups = page.locator("#groups .card")
-        sync_api.expect(groups).to_have_count(2)
-        groups.nth(0).locator("input").fill("blue")
-        groups.nth(0).get_by_role("button", name="Teach 4").click()
-        sync_api.expect(page.locator("#message")).to_contain_text("Learned 4 photos as “blue”")
-        picture(page, "groups")
 
 
 def test_the_token_is_asked_for(browser, tmp_path):
@@ -157,7 +186,7 @@ def test_the_token_is_asked_for(browser, tmp_path):
         page.goto(server.url)
         page.locator("#token").fill("correct-horse-battery")
         page.get_by_role("button", name="Continue").click()
-        sync_api.expect(page.locator("#state")).to_contain_text("2 classes")
+        expect(page.locator("#state")).to_contain_text("2 classes")
         assert context.cookies() == []
         context.close()
     finally:

@@ -1,13 +1,16 @@
-"""What the page takes in and shows, in a real browser: camera, paste, many photos, corrections, versions, read-only."""
+"""What the page takes in and shows, in a real browser: camera, paste, boxes, many photos, questions, read-only."""
 
 import csv
 import io
+import re
 
+import httpx
+import numpy as np
 import pytest
 
 from cifnet_pl.serving.service import Options
 from tests.serving.browsing import CONTRAST, drop, no_wider_than_the_screen, page_of, picture, sync_api
-from tests.serving.services import ThreadServer, heic, photo, zipped
+from tests.serving.services import ThreadServer, as_png, heic, photo, photos, pixels, tree
 
 pytestmark = pytest.mark.system
 expect = sync_api.expect
@@ -32,168 +35,173 @@ def until(page, condition: str) -> None:
     raise AssertionError(condition)
 
 
-def test_a_pasted_photo_is_asked_or_taught(browser, server):
+def test_a_pasted_photo_waits(browser, server):
     with page_of(browser, server) as page:
         page.evaluate(PASTE, list(photo("green", 70, 120)))
-        expect(page.locator("#answers .card")).to_have_count(1)
-        expect(page.locator("#answers .answer").first).to_contain_text("green")
-        page.get_by_role("tab", name="Teach").click()
-        page.evaluate(PASTE, list(photo("blue", 70, 120)))
-        expect(page.locator("#teach-chosen")).to_have_text("Chosen: 1 photo.")
-        expect(page.locator("#answers .card")).to_have_count(1)
+        expect(page.locator("#cards .verdict")).to_contain_text("green")
 
 
-def test_the_camera_takes_a_photo(browser, server):
+def test_the_camera_takes_photos_in_a_row(browser, server):
     """Chromium's fake camera shows a green picture with a moving timer."""
     with page_of(browser, server) as page:
+        page.get_by_role("tab", name="Photos").click()
         page.get_by_role("button", name="Camera", exact=True).click()
         until(page, "document.getElementById('camera-video').videoWidth > 0")
+        for taken in ("1 photo taken.", "2 photos taken."):
+            page.get_by_role("button", name="Take a photo").click()
+            expect(page.locator("#camera-taken")).to_have_text(taken)
         picture(page, "camera")
-        page.get_by_role("button", name="Take a photo").click()
-        expect(page.locator("#answers .card")).to_have_count(1)
-        expect(page.locator("#answers .file")).to_contain_text("camera-")
-        expect(page.locator("#camera")).to_be_hidden()
+        expect(page.locator("#cards .card")).to_have_count(2)
+        page.locator("#camera").get_by_role("button", name="Close").click()
+        expect(page.locator("#cards .head").first).to_contain_text("camera-")
         assert page.evaluate("document.getElementById('camera-video').srcObject") is None
 
 
 def test_a_camera_that_cannot_be_used_is_said(browser, server):
     with page_of(browser, server) as page:
+        page.get_by_role("tab", name="Photos").click()
         page.evaluate(NO_CAMERA)
         page.get_by_role("button", name="Camera", exact=True).click()
-        expect(page.locator("#message")).to_have_text(
-            "The camera cannot be used: there is none. Choose a photo instead."
-        )
+        said = "The camera cannot be used: there is none. Choose a photo instead."
+        expect(page.locator("#message-text")).to_have_text(said)
 
 
-@pytest.mark.parametrize("width", ["desktop", "phone"])
-def test_many_photos_become_a_table(width, browser, server):
+def test_a_box_asks_about_a_part(browser, server):
+    """Half red, half green: each half is answered as what it is, and one is kept as a photo of its own."""
+    both = np.concatenate([pixels("red", 70, 120), pixels("green", 70, 120)], axis=1)
+    with page_of(browser, server) as page:
+        drop(page, "drop", {"both.png": as_png(both)})
+        page.get_by_role("button", name="Enlarge both.png").click()
+        until(page, "document.getElementById('zoom-photo').naturalWidth === 240")
+        frame = page.locator("#zoom-photo").bounding_box()
+        for part, name in ((0.1, "red"), (0.6, "green")):
+            page.mouse.move(frame["x"] + part * frame["width"], frame["y"] + 10)
+            page.mouse.down()
+            page.mouse.move(frame["x"] + (part + 0.3) * frame["width"], frame["y"] + 90, steps=3)
+            page.mouse.up()
+            expect(page.locator("#zoom-answer")).to_have_text(re.compile(f"^{name} "))
+        picture(page, "zoom")
+        page.get_by_role("button", name="Keep this part").click()
+        expect(page.locator("#cards .card")).to_have_count(2)
+
+
+def test_many_photos_are_named_by_a_range_and_listed(browser, server):
+    """Doubtful ones first; click and shift select a range, one name serves for all; the CSV has every photo."""
     names = ["red"] * 8 + ["green"] * 8 + ["blue"] * 4
     files = {f"{i:02} {name}.png": photo(name, 70 + i, 60) for i, name in enumerate(names)}
-    with page_of(browser, server, width) as page:
-        drop(page, "ask-drop", {**files, "=1+1.png": b"no"})
-        rows = page.locator("#answer-rows tr").filter(has=page.locator("td"))
-        expect(rows).to_have_count(21)
-        expect(page.locator("#ask-progress")).to_be_hidden()
-        expect(page.locator("#answers .card")).to_have_count(0)
-        expect(rows.nth(9)).to_contain_text("green")
-        expect(rows.nth(17)).to_contain_text("This looks unlike what I learned.")
-        expect(rows.nth(20)).to_contain_text("no image of a known format")
-        page.locator("#answer-rows img").last.scroll_into_view_if_needed()
-        until(page, "[...document.querySelectorAll('#answer-rows img')].at(-1).naturalWidth > 0")
-        assert page.locator("#answer-rows img").count() == 20
-        assert "21 photos" in page.locator("#ask-summary").inner_text()
-        assert page.locator("#ask-summary").inner_text().endswith("1 unreadable.")
-        no_wider_than_the_screen(page)
-        assert page.evaluate(CONTRAST) == []
-        picture(page, f"many-{width}")
+    with page_of(browser, server) as page:
+        drop(page, "drop", {**files, "=1+1.png": photo("red", 300, 60)})
+        cards = page.locator("#cards .card")
+        expect(cards).to_have_count(21)
+        expect(page.locator("#progress")).to_be_hidden()
+        expect(page.get_by_role("button", name="Say yes to")).to_be_visible()
         with page.expect_download() as download:
             page.get_by_role("button", name="Download as CSV").click()
+        cards.nth(0).locator(".picture").click()
+        cards.nth(3).locator(".picture").click(modifiers=["Shift"])
+        expect(page.locator("#selected")).to_have_text("4 selected")
+        no_wider_than_the_screen(page)
+        assert page.evaluate(CONTRAST) == []
+        picture(page, "many")
+        page.get_by_label("Class of the selected photos").fill("blue")
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="Say yes to").click()
+        cards.nth(20).get_by_role("button", name="Take back").click()
+        expect(cards.nth(20).get_by_role("button", name="Yes, ")).to_be_visible()
+        cards.nth(20).locator(".picture").click()
+        page.get_by_role("button", name="Take away").click()
+        expect(cards).to_have_count(20)
+        page.get_by_role("button", name="Put back").click()
+        expect(cards).to_have_count(21)
+        page.locator("#learn").click()
+        expect(page.locator("#message-text")).to_contain_text("blue (4)")
         text = download.value.path().read_text(encoding="utf-8")
-    table = list(csv.DictReader(io.StringIO(text)))
-    assert [row["class"] for row in table[:16]] == names[:16]
-    assert [(row["class"], row["known"]) for row in table[16:20]] == [("", "false")] * 4
-    assert all(row["closest"] in ("red", "green") for row in table[:20])
-    assert all(float(row["p_value"]) <= 0.05 for row in table[16:20])
-    assert table[20]["file"] == "'=1+1.png"  # a spreadsheet must not run it
-    assert table[20]["unreadable"] == "no image of a known format"
+    table = {row["file"]: row for row in csv.DictReader(io.StringIO(text))}
+    assert all(table[file]["closest"] in ("red", "green") for file in files)
+    assert [table[file]["class"] for file in list(files)[:16]] == names[:16]
+    assert [(table[file]["class"], table[file]["known"]) for file in list(files)[16:]] == [("", "false")] * 4
+    assert "'=1+1.png" in table  # a spreadsheet must not run it
+    assert {one["name"]: one["photos"] for one in server.get("/classes")}["blue"] == 4
 
 
-def test_an_answer_is_confirmed_or_corrected_and_taken_back(browser, server):
-    """ "Yes, right" is one click, another class two; all cards show the served version's answers; the focus stays."""
+def test_a_reload_keeps_photos_and_names(browser, server):
+    """What waits is kept by the service, for every browser; names that are not learned yet, by this one."""
     with page_of(browser, server) as page:
-        drop(page, "ask-drop", {"a.png": photo("red", 70, 120), "b.png": photo("blue", 70, 120)})
-        cards, state = page.locator("#answers .card"), page.locator("#state")
-        first, second = cards.nth(0), cards.nth(1)
-        expect(first.locator(".answer").first).to_contain_text("red")
-        expect(second).to_contain_text("It could be: ")
-        assert second.get_by_role("button", name="Yes").count() == 0
-        first.get_by_role("button", name="Yes, a.png is red").click()
-        expect(first).to_contain_text("Taught as “red”.")
-        assert page.evaluate("document.activeElement.closest('.card') === document.querySelector('#answers .card')")
-        expect(state).to_contain_text("version 2")
-        second.get_by_label("Right class of b.png").fill("blue")
-        second.get_by_role("button", name="Teach").click()
-        expect(second.locator(".answer").first).to_contain_text("blue")
-        expect(first.locator(".answer")).to_have_count(3)  # the other card has the new class's share, too
-        page.get_by_role("button", name="Undo", exact=True).click()
-        expect(second).to_contain_text("This looks unlike what I learned.")
-        expect(first.locator(".answer")).to_have_count(2)
-        expect(first).to_contain_text("Taught as “red”.")
-        page.get_by_role("button", name="Undo", exact=True).click()
-        expect(first).not_to_contain_text("Taught as")
-        first.get_by_text("No, it is …").click()
-        first.get_by_role("button", name="a.png is: green").click()
-        expect(page.locator("#message")).to_contain_text("Learned 1 photo as “green”. Undo takes it back.")
-        page.get_by_role("button", name="Undo", exact=True).click()
-        expect(state).to_contain_text("version 1")
-        page.get_by_role("button", name="Redo", exact=True).click()
-        expect(state).to_contain_text("version 4")
-        expect(page.get_by_role("button", name="Redo", exact=True)).to_be_disabled()
-    assert {one["name"]: one["photos"] for one in server.get("/classes")} == {"red": 12, "green": 13}
+        drop(page, "drop", {"a.png": photo("red", 70, 120), "b.png": photo("green", 70, 120)})
+        page.get_by_role("button", name="Yes, a.png is red").click()
+        assert page.title() == "Photos · model · cifnet"
+        page.reload()
+        expect(page.locator("#named")).to_have_text("1 named")
+        with page_of(browser, server) as other:
+            expect(other.locator("#cards .card")).to_have_count(2)
+            other.get_by_role("button", name="Yes, b.png is green").click()
+            other.get_by_role("button", name="Learn 1").click()
+            expect(other.locator("#cards .card")).to_have_count(1)
+        expect(page.locator("#cards .card")).to_have_count(1)  # what others decide goes away here, too
+        expect(page.locator("#state")).to_contain_text("version 2")
+
+
+def test_photos_that_arrive_elsewhere_are_shown(browser, server):
+    with page_of(browser, server) as page:
+        page.get_by_role("tab", name="Photos").click()
+        httpx.post(f"{server.url}/inbox", files=photos("red", 2))
+        expect(page.locator("#cards .card")).to_have_count(2)
 
 
 def test_what_may_be_a_mistake_is_asked_about(browser, server):
-    """Two class folders under one name; a name that is nearly another; a photo of another class."""
+    """A name that is nearly another; a photo of another class; a class that gets the name of another one."""
     with page_of(browser, server) as page:
-        page.get_by_role("tab", name="Teach").click()
-        lesson, sure = page.locator("#lesson"), page.locator("#sure")
-        folders = {f"{name}/{i}.png": photo(name, i) for name in ("apple", "pear") for i in range(3)}
-        drop(page, "teach-drop", {"fruit.zip": zipped(folders)})
-        page.get_by_label("Name of the class").fill("fruit")
-        page.get_by_role("button", name="Learn", exact=True).click()
-        expect(sure).to_contain_text("2 folders ('apple', 'pear'): without a name each folder is a class.")
-        picture(page, "sure")
+        sure, message, cards = page.locator("#sure"), page.locator("#message-text"), page.locator("#cards .card")
+        drop(
+            page,
+            "drop",
+            {"apple/1.png": photo("apple", 1), "pear/1.png": photo("pear", 1), "x/2.png": photo("pear", 2)},
+        )
+        expect(cards).to_have_count(3)
+        page.get_by_role("button", name="Name 3 by their folders").click()
+        cards.filter(has_text="x/2").get_by_role("button", name="Take back").click()
+        page.get_by_role("button", name="Learn 2").click()
+        expect(page.locator("#state")).to_contain_text("4 classes")
+        cards.locator(".picture").click()
+        page.locator("#name").fill(" Pear")
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="Learn 1").click()
+        expect(sure).to_contain_text("'Pear' differs from the class 'pear' by capitals, spaces or Unicode form only")
         sure.get_by_role("button", name="Cancel").click()
-        expect(page.locator("#message")).to_have_text("Nothing was changed.")
-        page.get_by_label("Name of the class").fill("")
-        page.get_by_role("button", name="Learn", exact=True).click()
-        expect(lesson).to_contain_text("Learned apple (3), pear (3)")
-        drop(page, "teach-drop", {"a.png": photo("apple", 9)})
-        page.get_by_label("Name of the class").fill("Apple ")
-        page.get_by_role("button", name="Learn", exact=True).click()
-        sure.get_by_role("button", name="Use “apple”").click()
-        expect(lesson).to_contain_text("Learned apple (1)")
-        drop(page, "teach-drop", {"a.png": photo("apple", 9)})
-        page.get_by_label("Name of the class").fill("pear")
-        page.get_by_role("button", name="Learn", exact=True).click()
-        expect(sure).to_contain_text("1 photo is of another class, too: a.png is 'apple'.")
-        sure.get_by_role("button", name="Do it anyway").click()
-        expect(lesson).to_contain_text("Learned pear (1)")
-        page.get_by_role("tab", name="Change").click()
-        page.locator("#change-old").select_option("pear")
-        page.locator("#change-new").fill("apple")
+        expect(message).to_have_text("Nothing was changed.")
+        page.get_by_role("button", name="Learn 1").click()
+        sure.get_by_role("button", name="Use “pear”").click()
+        expect(message).to_contain_text("Learned pear (1)")
+        page.get_by_role("tab", name="Classes").click()
+        page.get_by_role("button", name="Change pear").click()
+        page.locator("#class-new").fill("apple")
         page.get_by_role("button", name="Rename").click()
         expect(sure).to_contain_text("there is a class 'apple' already")
         sure.get_by_role("button", name="Use “apple”").click()
-        expect(page.locator("#message")).to_contain_text("Joined 'pear' to 'apple'")
-    assert {one["name"]: one["photos"] for one in server.get("/classes")}.keys() == {"red", "green", "apple"}
+        expect(message).to_contain_text("Joined 'pear' to 'apple'")
+    assert {one["name"]: one["photos"] for one in server.get("/classes")} == {"red": 12, "green": 12, "apple": 3}
 
 
-def test_what_was_asked_stays_through_a_reload_until_it_is_cleared(browser, server):
+def test_forgotten_for_good(browser, server):
     with page_of(browser, server) as page:
-        drop(page, "ask-drop", {"a.png": photo("red", 70, 120), "b.png": photo("green", 70, 120)})
-        cards = page.locator("#answers .card")
-        expect(cards).to_have_count(2)
-        assert page.title() == "Ask · model · cifnet"
-        until(page, "document.getElementById('ask-progress').hidden")
-        page.wait_for_timeout(200)
-        page.reload()
-        expect(cards).to_have_count(2)
-        expect(cards.nth(1).locator(".answer").first).to_contain_text("green")
-        page.get_by_role("button", name="Clear", exact=True).click()
-        expect(cards).to_have_count(0)
-        page.reload()
-        expect(page.locator("#state")).to_contain_text("2 classes")
-        expect(cards).to_have_count(0)
+        drop(page, "drop", {"blue/1.png": photo("blue", 1), "red/1.png": photo("red", 99)})
+        page.get_by_role("button", name="Name 2 by their folders").click()
+        page.get_by_role("button", name="Learn 2").click()
+        page.get_by_role("tab", name="Classes").click()
+        page.get_by_role("button", name="Change blue").click()
+        page.get_by_role("button", name="Forget this class").click()
+        page.locator("#sure").get_by_role("button", name="Forget, and delete for good").click()
+        expect(page.locator("#message-text")).to_contain_text("Deleted 1 photo and all other versions for good")
+    assert len(tree(server.folder / "photos")) == len(tree(server.folder / "versions") & {"000003"}) == 1
 
 
 def test_formats_that_the_browser_cannot_show_are_shown(browser, server):
     with page_of(browser, server) as page:
-        drop(page, "ask-drop", {"a.tif": photo("red", 70, 120, "TIFF"), "b.heic": heic("green")})
-        expect(page.locator("#answers .card")).to_have_count(2)
-        until(page, "[...document.querySelectorAll('.card .top > img')].every((one) => one.naturalWidth > 0)")
-        assert page.locator("#answers .card .top > img").count() == 2
-        assert ".heic" in page.locator("#ask-files").get_attribute("accept")
+        drop(page, "drop", {"a.tif": photo("red", 70, 120, "TIFF"), "b.heic": heic("green")})
+        expect(page.locator("#cards .card")).to_have_count(2)
+        until(page, "[...document.querySelectorAll('.card img')].every((one) => one.naturalWidth > 0)")
+        assert page.locator("#cards .card img").count() == 2
+        assert ".heic" in page.locator("#files").get_attribute("accept")
 
 
 def promise(right):
@@ -209,22 +217,27 @@ def promise(right):
 def test_plain_words_first(browser, server):
     """The laboratory's words are behind "Details"; accuracy of these days is not promised for another day."""
     with page_of(browser, server) as page:
-        page.get_by_role("tab", name="Look").click()
         figures = page.locator("#figures div")
         expect(figures.nth(2)).to_contain_text("Right on photos of these days")
         expect(figures.nth(3)).to_contain_text("Right on photos of another day (estimated)")
         shown = page.locator("body").inner_text()
         assert not [word for word in ("RidgeHead", " Wh", " MB", "stored samples") if word in shown]
-        page.locator("#look").get_by_text("Details").click()
+        page.locator("#classes").get_by_text("Details").click()
         expect(page.locator("#laboratory")).to_contain_text("RidgeHead")
         found = {"these_days": 96.5, "another_day": 71.0, "known": "found", "says": ["of these days", "of another day"]}
         page.route("**/look", promise(found))
-        page.get_by_role("tab", name="Look").click()
+        seen = [{"name": "red", "right": 71.2, "taken_for": ["green"], "seldom": False}]
+        seen += [{"name": "green", "right": 3.0, "taken_for": ["red"], "seldom": True}]
+        page.route("**/classes/answers", lambda route: route.fulfill(json=seen))
+        page.get_by_role("tab", name="Classes").click()
         expect(figures.nth(2).locator("dd")).to_have_text("96.5 %")
         expect(figures.nth(3).locator("dd")).to_have_text("71.0 %")
         expect(page.locator("#about-days")).to_contain_text("Of these days. Of another day. What helps most")
+        rows = page.locator("#class-table tr")
+        expect(rows.nth(1)).to_contain_text("71 %")
+        expect(rows.nth(2)).to_contain_text("3 % hardly ever answered")
         page.route("**/look", promise({**found, "another_day": None, "known": "few"}))
-        page.get_by_role("tab", name="Look").click()
+        page.get_by_role("tab", name="Classes").click()
         expect(figures.nth(3).locator("dd")).to_have_text("too few photos to say")
 
 
@@ -235,75 +248,41 @@ LONG = ["مرحبا بالعالم الجميل", "🐟🎣 bass 👩‍👩‍�
 @pytest.mark.parametrize("width", ["desktop", "phone"])
 def test_strange_names_fit_on_every_screen(width, scheme, browser, server):
     """Right-to-left, joined emoji, no place to break, HTML: as they are, in two lines at most, readable."""
+    service = server.service
+    for old, new in zip(["red", LONG[0], LONG[1], LONG[2]], LONG, strict=True):
+        service.rename(old, new).result.result(30)
     with page_of(browser, server, width, scheme) as page:
-        page.get_by_role("tab", name="Change").click()
-        for old, new in zip(["red", LONG[0], LONG[1], LONG[2]], LONG, strict=True):
-            page.locator("#change-old").select_option(old)
-            page.locator("#change-new").fill(new)
-            page.get_by_role("button", name="Rename").click()
-            expect(page.locator("#change-old")).to_contain_text(new.strip())
-        expect(page.locator("#versions tr")).to_have_count(6)
-        expect(page.locator("#versions b")).to_have_count(0)
-        heights = page.evaluate("[...document.querySelectorAll('#versions td .clamp')].map((one) => one.clientHeight)")
-        assert max(heights) < 60
-        seen = [*screens(page, width, scheme)]
-        assert len(seen) == 4
-        page.get_by_role("tab", name="Change").click()
-        expect(page.locator("#versions")).to_contain_text(LONG[1])
+        drop(page, "drop", {f"{'long ' * 40}{i}.png": photo(c, 70, 60) for i, c in enumerate(("red", "blue"))})
+        expect(page.locator("#cards .verdict").filter(has_text="sentence")).to_have_count(1)
+        for name, count in (("Versions", 6), ("Classes", 3), ("Photos", 0)):
+            page.get_by_role("tab", name=name).click()
+            expect(page.locator(f"#{name.lower()} table tr")).to_have_count(count)
+            expect(page.locator("main b")).to_have_count(0)
+            heights = page.evaluate("[...document.querySelectorAll('main .clamp')].map((one) => one.clientHeight)")
+            assert max(heights) < 60
+            no_wider_than_the_screen(page)
+            assert page.evaluate(CONTRAST) == [], name
+            picture(page, f"strange-{name}-{width}-{scheme}")
 
 
-def screens(page, width, scheme):
-    """Each screen with something on it: no wider than the window, every text readable."""
-    for name in ("Ask", "Teach", "Look", "Change"):
-        page.get_by_role("tab", name=name).click()
-        if name == "Ask":
-            drop(page, "ask-drop", {f"{'long ' * 40}{i}.png": photo(c, 70, 60) for i, c in enumerate(("red", "blue"))})
-            expect(page.locator("#answers .card")).to_have_count(2)
-        if name == "Teach":
-            drop(page, "teach-drop", {"a.png": photo("blue", 70, 60), "b.png": b"no"})
-            page.get_by_label("Name of the class").fill("blue")
-            page.get_by_role("button", name="Try without learning").click()
-            expect(page.locator("#lesson")).to_contain_text("Would learn")
-        if name == "Look":
-            expect(page.locator("#classes tr")).to_have_count(3)
-            page.get_by_role("button", name="Audit").click()
-            expect(page.locator("#audited")).to_contain_text("No photos of two classes")
-        no_wider_than_the_screen(page)
-        assert page.evaluate(CONTRAST) == [], name
-        picture(page, f"strange-{name}-{width}-{scheme}")
-        yield name
-
-
-def test_read_only_shows_nothing_that_changes_the_model(browser, tmp_path):
+def test_read_only_answers_and_shows_nothing_that_changes_the_model(browser, tmp_path):
     server = ThreadServer(tmp_path / "w", options=Options(read_only=True))
     try:
         with page_of(browser, server) as page:
             expect(page.locator("#state")).to_contain_text("read-only")
-            page.locator("#tab-ask").focus()
-            page.keyboard.press("ArrowRight")
-            assert page.evaluate("document.activeElement.id") == "tab-look"
-            drop(page, "ask-drop", {"a.png": photo("red", 70, 120), "b.png": photo("blue", 70, 120)})
-            page.get_by_role("tab", name="Ask").click()
-            expect(page.locator("#answers .card")).to_have_count(2)
-            for name in ("Ask", "Look", "Change"):
+            drop(page, "drop", {"a.png": photo("red", 70, 120), "b.png": photo("blue", 70, 120), "c.png": b"no"})
+            expect(page.locator("#cards .card")).to_have_count(3)
+            expect(page.locator("#cards .verdict").nth(0)).to_contain_text("red")
+            expect(page.locator("#cards .verdict").nth(2)).to_have_text("Cannot be read")
+            for name in ("Photos", "Classes", "Versions"):
                 page.get_by_role("tab", name=name).click()
                 expect(page.locator(f"#{name.lower()}")).to_be_visible()
                 shown = page.locator("button:visible").all_inner_texts()
-                assert not {"Teach", "Undo", "Redo", "Rename", "Go to", "Group by likeness"} & set(shown), shown
-                assert not [text for text in shown if "Forget" in text or "Delete" in text]
-            page.goto(f"{server.url}#teach")
-            page.reload()
-            expect(page.locator("#ask")).to_be_visible()
+                assert not {"Undo", "Redo", "Change", "Go to", "Group by likeness", "Learn", "Name"} & set(shown), shown
+                assert not [text for text in shown if text.startswith(("Yes", "Delete", "Say yes"))]
+            page.get_by_role("tab", name="Photos").click()
+            page.get_by_role("button", name="Clear", exact=True).click()
+            expect(page.locator("#cards .card")).to_have_count(0)
+        assert tree(tmp_path / "w" / "photos") == set()
     finally:
         server.stop()
-
-
-def test_photos_that_could_not_be_asked_are_not_kept(browser, server):
-    with page_of(browser, server) as page:
-        page.route("**/classify", lambda route: route.abort())
-        drop(page, "ask-drop", {"a.png": photo("red", 70, 120)})
-        expect(page.locator("#message")).to_contain_text("The service does not answer.")
-        expect(page.locator("#ask-actions")).to_be_hidden()
-        page.unroute("**/classify")
-        drop(page, "ask-drop", {"b.png": photo("red", 71, 120)})
-        expect(page.locator("#answers .card")).to_have_count(1)

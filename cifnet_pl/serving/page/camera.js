@@ -1,8 +1,9 @@
-// The camera of this device: a photo of what it shows.
+// The camera of this device: photos of what it shows, one after the other.
 
-import { $, action, say } from "./page.js";
+import { $, action, count } from "./page.js";
 
 let stream = null;
+let taken = 0;
 
 function close() {
   stream?.getTracks().forEach((track) => track.stop());
@@ -14,7 +15,7 @@ function close() {
 async function open() {
   const phone = matchMedia("(pointer: coarse)").matches; // its own camera program does better than a video
   if (phone || !navigator.mediaDevices?.getUserMedia) {
-    $("ask-camera").click();
+    $("camera-file").click();
     return;
   }
   try {
@@ -23,34 +24,33 @@ async function open() {
     const reasons = { NotAllowedError: "the browser was told not to let this page use it", NotFoundError: "there is none" };
     throw new Error(`The camera cannot be used: ${reasons[error.name] ?? error.message}. Choose a photo instead.`);
   }
+  taken = 0;
+  $("camera-taken").textContent = "";
   $("camera-video").srcObject = stream;
   $("camera").showModal();
 }
 
-async function photo() {
-  const video = $("camera-video");
-  if (!video.videoWidth) throw new Error("The camera shows nothing yet: wait a moment.");
+/** A part of what an image or video shows, in its own pixels, as a file. */
+export async function cutOut(shown, x, y, width, height, name) {
   const canvas = document.createElement("canvas");
-  canvas.width = video.videoWidth;
-  canvas.height = video.videoHeight;
-  canvas.getContext("2d").drawImage(video, 0, 0);
+  canvas.width = width;
+  canvas.height = height;
+  canvas.getContext("2d").drawImage(shown, x, y, width, height, 0, 0, width, height);
   const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.92));
-  const name = `camera-${new Date().toISOString().slice(11, 19).replaceAll(":", "-")}.jpg`;
   return { file: new File([blob], name, { type: "image/jpeg" }), path: name };
 }
 
-/** Call `take` with each photo that is taken. */
+/** Call `take` with each photo that is taken; the camera stays open for the next one. */
 export function takesPictures(take) {
-  action($("ask-camera-open"), "click", open);
+  action($("camera-open"), "click", open);
   action($("camera-take"), "click", async () => {
-    try {
-      const taken = await photo();
-      close();
-      await take([taken]);
-    } catch (error) {
-      close();
-      say(error.message);
-    }
+    const video = $("camera-video");
+    if (!video.videoWidth) throw new Error("The camera shows nothing yet: wait a moment.");
+    const name = `camera-${new Date().toISOString().slice(11, 23).replaceAll(":", "-")}.jpg`;
+    const photo = await cutOut(video, 0, 0, video.videoWidth, video.videoHeight, name);
+    taken += 1;
+    $("camera-taken").textContent = `${count(taken, "photo")} taken.`;
+    await take([photo]);
   });
   $("camera-close").addEventListener("click", close);
   $("camera").addEventListener("close", close);

@@ -1,14 +1,13 @@
 // The frame of the page: tabs, the state in the header, and what is shown anew after a change.
 
-import * as ask from "./ask.js";
-import * as change from "./change.js";
-import * as look from "./look.js";
-import { $, count, get, isReadOnly, make, say, serves, whenChanged } from "./page.js";
-import * as teach from "./teach.js";
+import * as classes from "./classes.js";
+import * as inbox from "./inbox.js";
+import { $, action, change, count, get, make, say, whenChanged } from "./page.js";
+import * as versions from "./versions.js";
 
-const TABS = ["ask", "teach", "look", "change"];
-const PARTS = { look, change };
-const tabs = () => TABS.filter((name) => name !== "teach" || !isReadOnly());
+const TABS = ["photos", "classes", "versions"];
+const PARTS = { photos: inbox, classes, versions };
+const POLL = 2000; // milliseconds between two looks at what arrived or was changed elsewhere
 
 async function open(name) {
   for (const other of TABS) {
@@ -19,24 +18,12 @@ async function open(name) {
   }
   history.replaceState(null, "", `#${name}`);
   entitle();
-  try {
-    await PARTS[name]?.show();
-  } catch (error) {
-    say(error.message);
-  }
+  await PARTS[name].show();
 }
 
 function entitle() {
   const tab = TABS.find((one) => !$(one).hidden);
-  document.title = `${$(`tab-${tab}`).textContent} · ${$("model-name").textContent} · cifnet`;
-}
-
-/** Numbers of the version that is served and of those that it came from. */
-function lineOf({ current, versions }) {
-  const parents = new Map(versions.map(({ number, parent }) => [number, parent]));
-  const found = [];
-  for (let number = current; number; number = parents.get(number)) found.push(number);
-  return found;
+  document.title = `${$(`tab-${tab}`).textContent.split(" (")[0]} · ${$("model-name").textContent} · cifnet`;
 }
 
 async function refresh() {
@@ -44,46 +31,51 @@ async function refresh() {
   $("model-name").textContent = state.name;
   $("state").textContent = `${count(state.classes, "class", "classes")}, ${count(state.photos, "photo")}, version ${state.version}${state.read_only ? ", read-only" : ""}`;
   entitle();
-  serves(lineOf(versions));
   $("undo").disabled = !versions.can_undo;
   $("redo").disabled = !versions.can_redo;
   document.body.classList.toggle("read-only", state.read_only); // what changes the model is not shown then
-  const names = classes.map(({ name }) => name);
-  $("class-names").replaceChildren(...names.map((value) => make("option", { value })));
-  const old = $("change-old").value;
-  $("change-old").replaceChildren(...names.map((name) => make("option", { value: name, textContent: name, selected: name === old })));
+  $("begin").hidden = state.classes > 0 || state.read_only;
+  $("class-names").replaceChildren(...classes.map(({ name }) => make("option", { value: name })));
+  return state;
 }
 
-async function afterChange() {
-  await refresh();
-  await ask.again();
+async function showAll() {
+  const state = await refresh();
+  await inbox.show();
   const name = TABS.find((tab) => !$(tab).hidden);
-  await PARTS[name]?.show();
+  if (name !== "photos") await PARTS[name].show();
+  return state;
+}
+
+/** Look for photos that arrived and for changes that others made. */
+async function poll() {
+  if (document.hidden) return;
+  const now = await get("/inbox?count=0");
+  if (inbox.differs(now, "version")) await showAll();
+  else if (inbox.differs(now, "waiting") || inbox.differs(now, "seen")) await inbox.show();
 }
 
 for (const name of TABS) {
   const tab = $(`tab-${name}`);
-  tab.addEventListener("click", () => open(name));
+  action(tab, "click", () => open(name));
   tab.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
-    const shown = tabs();
-    const next = shown[(shown.indexOf(name) + step + shown.length) % shown.length];
-    open(next);
+    const next = TABS[(TABS.indexOf(name) + step + TABS.length) % TABS.length];
+    $(`tab-${next}`).click();
     $(`tab-${next}`).focus();
   });
 }
-ask.start();
-teach.start();
-look.start();
-change.start();
-whenChanged(afterChange);
-refresh()
-  .then(() => open(tabs().includes(location.hash.slice(1)) ? location.hash.slice(1) : "ask"))
-  .then(ask.restore)
+action($("undo"), "click", () => change("/undo"));
+action($("redo"), "click", () => change("/redo"));
+inbox.start();
+classes.start();
+versions.start();
+whenChanged(showAll);
+showAll()
+  .then(({ classes: known }) => open(TABS.includes(location.hash.slice(1)) ? location.hash.slice(1) : known && !inbox.waits() ? "classes" : "photos"))
+  .then(() => setInterval(() => poll().catch(() => {}), POLL))
   .catch((error) => {
     $("state").textContent = "";
     say(error.message);
   });
-// A file that is dropped beside the drop area must not replace the page.
-for (const event of ["dragover", "drop"]) document.addEventListener(event, (occurred) => occurred.preventDefault());

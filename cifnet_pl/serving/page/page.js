@@ -16,16 +16,22 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
-export function say(text, good = false) {
-  const place = $("message");
-  place.textContent = text || "";
-  place.classList.toggle("good", good);
-  place.hidden = !text;
+/** Say something above the page, with a button for what can be done about it at once: {text, work}. */
+export function say(text, good = false, act = null) {
+  $("message-text").textContent = text || "";
+  $("message").classList.toggle("good", good);
+  $("message").hidden = !text;
+  $("message-act").hidden = !act;
+  $("message-act").textContent = act?.text ?? "";
+  $("message-act").onclick = act && (() => Promise.resolve(act.work()).catch((error) => say(error.message)));
 }
 
 export const isReadOnly = () => document.body.classList.contains("read-only");
 
 export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
+
+/** A probability in whole percent, which are never all of them. */
+export const likely = (share) => (share >= 0.995 ? "over 99 %" : percent(share, 0));
 
 export const count = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;
 
@@ -179,25 +185,22 @@ export function table(place, columns, rows) {
   }))));
 }
 
-/** The file as an image; where the browser cannot show its format (HEIC, TIFF), the service makes a small one. */
-export function thumbnail(file, alt) {
-  const image = make("img", { src: URL.createObjectURL(file), alt, loading: "lazy" });
-  image.addEventListener("load", () => URL.revokeObjectURL(image.src));
-  image.addEventListener("error", async () => {
-    URL.revokeObjectURL(image.src);
-    const form = new FormData();
-    form.append("file", file, file.name || "photo");
-    try {
-      image.src = URL.createObjectURL(await (await request("/preview", { method: "POST", body: form })).blob());
-    } catch { image.replaceWith(make("span", { class: "no-preview hint", textContent: "no preview" })); }
-  }, { once: true });
-  return image;
-}
+const urls = new Map(); // of photos that were fetched, by their names
 
-/** A photo that is kept in the workspace. */
-export async function keptPhoto(name, alt) {
-  const blob = await (await request(`/photos/${encodeURIComponent(name)}`)).blob();
-  return thumbnail(blob, alt);
+/** A photo that the service keeps, small or whole. */
+export function keptPhoto(name, alt, small = true) {
+  const image = make("img", { alt, draggable: false });
+  const show = async () => {
+    if (!urls.has(name + small)) urls.set(name + small, URL.createObjectURL(await (await request(`/photos/${encodeURIComponent(name)}?small=${small}`)).blob()));
+    if (urls.size > 2000) { // the oldest of them
+      const [oldest, url] = urls.entries().next().value;
+      URL.revokeObjectURL(url);
+      urls.delete(oldest);
+    }
+    image.src = urls.get(name + small);
+  };
+  show().catch(() => image.replaceWith(make("span", { class: "no-preview hint", textContent: "no preview" })));
+  return image;
 }
 
 async function filesOf(entry, folder) {
@@ -217,21 +220,21 @@ async function filesOf(entry, folder) {
 const isHidden = ({ path }) => path.split("/").some((part) => part.startsWith(".") || part === "__MACOSX");
 const listed = (files) => [...files].map((file) => ({ file, path: file.webkitRelativePath || file.name }));
 
-/** Call `take` with photos that are pasted while the part of the page at `place` is shown. */
-export function takesPasted(place, take) {
+/** Call `take` with photos that are pasted. */
+export function takesPasted(take) {
   document.addEventListener("paste", (event) => {
     const files = [...(event.clipboardData?.files ?? [])];
-    if (files.length && !place.hidden) Promise.resolve(take(files.map((file) => ({ file, path: file.name })))).catch((error) => say(error.message));
+    if (files.length) Promise.resolve(take(files.map((file) => ({ file, path: file.name })))).catch((error) => say(error.message));
   });
 }
 
-/** Call `take` with [{file, path}] for everything that is dropped on or chosen in an element. */
-export function takesFiles(place, inputs, take) {
-  const over = (on) => (event) => { event.preventDefault(); place.classList.toggle("over", on); };
+/** Call `take` with [{file, path}] for everything that is dropped on `place`, while `mark` shows that, or chosen. */
+export function takesFiles(place, inputs, take, mark) {
+  const over = (on) => (event) => { event.preventDefault(); mark.classList.toggle("over", on); };
   place.addEventListener("dragover", over(true));
   place.addEventListener("dragleave", over(false));
   action(place, "drop", async (event) => {
-    place.classList.remove("over");
+    mark.classList.remove("over");
     const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry && item.webkitGetAsEntry()).filter(Boolean);
     const files = listed(event.dataTransfer.files);
     const found = entries.length ? (await Promise.all(entries.map((entry) => filesOf(entry, "")))).flat() : files;
@@ -255,23 +258,32 @@ export function save(name, blob) {
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 }
 
-let line = new Set();
-/** Set the numbers of the version that is served and of those that it came from. */
-export const serves = (numbers) => { line = new Set(numbers); };
-/** Whether what a version learned is known now: it was not undone. */
-export const isServed = (version) => line.has(version);
-
 let showModel = async () => {};
 /** Set the function that shows the model anew in all parts of the page. */
 export const whenChanged = (show) => { showModel = show; };
 
 /** Show the changed model in all parts of the page, and only then say so: whoever reads it acts on what is shown. */
-export async function changed(text = "") {
+export async function changed(text, act = null) {
   try {
     await showModel();
   } catch (error) {
-    say(`${text} The page could not be refreshed: ${error.message}`.trim());
+    say(`${text} The page could not be refreshed: ${error.message}`);
     return;
   }
-  if (text) say(text, true);
+  say(text, true, act);
 }
+
+/** Ask for a change; `done` is called before the page shows it, when what was typed for it is no longer needed. */
+export async function change(path, content, act = null, done = () => {}) {
+  const begin = ({ anyway, instead }) => (instead ? post("/join?wait=false", { ...content, new: instead })
+    : post(`${path}?wait=false${anyway ? "&anyway=true" : ""}`, content));
+  const job = await finished(begin, (now) => {
+    if (now.place) say(waits(now), true);
+  });
+  done();
+  const text = job.changed.says;
+  await changed(`${text[0].toUpperCase()}${text.slice(1)}. Version ${job.changed.version} is served.`, act);
+}
+
+/** A button at the end of a message that takes the last change back. */
+export const takesBack = { text: "Undo", work: () => change("/undo") };

@@ -1,0 +1,343 @@
+// Photos that wait: the most doubtful first; named by a key, a click or many at once, and learned in one lesson.
+
+import { takesPictures } from "./camera.js";
+import { $, action, changed, count, ENOUGH, finished, get, isReadOnly, keptPhoto, likely, make, named, percent, post, promised, save, say, send, takesBack, takesFiles,
+  takesPasted, waits as queued } from "./page.js";
+import { start as startZoom, zoom } from "./zoom.js";
+
+const AT_A_TIME = 16; // photos that are asked in one request where none may be kept
+const IN_PART = 100; // photos that are sent in one request
+const PAGE = 60;
+const NAMES = "cifnet-names";
+const selected = new Set(); // names of files
+const names = new Map(Object.entries(JSON.parse(sessionStorage.getItem(NAMES) ?? "{}"))); // of files → classes, not learned yet
+let view = { waiting: 0, seen: 0, certain: 0, in_folders: 0, photos: [] };
+let shown = PAGE;
+let last = null; // the photo that was selected last
+
+export const waits = () => view.waiting > 0;
+export const differs = (now, what) => !isReadOnly() && now[what] !== view[what];
+const known = (photo) => photo.known !== false && photo.classes.length > 0;
+
+/** What is said of a photo, and a remark on it. */
+function verdict(photo) {
+  if (photo.unreadable) return ["Cannot be read", photo.unreadable, "warn"];
+  if (photo.seen === false) return ["Not looked at yet", "", ""];
+  if (!photo.classes.length) return ["Nothing is known yet", "", ""];
+  if (photo.known === false) return ["This looks unlike what I learned.", `It could be: ${photo.classes.map(({ name }) => name).join(", ")}`, "warn"];
+  const [best] = photo.classes;
+  const several = photo.answers && photo.answers.length !== 1;
+  const remark = !several ? "" : photo.answers.length ? `One of: ${photo.answers.join(", ")}` : "Unsure: no class is likely enough.";
+  return [`${best.name} ${likely(best.probability)}`, remark, ""];
+}
+
+function keepNames() {
+  sessionStorage.setItem(NAMES, JSON.stringify(Object.fromEntries(names)));
+}
+
+/** Name photos, or take their names back where `name` is null, and show it. */
+function give(photos, name) {
+  for (const photo of photos) {
+    if (name === null) names.delete(photo);
+    else names.set(photo, name);
+    selected.delete(photo);
+  }
+  keepNames();
+  draw();
+}
+
+function button(text, label, work, kind = "plain") {
+  const made = make("button", { type: "button", class: kind, "aria-label": label }, text);
+  action(made, "click", work);
+  return made;
+}
+
+/** Name one photo, and go on to the next that has no name. */
+function decide(photo, name) {
+  const cards = [...$("cards").children];
+  const at = cards.findIndex((card) => card.dataset.photo === photo);
+  const next = [...cards.slice(at + 1), ...cards.slice(0, at)].find((card) => !names.has(card.dataset.photo));
+  give([photo], name);
+  (cardOf(next?.dataset.photo) ?? cardOf(photo))?.focus();
+}
+
+const cardOf = (photo) => [...$("cards").children].find((card) => card.dataset.photo === photo);
+
+function select(photo, range) {
+  const order = view.photos.map((one) => one.photo);
+  const [from, to] = [order.indexOf(range && last ? last : photo), order.indexOf(photo)];
+  const on = range || !selected.has(photo);
+  for (const one of order.slice(Math.min(from, to), Math.max(from, to) + 1)) {
+    if (on) selected.add(one);
+    else selected.delete(one);
+  }
+  last = photo;
+  draw();
+}
+
+/** The buttons below a photo: its classes, or the name that it was given. */
+function foot(photo) {
+  const place = make("div", { class: "foot" });
+  if (isReadOnly() || photo.unreadable) return place;
+  const name = names.get(photo.photo);
+  if (name !== undefined) {
+    place.append(make("p", { class: "good clamp", textContent: `Named “${name}”.` }), button("Take back", `Take back the name of ${photo.file}`, () => give([photo.photo], null)));
+    return place;
+  }
+  photo.classes.forEach(({ name: one }, i) => place.append(i === 0 && known(photo) ? button(named(`Yes, ${one}`), `Yes, ${photo.file} is ${one}`, () => decide(photo.photo, one), "plain yes")
+    : button(named(one), `${photo.file} is: ${one}`, () => decide(photo.photo, one))));
+  return place;
+}
+
+function card(photo) {
+  const [text, remark, kind] = verdict(photo);
+  const picture = make("button", { type: "button", class: "picture", "aria-label": `Select ${photo.file}`, "aria-pressed": selected.has(photo.photo), tabIndex: -1 }, photo.url
+    ? make("img", { src: photo.url, alt: photo.file }) : photo.photo ? keptPhoto(photo.photo, photo.file) : "");
+  if (photo.photo) picture.addEventListener("click", ({ shiftKey }) => select(photo.photo, shiftKey));
+  const head = make("div", { class: "head" }, named(photo.file));
+  if (photo.photo || photo.url) head.append(button("⤢", `Enlarge ${photo.file}, and ask about a part of it`, () => zoom(photo, take)));
+  const said = make("p", { class: `verdict clamp ${kind}`, textContent: text, title: photo.classes.map((one) => `${one.name} ${percent(one.probability)}`).join(", "), dir: "auto" });
+  const near = photo.nearest && known(photo) ? make("details", {}, make("summary", { class: "hint", textContent: "Most similar" })) : null;
+  near?.addEventListener("toggle", () => near.open && near.children.length < 2 && near.append(keptPhoto(photo.nearest, `Most similar kept photo of ${photo.classes[0].name}`)));
+  const made = make("li", { class: "card", tabIndex: 0, "aria-label": `${photo.file}: ${names.get(photo.photo) ?? text}` }, picture, head, said, remark ? make("p", { class: "hint clamp", textContent: remark, title: remark }) : null, near, foot(photo));
+  if (photo.photo) made.dataset.photo = photo.photo;
+  made.classList.toggle("selected", selected.has(photo.photo));
+  made.classList.toggle("named", names.has(photo.photo));
+  return made;
+}
+
+/** Show what is known of the photos that wait; the focus stays at its photo. */
+function draw() {
+  const focus = document.activeElement.closest?.(".card")?.dataset.photo;
+  $("cards").replaceChildren(...view.photos.map(card));
+  if (focus) cardOf(focus)?.focus();
+  const offer = (id, on, text = "") => {
+    $(id).hidden = !on;
+    if (text) $(id).textContent = text;
+  };
+  const open = view.photos.filter(({ photo }) => photo && !names.has(photo));
+  offer("offers", view.photos.length > 0);
+  offer("keys", view.photos.length > 0);
+  offer("certain", view.certain > 0, `Say yes to ${count(view.certain, "certain one")}`);
+  offer("by-folder", view.in_folders > 0, `Name ${view.in_folders} by their folders`);
+  offer("group", open.length > 1);
+  offer("select-all", open.length > 1);
+  offer("clear", isReadOnly());
+  offer("more", view.waiting > view.photos.length);
+  offer("bar", selected.size + names.size > 0);
+  offer("name-form", selected.size > 0);
+  offer("named-row", names.size > 0);
+  $("selected").textContent = `${selected.size} selected`;
+  $("named").textContent = `${names.size} named`;
+  $("learn").textContent = `Learn ${names.size}`;
+  $("tab-photos").textContent = view.waiting ? `Photos (${view.waiting})` : "Photos";
+  const looking = !isReadOnly() && view.seen < view.waiting;
+  offer("sending", looking, `Looking at photo ${view.seen} of ${view.waiting}…`);
+  progress(looking ? view.seen / view.waiting : null);
+}
+
+function progress(share) {
+  $("progress").hidden = share === null;
+  $("progress").value = share ?? 0;
+}
+
+export async function show() {
+  if (isReadOnly()) return draw();
+  const before = view.photos;
+  view = await get(`/inbox?count=${shown}`);
+  const here = new Set(view.photos.map(({ photo }) => photo));
+  for (const photo of selected) if (!here.has(photo)) selected.delete(photo);
+  if (view.waiting <= view.photos.length) for (const photo of names.keys()) if (!here.has(photo)) names.delete(photo);
+  keepNames();
+  if (selected.size + names.size) { // nothing moves away below the hand
+    const place = new Map(before.map(({ photo }, i) => [photo, i]));
+    view.photos.sort((a, b) => (place.get(a.photo) ?? PAGE * 1000) - (place.get(b.photo) ?? PAGE * 1000));
+  }
+  return draw();
+}
+
+/** Answers to photos that may not be kept, as this service is read-only. */
+async function ask(files) {
+  for (let start = 0; start < files.length; start += AT_A_TIME) {
+    const part = files.slice(start, start + AT_A_TIME);
+    const form = new FormData();
+    for (const { file, path } of part) form.append("files", file, path);
+    const { photos } = await post("/classify?top=3", form);
+    view.photos.push(...photos.map((answer, i) => ({ ...answer, url: URL.createObjectURL(part[i].file) })));
+    draw();
+  }
+}
+
+/** Send photos to the service, which keeps them until they are decided. */
+async function take(files) {
+  if (!files.length) return;
+  $("tab-photos").click();
+  if (isReadOnly()) return ask(files);
+  let [arrived, left] = [0, 0];
+  const unreadable = [];
+  try {
+    for (let start = 0; start < files.length; start += IN_PART) {
+      const part = files.slice(start, start + IN_PART);
+      const form = new FormData();
+      for (const { file, path } of part) form.append("files", file, path);
+      $("sending").textContent = `Sending ${count(files.length, "file")}…`;
+      $("sending").hidden = false;
+      const got = await send("/inbox", form, (share) => progress((start + share * part.length) / files.length));
+      arrived += got.received;
+      left += got.known;
+      unreadable.push(...got.unreadable);
+    }
+  } finally {
+    await show();
+  }
+  const parts = [count(arrived, "new photo"), left ? `${left} that wait or were learned already` : "",
+    unreadable.length ? `${unreadable.length} that cannot be read (${unreadable.slice(0, 3).map(({ file, reason }) => `${file}: ${reason}`).join("; ")})` : ""];
+  say(`${parts.filter(Boolean).join(", ")}.`, !unreadable.length);
+}
+
+const bare = (name) => name.normalize("NFKC").toLowerCase().replace(/\s+/g, "");
+
+async function learn(trial) {
+  let given = Object.fromEntries(names);
+  const begin = ({ anyway, instead }) => {
+    if (instead) given = Object.fromEntries(Object.entries(given).map(([photo, name]) => [photo, bare(name) === bare(instead) ? instead : name]));
+    return post(`/inbox/learn?wait=false&dry_run=${trial}${anyway ? "&anyway=true" : ""}`, { names: given });
+  };
+  $("learn").disabled = $("try").disabled = true;
+  try {
+    const { lesson } = await finished(begin, (now) => say(now.place ? queued(now) : "Learning…", true));
+    const learned = Object.entries(lesson.learned).map(([name, photos]) => `${name} (${photos})`).join(", ");
+    showLesson(lesson);
+    if (trial) return say(`Would learn ${learned}. Nothing was changed.`, true);
+    for (const photo of Object.keys(given)) names.delete(photo);
+    $("groups").replaceChildren();
+    return await changed(`Learned ${learned} in ${lesson.seconds.toFixed(1)} s.`, takesBack);
+  } finally {
+    $("learn").disabled = $("try").disabled = false;
+  }
+}
+
+const rounded = (value) => `${value.toFixed(1)} %`;
+
+function showLesson(lesson) {
+  const lines = [lesson.held_back_photos < ENOUGH ? "Too few photos to say how well they would have been answered before."
+    : `Photos of these days: ${rounded(lesson.held_back_accuracy)} of ${lesson.held_back_photos} new photos were right before they were learned.`];
+  if (lesson.old_accuracy_before !== null) {
+    lines.push(`Earlier classes, photos of these days: ${rounded(lesson.old_accuracy_before)} right before, ${rounded(lesson.old_accuracy_after)} after.`);
+  }
+  lines.push(...Object.entries(promised(lesson.right)).map(([name, value]) => `${name}: ${value}.`), ...(lesson.note ? [lesson.note] : []));
+  $("lesson").replaceChildren(make("div", { class: "result", role: "status" }, ...lines.map((textContent) => make("p", { textContent }))));
+}
+
+function groupCard({ photos, suggestion }) {
+  const thumbs = make("ul", { class: "thumbs" }, ...photos.slice(0, 18).map((photo) => make("li", {}, keptPhoto(photo, ""))));
+  const name = make("input", { list: "class-names", placeholder: "These are …", value: suggestion ?? "", maxLength: 1000, required: true, autocomplete: "off",
+    "aria-label": `Class of ${count(photos.length, "photo")}` });
+  const form = make("form", {}, name, make("button", { type: "submit", textContent: `Name ${photos.length}` }));
+  const made = make("li", { class: "card group" }, make("p", { class: "hint", textContent: photos.length === 1 ? "1 photo like no other" : `${photos.length} photos look alike` }), thumbs, form);
+  action(form, "submit", () => {
+    give(photos, name.value.trim());
+    made.remove();
+    ($("groups").querySelector("input") ?? $("learn")).focus();
+  });
+  return made;
+}
+
+/** Group the photos that have no name: those unlike all classes, or all where there are none. */
+async function group() {
+  const open = view.photos.filter(({ photo, seen }) => seen && !names.has(photo));
+  const foreign = open.filter((photo) => !known(photo));
+  const photos = (foreign.length > 1 ? foreign : open).map(({ photo }) => photo);
+  const groups = await post("/inbox/group", { photos });
+  $("groups").replaceChildren(make("ul", { class: "cards" }, ...groups.map(groupCard)));
+}
+
+async function remove() {
+  const photos = [...selected];
+  const back = async () => {
+    await post("/inbox/remove?back=true", { photos });
+    say("");
+    await show();
+  };
+  await post("/inbox/remove", { photos });
+  give(photos, null);
+  await show();
+  say(`Took ${count(photos.length, "photo")} away.`, true, { text: "Put back", work: back });
+}
+
+async function all() {
+  return isReadOnly() ? view.photos : (await get(`/inbox?count=${view.waiting}`)).photos;
+}
+
+const cell = (value) => {
+  const text = String(value ?? "");
+  const safe = /^[=+\-@\t\r]/.test(text) ? `'${text}` : text; // a spreadsheet must not run a file's name
+  return `"${safe.replaceAll('"', '""')}"`;
+};
+
+async function csv() {
+  const rows = (await all()).map(({ file, classes: [best], ...photo }) => [cell(file), cell(photo.known === false ? "" : best?.name), cell(best?.name), best ? best.probability.toFixed(6) : "",
+    cell(photo.known), photo.novelty ?? "", photo.p_value ?? "", cell(photo.answers?.join("; ")), cell(photo.unreadable)].join(","));
+  const columns = "file,class,closest,probability,known,novelty,p_value,answers,unreadable";
+  save("answers.csv", new Blob([[columns, ...rows].join("\n") + "\n"], { type: "text/csv" }));
+}
+
+function pressed(event) {
+  const photo = view.photos.find((one) => one.photo && one.photo === event.target.dataset?.photo);
+  if (!photo || isReadOnly() || event.ctrlKey || event.metaKey || event.altKey) return;
+  const place = "123".indexOf(event.key);
+  const chosen = place >= 0 ? photo.classes[place]?.name : event.key.toLowerCase() === "y" && known(photo) ? photo.classes[0].name : null;
+  if (chosen) decide(photo.photo, chosen);
+  else if (event.key === " ") select(photo.photo, event.shiftKey);
+  else if (event.key === "Delete" || event.key.toLowerCase() === "n") {
+    if (!selected.has(photo.photo)) select(photo.photo, false);
+    if (event.key === "Delete") remove().catch((error) => say(error.message));
+    else $("name").focus();
+  } else return;
+  event.preventDefault();
+}
+
+export function start() {
+  takesFiles(document.body, [$("files"), $("folder"), $("camera-file")], take, $("drop"));
+  takesPasted(take);
+  takesPictures(take);
+  startZoom();
+  $("cards").addEventListener("keydown", pressed);
+  action($("certain"), "click", async () => {
+    const { photos } = await get(`/inbox?first=${view.seen - view.certain}&count=${view.certain}`);
+    for (const { photo, certain, classes: [best] } of photos) if (certain && !names.has(photo)) names.set(photo, best.name);
+    give([], null);
+  });
+  action($("by-folder"), "click", async () => {
+    for (const { photo, folder } of await all()) if (folder && !names.has(photo)) names.set(photo, folder);
+    give([], null);
+  });
+  action($("group"), "click", group);
+  action($("select-all"), "click", () => {
+    for (const { photo } of view.photos) if (!names.has(photo)) selected.add(photo);
+    draw();
+  });
+  action($("csv"), "click", csv);
+  action($("clear"), "click", () => {
+    view.photos.forEach(({ url }) => URL.revokeObjectURL(url));
+    view.photos = [];
+    draw();
+  });
+  action($("more"), "click", () => {
+    shown += PAGE;
+    return show();
+  });
+  action($("name-form"), "submit", () => {
+    give([...selected], $("name").value.trim());
+    $("name").value = "";
+    ([...$("cards").children].find((one) => !names.has(one.dataset.photo)) ?? $("learn")).focus();
+  });
+  action($("remove"), "click", remove);
+  action($("select-none"), "click", () => {
+    selected.clear();
+    draw();
+  });
+  action($("learn"), "click", () => learn(false));
+  action($("try"), "click", () => learn(true));
+  action($("take-back"), "click", () => give([...names.keys()], null));
+}

@@ -1,0 +1,62 @@
+// A photo at its full size: a box drawn on it asks about that part alone.
+
+import { cutOut } from "./camera.js";
+import { $, action, keptPhoto, likely, post } from "./page.js";
+
+let keep = null; // what takes the part in, and the part
+
+/** Show a photo; `take` gets a part of it that is to be kept. */
+export function zoom(photo, take) {
+  const image = photo.url ? Object.assign(new Image(), { src: photo.url }) : keptPhoto(photo.photo, photo.file, false);
+  image.id = "zoom-photo";
+  $("zoom-photo").replaceWith(image);
+  $("zoom-title").textContent = photo.file;
+  $("zoom-answer").textContent = "Draw a box to ask about that part.";
+  $("zoom-box").hidden = $("zoom-keep").hidden = true;
+  keep = { take, name: `part-of-${photo.file.split(/[\\/]/).at(-1).replace(/\.\w+$/, "")}`, part: null };
+  $("zoom").showModal();
+}
+
+async function ask({ left, top, width, height }) {
+  const image = $("zoom-photo");
+  $("zoom-answer").textContent = "Looking…";
+  const scale = image.naturalWidth / image.clientWidth;
+  keep.part = await cutOut(image, left * scale, top * scale, Math.max(1, width * scale), Math.max(1, height * scale), `${keep.name}-${Math.round(left)}-${Math.round(top)}.jpg`);
+  const form = new FormData();
+  form.append("files", keep.part.file, keep.part.path);
+  const { photos: [answer] } = await post("/classify?top=3", form);
+  const listed = answer.classes.map(({ name, probability }) => `${name} ${likely(probability)}`).join(", ");
+  $("zoom-answer").textContent = !listed ? "Nothing is known yet." : answer.known === false ? `This part looks unlike what I learned. It could be: ${listed}` : listed;
+  $("zoom-keep").hidden = false;
+}
+
+export function start() {
+  const frame = $("zoom-frame");
+  const box = $("zoom-box");
+  let from = null;
+  const place = (event) => {
+    const { left, top, width, height } = frame.getBoundingClientRect();
+    return [Math.min(Math.max(event.clientX - left, 0), width), Math.min(Math.max(event.clientY - top, 0), height)];
+  };
+  const drawnTo = ([x, y]) => ({ left: Math.min(x, from[0]), top: Math.min(y, from[1]), width: Math.abs(x - from[0]), height: Math.abs(y - from[1]) });
+  frame.addEventListener("pointerdown", (event) => {
+    event.preventDefault();
+    frame.setPointerCapture(event.pointerId);
+    from = place(event);
+  });
+  frame.addEventListener("pointermove", (event) => {
+    if (!from) return;
+    for (const [key, value] of Object.entries(drawnTo(place(event)))) box.style[key] = `${value}px`;
+    box.hidden = false;
+  });
+  frame.addEventListener("pointerup", (event) => {
+    const drawn = drawnTo(place(event));
+    from = null;
+    if (drawn.width > 8 && drawn.height > 8) ask(drawn).catch((error) => { $("zoom-answer").textContent = error.message; });
+  });
+  action($("zoom-keep"), "click", async () => {
+    $("zoom").close();
+    await keep.take([keep.part]);
+  });
+  action($("zoom-close"), "click", () => $("zoom").close());
+}

@@ -1,0 +1,163 @@
+"""Photos that wait to be decided: by whom they are kept, in which order they come, what takes them away and back."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cifnet_pl.serving import inbox
+from cifnet_pl.serving.service import Options
+from tests.serving.services import client, model, photo, photos, tree, zipped
+
+
+@pytest.fixture
+def http(tmp_path):
+    with client(tmp_path / "w") as made:
+        yield made
+
+
+def sent(http, files):
+    answer = http.post("/inbox", files=files)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def waiting(http, seconds=20):
+    """The photos that wait, once all of them are answered."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        found = http.get("/inbox?count=1000").json()
+        if found["seen"] == found["waiting"]:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(found)
+
+
+def learned(http, names, **options):
+    return http.post("/inbox/learn", json={"names": names}, **options)
+
+
+def test_photos_wait_through_a_new_start_until_they_are_decided(tmp_path):
+    """Undo lets them wait again, and so does a new start before and after; redo takes them."""
+    with client(tmp_path / "w") as http:
+        answer = sent(http, [*photos("blue", 3), ("files", ("bad.png", b"no"))])
+        assert (answer["received"], answer["known"], answer["unreadable"][0]["file"]) == (3, 0, "bad.png")
+        packed = zipped({f"{name}/{i}.png": photo(name, i) for name in ("blue", "yellow") for i in (100, 200)})
+        assert sent(http, [("files", ("a.zip", packed))])["received"] == 3  # one of them waits already
+        assert sent(http, photos("blue", 3)) == {"received": 0, "known": 3, "unreadable": []}
+    with client(tmp_path / "w") as http:
+        found = waiting(http)
+        assert (found["waiting"], found["in_folders"], found["version"]) == (6, 3, 1)
+        names = {one["photo"]: one["folder"] or "blue" for one in found["photos"]}
+        assert learned(http, names).json()["learned"] == {"blue": 4, "yellow": 2}
+        assert http.get("/inbox").json()["waiting"] == 0
+        assert learned(http, names).status_code == 409
+        assert sent(http, photos("blue", 3))["received"] == 0
+    with client(tmp_path / "w") as http:
+        assert http.get("/inbox").json()["waiting"] == 0
+        http.post("/undo")
+        assert waiting(http)["waiting"] == 6
+        http.post("/redo")
+        assert http.get("/inbox").json()["waiting"] == 0
+    assert tree(tmp_path / "w" / "incoming") == set()
+
+
+def test_the_most_doubtful_come_first_and_each_version_answers_anew(http):
+    sent(http, [*photos("red", 2), *photos("blue", 3), *photos("green", 1)])
+    found = waiting(http)["photos"]
+    assert [one["known"] for one in found] == [False] * 3 + [True] * 3
+    assert [one["certain"] for one in found] == [False] * 3 + [True] * 3
+    shares = [one["classes"][0]["probability"] for one in found[3:]]
+    assert shares == sorted(shares)
+    whole = http.get("/inbox?first=2&count=2").json()
+    assert [one["photo"] for one in whole["photos"]] == [one["photo"] for one in found[2:4]]
+    learned(http, {found[0]["photo"]: "blue", found[1]["photo"]: "blue"})
+    after = waiting(http)
+    assert (after["version"], after["waiting"]) == (2, 4)
+    (last,) = [one for one in after["photos"] if one["photo"] == found[2]["photo"]]
+    assert last["classes"][0]["name"] == "blue"
+
+
+def test_a_lesson_of_waiting_photos_is_that_of_the_same_photos_sent(http, tmp_path):
+    """What was embedded when they came gives the same model as what is embedded when they are learned."""
+    sent(http, photos("blue", 10))
+    names = {one["photo"]: "blue" for one in waiting(http)["photos"]}
+    assert learned(http, names, params={"dry_run": "true"}).json()["version"] is None
+    lesson = learned(http, names).json()
+    with client(tmp_path / "other") as other:
+        own = other.post("/extend", files=photos("blue", 10), data={"class_name": "blue"}).json()
+        assert {**lesson, "seconds": 0} == {**own, "seconds": 0}
+        known = [one.post("/classify", files=photos("blue", 3, 500)).json()["photos"] for one in (http, other)]
+    for first, second in zip(*known, strict=True):
+        assert first["classes"][0]["probability"] == pytest.approx(second["classes"][0]["probability"], abs=1e-6)
+    assert http.post("/forget", json={"name": "blue"}).json()["exact"] is True
+
+
+def test_what_is_taken_away_comes_back_or_goes(tmp_path):
+    with client(tmp_path / "w") as http:
+        sent(http, photos("blue", 2))
+        first, second = [one["photo"] for one in waiting(http)["photos"]]
+        assert http.post("/inbox/remove", json={"photos": [first, second]}).json() == {"waiting": 0}
+        assert http.post("/inbox/remove?back=true", json={"photos": [second]}).json() == {"waiting": 1}
+        assert sent(http, photos("blue", 2))["received"] == 0
+    with client(tmp_path / "w") as http:
+        assert tree(tmp_path / "w" / "photos") == {second}
+        assert http.get("/inbox").json()["waiting"] == 1
+        assert sent(http, photos("blue", 2))["received"] == 0  # a watched folder still has it
+
+
+def test_purging_leaves_what_waits(http, tmp_path):
+    sent(http, photos("blue", 3))
+    first = waiting(http)["photos"][0]["photo"]
+    learned(http, {first: "blue"})
+    http.post("/purge", json={"photos": "all"})
+    assert len(tree(tmp_path / "w" / "photos")) == http.get("/inbox").json()["waiting"] == 2
+
+
+def test_without_kept_photos_they_go_when_they_are_learned(tmp_path):
+    with client(tmp_path / "w", options=Options(keep_photos=False)) as http:
+        sent(http, photos("blue", 2))
+        learned(http, {one["photo"]: "blue" for one in waiting(http)["photos"]})
+        assert http.get("/inbox").json()["waiting"] == 0
+        assert tree(tmp_path / "w" / "photos") == set()
+
+
+def test_groups_of_photos_that_look_alike(http):
+    sent(http, [*photos("blue", 4), *photos("red", 3)])
+    found = waiting(http)["photos"]
+    groups = http.post("/inbox/group", json={"photos": [one["photo"] for one in found]}).json()
+    assert [(len(one["photos"]), one["suggestion"]) for one in groups] == [(4, None), (3, "red")]
+    assert http.post("/inbox/group", json={"photos": ["0" * 64 + ".png"]}).status_code == 409
+
+
+def test_eight_people_decide_at_once(http):
+    """Each photo is learned once, by one of them, and none is lost; those who come late are told."""
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: sent(http, photos("blue", 4, 100 * i)), range(8)))
+        names = [one["photo"] for one in waiting(http)["photos"]]
+        assert len(names) == 32
+        parts = [dict.fromkeys(names[4 * i : 4 * i + 8], "blue") for i in range(8)]
+        answers = list(pool.map(lambda part: learned(http, part), parts))
+    assert {answer.status_code for answer in answers} <= {200, 409, 422}
+    assert sum(answer.json()["learned"]["blue"] for answer in answers if answer.status_code == 200) == 32
+    assert {one["name"]: one["photos"] for one in http.get("/classes").json()}["blue"] == 32
+
+
+def test_more_than_may_wait_are_refused_and_read_only_keeps_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(inbox, "MOST", 2)
+    with client(tmp_path / "w") as http:
+        answer = http.post("/inbox", files=photos("blue", 3))
+        assert (answer.status_code, "decide some of them" in answer.json()["error"]) == (413, True)
+    with client(tmp_path / "v", options=Options(read_only=True)) as http:
+        assert http.post("/inbox", files=photos("blue", 1)).status_code == 403
+        assert http.get("/inbox").json()["photos"] == []
+
+
+def test_an_empty_model_keeps_photos_for_its_first_classes(tmp_path):
+    with client(tmp_path / "w", begun=model(())) as http:
+        sent(http, [*photos("blue", 3), *photos("red", 3)])
+        found = waiting(http)["photos"]
+        assert all(not one["classes"] and not one["certain"] for one in found)
+        groups = http.post("/inbox/group", json={"photos": [one["photo"] for one in found]}).json()
+        names = {photo: name for group, name in zip(groups, "ab", strict=True) for photo in group["photos"]}
+        assert learned(http, names).json()["learned"] == {"a": 3, "b": 3}
