@@ -3,6 +3,7 @@
 Names: ``none:<width>`` (embeddings are given, there are no images), ``pixels`` (no network),
 ``embedded:efficientnet_lite0`` (weights inside an installed package),
 ``torchvision:<weights>``, ``timm:<model>``, ``file:<checkpoint>`` with an architecture,
+``patches:<centres>x<cells>``, a dictionary of patches that a run learns from its first task's images without labels,
 ``random:<architecture>``, drawn anew, for methods that train it, and ``import:<module>.<name>``, a network from outside
 the package. An architecture is one of torchvision, ``resnet32_cifar``, ``resnet18_cifar``, ``timm:<model>`` or
 ``import:<module>.<name>``. After any of them ``+layers`` adds earlier layers, ``+mirror`` averages over the mirror
@@ -18,6 +19,7 @@ from torch import nn
 from cifnet_pl.backbones import families
 from cifnet_pl.backbones.backbone import IMAGENET_MEAN, IMAGENET_STD, Backbone, Preprocessing
 from cifnet_pl.backbones.families import headless
+from cifnet_pl.backbones.patches import patches
 from cifnet_pl.backbones.views import VIEWS, split_views
 from cifnet_pl.utilities import plugins
 from cifnet_pl.utilities.errors import unknown_name
@@ -38,6 +40,7 @@ Builder = Callable[[str, "str | None", bool], tuple[nn.Module, int, Preprocessin
 BACKBONES: dict[str, Builder] = {
     "none": families.none,
     "pixels": families.pixels,
+    "patches": patches,
     "embedded": families.embedded,
     "torchvision": families.torchvision_weights,
     "timm": families.timm_model,

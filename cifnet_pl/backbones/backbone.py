@@ -37,6 +37,30 @@ class Preprocessing:
     std: tuple[float, float, float] = IMAGENET_STD
 
 
+class LearnedNetwork(nn.Module):
+    """A network that a run learns, without gradients, from its first task's images; it is stored with the model.
+
+    Attributes:
+        at_once: images that it embeds at once on a CPU.
+    """
+
+    at_once: int = CPU_BATCH
+
+    @property
+    def learned(self) -> bool:
+        """Whether it can embed."""
+        raise NotImplementedError
+
+    def learn_from(self, images: Tensor, seed: int) -> None:
+        """Learn from images without labels.
+
+        Args:
+            images: (n, 3, h, w) uint8.
+            seed: of all that is drawn.
+        """
+        raise NotImplementedError
+
+
 class NoNetwork(nn.Module):
     """Stand-in for the network that computed given embeddings somewhere else."""
 
@@ -107,7 +131,8 @@ class Backbone(nn.Module):
         z = runtime(images) if runtime is not None else None
         if z is not None:
             return z
-        parts = torch.split(images, CPU_BATCH) if images.device.type == "cpu" else (images,)
+        at_once = self.learning.at_once if self.learning is not None else CPU_BATCH
+        parts = torch.split(images, at_once) if images.device.type == "cpu" else (images,)
         return torch.cat([self.embed(part) for part in parts])
 
     def embed(self, images: Tensor) -> Tensor:
@@ -142,6 +167,11 @@ class Backbone(nn.Module):
         if images.ndim != 4 or images.shape[1] != 3 or images.dtype != torch.uint8:
             raise CifnetError(
                 f"images have shape {tuple(images.shape)} and dtype {images.dtype}, expected (n, 3, h, w) uint8"
+            )
+        if self.learning is not None and not self.learning.learned:
+            raise UsageError(
+                f"backbone {self.name} has learned nothing yet: fit learns it from the first task's images, and stores "
+                "it with the model"
             )
 
     def _wrong_side(self, images: Tensor, reason: str) -> CifnetError:
@@ -200,6 +230,11 @@ class Backbone(nn.Module):
         """Whether there is a network; false where the embeddings were computed elsewhere."""
         return not isinstance(self.network, NoNetwork)
 
+    @property
+    def learning(self) -> LearnedNetwork | None:
+        """The part of the network that a run learns, and a model stores; None where all of it is given."""
+        return next((part for part in self.network.modules() if isinstance(part, LearnedNetwork)), None)
+
     @torch.inference_mode()
     def outputs(self, side: int) -> Tensor:
         """Return what the network makes of two photographs, by which it is told from others: (2, ``features``).
@@ -215,7 +250,7 @@ class Backbone(nn.Module):
     @property
     def sha256(self) -> str:
         """Hash of all weights, names and preprocessing; not of what the code does with them (:meth:`outputs`)."""
-        if self._sha256 is None:
+        if self._sha256 is None or self.learning is not None:
             self._sha256 = fingerprint(repr(self.preprocessing), self.network.state_dict())
         return self._sha256
 
@@ -225,8 +260,9 @@ class Backbone(nn.Module):
 
     @property
     def parameters_count(self) -> int:
-        """Number of parameters of the network."""
-        return sum(p.numel() for p in self.network.parameters())
+        """Number of parameters of the network; of one that a run learns, all its numbers."""
+        numbers = self.network.parameters() if self.learning is None else self.network.buffers()
+        return sum(part.numel() for part in numbers)
 
 
 def _precision_here(device: str) -> str:

@@ -223,6 +223,25 @@ class CIFNetDataModule(LightningDataModule):
         rows = self.plan.rows(task, self.learner.learned_tasks[:task])
         return np.sort(rows) if self.source.train.sequential else rows
 
+    def images_of(self, task: int, at_most: int) -> Tensor:
+        """Decode images of a task, without their labels.
+
+        Args:
+            task: its number.
+            at_most: of more images, so many are taken, evenly spread.
+
+        Returns:
+            (n, 3, s, s) uint8; unreadable ones are left out.
+
+        Raises:
+            UsageError: the samples are embeddings.
+        """
+        if not isinstance(self.source.train, ImageSet):
+            raise UsageError(f"data source {self.source_name} has no images to learn a backbone from")
+        rows = self.task_rows(task)
+        rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), at_most)).round().astype(np.int64)]
+        return torch.cat([batch.image for batch in self._train_images.decode(pieces(rows, self.batch_size))])
+
     def returning_classes(self, task: int) -> list[str]:
         """Return the names of classes that ``task`` brings samples of, but an earlier task introduced."""
         if not self.plan.kind.samples_return:

@@ -180,6 +180,7 @@ class IterativeModule(TaskModule):
         self._source = (backbone, architecture, download)
         with self.drawing(0):
             self.backbone = build_backbone(*self._source, engine="torch")  # it is trained
+        check_that(self.backbone.learning is None, "backbone", backbone, "a network with gradients")
         self._pretrained = self.backbone.sha256  # of the weights that learning starts from
         self._network_params = self.backbone.parameters_count
         self.network = self.backbone.network.requires_grad_(True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone, build_backbone
+from cifnet_pl.backbones.backbone import LearnedNetwork
 from cifnet_pl.backbones.engines import EngineChoice
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.data.loading import Batch, EmbeddingBatch
@@ -26,6 +28,9 @@ from cifnet_pl.utilities.errors import CheckpointError, UnsupportedError, UsageE
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.plugins import about, import_name, names_import, naming
 from cifnet_pl.utilities.text import first_line
+
+LEARNED_FROM = 5000
+"""Images that a backbone which is to be learned gets at most."""
 
 
 class CIFNetModule(TaskModule):
@@ -69,6 +74,7 @@ class CIFNetModule(TaskModule):
     ):
         super().__init__()
         self.backbone = build_backbone(backbone, architecture, download, engine)
+        self._given_weights = self.backbone.sha256  # what it learns itself comes after them
         self.head = _head_of(head or CIFNetHead, self.backbone)
         calibration.check(self.head, buffer, calibrate)
         stores = self.head.uses_buffer or self.head.decides or calibrate
@@ -93,7 +99,7 @@ class CIFNetModule(TaskModule):
         """Return the backbone, head and buffer, by everything that their tensors depend on."""
         head = {"class": import_name(type(self.head)), **self.head.settings()}
         buffer = self.buffer.settings() if self.buffer is not None else {"capacity": 0}
-        return {**super().settings(), "backbone": self.backbone.sha256, "head": head, "buffer": buffer}
+        return {**super().settings(), "backbone": self._given_weights, "head": head, "buffer": buffer}
 
     def imported_parts(self) -> list[str]:
         """Return the names of the classes of this module and its head."""
@@ -119,10 +125,20 @@ class CIFNetModule(TaskModule):
         return self.backbone.engine(self.trainer.strategy.root_device.type, str(self.trainer.precision))
 
     def on_fit_start(self) -> None:
-        """Refuse a run whose classes the buffer cannot hold, before any image is embedded."""
+        """Learn the backbone if it is to be, and refuse a run whose classes the buffer cannot hold."""
+        if self.backbone.learning is not None and not self.backbone.learning.learned:
+            self._learn_backbone(self.backbone.learning)
         super().on_fit_start()
         if self.buffer is not None:
             self.buffer.quota(len(self.data.stream(self.learned_tasks).classes()))
+
+    def _learn_backbone(self, network: LearnedNetwork) -> None:
+        """Learn the backbone from the first task's images; the first process's is that of all."""
+        start = time.perf_counter()
+        network.learn_from(self.data.images_of(0, LEARNED_FROM), torch.initial_seed())
+        network.load_state_dict(self.trainer.strategy.broadcast(network.state_dict()))
+        self.preparing = time.perf_counter() - start
+        rank_zero_info(f"backbone {self.backbone.name} is learned in {self.preparing:.0f} s")
 
     def check_returning(self) -> None:
         """Raise UnsupportedError unless the head can add samples of a class that it has learned."""
@@ -247,12 +263,16 @@ class CIFNetModule(TaskModule):
         self.model.engines, self.model.history = list(about.engines), list(about.history)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Return everything but the backbone, which never changes: its hash is stored instead."""
+        """Return everything but a backbone that is given: its hash is stored instead."""
         state = super().state_dict(*args, **kwargs)
-        return {key: value for key, value in state.items() if not key.startswith("backbone.")}
+        return {key: value for key, value in state.items() if not self._is_given(key)}
+
+    def _is_given(self, key: str) -> bool:
+        """Return whether a tensor is of a backbone that never changes."""
+        return key.startswith("backbone.") and self.backbone.learning is None
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load everything but the backbone.
+        """Load everything but a backbone that is given.
 
         Raises:
             CheckpointError: tensors are missing, of another shape, or do not fit each other.
@@ -261,7 +281,7 @@ class CIFNetModule(TaskModule):
             result = super().load_state_dict(state_dict, strict=False, assign=assign)
         except (RuntimeError, TypeError, AttributeError) as error:
             raise CheckpointError(f"the checkpoint does not fit the head: {first_line(error)}") from error
-        missing = [key for key in result.missing_keys if not key.startswith("backbone.")]
+        missing = [key for key in result.missing_keys if not self._is_given(key)]
         if strict and (missing or result.unexpected_keys):
             raise CheckpointError(
                 f"the checkpoint does not fit the head: missing {missing[:3]}, unexpected {result.unexpected_keys[:3]}"

@@ -47,6 +47,7 @@ class TaskModule(LightningModule):
         learned_tasks: class names of each task begun, in order.
         evaluation: result of the last evaluation.
         solve_seconds: time that ``finish_task`` took for the last task.
+        preparing: seconds that were spent before the first task and count to it.
     """
 
     title: ClassVar[str] = ""
@@ -59,7 +60,7 @@ class TaskModule(LightningModule):
         self.automatic_optimization = False
         self.learned_tasks: list[list[str]] = []
         self.evaluation: Evaluation | None = None
-        self.solve_seconds = 0.0
+        self.solve_seconds = self.preparing = 0.0
         self._evaluated: EvaluationCounts | None = None
         self._under_way = self._closing = False
 
@@ -207,7 +208,7 @@ class TaskModule(LightningModule):
         names = self.data.task_classes(self.data.task)
         start = len(self.class_names)
         self.learned_tasks.append(names)
-        self._under_way, self._closing = True, False
+        self._under_way, self._closing, self.preparing = True, False, 0.0
         self.begin_task(names, list(range(start, len(self.class_names))))
 
     def on_train_epoch_end(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cifnet_pl.backbones import Backbone
 from cifnet_pl.backbones.engines import FLOAT32, autocast
@@ -333,8 +333,13 @@ class Model:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors on the CPU, named ``head.…``, ``buffer.…``, ``photos.…`` and ``calibration.…``."""
-        parts = {"head": self.head, "buffer": self.buffer, "photos": self.photos, "calibration": self.calibration}
+        """Return all tensors on the CPU, by part: ``head.…``, ``buffer.…``, ``photos.…``, ``calibration.…``.
+
+        A backbone that was learned adds ``backbone.…``.
+        """
+        learned = self.backbone if self.backbone.learning is not None else None
+        kept = {"head": self.head, "buffer": self.buffer, "photos": self.photos, "calibration": self.calibration}
+        parts: dict[str, nn.Module | None] = {**kept, "backbone": learned}
         return {
             f"{name}.{key}": value.detach().cpu().contiguous()
             for name, module in parts.items()

@@ -104,6 +104,8 @@ def assemble(
             raise CheckpointError(f"{where}: the settings of buffer are refused: {error}") from error
     photos, calibration = PhotoHashes(), Calibration()  # which stay empty where a model has none
     others: dict[str, nn.Module] = {"buffer": buffer} if buffer is not None else {}
+    if backbone.learning is not None:
+        others["backbone"] = backbone
     parts: dict[str, nn.Module] = {"photos": photos, "calibration": calibration}
     others |= {key: part for key, part in parts.items() if any(name.startswith(f"{key}.") for name in shapes)}
     keys = [f"{name}.{key}" for name, part in others.items() for key in part.state_dict()]
@@ -111,6 +113,7 @@ def assemble(
     tensors = read()
     for name, part in {"head": head, **others}.items():
         _load(part, f"{name}.", tensors, where)
+    _check_weights(backbone, about.backbone, where)
     _check_head(head, tasks, where, solved)
     _check_samples(buffer, photos, head, where)
     _check_calibration(calibration, buffer, head, where)
@@ -135,12 +138,18 @@ def assemble(
 
 def _backbone(about: BackboneTable, where: str, download: bool, engine: str) -> Backbone:
     backbone = build_backbone(about.name, about.architecture, download, engine)
+    if backbone.learning is None:  # else the file has its weights
+        _check_weights(backbone, about, where)
+    return backbone
+
+
+def _check_weights(backbone: Backbone, about: BackboneTable, where: str) -> None:
+    """Raise CheckpointError unless a backbone has the weights that a model was learned with."""
     if backbone.sha256 != about.sha256:
         raise CheckpointError(
             f"{where} was made with other weights of {printable(about.name)} (sha256 {printable(about.sha256[:12])}…) "
             f"than those on this machine ({backbone.sha256[:12]}…): install the same version of the weights"
         )
-    return backbone
 
 
 def _head(about: Mapping[str, Any], features: int, shapes: Shapes, where: str) -> Head:

@@ -100,8 +100,9 @@ class EnergyMonitor(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start to measure the learning of a task."""
-        self._lap()
-        self._spent = self._before_stop if cast(TaskModule, pl_module).goes_on_inside else Energy()
+        module, lap = cast(TaskModule, pl_module), self._lap()
+        preparing = lap if module.preparing else Energy()
+        self._spent = self._before_stop if module.goes_on_inside else preparing
         self._open, self._before_stop = True, Energy()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

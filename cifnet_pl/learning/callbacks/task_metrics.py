@@ -93,7 +93,8 @@ class TaskMetrics(TaskCallback):
             if not (folder / "config.yaml").exists():  # the command line has written its own
                 config = yaml.safe_dump(configuration(cast(TaskModule, pl_module)), sort_keys=False, allow_unicode=True)
                 write_text(folder / "config.yaml", config)
-        earlier = self._before_stop if cast(TaskModule, pl_module).goes_on_inside else 0.0
+        module = cast(TaskModule, pl_module)
+        earlier = self._before_stop if module.goes_on_inside else module.preparing
         self._start, self._cached, self._before_stop = time.perf_counter() - earlier, 0, 0.0
 
     def on_train_batch_end(
