@@ -19,10 +19,10 @@ from torch import nn
 from cifnet_pl.backbones import families
 from cifnet_pl.backbones.backbone import IMAGENET_MEAN, IMAGENET_STD, Backbone, Preprocessing
 from cifnet_pl.backbones.families import headless
-from cifnet_pl.backbones.patches import patches
+from cifnet_pl.backbones.patches import patch_dictionary
 from cifnet_pl.backbones.views import VIEWS, split_views
 from cifnet_pl.utilities import plugins
-from cifnet_pl.utilities.errors import unknown_name
+from cifnet_pl.utilities.errors import UsageError, unknown_name
 
 __all__ = [
     "BACKBONES",
@@ -40,7 +40,7 @@ Builder = Callable[[str, "str | None", bool], tuple[nn.Module, int, Preprocessin
 BACKBONES: dict[str, Builder] = {
     "none": families.none,
     "pixels": families.pixels,
-    "patches": patches,
+    "patches": patch_dictionary,
     "embedded": families.embedded,
     "torchvision": families.torchvision_weights,
     "timm": families.timm_model,
@@ -72,7 +72,10 @@ def build_backbone(
     network, features, preprocessing = _builder(family)(rest, architecture, download)
     for view in views:
         network, features = VIEWS[view](network, features)
-    return Backbone(name, network, features, preprocessing, architecture, engine)
+    backbone = Backbone(name, network, features, preprocessing, architecture, engine)
+    if backbone.learning is not None and engine == "onnxruntime":
+        raise UsageError(f"torch computes backbone {name}, which is learned in a run: leave engine onnxruntime out")
+    return backbone
 
 
 def _builder(family: str) -> Builder:

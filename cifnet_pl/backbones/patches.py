@@ -156,7 +156,7 @@ def _cells(positions: int, cells: int) -> Tensor:
     return inside / inside.sum(dim=1, keepdim=True)
 
 
-def patches(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
+def patch_dictionary(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
     """Make a network of patches, ``patches:<centres>`` or ``patches:<centres>x<cells>``; 400 and 2 by default.
 
     Raises:

@@ -1,0 +1,242 @@
+"""The backbone of patches: its features against literal NumPy, its dictionary, and a run that learns and stores it."""
+
+import csv
+import json
+import time
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import cifnet_pl
+from cifnet_pl.__main__ import main
+from cifnet_pl.backbones import Backbone, build_backbone, patches
+from cifnet_pl.iterative import ReplayModule
+from cifnet_pl.model.bundle import write_bundle
+from cifnet_pl.model.export import onnx_bytes
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
+from tests.command_line import FAST, assert_same_model, checkpoint, learned, make_photos, measurements
+
+OPTIONS = ["--model.backbone", "patches:6", "--data.image_size", "8", "--data.max_tasks", "2", "--seed_everything", "5"]
+OPTIONS += ["--model.head", "RidgeHead"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fewer_patches():
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(patches, "DRAWN", 2000)
+        yield
+
+
+def images(count: int = 30, side: int = 9, seed: int = 0) -> Tensor:
+    """Smooth random images, (count, 3, side, side + 1) uint8."""
+    coarse = torch.rand(count, 3, 4, 4, generator=torch.Generator().manual_seed(seed)) * 255
+    return torch.nn.functional.interpolate(coarse, size=(side, side + 1), mode="bilinear").byte()
+
+
+def with_dictionary(name: str = "patches:5", seed: int = 0, learned_from: Tensor | None = None) -> Backbone:
+    backbone = build_backbone(name)
+    backbone.learning.learn_from(images() if learned_from is None else learned_from, seed)
+    return backbone
+
+
+@pytest.mark.parametrize("cells", [1, 2, 3])
+def test_the_features_are_those_of_the_papers_computed_patch_by_patch(cells):
+    backbone = with_dictionary(f"patches:5x{cells}")
+    net = backbone.network
+    filters, offset = net.filters.double().numpy(), net.offset.double().numpy()
+    expected = []
+    for image in images(4, seed=1).double().numpy():
+        rows, columns = image.shape[1] - 5, image.shape[2] - 5
+        sums = np.zeros((2, cells, cells, 5))
+        counts = np.zeros((cells, cells))
+        for r in range(rows):
+            for c in range(columns):
+                patch = image[:, r : r + 6, c : c + 6].reshape(-1)
+                patch = (patch - patch.mean()) / np.sqrt(patch.var() + 10)
+                response = patch @ filters - offset
+                cell = r * cells // rows, c * cells // columns
+                counts[cell] += 1
+                sums[0][cell] += np.maximum(response - 0.25, 0)
+                sums[1][cell] += np.maximum(-response - 0.25, 0)
+        roots = np.sqrt(sums / counts[None, :, :, None]).reshape(-1)
+        expected.append((roots - net.mean.numpy()) / net.deviation.numpy())
+    z = backbone(images(4, seed=1))
+    assert z.shape == (4, backbone.features) == (4, 10 * cells**2)
+    np.testing.assert_allclose(z.numpy(), np.stack(expected), atol=2e-4)
+
+
+def test_whitened_patches_have_variance_one_along_every_centre():
+    """Less where a direction holds little more than what is added before whitening; unwhitened it would be up to 60."""
+    learned_from = images(200, 12)
+    net = with_dictionary("patches:40", learned_from=learned_from).network
+    windows = learned_from.unfold(2, 6, 1).unfold(3, 6, 1).permute(0, 2, 3, 1, 4, 5).reshape(-1, 108).float()
+    variance, mean = torch.var_mean(patches.normalised(windows) @ net.filters - net.offset, dim=0)
+    assert mean.abs().max() < 0.15
+    assert variance.max() < 1.2
+    assert variance.median() > 0.5
+
+
+def test_features_of_the_images_learned_from_are_standardised():
+    z = with_dictionary()(images())
+    assert torch.allclose(z.mean(dim=0), torch.zeros(40), atol=1e-4)
+    spread = z.std(dim=0, correction=0)
+    assert (torch.isclose(spread, torch.ones(40), atol=1e-3) | (spread == 0)).all()
+
+
+def test_k_means_finds_directions_of_either_sign():
+    draw = torch.Generator().manual_seed(0)
+    true = torch.linalg.qr(torch.randn(6, 6, generator=draw))[0][:3]
+    which = torch.randint(3, (600,), generator=draw)
+    sizes = 3 * torch.randn(600, 1, generator=draw)
+    x = true[which] * sizes + 0.05 * torch.randn(600, 6, generator=draw)
+    found = patches.spherical_k_means(x, 12, draw)
+    assert torch.allclose(found.norm(dim=1), torch.ones(12))
+    assert (true @ found.T).abs().max(dim=1).values.min() > 0.99
+
+
+def test_the_seed_decides_the_dictionary():
+    one, same, other = (with_dictionary(seed=seed) for seed in (3, 3, 4))
+    assert one.sha256 == same.sha256 != other.sha256
+    assert torch.equal(one(images()), same(images()))
+    assert one.parameters_count == 108 * 5 + 5 + 2 * 40
+
+
+def test_mirrored_patches_learn_too():
+    backbone = with_dictionary("patches:5+mirror")
+    assert torch.allclose(backbone(images()), backbone(images().flip(3)), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name", ["patches:0", "patches:x2", "patches:10001", "patches:8x17", "patches:8x0", "patches:-1"]
+)
+def test_other_names_are_refused(name):
+    with pytest.raises(UsageError, match=name.partition(":")[2]):
+        build_backbone(name)
+
+
+@pytest.mark.parametrize(
+    "few", [torch.zeros(0, 3, 9, 9).byte(), torch.zeros(3, 3, 6, 9).byte(), torch.full((3, 3, 9, 9), 7).byte()]
+)
+def test_nothing_can_be_learned_from(few):
+    with pytest.raises(CifnetError):
+        with_dictionary(learned_from=few)
+
+
+def test_it_embeds_nothing_before_it_has_learned(tmp_path, capsys):
+    with pytest.raises(UsageError, match="patches:5"):
+        build_backbone("patches:5")(images())
+    photos = make_photos(tmp_path / "photos", ["a"], 2)
+    words = ["embed", "--images", str(photos), "--output", str(tmp_path / "z.npz"), "--backbone", "patches:5"]
+    assert main(words) == 2
+    assert "patches:5" in capsys.readouterr().err
+
+
+def test_no_graph_is_made_of_what_is_not_learned_yet():
+    with pytest.raises(UsageError, match="patches:5"):
+        build_backbone("patches:5", engine="onnxruntime")
+    assert with_dictionary().engine() == "torch"
+
+
+def test_it_is_not_trained():
+    with pytest.raises(UsageError, match="patches:5"):
+        ReplayModule(backbone="patches:5")
+
+
+# ---------------------------------------------------------------------- runs
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return learned(tmp_path_factory.mktemp("run"), *OPTIONS)
+
+
+def test_a_run_goes_on_with_its_dictionary_and_ends_with_the_same_bits(run, tmp_path, monkeypatch):
+    learned(tmp_path, *OPTIONS, "--data.max_tasks", "1")
+    monkeypatch.setattr(patches.Patches, "learn_from", lambda *_: pytest.fail("learned twice"))
+    again = learned(tmp_path, *OPTIONS, "--ckpt_path", "last")
+    assert_same_model(again, run)
+    assert measurements(again) == measurements(run)
+
+
+def test_a_checkpoint_of_other_centres_is_refused(run, tmp_path, capsys):
+    other = ["--model.backbone", "patches:7", "--ckpt_path", str(run / "checkpoints" / "last.ckpt")]
+    assert main(["fit", *FAST, "--logs", str(tmp_path), *OPTIONS, *other]) == 1
+    assert "backbone" in capsys.readouterr().err
+
+
+def test_the_seed_of_a_run_decides_its_dictionary(run, tmp_path):
+    other = learned(tmp_path, *OPTIONS, "--seed_everything", "6")
+    ours, theirs = (cifnet_pl.load(folder).backbone for folder in (run, other))
+    assert ours.sha256 != theirs.sha256
+    assert ours.sha256 == checkpoint(run)["cifnet"]["model"]["backbone"]["sha256"]
+
+
+def test_learning_the_dictionary_counts_to_the_first_task(run, tmp_path, monkeypatch):
+    learn = patches.Patches.learn_from
+
+    def slowly(*args):
+        time.sleep(1.5)
+        learn(*args)
+
+    monkeypatch.setattr(patches.Patches, "learn_from", slowly)
+    slow = learned(tmp_path, *OPTIONS)
+    seconds = [float(row["train_seconds"]) for row in csv.DictReader((slow / "tasks.csv").open())]
+    assert seconds[0] > 1.5 > seconds[1]
+
+
+def test_each_dictionary_has_embeddings_of_its_own_in_the_cache(tmp_path):
+    cached = [*OPTIONS, "--data.cache", "true", "--data.cache_folder", str(tmp_path / "cache")]
+    runs = [learned(tmp_path / str(n), *cached, "--seed_everything", seed) for n, seed in enumerate(("5", "6", "5"))]
+    counts = [json.loads((folder / "summary.json").read_text())["cached_images"] for folder in runs]
+    assert counts[:2] == [0, 0]
+    assert counts[2] > 200
+    assert len([path for path in (tmp_path / "cache").iterdir() if (path / "train").is_dir()]) == 2
+    assert measurements(runs[2]) == measurements(runs[0]) != measurements(runs[1])
+
+
+def test_a_bundle_holds_the_dictionary(run, tmp_path):
+    model = cifnet_pl.load(run)
+    model.save(tmp_path / "bundle")
+    again = cifnet_pl.load(tmp_path / "bundle")
+    photos = images(5, 8)[..., :8]
+    assert again.backbone.describe() == model.backbone.describe()
+    assert torch.equal(again.probabilities(photos), model.probabilities(photos))
+    file = next((tmp_path / "bundle").glob("tensors-*.safetensors"))
+    assert "backbone.network.filters" in load_file(file)
+
+
+def test_a_bundle_with_another_dictionary_than_it_says_is_refused(run, tmp_path):
+    model = cifnet_pl.load(run)
+    model.backbone.network.filters[0, 0] += 1
+    changed = model.tensors()
+    said = cifnet_pl.load(run).describe()
+    for name in ("patches:6", "patches:7"):
+        write_bundle({**said, "backbone": {**said["backbone"], "name": name}}, changed, tmp_path / name[-1])
+        with pytest.raises(CheckpointError):
+            cifnet_pl.load(tmp_path / name[-1])
+
+
+def test_a_learned_model_is_extended_and_forgets(run, tmp_path):
+    photos = make_photos(tmp_path / "photos", ["x", "y"])
+    grown = cifnet_pl.load(run).extend(photos).model
+    assert grown.class_names[-2:] == ["x", "y"]
+    found = [next(grown.classify(photos / name)).classes[0] for name in ("x", "y")]
+    assert found == ["x", "y"]
+    assert grown.forget("x").model.class_names[-1] == "y"
+
+
+@pytest.mark.soak  # torch's exporter takes many seconds
+def test_a_learned_model_is_exported(run):
+    content, check = onnx_bytes(cifnet_pl.load(run))
+    assert content
+    assert check.torch < 1e-4
+
+
+def test_models_with_different_dictionaries_do_not_merge(run, tmp_path, capsys):
+    other = learned(tmp_path / "other", *OPTIONS, "--seed_everything", "6")
+    words = ["merge", str(run), str(other), "--output", str(tmp_path / "merged")]
+    assert main(words) == 2
+    assert "backbones differ" in capsys.readouterr().err
