@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("cifnet_pl.serving.serve", "Open a page and an HTTP service to ask a model, teach it, and undo."),
     "sums": ("cifnet_pl.cli.sums", "Make files of sums of parts of a large set, for merge."),
     "sweep": ("cifnet_pl.cli.sweep", "Run a grid of runs, one after another."),
+    "watch": ("cifnet_pl.cli.watch", "Name new photos of a folder, into a CSV file and to a webhook."),
     "unpack": ("cifnet_pl.cli.unpack", "Write the images of a data source as class folders."),
 }
 """Name of any other sub-command → module with a function of its name, and what it does, in one line.

@@ -11,7 +11,7 @@ import stat
 import threading
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import chain, islice
@@ -261,6 +261,36 @@ def walk_images(folder: Path, depth: int | None = None) -> Iterator[Path]:
         OSError: a folder cannot be read.
     """
     return _walk(folder, set(), depth)
+
+
+class NewPhotos:
+    """The photos of a folder that were not found before, or were changed since.
+
+    Args:
+        folder: with its sub-folders.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._before: dict[Path, tuple[int, int]] = {}
+        self._found: dict[Path, tuple[int, int]] = {}
+
+    def found(self, settled: bool = True) -> Iterator[Path]:
+        """Yield new photos; one that the taker fails at is yielded again. Of a folder that cannot be read, none.
+
+        Args:
+            settled: whether a file must be as it was at the look before, so that it is not still being written.
+        """
+        with suppress(OSError):
+            for path in walk_images(self.folder):
+                state = path.stat()
+                mark = state.st_mtime_ns, state.st_size
+                if self._found.get(path) == mark:
+                    continue
+                if not settled or self._before.get(path) == mark:
+                    yield path
+                    self._found[path] = mark
+                self._before[path] = mark
 
 
 def _walk(folder: Path, visited: set[str], depth: int | None) -> Iterator[Path]:

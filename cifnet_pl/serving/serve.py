@@ -7,20 +7,27 @@ import re
 import signal
 import socket
 import tempfile
+import time
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.run_folders import photos_of_run
 from cifnet_pl.utilities.text import number_of, printable
 
 if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier
+    from cifnet_pl.serving.service import Service
 
 CONNECTIONS = 1000
 """Connections at a time; requests on more are refused."""
 
 SHORTEST_TOKEN = 16
+
+WATCH_SECONDS = 2.0
+"""Pause between two looks at a folder that is watched."""
+
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -30,6 +37,7 @@ def serve(
     host: str = "127.0.0.1",
     workspace: str | None = None,
     images: str | None = None,
+    watch: str | None = None,
     token: str | None = None,
     token_file: str | None = None,
     read_only: bool = False,
@@ -53,6 +61,7 @@ def serve(
         workspace: folder for versions and kept photos; by default beside the model, its name with "-workspace".
         images: folder with the photos that the model learned, which a new workspace keeps as if they had been taught
             on the page; by default that of the run.
+        watch: folder whose new photos wait on the page to be decided; they stay where they are, too.
         token: what clients must send; better in a file, as other users of a machine can see command lines.
         token_file: file with the token.
         read_only: whether changes are refused.
@@ -71,9 +80,8 @@ def serve(
     """
     import torch
 
-    from cifnet_pl.heads.confidence import check_share
     from cifnet_pl.model.store import load
-    from cifnet_pl.photos.files import expanded
+    from cifnet_pl.photos.files import expanded, require_folder
 
     try:
         import uvicorn
@@ -86,13 +94,9 @@ def serve(
     secret = _given_token(token, token_file)
     if secret is None and host not in LOOPBACK:
         raise UsageError(f"--host {printable(host)} can be reached from other machines: give a --token or --token_file")
-    if keep_versions < 2:
-        raise UsageError(f"--keep_versions is {keep_versions}, expected at least 2: undo needs the version before")
-    if rate < 0:
-        raise UsageError(f"--rate is {rate:g}, expected 0 or more")
-    for option, share in (("unknown", unknown), ("coverage", coverage)):
-        if share is not None:
-            check_share(f"--{option}", share)
+    _check_numbers(keep_versions, rate, unknown, coverage)
+    if watch is not None:
+        require_folder(expanded(watch), "--watch", "a folder of photos")
     listening = _listen(host, port)
     path = Path(model or "cifnet").expanduser().resolve()
     folder = Path(workspace).expanduser() if workspace else path.with_name(f"{path.name}-workspace")
@@ -106,7 +110,10 @@ def serve(
         print(f"workspace {folder} goes on at version {opened.current}")
     tempfile.tempdir = str(folder / "incoming")  # where large uploads wait
     options = Options(name or _plain(path if model else folder.resolve()), read_only, keep_photos, unknown, coverage)
-    app = make_app(Service(opened, loaded, options), Access(secret, host not in LOOPBACK, rate))
+    service = Service(opened, loaded, options)
+    app = make_app(service, Access(secret, host not in LOOPBACK, rate))
+    if watch is not None:
+        Thread(target=keep_watching, args=(service, expanded(watch)), daemon=True).start()
     _announce(host, listening.getsockname()[1], len(loaded.class_names), secret is not None)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     config = uvicorn.Config(
@@ -126,6 +133,21 @@ def serve(
         raise SystemExit(128 + signal.SIGINT) from None
 
 
+def keep_watching(service: Service, folder: Path) -> None:
+    """Let new photos of a folder wait to be decided, for ever; those that cannot be kept are tried again."""
+    from cifnet_pl.photos.files import NewPhotos
+
+    photos = NewPhotos(folder)
+    while True:
+        try:
+            for path in photos.found():
+                with open(path, "rb") as file:
+                    service.receive([(str(path.relative_to(folder)), file)])
+        except (OSError, CifnetError) as error:
+            logging.getLogger("cifnet_pl.serving").warning("photos of %s: %s", folder, error)
+        time.sleep(WATCH_SECONDS)
+
+
 def empty_model() -> Classifier:
     """Build a model of ``configs/folder.yaml`` that knows no class."""
     from cifnet_pl.backbones import build_backbone
@@ -137,6 +159,19 @@ def empty_model() -> Classifier:
     seen, head = backbone.preprocessing, RidgeHead(backbone.features, ridge="gcv", decision="auto")
     buffer = CalibrationBuffer(2000)
     return Classifier(backbone, head, buffer, [], seen.image_size, seen.crop_ratio, calibrated=True)
+
+
+def _check_numbers(keep_versions: int, rate: float, unknown: float | None, coverage: float | None) -> None:
+    """Raise UsageError for options that are out of their range."""
+    from cifnet_pl.heads.confidence import check_share
+
+    if keep_versions < 2:
+        raise UsageError(f"--keep_versions is {keep_versions}, expected at least 2: undo needs the version before")
+    if rate < 0:
+        raise UsageError(f"--rate is {rate:g}, expected 0 or more")
+    for option, share in (("unknown", unknown), ("coverage", coverage)):
+        if share is not None:
+            check_share(f"--{option}", share)
 
 
 def _given_token(token: str | None, token_file: str | None) -> str | None:

@@ -1,7 +1,9 @@
 """``cifnet serve``: what it refuses before it listens, and a whole life of the process."""
 
 import socket
+import time
 import urllib.request
+from threading import Thread
 
 import pytest
 
@@ -9,9 +11,13 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.cli.configs import config_files
 from cifnet_pl.heads import RidgeHead
+from cifnet_pl.serving import serve as starting
 from cifnet_pl.serving.serve import empty_model
+from cifnet_pl.serving.service import Service
+from cifnet_pl.serving.workspace import Workspace
+from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import read_yaml
-from tests.serving.services import Server, saved
+from tests.serving.services import Server, model, photo, saved
 
 
 @pytest.mark.parametrize(
@@ -55,6 +61,30 @@ def test_without_a_model_it_begins_with_the_recommended_one():
     assert made.head.settings() == RidgeHead(made.backbone.features, **names["head"]["init_args"]).settings()
     assert made.buffer is not None
     assert made.buffer.settings() == CalibrationBuffer(**names["buffer"]["init_args"]).settings()
+
+
+def test_new_photos_of_a_watched_folder_wait(tmp_path, monkeypatch):
+    """In the sub-folder whose name may be their class; one whose disk is full for a moment is tried again."""
+    monkeypatch.setattr(starting, "WATCH_SECONDS", 0.05)
+    begun, folder, failed = model(), tmp_path / "photos", []
+    (folder / "blue").mkdir(parents=True)
+    service = Service(Workspace(tmp_path / "w", begun), begun)
+    receive = service.receive
+
+    def full_at_first(files):
+        if not failed:
+            failed.append(True)
+            raise CifnetError("the disk is full")
+        return receive(files)
+
+    monkeypatch.setattr(service, "receive", full_at_first)
+    Thread(target=starting.keep_watching, args=(service, folder), daemon=True).start()
+    (folder / "blue" / "1.png").write_bytes(photo("blue", 1))
+    until = time.monotonic() + 20
+    while not service.workspace.waiting() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert [one.sent for one in service.workspace.waiting()] == ["blue/1.png"]
+    assert failed
 
 
 @pytest.mark.system

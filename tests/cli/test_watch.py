@@ -1,0 +1,173 @@
+"""``cifnet watch``: a row and a JSON object for each new photo, none lost, none twice, and nothing anywhere else."""
+
+import csv
+import json
+import re
+import subprocess
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from cifnet_pl.__main__ import main
+from tests.command_line import command, environment
+from tests.serving.services import photo, saved
+
+DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
+
+
+class Receiver:
+    """A receiver on this machine: what it got, and the statuses that it answers with before 200."""
+
+    def __init__(self, *refusals: int, elsewhere: str = ""):
+        self.got: list[tuple[str, dict]] = []
+        self.refused: list[dict] = []
+        answers = list(refusals)
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(handler):
+                content = json.loads(handler.rfile.read(int(handler.headers["content-length"])))
+                status = answers.pop(0) if answers else 200
+                (self.got.append((handler.path, content)) if status == 200 else self.refused.append(content))
+                handler.send_response(status)
+                if elsewhere:
+                    handler.send_header("location", elsewhere)
+                handler.send_header("content-length", "0")
+                handler.end_headers()
+
+            def log_message(handler, *args):
+                pass
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A model, and a folder with a red and a blue photo and one that cannot be read."""
+    saved(tmp_path / "model")
+    (tmp_path / "photos" / "day").mkdir(parents=True)
+    for name, content in {"day/red.png": photo("red", 60), "blue.png": photo("blue", 60), "bad.png": b"no"}.items():
+        (tmp_path / "photos" / name).write_bytes(content)
+    return tmp_path
+
+
+def watched(place: Path, *options: str) -> int:
+    words = ["watch", "--model", str(place / "model"), "--images", str(place / "photos"), "--every", "0.1"]
+    return main([*words, "--output", str(place / "a.csv"), "--once", *options])
+
+
+def rows(place: Path) -> dict[str, dict[str, str]]:
+    with open(place / "a.csv", encoding="utf-8", newline="") as file:
+        found = list(csv.DictReader(file))
+    named = {Path(row["file"]).name: row for row in found}
+    assert len(named) == len(found)
+    return named
+
+
+def test_each_photo_has_one_row_also_after_a_new_start(place):
+    assert watched(place) == 0
+    found = rows(place)
+    assert (found["red.png"]["class"], found["red.png"]["known"], found["red.png"]["answers"]) == ("red", "true", "red")
+    assert (found["blue.png"]["class"], found["blue.png"]["known"]) == ("", "false")
+    assert found["bad.png"]["unreadable"] == "no image of a known format"
+    with open(place / "a.csv", "ab") as file:
+        file.write(b"2026-01-01,0123")  # what a killed process left
+    (place / "photos" / "copy.png").write_bytes(photo("red", 60))
+    (place / "photos" / "green.png").write_bytes(photo("green", 60))
+    assert watched(place) == 0
+    assert rows(place).keys() == {"red.png", "blue.png", "bad.png", "green.png"}
+    assert {name: row for name, row in rows(place).items() if name != "green.png"} == found
+
+
+def test_what_is_refused_is_sent_again_and_nothing_twice(place, capsys):
+    """Refused twice, then a receiver that is gone, then one that takes the rest: each photo once, in order."""
+    with Receiver(500, 503) as receiver:
+        assert watched(place, "--webhook", f"{receiver.url}/hook") == 0
+        assert [path for path, _ in receiver.got] == ["/hook"] * 3
+        assert len({content["id"] for _, content in receiver.got}) == 3
+        assert [one["id"] for one in receiver.refused] == [receiver.got[0][1]["id"]] * 2
+        red = next(content for _, content in receiver.got if content["class"] == "red")
+        assert (red["known"], red["answers"], red["probability"] > 0.9) == (True, ["red"], True)
+        assert watched(place, "--webhook", f"{receiver.url}/hook") == 0
+        assert len(receiver.got) == 3
+    (place / "photos" / "green.png").write_bytes(photo("green", 60))
+    assert watched(place) == 0  # answered while nobody received anything
+    with Receiver() as receiver:
+        assert watched(place, "--webhook", receiver.url) == 0
+        assert [content["class"] for _, content in receiver.got] == ["green"]
+    assert "status 500; 3 answers not sent yet" in capsys.readouterr().out
+
+
+def test_killed_while_nobody_receives_it_sends_all_afterwards(place):
+    """Photos that arrive while it runs are answered and wait; after a kill they are sent, each once."""
+    words = ["--model", str(place / "model"), "--images", str(place / "photos"), "--every", "0.1"]
+    words += ["--output", str(place / "a.csv"), "--webhook", "http://127.0.0.1:1/"]
+    process = subprocess.Popen(command("watch", *words), env=environment(), stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert "watching" in process.stdout.readline()
+        (place / "photos" / "late.png").write_bytes(photo("green", 61))
+        until = time.monotonic() + 60
+        while "late.png" not in (place / "a.csv").read_text() and time.monotonic() < until:
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
+    with Receiver() as receiver:
+        assert watched(place, "--webhook", receiver.url) == 0
+        assert sorted(Path(content["file"]).name for _, content in receiver.got) == sorted(rows(place))
+        assert "late.png" in rows(place)
+
+
+def test_nothing_goes_where_it_was_not_sent(place, monkeypatch):
+    """Neither after a redirection nor through a proxy."""
+    with Receiver() as other, Receiver(307, 301, elsewhere=f"{other.url}/x") as receiver:
+        monkeypatch.setenv("http_proxy", other.url)
+        assert watched(place, "--webhook", receiver.url) == 0
+        assert (len(receiver.got), len(receiver.refused), other.got) == (3, 2, [])
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--webhook", "file:///etc/passwd"], "is no http or https address"),
+        (["--every", "0"], "--every is 0, expected more than 0"),
+        (["--unknown", "2"], "unknown is 2"),
+        (["--output", "other.csv"], "other.csv is no table of watch"),
+    ],
+)
+def test_wrong_options(options, sentence, place, capsys, monkeypatch):
+    monkeypatch.chdir(place)
+    (place / "other.csv").write_text("a,b\n1,2\n")
+    assert watched(place, *options) in (1, 2)
+    assert sentence in capsys.readouterr().err
+
+
+def test_the_examples_of_the_documentation_work(place):
+    """The trigger's names for Home Assistant are those of the JSON, and curl sends what a receiver gets."""
+    text = DOCS.read_text(encoding="utf-8")
+    with Receiver() as receiver:
+        (line,) = re.findall(r"^curl .*--data .*$", text, re.MULTILINE)
+        shell = line.replace("http://homeassistant.local:8123", receiver.url)
+        subprocess.run(["sh", "-c", f"{shell} --silent --show-error --noproxy '*'"], check=True, timeout=60)
+        (words,) = re.findall(r"^cifnet watch --model MODEL .*$", text, re.MULTILINE)
+        assert words.split()[-2] == "--webhook"
+        address = words.split()[-1].replace("http://homeassistant.local:8123", receiver.url)
+        assert watched(place, "--webhook", address) == 0
+        assert {path for path, _ in receiver.got} == {"/api/webhook/cifnet-door"}
+        assert {tuple(content) for _, content in receiver.got[1:]} == {tuple(receiver.got[1][1])}
+        named = set(re.findall(r"trigger\.json\.(\w+)|trigger\.json\['(\w+)'\]", text))
+    assert named
+    assert {first or second for first, second in named} <= receiver.got[1][1].keys()
+    assert set(receiver.got[0][1]) <= receiver.got[1][1].keys()
