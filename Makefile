@@ -41,9 +41,9 @@ test: setup
 test-system: setup
 	$(PYTEST) -m system
 
-# Large packages that most users do without: Ray, Hugging Face datasets, LitData.
+# Large packages that most users do without: Ray, Hugging Face datasets.
 test-scale: setup
-	$(BIN)/python -m pip install -e ".[ray,hf,litdata,shards]" webdataset
+	$(BIN)/python -m pip install -e ".[ray,hf,shards]" webdataset
 	$(BIN)/python -m pytest -m scale -n 0
 
 lint: setup

@@ -62,23 +62,21 @@ def empty(head: str = "cifnet", capacity: int = 12) -> Classifier:
     return Classifier(build_backbone(f"pixels:{SIDE}"), made, buffer, [], SIDE, 1.0, (0.2, 0))
 
 
-def teach(model: Classifier, names: Sequence[str], count: int = 7) -> Classifier:
-    """One more task, of photos whose contents are not known afterwards."""
-    model.keeps_hashes = False
-    z, class_of, keys = samples(names, count)
+def teach(model: Classifier, names: Sequence[str], count: int = 7, seed: int = 0) -> Classifier:
+    """One more task."""
+    z, class_of, keys = samples(names, count, seed)
     model.begin_task(names, [count] * len(names))
     model.observe(z, torch.tensor(model.labels(class_of)), keys)
     model.finish_task()
     model.history.append(Event("task", len(model.class_names), None, 90.0, seconds=0.1))
-    model.keeps_hashes = True
     return model
 
 
-def learned(head: str = "cifnet", tasks: Sequence[Sequence[str]] = TASKS) -> Classifier:
+def learned(head: str = "cifnet", tasks: Sequence[Sequence[str]] = TASKS, seed: int = 0) -> Classifier:
     """A model that has learned a few classes."""
     model = empty(head)
     for names in tasks:
-        teach(model, names)
+        teach(model, names, seed=seed)
     return model
 
 

@@ -10,10 +10,8 @@ import hashlib
 import logging
 import os
 import platform
-import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +24,7 @@ from torch import Tensor, nn
 
 from cifnet_pl.backbones.onnx_runtime import Embedder, NoGraph, Runtime, exported, import_onnxruntime
 from cifnet_pl.utilities.errors import CifnetError, UsageError, check_choice
-from cifnet_pl.utilities.files import write_atomic
+from cifnet_pl.utilities.files import write_bytes
 from cifnet_pl.utilities.text import number_of, one_line
 
 log = logging.getLogger(__name__)
@@ -45,9 +43,6 @@ WAIT = 600.0
 
 SILENT = 2.0
 """Seconds of waiting before a line on the screen says so."""
-
-AGAIN = 86_400.0
-"""Seconds after which a layer that could not be exported is tried again: the reason may have been the moment."""
 
 
 # ---------------------------------------------------------------------- kept
@@ -92,7 +87,6 @@ def stored_graph(embedder: Embedder) -> bytes:
     with _turn(folder / f".{key}.lock"):
         content = _read(folder, key)
         if content is None:
-            _remove_halves(folder, key)
             log.info("exporting %s for ONNX Runtime, once: this takes 4 to 15 s", embedder.name)
             content = _made(embedder, folder, key)
     return content
@@ -119,7 +113,7 @@ def remade_graph(embedder: Embedder) -> bytes:
 
 
 def _read(folder: Path, key: str) -> bytes | None:
-    """Return the graph in the cache, or None if it is not there or damaged; NoGraph if its export failed lately."""
+    """Return the graph in the cache, or None if it is not there or damaged."""
     try:
         for path in sorted(folder.glob(f"{key}-*.onnx")):
             content = path.read_bytes()
@@ -127,41 +121,20 @@ def _read(folder: Path, key: str) -> bytes | None:
                 return content
             log.warning("%s is damaged: the network is exported again", path)
             path.unlink(missing_ok=True)
-        refused = folder / f"{key}.txt"
-        if refused.is_file() and time.time() - refused.stat().st_mtime < AGAIN:
-            reason = " ".join(refused.read_text(encoding="utf-8", errors="replace").split())
-            if reason.isprintable() and reason:
-                raise NoGraph(reason[:400])
     except OSError as error:
         log.warning("cannot read %s: %s", folder, error.strerror or error)
     return None
 
 
-def _remove_halves(folder: Path, key: str) -> None:
-    """Remove what processes left that were killed while they wrote this graph."""
-    with suppress(OSError):
-        for path in folder.glob(f".{key}-*.tmp"):
-            path.unlink(missing_ok=True)
-
-
 def _made(embedder: Embedder, folder: Path, key: str) -> bytes:
     """Export and check a graph, and keep it; if it cannot be kept, this process can use it all the same."""
+    content = exported(embedder)
+    check_graph(content, embedder)
     try:
-        content = exported(embedder)
-        check_graph(content, embedder)
-    except NoGraph as error:
-        if error.lasting:
-            _keep(folder / f"{key}.txt", str(error).encode())
-        raise
-    _keep(folder / f"{key}-{_digest(content)}.onnx", content)
-    return content
-
-
-def _keep(path: Path, content: bytes) -> None:
-    try:
-        write_atomic(path, lambda file: file.write(content))
+        write_bytes(folder / f"{key}-{_digest(content)}.onnx", content)
     except CifnetError as error:
         log.warning("%s; the next command exports the network again (%s names another folder)", error, CACHE)
+    return content
 
 
 @contextmanager
@@ -214,12 +187,10 @@ def check_graph(content: bytes, embedder: Embedder) -> float:
             expected = embedder(torch.from_numpy(batch)).numpy()
         output = session.run(None, {"images": batch})[0]
         if output.shape != expected.shape:
-            raise NoGraph(f"the graph of {embedder.name} gives {output.shape}, torch {expected.shape}", lasting=True)
+            raise NoGraph(f"the graph of {embedder.name} gives {output.shape}, torch {expected.shape}")
         off = float(np.abs(output - expected).max() / max(np.abs(expected).max(), 1e-30))
         if not off <= TOLERANCE:
-            raise NoGraph(
-                f"ONNX Runtime differs from torch by {off:.1g} in embeddings of {embedder.name}", lasting=True
-            )
+            raise NoGraph(f"ONNX Runtime differs from torch by {off:.1g} in embeddings of {embedder.name}")
         worst = max(worst, off)
     return worst
 
@@ -258,48 +229,6 @@ REDUCED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 """Name → dtype that autocast computes most layers in."""
 
 PRECISIONS = (FLOAT32, *REDUCED)
-
-
-INSTRUCTIONS = {
-    "bf16-mixed": (("avx512_bf16", "amx_bf16", "bf16"), 16),
-    "16-mixed": (("avx512_fp16", "amx_fp16", "asimdhp"), 9),
-}
-"""Precision → flags of processors that compute in it, and how many times slower than float32 it is without them.
-
-Measured with EfficientNet-Lite0 at 128 px on a processor with AVX2: 4.9 ms for a photo in float32, 76 in bf16 and 46 in
-fp16 (docs/scale_out.md).
-"""
-
-
-def why_slow(precision: str, cpuinfo: str) -> str | None:
-    """Explain that a processor has no instructions for a precision.
-
-    Args:
-        precision: one of ``PRECISIONS``.
-        cpuinfo: content of Linux's ``/proc/cpuinfo``.
-
-    Returns:
-        A sentence; None if the processor has such instructions, or that is not known.
-    """
-    lines = [line.partition(":")[2].split() for line in cpuinfo.splitlines() if line.startswith(("flags", "Features"))]
-    if precision not in INSTRUCTIONS or not lines:
-        return None
-    names, times = INSTRUCTIONS[precision]
-    if set(names) & set(lines[0]):
-        return None
-    return (
-        f"{precision} is slow here: this processor has no instructions for it, and takes about {times} times as long "
-        f"as in {FLOAT32} (--trainer.precision {FLOAT32}; classify: --precision {FLOAT32})"
-    )
-
-
-@cache
-def warn_if_slow(precision: str) -> None:
-    """Log a note if a precision is slow on this machine's CPU."""
-    cpu_info = Path("/proc/cpuinfo")
-    reason = why_slow(precision, cpu_info.read_text(encoding="utf-8", errors="replace")) if cpu_info.is_file() else None
-    if reason is not None:
-        log.warning("%s", reason)
 
 
 def check_precision(name: str) -> str:
@@ -366,8 +295,6 @@ class Wanted:
             UsageError: ONNX Runtime was asked for by name, and is not installed, or has no such device or precision.
             CifnetError: it was asked for by name, and the network cannot be exported.
         """
-        if device == "cpu" and precision != FLOAT32:
-            warn_if_slow(precision)
         if self.name == "torch":
             return None
         unfit = None

@@ -187,16 +187,7 @@ _exporting = threading.Lock()
 
 
 class NoGraph(CifnetError):
-    """A network that cannot be used as a graph: it cannot be exported, or the graph computes something else.
-
-    Args:
-        message: the reason.
-        lasting: whether the same versions of all packages would probably fail again.
-    """
-
-    def __init__(self, message: str, lasting: bool = False):
-        super().__init__(message)
-        self.lasting = lasting
+    """A network that cannot be used as a graph: it cannot be exported, or the graph computes something else."""
 
 
 class Embedder(nn.Module):
@@ -240,12 +231,11 @@ def exported(embedder: Embedder) -> bytes:
         The content of an ONNX file.
 
     Raises:
-        NoGraph: torch's exporter or ONNX cannot express a layer, which is named.
+        NoGraph: torch's exporter or ONNX cannot express a layer.
     """
     side, auto = embedder.side, torch.export.Dim.AUTO
     example = torch.zeros(2, side, side, 3, dtype=torch.uint8)
     shapes = ({0: torch.export.Dim.DYNAMIC, 1: auto, 2: auto},)
-    program: Any = None
     try:
         with alone_with_the_exporter():
             embedder = copy.deepcopy(embedder).eval()
@@ -255,35 +245,12 @@ def exported(embedder: Embedder) -> bytes:
             )
         return bytes(graph.model_proto.SerializeToString())
     except Exception as error:  # the exporter fails in its own way for every operation that it does not know
-        layer, cause = _layer_of(error, program, embedder), _first_cause(error)
-        where = f" (layer {layer})" if layer else ""
-        reason = f"{embedder.name} cannot be exported{where}: {type(cause).__name__}: {one_line(cause, 160)}"
-        # What happened outside all layers, such as a driver that failed, says nothing about the network.
-        raise NoGraph(reason, lasting=layer is not None and not isinstance(cause, MemoryError | OSError)) from error
+        cause = _first_cause(error)
+        reason = f"{embedder.name} cannot be exported: {type(cause).__name__}: {one_line(cause, 160)}"
+        raise NoGraph(reason) from error
 
 
 def _first_cause(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
     return error
-
-
-def _layer_of(error: BaseException, program: Any, embedder: Embedder) -> str | None:
-    """Return the layer in which an export failed: its code raised the error, or its operation is not in ONNX.
-
-    Returns:
-        Its name; "" where it is the whole network, and None where no layer had to do with it.
-    """
-    names = {id(module): name for name, module in embedder.network.named_modules()}
-    layer: str | None = None
-    cause: BaseException | None = error
-    while cause is not None:
-        trace = cause.__traceback__
-        while trace is not None:
-            layer = names.get(id(trace.tb_frame.f_locals.get("self")), layer)
-            trace = trace.tb_next
-        cause = cause.__cause__ or cause.__context__
-    for node in program.graph.nodes if program is not None else ():
-        if f"%{node.name} " in str(error) and node.meta.get("nn_module_stack"):
-            layer = [path for path, _ in node.meta["nn_module_stack"].values()][-1].removeprefix("network.")
-    return layer

@@ -146,10 +146,6 @@ STREAMING = {"random"}
 """Strategies whose selection from a union is the selection from its selections, so that they may prune early."""
 
 
-SAME = 1e-3
-"""Largest relative difference between two embeddings of one photo: the rounding of another machine's network."""
-
-
 class TakesPast(Protocol):
     """What a buffer needs of a :class:`~cifnet_pl.heads.Head`: the classes of its tasks, and ``observe_past``."""
 

@@ -84,27 +84,25 @@ def audit(
             raise UsageError(f"no folder {printable(str(root))}: give the photos with --images")
         source = folder(SourceOptions(root, *(loaded.held_back or (0.2, 0))))
         unreadable: list[Any] = []
-        with embeddings_of(loaded, source, Path(cache_folder).expanduser(), unreadable, progress=True) as embedded:
-            z, files = embedded.z, embedded.files
-            undecided = {
-                file: f"in {source.class_names[label]}, also in {source.class_names[other]}"
-                for file, (label, other) in embedded.undecided.items()
-            }
-            present, labels = np.unique(embedded.labels, return_inverse=True)
-            names = [source.class_names[label] for label in present]
-            if len(names) < 2:
-                raise DataError(f"{printable(str(root))} has photos of one class: an audit compares at least two")
-            result = audited(z, labels, names)
-            if not result.judged.any():
-                raise DataError(
-                    f"{printable(str(root))} has one photo of each class, or near-copies of one: an audit judges each "
-                    "photo by others of its class"
-                )
-            curve = learning_curve(z, labels, len(names))
+        embedded = embeddings_of(loaded, source, Path(cache_folder).expanduser(), unreadable, progress=True)
+        z, files = embedded.z, embedded.files
+        undecided = {
+            file: f"in {source.class_names[label]}, also in {source.class_names[other]}"
+            for file, (label, other) in embedded.undecided.items()
+        }
+        present, labels = np.unique(embedded.labels, return_inverse=True)
+        names = [source.class_names[label] for label in present]
+        if len(names) < 2:
+            raise DataError(f"{printable(str(root))} has photos of one class: an audit compares at least two")
+        result = audited(z, labels, names)
+        if not result.judged.any():
+            raise DataError(
+                f"{printable(str(root))} has one photo of each class, or near-copies of one: an audit judges each "
+                "photo by others of its class"
+            )
+        curve = learning_curve(z, labels, len(names))
         warn(source.notes, unreadable)
-        note = write_audit(target, result, curve, files, undecided, loaded)
-    if note:
-        print(note)
+        write_audit(target, result, curve, files, undecided, loaded)
     low, high = result.scored.interval
     right = f"{result.scored.accuracy:.1f} % right"
     photos = f"{number_of(len(files), 'photo')} of {len(names)} classes"
@@ -185,7 +183,7 @@ def write_audit(
     files: list[Path],
     undecided: Mapping[Path, str],
     model: Classifier,
-) -> str | None:
+) -> None:
     """Write the page, its pictures and tables.
 
     Args:
@@ -195,24 +193,20 @@ def write_audit(
         files: the photos.
         undecided: other photos, which lie in two classes → these classes, in words.
         model: whose embeddings were used.
-
-    Returns:
-        A note about characters that could not be drawn, or None.
     """
     from cifnet_pl.learning.callbacks.pictures import draw_confusion, png
     from cifnet_pl.report.page import audit_page, draw_learning_curve, with_figure
-    from cifnet_pl.utilities.fonts import lettering
 
     evaluation = result.scored
-    names, letters = evaluation.class_names, lettering(evaluation.class_names)
+    names = evaluation.class_names
     title = f"{evaluation.accuracy:.1f} % of {len(evaluation.rows)} photos right, each left out"
-    confusion = draw_confusion(evaluation.confusion(), names, letters, title)
-    drawn, small = draw_learning_curve(curve), small_photos(files, model.image_size)
+    confusion = draw_confusion(evaluation.confusion(), names, title)
+    drawn = draw_learning_curve(curve)
     write_bytes(target / "confusion.png", png(confusion))
     write_bytes(target / "learning_curve.png", png(drawn))
     for name, table in tables_of(evaluation, result.unjudged).items():
         write_text(target / name, table)
-    write_text(target / "photos.csv", photos_csv(result, files, small))
+    write_text(target / "photos.csv", photos_csv(result, files))
     low, high = evaluation.interval
     lead = [
         f"{number_of(len(files), 'photo')} of {number_of(len(names), 'class')}. Each is judged by a classifier that "
@@ -228,48 +222,21 @@ def write_audit(
         with_figure("Which classes are confused", [READING], confusion),
         _classes(result),
         _far(result, files),
-        _small(small, files, model.image_size),
         with_figure("Have I got enough photos?", [_sentence(more_photos(curve, names))], drawn),
     ]
     write_text(target / "audit.html", audit_page("Audit of photos", lead, sections))
-    return letters.note
 
 
 def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def small_photos(files: list[Path], size: int) -> dict[int, int]:
-    """Find photos whose short side is smaller than the model's images.
-
-    Args:
-        files: the photos.
-        size: side of the model's images in pixels.
-
-    Returns:
-        Position → short side in pixels, the smallest first.
-    """
-    from cifnet_pl.photos.photo import Photo, UnreadableImage
-
-    sizes = {}
-    for row, file in enumerate(files):
-        try:
-            with Photo(file).open() as image:
-                side = min(image.size)
-        except UnreadableImage:
-            continue
-        if side < size:
-            sizes[row] = side
-    return dict(sorted(sizes.items(), key=lambda item: (item[1], item[0])))
-
-
-def photos_csv(result: Audit, files: list[Path], small: dict[int, int]) -> str:
+def photos_csv(result: Audit, files: list[Path]) -> str:
     """Return CSV with a row for each photo, the most doubtful label first, and last what cannot be judged.
 
     Args:
         result: of the audit, of n photos.
         files: the n photos.
-        small: row of each tiny photo → its shorter side in pixels.
     """
     import numpy as np
 
@@ -285,9 +252,9 @@ def photos_csv(result: Audit, files: list[Path], small: dict[int, int]) -> str:
             answer, sure = names[evaluation.predicted[row]], f"{evaluation.confidence[row]:.6f}"
             cells = [f"{result.own[row]:.6f}", answer, sure, str(row in doubtful).lower()]
             distance = f"{result.distance[row]:.4f}"
-        rows.append([str(files[row]), names[evaluation.target[row]], *cells, copied, distance, small.get(row)])
+        rows.append([str(files[row]), names[evaluation.target[row]], *cells, copied, distance])
     header = ["file", "class", "probability_of_class", "looks_like", "probability"]
-    return to_csv([*header, "doubtful", "near_copy", "distance", "tiny_side"], rows)
+    return to_csv([*header, "doubtful", "near_copy", "distance"], rows)
 
 
 # ---------------------------------------------------------------------- sections of the page
@@ -363,10 +330,3 @@ def _far(result: Audit, files: list[Path]) -> Section:
     names, target = result.evaluation.class_names, result.evaluation.target
     far = {row: f"in {names[target[row]]}, {result.distance[row]:.2f} times as far as most" for row in rows}
     return _photos("Photos unlike the others of their class", [text if rows else "There are none."], files, far)
-
-
-def _small(small: dict[int, int], files: list[Path], size: int) -> Section:
-    count = number_of(len(small), "photo has", "photos have")
-    text = f"{count} fewer pixels on the short side than the {size} that the network looks at."
-    captions = {row: f"{side} pixels" for row, side in list(small.items())[: ON_PAGE // 4]}
-    return _photos("Tiny photos", [text], files, captions)

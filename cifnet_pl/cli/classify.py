@@ -13,12 +13,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any
 
 from cifnet_pl.cli.commands import Engine, refuse_output
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import exclusive, write_atomic
-from cifnet_pl.utilities.text import counted, number_of, on_terminal, printable
+from cifnet_pl.utilities.text import counted, number_of, on_terminal, printable, shortened
 
 if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier, Prediction
@@ -47,16 +47,13 @@ def classify(
     images: list[str],
     output: str,
     top: int = 5,
-    strict: bool = False,
     gallery: str | None = None,
-    show: Literal["random", "unsure", "wrong"] = "random",
     precision: str | None = None,
     engine: Engine = "auto",
     overwrite: bool = False,
     trust: bool = False,
     unknown: float | None = None,
     coverage: float | None = None,
-    per_class: bool = False,
 ) -> None:
     """Classify photos into a CSV file: file, class, probability, and the next most probable classes.
 
@@ -69,26 +66,22 @@ def classify(
     Args:
         model: a run's folder, a checkpoint file or a bundle.
         images: photos, folders (with all their sub-folders), Zip archives, or patterns in quotes, e.g. "trip/**/*.jpg";
-            for a model that learned embeddings, files of these (.npz, .safetensors, .parquet, .arrow).
+            for a model that learned embeddings, files of these (.npz, .parquet).
         output: the CSV file.
         top: number of classes per photo.
-        strict: whether to stop at a photo that cannot be read.
-        gallery: picture (PNG) of up to 24 of the photos with their three most probable classes.
-        show: which photos the gallery has: random ones, those that the model is least sure of, or those in a folder of
-            another class's name (wrong), the surest first.
+        gallery: picture (PNG) of up to 24 of the photos, drawn at random, with their three most probable classes.
         precision: of the network, 32-true, bf16-mixed or 16-mixed; null for the one that the model was learned in.
         engine: what runs the network: auto, torch or onnxruntime; auto is ONNX Runtime on a CPU, torch on a GPU.
         overwrite: whether existing files may be replaced.
         trust: whether heads and networks from outside the package that a model names may be imported, code and all.
         unknown: share of photos of known classes that may be called unknown, such as 0.05; null not to tell.
         coverage: chance that the right class is among the answers, such as 0.95; null for no answers.
-        per_class: whether every class is to have that chance by itself.
 
     Raises:
         UsageError: ``top`` below one, an unknown precision, a file that exists, or another process that is writing it;
             a share outside (0, 1), or a model without calibration samples.
         UnsupportedError: a head that cannot tell what is asked.
-        DataError: no photo there that can be read, or with ``strict`` one that cannot.
+        DataError: no photo there that can be read.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
     from cifnet_pl.backbones.engines import check_precision
@@ -110,19 +103,18 @@ def classify(
             raise UsageError("--gallery needs photos, but this model classifies embeddings: leave it out")
         classifier.precision = precision or classifier.precision
         share = able(classifier, UNKNOWN_SHARE)[0] if unknown is None and coverage is not None else unknown
-        judged: dict[str, Any] = {"unknown": share, "coverage": coverage, "per_class": per_class}
+        judged: dict[str, Any] = {"unknown": share, "coverage": coverage}
         # What cannot be told is refused before the work begins.
         warning = classifier.judge(**judged).warning if unknown is not None or coverage is not None else None
-        table = Table(classifier, images, top, strict, show, judged, told=unknown is not None)
+        table = Table(classifier, images, top, judged, told=unknown is not None)
         write_atomic(target, table.write)
-        note = write_gallery(table.sample, picture) if picture is not None and table.sample else None
+        if picture is not None:
+            write_gallery(table.sample, picture)
     print(f"{number_of(table.classified, 'photo')} classified in {target}, {table.unreadable} unreadable left out")
     for sentence in about_verdicts(table, unknown, warning if unknown is not None else None, coverage):
         print(sentence)
-    if picture is not None and table.sample:
-        print(f"gallery of {len(table.sample)} of them in {picture}" + (f"; {note}" if note else ""))
-    elif picture is not None:
-        print("no gallery is written: no photo lies in a folder of one class and was taken for another")
+    if picture is not None:
+        print(f"gallery of {len(table.sample)} of them in {picture}")
 
 
 def about_verdicts(table: Table, unknown: float | None, warning: str | None, coverage: float | None) -> Iterator[str]:
@@ -168,9 +160,7 @@ class Table:
         model: that classifies.
         images: photos, folders, archives or patterns.
         top: number of classes per photo.
-        strict: whether a photo that cannot be read is an error.
-        show: which of the predictions the gallery shows.
-        judged: the options ``unknown``, ``coverage`` and ``per_class``.
+        judged: the options ``unknown`` and ``coverage``.
         told: whether the table says what is unknown.
 
     Attributes:
@@ -182,13 +172,11 @@ class Table:
         model: Classifier,
         images: Sequence[str],
         top: int,
-        strict: bool,
-        show: str,
         judged: dict[str, Any],
         told: bool,
     ):
         self.told = told
-        self.model, self.images, self.strict, self.show, self.judged = model, images, strict, show, judged
+        self.model, self.images, self.judged = model, images, judged
         self.top = min(top, len(model.class_names))
         self.classified = self.unreadable = self.unknown = self.answers = 0
         self._kept: list[tuple[float, int, Prediction]] = []
@@ -237,11 +225,8 @@ class Table:
                 self._consider(shown)
                 yield shown
                 continue
-            message = f"{printable(str(prediction.file))}: {prediction.unreadable}"
-            if self.strict:
-                raise DataError(f"cannot read photo {message}; repair or remove it, or leave out --strict")
             self.unreadable += 1
-            print(f"skipped {message}", file=sys.stderr)
+            print(f"skipped {printable(str(prediction.file))}: {prediction.unreadable}", file=sys.stderr)
 
     def _photos(self) -> Iterator[Path]:
         """Find all photos; every source is opened first, so that a wrong one is reported before the work begins."""
@@ -251,40 +236,24 @@ class Table:
 
     @property
     def sample(self) -> list[Prediction]:
-        """Return the photos of the gallery: sorted by name if drawn at random, else the most telling first."""
-        kept = [prediction for _, _, prediction in sorted(self._kept, reverse=True)]
-        return sorted(kept, key=lambda prediction: str(prediction.file)) if self.show == "random" else kept
+        """Return the photos of the gallery, sorted by name."""
+        return sorted((prediction for _, _, prediction in self._kept), key=lambda prediction: str(prediction.file))
 
     def _consider(self, prediction: Prediction) -> None:
-        """Keep a prediction if it is among the ``IN_GALLERY`` of the largest rank so far."""
-        rank = self._rank(prediction)
-        if rank is not None:
-            keep = heapq.heappush if len(self._kept) < IN_GALLERY else heapq.heappushpop
-            keep(self._kept, (rank, -self.classified, prediction))
-
-    def _rank(self, prediction: Prediction) -> float | None:
-        if self.show == "unsure":
-            return -prediction.probabilities[0]
-        if self.show == "random":
-            return self._chance.random()
-        assert prediction.file is not None
-        label = prediction.file.parent.name
-        wrong = label in self.model.class_names and label != prediction.classes[0]
-        return prediction.probabilities[0] if wrong else None
+        """Keep a prediction if it is among the ``IN_GALLERY`` of the largest random numbers so far."""
+        keep = heapq.heappush if len(self._kept) < IN_GALLERY else heapq.heappushpop
+        keep(self._kept, (self._chance.random(), self.classified, prediction))
 
 
 # ---------------------------------------------------------------------- the picture
 
 
-def write_gallery(predictions: Sequence[Prediction], path: Path) -> str | None:
+def write_gallery(predictions: Sequence[Prediction], path: Path) -> None:
     """Draw photos in the order given, each above its most probable classes as bars.
 
     Args:
         predictions: of the photos.
         path: the PNG file, written atomically.
-
-    Returns:
-        A note for the user if a name could not be drawn with the fonts of this machine.
 
     Raises:
         CifnetError: the disk is full or not writable.
@@ -293,12 +262,12 @@ def write_gallery(predictions: Sequence[Prediction], path: Path) -> str | None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from cifnet_pl.utilities.fonts import lettering
+    from cifnet_pl.utilities.fonts import families
 
-    letters = lettering([text for p in predictions for text in (_title(p), *p.classes[:SHOWN])])
     columns = min(COLUMNS, len(predictions))
     rows = math.ceil(len(predictions) / columns)
-    with matplotlib.rc_context({"font.family": list(letters.families)}):
+    fonts = families([text for p in predictions for text in (_title(p), *p.classes[:SHOWN])])
+    with matplotlib.rc_context({"font.family": fonts}):
         figure = Figure(figsize=(2.0 * columns, 2.85 * rows), layout="constrained")
         FigureCanvasAgg(figure)
         cells = figure.subplots(2 * rows, columns, squeeze=False, height_ratios=[3, 1.15] * rows)
@@ -306,10 +275,9 @@ def write_gallery(predictions: Sequence[Prediction], path: Path) -> str | None:
             cell.axis("off")
         for index, prediction in enumerate(predictions):
             row, column = divmod(index, columns)
-            _draw_photo(cells[2 * row, column], prediction, letters)
-            _draw_bars(cells[2 * row + 1, column], prediction, letters)
+            _draw_photo(cells[2 * row, column], prediction)
+            _draw_bars(cells[2 * row + 1, column], prediction)
         write_atomic(path, lambda file: figure.savefig(file, format="png", dpi=110))
-    return letters.note
 
 
 def _title(prediction: Prediction) -> str:
@@ -317,7 +285,7 @@ def _title(prediction: Prediction) -> str:
     return f"{prediction.file.parent.name}/{prediction.file.name}"
 
 
-def _draw_photo(axes: Any, prediction: Prediction, letters: Any) -> None:
+def _draw_photo(axes: Any, prediction: Prediction) -> None:
     """Draw a photo; one that shows nothing known has a frame around it, and says so."""
     from matplotlib.patches import Rectangle
 
@@ -325,7 +293,7 @@ def _draw_photo(axes: Any, prediction: Prediction, letters: Any) -> None:
 
     assert prediction.file is not None
     axes.imshow(read_square(prediction.file, PIXELS), interpolation="nearest")
-    axes.set_title(letters.of(_title(prediction), LONGEST + 10), fontsize=7, color="0.4", pad=2, parse_math=False)
+    axes.set_title(shortened(_title(prediction), LONGEST + 10), fontsize=7, color="0.4", pad=2, parse_math=False)
     if prediction.known is False:
         frame = Rectangle((0, 0), 1, 1, transform=axes.transAxes, fill=False, linewidth=4, edgecolor=UNKNOWN)
         axes.add_patch(frame)
@@ -333,11 +301,11 @@ def _draw_photo(axes: Any, prediction: Prediction, letters: Any) -> None:
         axes.text(0.5, 0.06, "unknown", transform=axes.transAxes, ha="center", fontsize=8, color="white", bbox=box)
 
 
-def _draw_bars(axes: Any, prediction: Prediction, letters: Any) -> None:
+def _draw_bars(axes: Any, prediction: Prediction) -> None:
     names, shares = prediction.classes[:SHOWN], prediction.probabilities[:SHOWN]
     for line, (name, share) in enumerate(zip(names, shares, strict=True)):
         axes.barh(line, share, height=0.85, color="#9ecae1" if line == 0 else "#dfe8ee", align="center")
-        axes.text(0.01, line, letters.of(name, LONGEST), fontsize=8, va="center", ha="left", parse_math=False)
+        axes.text(0.01, line, shortened(name, LONGEST), fontsize=8, va="center", ha="left", parse_math=False)
         axes.text(0.99, line, f"{100 * share:.0f} %", fontsize=8, va="center", ha="right")
     axes.set_xlim(0, 1)
     axes.set_ylim(SHOWN - 0.4, -0.6)

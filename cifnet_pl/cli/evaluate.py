@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from cifnet_pl.utilities.text import is_or_are, number_of, printable
 if TYPE_CHECKING:
     from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
     from cifnet_pl.model.classifier import Classifier
-    from cifnet_pl.model.metrics import Comparison, Evaluation
+    from cifnet_pl.model.metrics import Evaluation
 
 ON_SCREEN = 25
 """Classes in the table on the screen, the worst first."""
@@ -33,7 +33,6 @@ PAIRS_ON_SCREEN = 5
 def evaluate(
     model: str,
     images: str,
-    against: str | None = None,
     output: str | None = None,
     overwrite: bool = False,
     trust: bool = False,
@@ -47,7 +46,6 @@ def evaluate(
     Args:
         model: a run's folder, a checkpoint file or a bundle.
         images: folder or Zip archive with one sub-folder of photos per class; its val where it has train and val.
-        against: another model, to compare with on the same photos.
         output: folder for evaluation.json, classes.csv, confusion.csv, photos.csv, confusion.png and calibration.png;
             with recalibrate for the new version of the model.
         overwrite: whether files in output may be replaced.
@@ -55,19 +53,18 @@ def evaluate(
         recalibrate: whether to fit the model's promises to these photos, and to store it at output.
 
     Raises:
-        UsageError: output holds files already; recalibrate without output, beside against, or with too few photos.
+        UsageError: output holds files already; recalibrate without output, or with too few photos.
         DataError: no photo of a class that the model knows, or none that can be read.
-        CheckpointError: there is no model at ``model`` or ``against``, or it is damaged.
+        CheckpointError: there is no model at ``model``, or it is damaged.
     """
     from cifnet_pl.model.class_photos import ClassPhotos
-    from cifnet_pl.model.metrics import compare
     from cifnet_pl.model.store import load
     from cifnet_pl.photos.files import expanded
 
     target = expanded(Path(output)) if output is not None else None
     if recalibrate:
-        if target is None or against is not None:
-            raise UsageError("--recalibrate stores a model at --output, and compares with none: leave --against out")
+        if target is None:
+            raise UsageError("--recalibrate stores a model: give it a place with --output")
         photos, loaded = ClassPhotos.find(images, "--images", tested=True), load(model, trust=trust)
         warn(photos.notes)
         fit_promises(loaded, model, known_photos(loaded, photos, model), target, overwrite, trust)
@@ -78,23 +75,15 @@ def evaluate(
             refuse_output(target, overwrite, folder=True)
         photos, unreadable = ClassPhotos.find(images, "--images", tested=True), list[Any]()
         loaded = load(model, trust=trust)
-        rival = load(against, trust=trust) if against is not None else None  # a wrong name is refused before the work
         evaluation = _evaluate(loaded, photos, unreadable, model)
-        other = _evaluate(rival, photos, [], str(against)) if rival is not None else None
-        comparison = compare(evaluation, other) if other is not None else None
         warn(photos.notes, unreadable)
-        print(*summary_lines(evaluation), *copy_lines(evaluation, loaded.knows_photos), sep="\n")
+        print(*summary_lines(evaluation), *copy_lines(evaluation), sep="\n")
         Console().print(class_table(evaluation))
         for true, answer, count, total in evaluation.confused_pairs()[:PAIRS_ON_SCREEN]:
             some = f"{count} of {number_of(total, 'photo')} of {printable(true)}"
             print(f"{some} {is_or_are(count)} taken for {printable(answer)}")
-        if comparison is not None and other is not None:
-            sizes = [len(each.class_names) for each in (evaluation, other)]
-            print(*comparison_lines(comparison, [model, str(against)], sizes), sep="\n")
-            if sentence := other.near_copy_score.sentence():
-                print(f"{against}: {sentence}")
         if target is not None:
-            write_results(target, evaluation, photos, comparison)
+            write_results(target, evaluation, photos)
             print(f"tables and pictures in {target}")
 
 
@@ -149,24 +138,14 @@ def summary_lines(evaluation: Evaluation) -> list[str]:
     ]
 
 
-def copy_lines(evaluation: Evaluation, knows_photos: bool) -> list[str]:
-    """Return what is said of photos that were learned already, occur twice, or are in two classes.
-
-    Args:
-        evaluation: of a model.
-        knows_photos: whether the model has the content hashes of all photos that it learned.
-    """
+def copy_lines(evaluation: Evaluation) -> list[str]:
+    """Return what is said of photos that were learned already, occur twice, or are in two classes."""
     from cifnet_pl.photos.copies import about_labels
 
-    lines = [evaluation.near_copy_score.sentence(), about_labels(evaluation.mislabelled, None)]
+    lines = [evaluation.about_learned(), about_labels(evaluation.mislabelled, None)]
     if evaluation.twice is not None and (twice := int(evaluation.twice.sum())):
         copies = "is a copy of another one" if twice == 1 else "are copies of others"
         lines.append(f"{twice} of these {number_of(len(evaluation.rows), 'photo')} {copies}, and so counted twice")
-    if not knows_photos:
-        lines.append(
-            "note: the model does not have the content hashes of all photos that it learned: if some of them are "
-            "among these, they flatter the score"
-        )
     return [line for line in lines if line]
 
 
@@ -202,69 +181,32 @@ def class_table(evaluation: Evaluation) -> Table:
     return table
 
 
-def comparison_lines(comparison: Comparison, names: Sequence[str], classes: Sequence[int]) -> list[str]:
-    """Return a sentence that compares two models on the same photos, and one if one has fewer classes to choose among.
-
-    Args:
-        comparison: of the models.
-        names: of the two.
-        classes: numbers of classes that they know.
-    """
-    ours, theirs = comparison.accuracies
-    lines = [
-        f"on the same {comparison.photos} photos {names[0]} names {ours:.1f} % right and {names[1]} {theirs:.1f} %: "
-        f"{number_of(comparison.first, 'photo')} {is_or_are(comparison.first)} right with the first alone, "
-        f"{comparison.second} with the second alone (p = {comparison.p_value:.2g} that this is chance)"
-    ]
-    if classes[0] != classes[1]:
-        lines.append(
-            f"note: the first chooses among {number_of(classes[0], 'class')}, the second among {classes[1]}: "
-            "among fewer it is easier to be right"
-        )
-    return lines
-
-
-def write_results(
-    target: Path, evaluation: Evaluation, photos: ClassPhotos, comparison: Comparison | None = None
-) -> None:
+def write_results(target: Path, evaluation: Evaluation, photos: ClassPhotos) -> None:
     """Write the tables and pictures of an evaluation.
 
     Args:
         target: their folder.
         evaluation: of the model.
         photos: that it was evaluated on.
-        comparison: with another model, or None.
     """
     from cifnet_pl.learning.callbacks.pictures import draw_calibration, draw_confusion, png
-    from cifnet_pl.utilities.fonts import lettering
 
-    letters = lettering(evaluation.class_names)
     title = f"{evaluation.accuracy:.1f} % of {len(evaluation.rows)} photos right"
-    if letters.note:
-        print(letters.note)
-    write_json(target / "evaluation.json", _summary(evaluation, comparison))
+    write_json(target / "evaluation.json", _summary(evaluation))
     for name, text in {**tables_of(evaluation), "photos.csv": _photos_csv(evaluation, photos)}.items():
         write_text(target / name, text)
-    confusion = draw_confusion(evaluation.confusion(), evaluation.class_names, letters, title)
+    confusion = draw_confusion(evaluation.confusion(), evaluation.class_names, title)
     write_bytes(target / "confusion.png", png(confusion))
-    calibration = draw_calibration(evaluation.confidence, evaluation.right, title, letters)
-    write_bytes(target / "calibration.png", png(calibration))
+    write_bytes(target / "calibration.png", png(draw_calibration(evaluation.confidence, evaluation.right, title)))
 
 
-def _summary(evaluation: Evaluation, comparison: Comparison | None) -> dict[str, Any]:
+def _summary(evaluation: Evaluation) -> dict[str, Any]:
     low, high = evaluation.interval
     figures: dict[str, Any] = {"photos": len(evaluation.rows), "classes": len(evaluation.class_scores())}
     figures |= {"accuracy": evaluation.accuracy, "accuracy_low": low, "accuracy_high": high}
     if evaluation.learned is not None and evaluation.twice is not None:
         figures |= {"learned": int(evaluation.learned.sum()), "copies": int(evaluation.twice.sum())}
-    if evaluation.near is not None:
-        figures |= {"near_learned": evaluation.near_copy_score.near, "others_right": evaluation.near_copy_score.right}
-    figures |= {"mean_confidence": 100 * float(evaluation.confidence.mean()), "ece": evaluation.ece}
-    if comparison is None:
-        return figures
-    ours, theirs = comparison.accuracies
-    other = {**asdict(comparison), "accuracy": ours, "accuracy_against": theirs, "p_value": comparison.p_value}
-    return {**figures, "against": other}
+    return {**figures, "mean_confidence": 100 * float(evaluation.confidence.mean()), "ece": evaluation.ece}
 
 
 def tables_of(evaluation: Evaluation, unjudged: Mapping[str, int] | None = None) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from cifnet_pl.cli.commands import refuse_output
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import exclusive, write_bytes, write_text
-from cifnet_pl.utilities.text import next_command, number_of, printable
+from cifnet_pl.utilities.text import next_command, number_of
 
 if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier
@@ -64,8 +63,6 @@ def export(
             refuse_existing(target, overwrite)
         else:
             refuse_output(target, overwrite, folder=format == "triton")
-        if format == "triton":
-            _check_name(target.resolve().name)
         loaded = load(model, device="cpu", trust=trust, download=download)
         if format != "bundle":
             _export_graph(loaded, target, for_server=format == "triton")
@@ -80,13 +77,6 @@ def _push(model: Classifier, place: str, private: bool, overwrite: bool) -> None
 
     address = push(model, HubName.of(place), private, overwrite)
     print(f"{len(model.class_names)} classes on the hub, {address}: cifnet_pl.load({place!r}, download=True)")
-
-
-def _check_name(name: str) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
-        raise UsageError(
-            f"--output ends in {printable(name)!r}: a server needs a name of letters, digits, '_', '-', '.'"
-        )
 
 
 def _export_graph(model: Classifier, target: Path, for_server: bool) -> None:
@@ -106,15 +96,7 @@ def _export_graph(model: Classifier, target: Path, for_server: bool) -> None:
     write_text(target / "labels.txt", "".join(f"{one}\n" for one in model.class_names))
     write_text(target / "config.pbtxt", config)
     _say(model, target, check)
-    above = target.resolve().parent
-    others = [e.name for e in above.iterdir() if not e.name.startswith(".") and not (e / "config.pbtxt").is_file()]
-    if not others:
-        print(f"next: tritonserver --model-repository {shlex.quote(str(above))}")
-        return
-    print(
-        f"next: a server takes every folder beside {target.name} for a model, such as {printable(min(others))}: move "
-        f"{target.name} into a folder of its own, MODELS, and run tritonserver --model-repository MODELS"
-    )
+    print(f"next: tritonserver --model-repository {shlex.quote(str(target.resolve().parent))}")
 
 
 def _say(model: Classifier, target: Path, check: Check) -> None:

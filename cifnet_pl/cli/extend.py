@@ -63,8 +63,6 @@ def extend(
     if result.score.total:
         right = f"{result.score.percent:.1f} % of {result.score.total} right"
         print(f"photos of these days, the held-back fifth of the new ones: {right}")
-    for sentence in result.score.sentences():
-        print(sentence)
     if result.old_before.total:
         change = f"{result.old_before.percent:.1f} % right before, {result.old_after.percent:.1f} % after"
         print(f"old classes, {number_of(result.old_before.total, 'photo')} of {check}: {change}")

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from cifnet_pl.model.bundle import Event
     from cifnet_pl.model.classifier import Classifier
 
+REMOVED = (
+    "photos of classes that were removed without them still count, and copies of those go unnoticed where they are "
+    "learned again"
+)
+
 
 def info(model: str, trust: bool = False) -> None:
     """Show a model's classes with counts, its tasks and history, size, energy so far, backbone and versions.
@@ -92,7 +97,7 @@ def lines(model: Classifier, versions: dict[str, str]) -> list[str]:
             result.append(f"step {k}, {printable(event.what)}: {', '.join(map(printable, event.class_names))}{origin}")
     result += [
         f"this is model {model.identity}",
-        _known_photos(model),
+        *([REMOVED] if model.remembers_removed else []),
         *([hardly] if hardly else []),
         *model.about_days(),
         f"head {type(head).__name__} ({settings}), temperature {float(head.temperature):.3g}",
@@ -115,18 +120,6 @@ def _energy(history: list[Event]) -> str:
         energy += f", without {missing} of {len(history)} steps that were not measured"
     sources = sorted({printable(event.energy_source) for event in history if event.energy_source})
     return f"{energy} ({'; '.join(sources)})" if sources else energy
-
-
-def _known_photos(model: Classifier) -> str:
-    known = "it recognises every photo that it learned, so that none counts twice"
-    if not model.knows_photos:
-        known = (
-            "it does not recognise all photos that it learned: those learned again with --more or by merge go "
-            "unnoticed and count twice; forgetting a class exactly takes exactly its photos"
-        )
-    if model.remembers_removed:
-        known += "; photos of classes that were removed without them still count, and copies of those go unnoticed"
-    return known
 
 
 def _number(value: float | None, form: str) -> str:

@@ -31,8 +31,7 @@ from cifnet_pl.cli.parsing import (
 from cifnet_pl.cli.run_help import about, topic_of
 from cifnet_pl.cli.terminal import explained, quieten
 from cifnet_pl.data import CIFNetDataModule
-from cifnet_pl.data.sets import SourceOptions
-from cifnet_pl.data.sources import build_source
+from cifnet_pl.data.sources.folders import class_folders
 from cifnet_pl.learning.callbacks import (
     EnergyMonitor,
     PredictionRecord,
@@ -251,8 +250,7 @@ def learn_few_classes_at_once(data: Namespace) -> None:
     """
     planned = data.stream is not None or data.initial_classes is not None or data.classes_per_task != PER_TASK
     if data.source == "folder" and data.root and not planned:
-        classes = build_source("folder", SourceOptions(Path(str(data.root)))).class_names
-        data.classes_per_task = min(PER_TASK, len(classes))
+        data.classes_per_task = min(PER_TASK, len(class_folders(Path(str(data.root)))) or PER_TASK)
 
 
 def _clear(folder: Path, kind: type[BaseException] | None) -> None:

@@ -7,7 +7,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cifnet_pl.cli.commands import Engine, refuse_output
+from cifnet_pl.cli.commands import refuse_output
 from cifnet_pl.cli.terminal import warn
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import exclusive
@@ -21,7 +21,6 @@ def merge(
     models: list[str],
     output: str,
     base: str | None = None,
-    engine: Engine = "auto",
     overwrite: bool = False,
     trust: bool = False,
 ) -> None:
@@ -38,7 +37,6 @@ def merge(
         models: run folders, checkpoint files or bundles, or files of sums; they are not changed.
         output: folder for the merged bundle.
         base: the model that the others were extended from; what it learned is counted once.
-        engine: what must have run the network while all of them learned: torch, onnxruntime, or auto for either.
         overwrite: whether a bundle at output may be replaced.
         trust: whether heads and networks from outside the package that a model names may be imported, code and all.
 
@@ -55,7 +53,7 @@ def merge(
     paths, target = [Path(text).expanduser() for text in models], Path(output).expanduser()
     files = sums_files(paths)
     if files:
-        merge_sums(files, target, overwrite, trust, engine)
+        merge_sums(files, target, overwrite, trust)
         return
     for one, again in combinations(paths, 2):
         if one.resolve() == again.resolve():
@@ -66,10 +64,6 @@ def merge(
         refuse_existing(target, overwrite)
         first = load(models[0], trust=trust)
         loaded = [first, *(load(path, device=first.device, trust=trust) for path in models[1:])]
-        for path, model in zip(models, loaded, strict=True):
-            if engine != "auto" and set(model.engines) - {engine}:
-                used = " and ".join(model.engines)
-                raise UsageError(f"{path} learned with engine {used}, not with {engine} alone: use --engine auto")
         ancestor = load(base, device=first.device, trust=trust) if base is not None else None
         result = merging.merge(loaded, models, ancestor)
         result.model.save(target, overwrite)
@@ -93,13 +87,12 @@ def sums_files(paths: list[Path]) -> list[Path]:
     return [path for files in groups for path in files]
 
 
-def reduce_sums(files: Sequence[Path], trust: bool = False, engine: str = "auto", ordered: bool = True) -> PartialSums:
+def reduce_sums(files: Sequence[Path], trust: bool = False, ordered: bool = True) -> PartialSums:
     """Add up files of sums.
 
     Args:
         files: of parts that do not overlap.
         trust: whether heads and networks from outside the package may be imported.
-        engine: what runs the network of the model.
         ordered: whether to add in the order of the samples, so that the same shards give the same bits in whatever
             order they come; else as given, which rounds differently.
 
@@ -114,13 +107,13 @@ def reduce_sums(files: Sequence[Path], trust: bool = False, engine: str = "auto"
         return first.listing, first.start, path.name
 
     order = sorted(files, key=place) if ordered else list(files)
-    total = read_sums(order[0], trust, engine)
+    total = read_sums(order[0], trust)
     for path in order[1:]:
-        total.add(read_sums(path, trust, engine))
+        total.add(read_sums(path, trust))
     return total
 
 
-def merge_sums(files: list[Path], target: Path, overwrite: bool, trust: bool, engine: str) -> None:
+def merge_sums(files: list[Path], target: Path, overwrite: bool, trust: bool) -> None:
     """Add up files of sums, and write a bundle, or a file of sums if ``target`` ends in .sums.
 
     Args:
@@ -128,7 +121,6 @@ def merge_sums(files: list[Path], target: Path, overwrite: bool, trust: bool, en
         target: bundle or file.
         overwrite: whether it may be replaced.
         trust: whether heads and networks from outside the package may be imported.
-        engine: what runs the network of the model.
 
     Raises:
         UsageError: the same samples twice, sums of other settings, or something is at ``target`` already.
@@ -142,7 +134,7 @@ def merge_sums(files: list[Path], target: Path, overwrite: bool, trust: bool, en
             refuse_output(target, overwrite)
         else:
             refuse_existing(target, overwrite)
-        total = reduce_sums(files, trust, engine)
+        total = reduce_sums(files, trust)
         count, samples = number_of(len(files), "file"), number_of(sum(total.model.counts.values()), "sample")
         if is_sums(target):
             write_sums(total, target)

@@ -5,7 +5,6 @@ As a program (``python -m cifnet_pl.cli.sweep FILE``) it is the process of one p
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import signal
@@ -14,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,20 +21,11 @@ import yaml
 from filelock import FileLock, Timeout
 
 from cifnet_pl.cli.configs import find_config
-from cifnet_pl.cli.sweep_plan import (
-    Point,
-    choose,
-    cost_of,
-    duration,
-    estimate,
-    left_out_overrides,
-    read_points,
-    total,
-)
+from cifnet_pl.cli.sweep_plan import Point, choose, left_out_overrides, read_points
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.files import write_text
 from cifnet_pl.utilities.run_folders import versions
-from cifnet_pl.utilities.text import is_or_are, number_of, printable
+from cifnet_pl.utilities.text import number_of, printable
 
 LOG = "output.log"
 """What the processes of a point wrote, in its experiment's folder."""
@@ -56,17 +47,13 @@ class Job(NamedTuple):
         """Return the newest whole run of the experiment."""
         return complete_run(self.folder)
 
-    def summary(self) -> dict[str, Any]:
-        """Return the summary of its whole run."""
+    def result(self) -> str:
+        """Return the final accuracy of its whole run, in words."""
         from cifnet_pl.report.runs import read_run
 
         run = self.run()
         assert run is not None
-        return dict(read_run(run).summary)
-
-    def result(self) -> str:
-        """Return the final accuracy of its whole run, in words."""
-        final = self.summary()["A_K"]
+        final = read_run(run).summary["A_K"]
         return "A_K not measured" if final is None else f"A_K {final:.1f} %"
 
     def write(self) -> None:
@@ -84,7 +71,6 @@ def sweep(
     seeds: str | None = None,
     only: list[str] | None = None,
     without: list[str] | None = None,
-    budget: float | None = None,
     dry_run: bool = False,
 ) -> None:
     """Run every point of sweep files that is not complete yet, each as a process of its own; report on all of them.
@@ -103,16 +89,12 @@ def sweep(
         seeds: such as 1,2 in place of the files' own, or null.
         only: labels of the points to run, such as ridge s1; of each axis that is named, one of its labels.
         without: labels of points to leave out.
-        budget: hours; a point whose other seeds took longer than what is left of them is not begun, and one that still
-            runs when they are over is stopped, to go on another time. Null for no bound.
-        dry_run: only list the points and the time that they are expected to take.
+        dry_run: only list the points.
 
     Raises:
-        UsageError: a file that is not a sweep, a label or an option that no point has, a bad list of seeds or budget.
+        UsageError: a file that is not a sweep, a label or an option that no point has, or a bad list of seeds.
         CifnetError: some points failed; the others are complete.
     """
-    if budget is not None and not budget > 0:
-        raise UsageError(f"budget is {budget:g}, expected a positive number of hours")
     numbers = _seeds(seeds)
     every = [point for file in files for point in read_points(find_config(file), overrides, numbers)]
     points = {point.identity: point for point in choose(every, only or (), without or ())}
@@ -123,19 +105,17 @@ def sweep(
     print(f"{number_of(len(points), 'point')}; {kinds}")
     print("".join(f"{printable(line)}\n" for line in left_out_overrides(overrides, list(points.values()))), end="")
     jobs = [Job(point, _folder(Path(logs), point)) for point in points.values()]
-    _print_plan(jobs, every_point=dry_run)
     if dry_run:
+        for job in jobs:
+            print(f"{job.folder.name}: {'not run yet' if job.run() is None else f'complete already, {job.result()}'}")
         return
-    failed, skipped = _run_all(jobs, math.inf if budget is None else time.monotonic() + 3600 * budget)
+    failed = _run_all(jobs)
     for note in _notes(jobs):
         print(f"note: {note}")
     if output is not None and any(job.run() for job in jobs):
         from cifnet_pl.report import report
 
         report([str(job.folder) for job in jobs if job.folder.is_dir()], output, external)
-    if skipped:
-        remaining = f"{skipped} of {number_of(len(jobs), 'point')} {is_or_are(skipped)}"
-        print(f"the budget is spent: {remaining} left; the same command goes on")
     if failed:
         raise CifnetError(
             f"{len(failed)} of {len(jobs)} points failed, the first is {failed[0]} (see its {LOG}); "
@@ -171,59 +151,25 @@ def _notes(jobs: Sequence[Job]) -> list[str]:
     return about_small_ridge([read_run(run) for job in jobs if (run := job.run()) is not None])
 
 
-def _print_plan(jobs: Sequence[Job], every_point: bool) -> None:
-    """Print how long the points that are left will take; with ``every_point`` also what is known of each."""
-    ran, left = [(job.point, cost_of(job.summary())) for job in jobs if job.run() is not None], []
-    for job in jobs:
-        if job.run() is not None:
-            said = f"complete already, {job.result()}"
-        else:
-            cost = estimate(job.point, job.folder, ran)
-            left.append(cost)
-            said = ("begun" if versions(job.folder) else "not run yet") + (f", {total([cost])}" if cost else "")
-        if every_point:
-            print(f"{job.folder.name}: {said}")
-    print(f"{len(left)} to run: {total(left)}" if left else "all are complete", flush=True)
-
-
 # ---------------------------------------------------------------------- running
 
 
-def _run_all(jobs: Sequence[Job], end: float) -> tuple[list[Path], int]:
-    """Run all points that are not complete, up to a time of the monotonic clock.
-
-    Returns:
-        Folders of points that failed, and the number of points that were left out for lack of time.
-    """
+def _run_all(jobs: Sequence[Job]) -> list[Path]:
+    """Run all points that are not complete; return the folders of those that failed."""
     for job in jobs:
         if not (job.folder / POINT).is_file():
             job.write()
-    ran = [(job.point, cost_of(job.summary())) for job in jobs if job.run() is not None]
-    failed, skipped = list[Path](), 0
+    failed = []
     with _stopped_by_sigterm():
         for number, job in enumerate(jobs, 1):
-            expected = estimate(job.point, job.folder, ran)
-            seconds = expected.seconds if expected else 0.0
-            if job.run() is not None:
-                said = f"complete already, {job.result()}"
-            elif time.monotonic() + seconds >= end:
-                why = f"expected to take {duration(seconds)}, " if expected else ""
-                skipped, said = skipped + 1, f"{why}more than is left of the budget"
-            else:
-                said = complete(job, end)
-                if job.run() is not None:
-                    ran.append((job.point, cost_of(job.summary())))
-                    left = [estimate(*other, ran) for other in jobs[number:] if other.run() is None]
-                    said += f"; {len(left)} left: {total(left)}" if left else ""
-                elif (job.folder / FAILURE).is_file():
-                    failed.append(job.folder)
-                else:
-                    skipped += 1
+            said = complete(job) if job.run() is None else f"complete already, {job.result()}"
+            if job.run() is None:
+                failed.append(job.folder)
             print(f"[{number}/{len(jobs)}] {job.folder.name}: {said}", flush=True)
-    return failed, skipped
+    return failed
 
 
-def complete(job: Job, end: float = math.inf) -> str:
+def complete(job: Job) -> str:
     """Run a point, unless another process makes it complete first, and say what came of it.
 
     A file ``failure.txt`` in its folder says why it failed. A sweep that waits for another one, and a run that a killed
@@ -237,29 +183,22 @@ def complete(job: Job, end: float = math.inf) -> str:
         (job.folder / FAILURE).unlink(missing_ok=True)
         start, log = time.monotonic(), job.folder / LOG
         before = log.stat().st_size if log.is_file() else 0
-        try:
-            code = run_process(job, end)
-        except subprocess.TimeoutExpired:
-            return "stopped, as the budget is over; it goes on the next time"
+        code = run_process(job)
         if job.run() is not None:
-            return f"done in {duration(time.monotonic() - start)}, {job.result()}"
+            return f"done in {timedelta(seconds=round(time.monotonic() - start))}, {job.result()}"
         why = reason(code, log.read_bytes()[before:].decode("utf-8", errors="replace"))
         write_text(job.folder / FAILURE, why + "\n")
         return f"failed ({why})"
 
 
-def run_process(job: Job, end: float) -> int:
-    """Run ``fit`` as a process, starting from the last checkpoint if there is one; return the exit code.
-
-    Raises:
-        subprocess.TimeoutExpired: it still ran at ``end``, and was stopped.
-    """
+def run_process(job: Job) -> int:
+    """Run ``fit`` as a process, starting from the last checkpoint if there is one; return the exit code."""
     job.write()
     command = [sys.executable, "-m", "cifnet_pl.cli.sweep", str(job.folder / POINT)]
     with (job.folder / LOG).open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
-            return process.wait(None if end == math.inf else max(0.0, end - time.monotonic()))
+            return process.wait()
         finally:
             process.terminate()
             process.wait()

@@ -1,4 +1,4 @@
-"""The points of a sweep file: each is a whole configuration with a name, and what it is expected to cost."""
+"""The points of a sweep file: each is a whole configuration with a name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import hashlib
 import itertools
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +17,6 @@ import yaml
 from cifnet_pl.cli.parsing import arguments_of
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.files import read_yaml
-from cifnet_pl.utilities.run_folders import versions
 from cifnet_pl.utilities.text import slug
 
 KEYS = ("base", "fixed", "axes", "seeds", "parts")
@@ -26,8 +24,8 @@ PART_KEYS = ("label", "fixed", "axes")
 OWN_KEYS = ("label", "config", "keep")
 """Keys of an option that are not settings."""
 
-NO_EFFECT = ("experiment", "logs", "data.num_workers", "data.memory_mb", "data.cache_folder")
-"""Settings that change neither the results nor what they cost: a point that was run with others is still done."""
+NO_EFFECT = ("experiment", "logs", "data.num_workers", "data.cache_folder")
+"""Settings that do not change the results: a point that was run with others is still done."""
 
 INNER = ("class_path", "init_args", "dict_kwargs")
 """Parts of the name of an option that lead into a class."""
@@ -63,12 +61,6 @@ class Point:
     def name(self) -> str:
         """The name of its experiment; it ends in ``identity``."""
         return "-".join([*(short(self.labels[axis]) for axis in self.named_by), self.identity])
-
-    @property
-    def method(self) -> str:
-        """A hash that points share if they differ only in what a sweep's seed sets."""
-        data = {key: value for key, value in self.config.get("data", {}).items() if key != "class_order"}
-        return identity({**self.config, "data": data, "seed_everything": None})
 
     @property
     def title(self) -> str:
@@ -368,84 +360,6 @@ def _settings(node: Any, name: str) -> Any:
             node["init_args"] = {}
         return node["init_args"]
     return node
-
-
-# ---------------------------------------------------------------------- what it costs
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Seconds and kWh of learning and evaluation, None where the energy is not known, for a number of tasks."""
-
-    seconds: float
-    kwh: float | None
-    tasks: int
-
-
-def cost_of(summary: Mapping[str, Any]) -> Cost:
-    """Return what a run took, by its summary."""
-    kwh = summary.get("energy_kwh")
-    if kwh is not None:
-        kwh += summary.get("eval_energy_kwh") or 0.0
-    return Cost(summary["train_seconds"] + (summary.get("eval_seconds") or 0.0), kwh, summary["n_tasks"])
-
-
-def estimate(point: Point, folder: Path, ran: Sequence[tuple[Point, Cost]]) -> Cost | None:
-    """Estimate what is left of a point: the mean of its other seeds, less the tasks that it has learned already.
-
-    Other configurations say nothing about it: a frozen network takes minutes where a trained one takes hours.
-
-    Args:
-        point: of the sweep.
-        folder: of its experiment.
-        ran: points that ran, and what they took.
-
-    Returns:
-        None if no other seed of the same configuration has run.
-    """
-    method = point.method
-    same = [cost for other, cost in ran if other.method == method]
-    if not same:
-        return None
-    tasks = max(cost.tasks for cost in same)
-    left = max(0.0, 1 - tasks_learned(folder) / tasks)
-    energies = [cost.kwh for cost in same if cost.kwh is not None]
-    kwh = left * statistics.fmean(energies) if energies else None
-    return Cost(left * statistics.fmean(cost.seconds for cost in same), kwh, tasks)
-
-
-def tasks_learned(folder: Path) -> int:
-    """Return the number of tasks in the newest run of an experiment."""
-    for version in reversed(versions(folder)):
-        try:
-            return (version / "tasks.csv").read_text(encoding="utf-8").count("\n") - 1
-        except OSError:
-            continue
-    return 0
-
-
-def total(costs: Sequence[Cost | None]) -> str:
-    """Return a sentence about the sum of estimates, with the number of points that have none."""
-    known = [cost for cost in costs if cost is not None]
-    if not known:
-        return "no estimate yet: none of these configurations has run"
-    energies = [cost.kwh for cost in known if cost.kwh is not None]
-    energy = f", {sum(energies):.2g} kWh" if energies else ", energy not measured"
-    without = len(costs) - len(known)
-    more = f" for {len(known)} of them; {without} without an estimate, as no other seed has run" if without else ""
-    return f"{duration(sum(cost.seconds for cost in known))}{energy}{more}"
-
-
-def duration(seconds: float) -> str:
-    """Format seconds as seconds, minutes or hours.
-
-    Example:
-        >>> duration(42), duration(600), duration(7200)
-        ('42 s', '10 min', '2.0 h')
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 # ---------------------------------------------------------------------- what is said of the points

@@ -54,8 +54,7 @@ class CIFNetDataModule(LightningDataModule):
         root: folder of the data.
         classes_per_task: number of new classes of each task, or a list with one number per task.
         initial_classes: number of classes of a larger first task, or null.
-        class_order: a seed for the permutation, positions, class names, a file that lists them, or null for the
-            source's order.
+        class_order: a seed for the permutation, positions, class names, or null for the source's order.
         stream: which samples each task brings, a class of :mod:`cifnet_pl.data.streams`: Returning, Blurry, TaskFree,
             LongTailed, Domains or Listed; null for disjoint classes.
         max_tasks: stop after this many tasks, or null for all; a later run may raise it and go on.
@@ -73,7 +72,6 @@ class CIFNetDataModule(LightningDataModule):
             name them; null: leave_out for the user's own photos, while benchmark sets are not looked through.
         download: whether a torchvision set may be fetched.
         on_corrupt: "error" to stop at an unreadable image, "skip" to leave it out and count it.
-        memory_mb: bound in megabytes on evaluation embeddings kept between tasks.
         cache: whether to keep all embeddings on disk, so that a later run never embeds the same image again.
         cache_folder: where.
         options: of one source alone: ``stride`` and ``test_sessions`` of core50, ``class_list`` of imagenet100.
@@ -91,7 +89,7 @@ class CIFNetDataModule(LightningDataModule):
         root: str | None = None,
         classes_per_task: int | list[int] = 10,
         initial_classes: int | None = None,
-        class_order: int | list[int] | list[str] | str | None = None,
+        class_order: int | list[int] | list[str] | None = None,
         stream: Stream | None = None,
         max_tasks: int | None = None,
         image_size: int | None = None,
@@ -104,7 +102,6 @@ class CIFNetDataModule(LightningDataModule):
         duplicates: Duplicates | None = None,
         download: bool = False,
         on_corrupt: Literal["error", "skip"] = "error",
-        memory_mb: float = 1024.0,
         cache: bool = False,
         cache_folder: str = "~/.cache/cifnet_pl",
         options: dict[str, Any] | None = None,
@@ -115,7 +112,7 @@ class CIFNetDataModule(LightningDataModule):
         if on_corrupt not in ("error", "skip"):
             raise UsageError(f"on_corrupt is '{on_corrupt}', expected error or skip")
         limits = {"batch_size": (batch_size, 1), "max_tasks": (max_tasks, 1), "num_workers": (num_workers, 0)}
-        for name, (limit, least) in {**limits, "memory_mb": (memory_mb, 0)}.items():
+        for name, (limit, least) in limits.items():
             if limit is not None and not limit >= least:
                 raise UsageError(f"{name} is {limit:g}, expected at least {least}")
         if image_size is not None and not 1 <= image_size <= LARGEST_IMAGE:
@@ -134,7 +131,7 @@ class CIFNetDataModule(LightningDataModule):
         plain = tune is None and group in (None, NEAR, SINGLE)
         self._held_back = [val_fraction, split_seed] if plain else None
         self.image_size, self.batch_size = image_size, batch_size
-        self.num_workers, self.on_corrupt, self.memory_mb = num_workers, on_corrupt, memory_mb
+        self.num_workers, self.on_corrupt = num_workers, on_corrupt
         self.unknown = unknown
         self.cache_folder = Path(cache_folder).expanduser() if cache else None
         self.duplicates: Duplicates | None = duplicates or ("leave_out" if self.source_name in OWN_PHOTOS else None)
@@ -299,7 +296,7 @@ class CIFNetDataModule(LightningDataModule):
 
     @cached_property
     def _memory(self) -> EvaluationMemory:
-        return EvaluationMemory(len(self.source.val), self.memory_mb)
+        return EvaluationMemory(len(self.source.val))
 
     @cached_property
     def _train_cache(self) -> EmbeddingCache | None:
@@ -321,27 +318,6 @@ class CIFNetDataModule(LightningDataModule):
 
     def _test_stores(self) -> list[EvaluationMemory | EmbeddingCache]:
         return [self._memory, *([] if self._val_cache is None else [self._val_cache])]
-
-    def known_test_embeddings(self, rows: np.ndarray) -> tuple[np.ndarray, Tensor]:
-        """Return the test embeddings that are in memory.
-
-        Args:
-            rows: (n,) positions of test samples.
-
-        Returns:
-            The positions (m,) of those that are in memory, and their embeddings (m, d).
-        """
-        images = self.source.val
-        if isinstance(images, EmbeddingSet):
-            return rows, images.get(rows)
-        known_rows, parts = [rows[:0]], []
-        for store in self._test_stores():
-            known = store.known(rows)
-            if known.any():
-                known_rows.append(rows[known])
-                parts.append(store.get(rows[known]))
-            rows = rows[~known]
-        return np.concatenate(known_rows), torch.cat(parts) if parts else torch.zeros(0, 1)
 
     def learner_labels(self, rows: np.ndarray) -> np.ndarray:
         """Return the learner's labels (n,) of test samples ``rows``."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -15,10 +13,9 @@ from cifnet_pl.backbones import Backbone
 from cifnet_pl.data.sets import Grouping, Source, held_back_rows, in_two
 from cifnet_pl.data.streams import Classes, Disjoint, Stream
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.text import printable
 
-ClassOrder = int | list[int] | list[str] | str | None
-"""A seed, positions in the source's order, class names, a file with either, or None for the source's own order."""
+ClassOrder = int | list[int] | list[str] | None
+"""A seed, positions in the source's order, class names, or None for the source's own order."""
 
 
 def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
@@ -26,8 +23,8 @@ def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
 
     Args:
         names: classes as the source gives them.
-        order: a seed for ``numpy.random.default_rng(seed).permutation``; a list of all positions or of all names; a
-            file that holds such a list (see :func:`read_order`); or None.
+        order: a seed for ``numpy.random.default_rng(seed).permutation``; a list of all positions or of all names; or
+            None.
 
     Raises:
         UsageError: a negative seed; a list with a class twice, without a class, or with one that the source lacks.
@@ -36,10 +33,8 @@ def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
         return list(names)
     if isinstance(order, int):
         if order < 0:
-            raise UsageError(f"class_order is {order}, expected a seed of at least 0, a list, a file, or null")
+            raise UsageError(f"class_order is {order}, expected a seed of at least 0, a list, or null")
         return [names[i] for i in np.random.default_rng(order).permutation(len(names))]
-    if isinstance(order, str):
-        order = read_order(Path(order))
     if len(set(order)) < len(order):
         raise UsageError("class_order names a class twice")
     if all(isinstance(item, int) for item in order):
@@ -59,44 +54,6 @@ def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
             "them, and set --data.max_tasks to learn fewer"
         )
     return chosen
-
-
-def read_order(path: Path) -> list[int] | list[str]:
-    """Read a class order from a text file.
-
-    The file holds one list in brackets, as PyCIL and PILOT print and configure them (JSON, YAML or Python, whatever
-    stands around it), or one class on each line.
-
-    Args:
-        path: of the file; ``~`` is the user's home folder.
-
-    Returns:
-        Positions of classes, or their names.
-
-    Raises:
-        UsageError: no such file, or one without such a list.
-
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp()) / "order.json"
-        >>> _ = file.write_text('{"dataset": "digits", "class_order": [2, 0, 1]}')
-        >>> read_order(file)
-        [2, 0, 1]
-    """
-    path = path.expanduser()
-    if not path.is_file():
-        raise UsageError(f"no file {printable(str(path))}: class_order is a seed, a list, or a file with a list")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {printable(str(path))}: class_order names a text file with a list") from error
-    lists = re.findall(r"\[([^\[\]]*)\]", text)
-    longest = max(lists, key=lambda part: part.count(","), default="")
-    items = longest.split(",") if lists else text.splitlines()
-    names = [item.strip().strip("'\"") for item in items if item.strip().strip("'\"")]
-    if not names:
-        raise UsageError(f"{printable(str(path))} holds no list of classes: expected [3, 0, …] or one class per line")
-    return [int(word) for word in names] if all(word.isdecimal() for word in names) else names
 
 
 def task_sizes(classes: int, per_task: int | list[int], initial: int | None = None) -> list[int]:

@@ -339,30 +339,24 @@ class AnswerSets:
     """Sets of classes that hold the right one with a promised chance.
 
     Attributes:
-        limits: (C,) float64; a class is in the set of a photo if its score (:func:`set_scores`) is at most its limit.
+        limit: a class is in the set of a photo if its score (:func:`set_scores`) is at most that.
     """
 
-    limits: Tensor
+    limit: float
 
     @classmethod
-    def of(cls, samples: CalibrationSamples, coverage: float, per_class: bool = False) -> AnswerSets:
-        """Choose the limits from the probabilities of samples without their groups.
+    def of(cls, samples: CalibrationSamples, coverage: float) -> AnswerSets:
+        """Choose the limit from the probabilities of samples without their groups.
 
         Args:
             samples: of a head that is calibrated or not.
             coverage: the chance, over all photos of known classes.
-            per_class: whether the chance holds for every class by itself. A class with too few samples
-                (fewer than ``coverage/(1 − coverage)``) is then in every set.
         """
         head, columns, scores, weights = samples.head, samples.columns, samples.scores(), samples.weights()
         set_score = set_scores(torch.softmax(scores / head.temperature, dim=1))
         set_score = set_score.masked_fill(~scores.isfinite().all(dim=1, keepdim=True), torch.nan)
         true_scores = set_score.gather(1, columns[:, None]).flatten()
-        if not per_class:
-            limit = Reference.of(true_scores, weights).threshold(coverage)
-            return cls(true_scores.new_full((len(head.labels),), limit))
-        limits = [Reference.of(true_scores[columns == c], weights[columns == c]) for c in range(len(head.labels))]
-        return cls(true_scores.new_tensor([r.threshold(coverage) if len(r.scores) else torch.inf for r in limits]))
+        return cls(Reference.of(true_scores, weights).threshold(coverage))
 
     def of_probabilities(self, probabilities: Tensor) -> Tensor:
         """Return which classes are in the set of each photo.
@@ -373,4 +367,4 @@ class AnswerSets:
         Returns:
             (n, C) bool.
         """
-        return set_scores(probabilities) <= self.limits
+        return set_scores(probabilities) <= self.limit

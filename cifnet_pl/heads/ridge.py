@@ -365,13 +365,7 @@ REMARKS = {
     "largest": "note: the photos are too few, or nothing in them tells their classes apart: add more, and look whether "
     "they are in the right folders (the ridge is at the upper edge of its grid, {})",
 }
-"""What is said of a ridge at an edge of the grid. One at its cap is usual where photos are few, all distinct and easy,
-so that it is told only where many photos are near-copies."""
-
-
-def at_cap(choices: Sequence[Choice]) -> bool:
-    """Return whether a ridge that generalised cross-validation chose is at its cap."""
-    return any(choice.position == "cap" for choice in choices)
+"""What is said of a ridge at an edge of the grid. One at its cap is usual where photos are few, distinct and easy."""
 
 
 def about_choices(choices: Sequence[Choice]) -> dict[str, str]:

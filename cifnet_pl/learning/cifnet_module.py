@@ -50,9 +50,6 @@ class CIFNetModule(TaskModule):
             samples (:mod:`cifnet_pl.heads.confidence`); needs a buffer, whether or not the head learns from it.
         engine: what runs the backbone: torch, onnxruntime, or auto for ONNX Runtime on a CPU where the network can be
             exported, and torch elsewhere (:mod:`cifnet_pl.backbones.engines`).
-        hashes: whether to keep the content hash of every photo learned, eight bytes per photo. Without them a photo
-            that comes again is not recognised, models with a common ancestor cannot be told apart when they are
-            merged, and forgetting needs exactly the photos that were learned.
 
     Attributes:
         model: the classifier that learns. Its parts are modules of this one, so that Lightning moves and stores them.
@@ -70,7 +67,6 @@ class CIFNetModule(TaskModule):
         download: bool = False,
         calibrate: bool = False,
         engine: EngineChoice = "auto",
-        hashes: bool = True,
     ):
         super().__init__()
         self.backbone = build_backbone(backbone, architecture, download, engine)
@@ -89,7 +85,6 @@ class CIFNetModule(TaskModule):
             self.backbone.preprocessing.crop_ratio,
             calibrated=calibrate,
             photos=self.photos,
-            keeps_hashes=hashes,
         )
         self.calibration = self.model.calibration
         self._told: set[str] = set()

@@ -84,11 +84,6 @@ def check_trainer(trainer: Trainer) -> None:
     """
     check_precision(str(trainer.precision))
     strategy = trainer.strategy
-    if type(strategy).__name__.startswith("Ray"):
-        raise UsageError(
-            f"{type(strategy).__name__} waits for gradients, and there are none: add sums up with "
-            "cifnet sums --by ray, or use strategy ddp"
-        )
     check_strategy(getattr(strategy, "_start_method", strategy))
     if trainer.world_size > 1 and not isinstance(strategy, StatisticsDDPStrategy):
         raise UsageError(

@@ -6,12 +6,9 @@ its near-copies, nothing is held out, and nothing is learned twice.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -20,6 +17,7 @@ from scipy.optimize import curve_fit
 from torch import Tensor
 from torchmetrics.functional.classification import binary_calibration_error
 
+from cifnet_pl.data.loading import pieces
 from cifnet_pl.data.sets import FileSet, Source
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.base import RIDGE
@@ -29,56 +27,19 @@ from cifnet_pl.model.core import Model
 from cifnet_pl.model.metrics import BINS, FEW, Evaluation
 from cifnet_pl.photos.cache import EmbeddingCache, pipeline_folder
 from cifnet_pl.photos.copies import find_repeats
-from cifnet_pl.statistics import comparable, joined, left_out_groups, near_limit
-from cifnet_pl.statistics.near_copies import SAMPLED
+from cifnet_pl.statistics import comparable, left_out_groups, near_groups, near_limit
 from cifnet_pl.utilities.errors import DataError
 
 AT_ONCE = 2048
-"""Embeddings in memory at once, in float64."""
+"""Photos that are computed with at once, in float64."""
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Some rows of an array, read when they are asked for: those of a memory-mapped array stay on the disk.
-
-    Attributes:
-        z: (n, d).
-        rows: (m,) int64 positions in ``z``.
-    """
-
-    z: np.ndarray | Rows
-    rows: np.ndarray
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Number of the rows, and their width."""
-        return len(self.rows), self.z.shape[1]
-
-    def __getitem__(self, chosen: slice | np.ndarray) -> np.ndarray:
-        return np.asarray(self.z[self.rows[chosen]])
-
-
-Embeddings = np.ndarray | Rows
-
-
-def taken(z: Embeddings, rows: np.ndarray) -> Tensor:
-    """Return a copy of some rows (m,) in memory, (m, d)."""
-    return torch.from_numpy(np.array(z[rows]))
-
-
-def unit(z: Tensor) -> Tensor:
+def unit(z: np.ndarray) -> Tensor:
     """Return embeddings (m, d) at length 1, float64."""
-    return torch.nn.functional.normalize(z.double(), dim=1)
+    return torch.nn.functional.normalize(torch.from_numpy(z).double(), dim=1)
 
 
-def batches(z: Embeddings, labels: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield embeddings and labels, ``AT_ONCE`` at a time."""
-    for start in range(0, len(labels), AT_ONCE):
-        batch = slice(start, start + AT_ONCE)
-        yield torch.from_numpy(np.array(z[batch])), torch.from_numpy(labels[batch])
-
-
-def learned(z: Embeddings, labels: np.ndarray, classes: int) -> RidgeHead:
+def learned(z: np.ndarray, labels: np.ndarray, classes: int) -> RidgeHead:
     """Return an exact head that has learned all rows.
 
     Args:
@@ -88,14 +49,14 @@ def learned(z: Embeddings, labels: np.ndarray, classes: int) -> RidgeHead:
     """
     head = RidgeHead(z.shape[1])
     head.begin_task(range(classes))
-    for x, y in batches(z, labels):
-        head.observe(x, y)
+    for rows in pieces(np.arange(len(labels)), AT_ONCE):
+        head.observe(torch.from_numpy(z[rows]), torch.from_numpy(labels[rows]))
     head.solve()
     return head
 
 
 def left_out(
-    head: RidgeHead, z: Embeddings, labels: np.ndarray, groups: np.ndarray
+    head: RidgeHead, z: np.ndarray, labels: np.ndarray, groups: np.ndarray
 ) -> Iterator[tuple[np.ndarray, Tensor]]:
     """Yield rows and their scores without all rows of their group, about ``AT_ONCE`` at a time.
 
@@ -103,76 +64,18 @@ def left_out(
         head: that has learned all rows.
         z: (n, d).
         labels: (n,) int64.
-        groups: (n,) int64 below n, equal for rows that are left out together.
+        groups: (n,) int64, equal for rows that are left out together.
     """
     for rows in whole_groups(groups):
-        yield rows, head.leave_one_out(taken(z, rows), *map(torch.from_numpy, (labels[rows], groups[rows])))
-    for rows in large_groups(groups):
-        rest = _without(head, z, labels, rows)
-        yield from ((part, rest(taken(z, part))) for part in _parts(rows))
-
-
-def with_group_sums(z: Embeddings, groups: np.ndarray) -> Iterator[tuple[np.ndarray, Tensor, Tensor, Tensor]]:
-    """Yield rows brought to length 1, about ``AT_ONCE`` at a time, with what their groups are.
-
-    Args:
-        z: (n, d).
-        groups: (n,) int64 below n.
-
-    Yields:
-        (m,) rows, their embeddings (m, d) float64, and the sum (m, d) and the number (m,) of those of each one's group.
-    """
-    for rows in whole_groups(groups):
-        x, group = unit(taken(z, rows)), torch.from_numpy(np.unique(groups[rows], return_inverse=True)[1])
-        sums = x.new_zeros(int(group.max()) + 1, x.shape[1]).index_add_(0, group, x)
-        yield rows, x, sums[group], group.bincount()[group]
-    for rows in large_groups(groups):
-        total = torch.zeros(z.shape[1], dtype=torch.float64)
-        for part in _parts(rows):
-            total += unit(taken(z, part)).sum(dim=0)
-        for part in _parts(rows):
-            yield part, unit(taken(z, part)), total.expand(len(part), -1), torch.full((len(part),), len(rows))
+        yield rows, head.leave_one_out(*(torch.from_numpy(column[rows]) for column in (z, labels, groups)))
 
 
 def whole_groups(groups: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the rows of groups of at most ``AT_ONCE``, about as many at a time, those of one group in one part."""
-    rows = np.flatnonzero(~_is_large(groups))
-    order = rows[np.argsort(groups[rows], kind="stable")]
+    """Yield the rows of whole groups, about ``AT_ONCE`` at a time."""
+    order = np.argsort(groups, kind="stable")
     first = np.flatnonzero(np.diff(groups[order], prepend=-1))  # of each group
     ends = first[np.searchsorted(first, np.arange(AT_ONCE, len(order), AT_ONCE), side="right") - 1]
     yield from (np.sort(part) for part in np.split(order, np.unique(ends)) if len(part))
-
-
-def large_groups(groups: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the rows of each group of more than ``AT_ONCE``."""
-    large = _is_large(groups)
-    yield from (np.flatnonzero(groups == group) for group in np.unique(groups[large]))
-
-
-def _is_large(groups: np.ndarray) -> np.ndarray:
-    return np.asarray(np.bincount(groups)[groups] > AT_ONCE)
-
-
-def _parts(rows: np.ndarray) -> list[np.ndarray]:
-    return np.split(rows, range(AT_ONCE, len(rows), AT_ONCE))
-
-
-def _without(head: RidgeHead, z: Embeddings, labels: np.ndarray, rows: np.ndarray) -> RidgeHead:
-    """Return the head as if it had not learned some rows, at the same ridge, from its sums without theirs."""
-    gone = head.fresh()
-    gone.begin_task(head.classes)
-    for part in _parts(rows):
-        gone.observe(taken(z, part), torch.from_numpy(labels[part]))
-    rest = copy.deepcopy(head)
-    rest.subtract_(gone)
-    rest.ridge = head.ridge_used.item()
-    rest.solve()
-    return rest
-
-
-def _joined(z: Embeddings, rows: np.ndarray, limit: float) -> np.ndarray:
-    """Join near-copies among some rows (n,); return (n,) the position of the first one of each one's group."""
-    return joined(lambda part: comparable(taken(z, rows[part.numpy()])), len(rows), limit).numpy()
 
 
 class NearCopies(NamedTuple):
@@ -190,29 +93,20 @@ class NearCopies(NamedTuple):
     judged: np.ndarray
 
 
-def near_copies(z: Embeddings, labels: np.ndarray) -> NearCopies:
+def near_copies(z: np.ndarray, labels: np.ndarray) -> NearCopies:
     """Find near-copies of one class, such as bursts.
 
     Args:
         z: (n, d) embeddings.
         labels: (n,) int64.
     """
-    groups, copied = np.arange(len(labels)), np.zeros(len(labels), dtype=bool)
-    judged = np.bincount(labels)[labels] > 1
-    by_class = np.argsort(labels, kind="stable")
-    sample = np.sort(by_class[:: -(-len(labels) // SAMPLED)])
-    limit = near_limit(comparable(taken(z, sample)), torch.from_numpy(labels[sample]))
-    if limit is None:  # one class
-        return NearCopies(groups, copied, judged)
-    for label in np.unique(labels):
-        rows = np.flatnonzero(labels == label)
-        alike = _joined(z, rows, limit)
-        sizes = np.bincount(alike)[alike]
-        copied[rows], judged[rows] = sizes > 1, sizes < len(rows)
-        together = left_out_groups(torch.from_numpy(alike), torch.zeros(len(rows), dtype=torch.int64)).numpy()
-        _, first, group = np.unique(together, return_index=True, return_inverse=True)
-        groups[rows] = rows[first][group]
-    return NearCopies(groups, copied, judged)
+    u, y = comparable(torch.from_numpy(z)), torch.from_numpy(labels)
+    size = y.bincount()[y]
+    limit = near_limit(u, y)
+    alike = torch.arange(len(y)) if limit is None else near_groups(u, y, limit)  # without one where there is one class
+    together = alike.bincount()[alike]
+    groups = torch.unique(left_out_groups(alike, y), return_inverse=True)[1]
+    return NearCopies(groups.numpy(), (together > 1).numpy(), ((size > 1) & (together < size)).numpy())
 
 
 FOR_TEMPERATURE = 5000
@@ -282,14 +176,14 @@ class Audit:
         return np.asarray(rows[np.argsort(-self.distance[rows], kind="stable")])
 
 
-def audit(z: Embeddings, labels: np.ndarray, class_names: Sequence[str]) -> Audit:
+def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audit:
     """Judge every photo by all others, except for its near-copies.
 
     Photos that resemble more than half of their class are judged by their near-copies all the same, as without these
     little would be known of the class.
 
     Args:
-        z: (n, d) float32 embeddings; a memory-mapped array stays on the disk.
+        z: (n, d) float32 embeddings.
         labels: (n,) int64 positions in ``class_names``.
         class_names: names of the classes; each must have a photo.
     """
@@ -324,19 +218,19 @@ def top_label_error(confidence: np.ndarray, right: np.ndarray) -> float:
     return 100 * float(error)
 
 
-def _temperature(head: RidgeHead, z: Embeddings, labels: np.ndarray, groups: np.ndarray, judged: np.ndarray) -> float:
+def _temperature(head: RidgeHead, z: np.ndarray, labels: np.ndarray, groups: np.ndarray, judged: np.ndarray) -> float:
     known = np.flatnonzero(judged)
     if not len(known):
         return 1.0
     chosen = known[np.unique(np.linspace(0, len(known) - 1, min(len(known), FOR_TEMPERATURE)).astype(np.int64))]
     rows = np.flatnonzero(np.isin(groups, groups[chosen]))
-    parts = list(left_out(head, Rows(z, rows), labels[rows], groups[rows]))
+    parts = list(left_out(head, z[rows], labels[rows], groups[rows]))
     y, scores = torch.from_numpy(labels[rows][np.concatenate([p for p, _ in parts])]), torch.cat([s for _, s in parts])
     finite = scores.isfinite().all(dim=1)
     return fit_temperature(scores[finite], y[finite]) if finite.any() else 1.0
 
 
-def _distances(z: Embeddings, labels: np.ndarray, classes: int, groups: np.ndarray, judged: np.ndarray) -> np.ndarray:
+def _distances(z: np.ndarray, labels: np.ndarray, classes: int, groups: np.ndarray, judged: np.ndarray) -> np.ndarray:
     """Return (n,) distances of the embeddings at length 1, scaled to a median of 1 in each class.
 
     They are to the mean of the class without the photo's group, under the scatter within classes with the ridge that
@@ -344,18 +238,20 @@ def _distances(z: Embeddings, labels: np.ndarray, classes: int, groups: np.ndarr
     """
     width = z.shape[1]
     gram, sums = torch.zeros(width, width, dtype=torch.float64), torch.zeros(classes, width, dtype=torch.float64)
-    for x, y in batches(z, labels):
-        x = unit(x)
+    for rows in pieces(np.arange(len(labels)), AT_ONCE):
+        x = unit(z[rows])
         gram += x.T @ x
-        sums.index_add_(0, y, x)
+        sums.index_add_(0, torch.from_numpy(labels[rows]), x)
     counts = torch.from_numpy(np.bincount(labels, minlength=classes)).double()
     within = (gram - (sums / counts[:, None]).T @ sums) / len(labels)
     within.diagonal().add_(RIDGE * within.diagonal().mean() + 1e-12)
     factor = torch.linalg.cholesky(within)
     distances = np.zeros(len(labels))
-    for rows, x, gone, together in with_group_sums(z, groups):
-        y = torch.from_numpy(labels[rows])
-        mean = (sums[y] - gone) / (counts[y] - together).clamp_min(1)[:, None]
+    for rows in whole_groups(groups):
+        x, y = unit(z[rows]), torch.from_numpy(labels[rows])
+        group = torch.from_numpy(np.unique(groups[rows], return_inverse=True)[1])
+        gone = x.new_zeros(int(group.max()) + 1, width).index_add_(0, group, x)[group]
+        mean = (sums[y] - gone) / (counts[y] - group.bincount()[group]).clamp_min(1)[:, None]
         away = torch.linalg.solve_triangular(factor, (x - mean).T, upper=False)
         distances[rows] = away.norm(dim=0).numpy()
     for label in range(classes):
@@ -390,7 +286,7 @@ class LearningCurve:
         return float(min(100.0, limit - factor * photos**-power))
 
 
-def learning_curve(z: Embeddings, labels: np.ndarray, classes: int, seed: int = 0) -> LearningCurve:
+def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0) -> LearningCurve:
     """Measure leave-one-out accuracy with 3, 6, 12, … photos of each class, drawn at random, and fit a power law.
 
     The last size is one that more than half of the classes have. The accuracy at every size is the mean over the same
@@ -411,7 +307,7 @@ def learning_curve(z: Embeddings, labels: np.ndarray, classes: int, seed: int = 
     by_class = [order[labels[order] == label] for label in range(classes)]
     sizes = [3 * 2**k for k in range(12) if 3 * 2**k < 0.8 * largest] + [largest]
     drawn = [np.sort(np.concatenate([rows[:size] for rows in by_class])) for size in sizes]
-    copies = [near_copies(Rows(z, rows), labels[rows]) for rows in drawn]
+    copies = [near_copies(z[rows], labels[rows]) for rows in drawn]
     short = tuple(np.flatnonzero(2 * counts < largest).tolist())
     kept = counts >= largest
     for rows, found in zip(drawn, copies, strict=True):
@@ -425,17 +321,17 @@ def learning_curve(z: Embeddings, labels: np.ndarray, classes: int, seed: int = 
     return LearningCurve(points, _fit(points), short)
 
 
-def _mean_accuracy(z: Embeddings, labels: np.ndarray, rows: np.ndarray, groups: np.ndarray, kept: np.ndarray) -> float:
+def _mean_accuracy(z: np.ndarray, labels: np.ndarray, rows: np.ndarray, groups: np.ndarray, kept: np.ndarray) -> float:
     """Return the mean of the leave-one-out accuracies in percent of the classes ``kept`` (C,) bool.
 
     Args:
         z: (n, d) embeddings.
         labels: (n,) int64.
         rows: (m,) those that are learned.
-        groups: (m,) int64 below m, equal for rows that are left out together.
+        groups: (m,) int64, equal for rows that are left out together.
         kept: which classes count.
     """
-    part, y = Rows(z, rows), labels[rows]
+    part, y = z[rows], labels[rows]
     head, right = learned(part, y, len(kept)), np.zeros(len(kept))
     for own, scores in left_out(head, part, y, groups):
         right += np.bincount(y[own][scores.argmax(dim=1).numpy() == y[own]], minlength=len(kept))
@@ -462,27 +358,22 @@ class EmbeddedPhotos(NamedTuple):
     """Photos to audit.
 
     Attributes:
-        z: (n, d) float32 embeddings, in a file.
+        z: (n, d) float32 embeddings.
         labels: (n,) int64.
         files: the n files.
         undecided: files that lie in two classes → labels of their own class and of another one; not among the n, as a
             photo cannot be judged by itself.
     """
 
-    z: Embeddings
+    z: np.ndarray
     labels: np.ndarray
     files: list[Path]
     undecided: dict[Path, tuple[int, int]]
 
 
-@contextmanager
 def embeddings_of(
-    model: Model,
-    source: Source,
-    cache_folder: Path,
-    unreadable: list[Unreadable],
-    progress: bool = False,
-) -> Iterator[EmbeddedPhotos]:
+    model: Model, source: Source, cache_folder: Path, unreadable: list[Unreadable], progress: bool = False
+) -> EmbeddedPhotos:
     """Embed all photos of both parts of a source; what the cache lacks is added to it.
 
     Args:
@@ -492,60 +383,39 @@ def embeddings_of(
         unreadable: photos that cannot be decoded are appended.
         progress: whether to draw a bar on a terminal.
 
-    Yields:
-        The photos, in a file that is removed afterwards.
-
     Raises:
         DataError: no photo can be read.
     """
-    parts = [("train", cast(FileSet, source.train)), ("val", cast(FileSet, source.val))]
-    total = sum(len(files) for _, files in parts)
-    if not total:
-        raise DataError("there are no photos to audit")
     side, network = model.image_size, model.backbone
     prepared = (network.outputs(side), network.sha256, side, model.crop_ratio, model.precision)
     cached = pipeline_folder(cache_folder, *prepared, model.engine)
-    with TemporaryDirectory(prefix="cifnet-audit-") as folder:
-        z = np.memmap(Path(folder) / "z", dtype=np.float32, mode="w+", shape=(total, model.head.in_features))
-        labels, hashes = np.zeros((2, total), dtype=np.int64)
-        places, filled = list[Path](), 0
-        for name, files in parts:
-            for rows, embedded in _embedded(model, files, source.class_names, cached / name, unreadable, progress):
-                end = filled + len(rows)
-                z[filled:end], labels[filled:end], hashes[filled:end] = embedded, files.labels[rows], files.hashes(rows)
-                places += [files.root / files.names[row] for row in rows]
-                filled = end
-        if not filled:
-            raise DataError("none of the photos can be read: there is nothing to audit")
-        repeats, kept = find_repeats(enumerate(hashes[:filled].tolist()), labels), np.ones(filled, dtype=bool)
-        kept[list(repeats.undecided)] = False
-        undecided = {places[row]: (int(labels[row]), other) for row, other in sorted(repeats.undecided.items())}
-        rows = np.flatnonzero(kept)
-        yield EmbeddedPhotos(Rows(z, rows), labels[rows], [places[row] for row in rows.tolist()], undecided)
+    parts, places = list[tuple[np.ndarray, np.ndarray, np.ndarray]](), list[Path]()
+    for name, samples in (("train", source.train), ("val", source.val)):
+        files = cast(FileSet, samples)
+        for rows, z in _embedded(model, files, source.class_names, cached / name, unreadable, progress):
+            parts.append((z, files.labels[rows], files.hashes(rows)))
+            places += [files.root / files.names[row] for row in rows]
+    if not places:
+        raise DataError("none of the photos can be read: there is nothing to audit")
+    z, labels, hashes = (np.concatenate(column) for column in zip(*parts, strict=True))
+    repeats, kept = find_repeats(enumerate(hashes.tolist()), labels), np.ones(len(labels), dtype=bool)
+    kept[list(repeats.undecided)] = False
+    undecided = {places[row]: (int(labels[row]), other) for row, other in sorted(repeats.undecided.items())}
+    rows = np.flatnonzero(kept)
+    return EmbeddedPhotos(z[rows], labels[rows], [places[row] for row in rows.tolist()], undecided)
 
 
 def _embedded(
-    model: Model,
-    files: FileSet,
-    names: list[str],
-    folder: Path,
-    unreadable: list[Unreadable],
-    progress: bool,
+    model: Model, files: FileSet, names: list[str], folder: Path, unreadable: list[Unreadable], progress: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield rows and embeddings: class by class those that are in a folder's cache, then the others."""
-    missing = np.zeros(len(files), dtype=bool)
-    for rows in files.rows_of.values():
-        cache = EmbeddingCache(files, names, folder)  # a new one each time keeps no earlier class in memory
-        if cache.known(rows[:1]).all():
-            yield rows, cache.get(rows).numpy()
-        else:
-            missing[rows] = True
-    if not missing.any():
+    """Yield rows and embeddings: those that are in a folder's cache, then the others."""
+    cache, rows = EmbeddingCache(files, names, folder), np.arange(len(files))
+    known = cache.known(rows)
+    if known.any():
+        yield rows[known], cache.get(rows[known]).numpy()
+    if known.all():
         return
-    photos, origin = ClassPhotos(names, files).select(missing), np.flatnonzero(missing)
-    cache = EmbeddingCache(files, names, folder)
-    cache.known(origin)  # notes what the files are before they are decoded
+    photos, missing = ClassPhotos(names, files).select(~known), rows[~known]
     for batch, z in photos.embedded(model, "embedding", unreadable, progress):
-        rows = origin[batch]
-        cache.collect(torch.from_numpy(rows), torch.from_numpy(photos.files.hashes(batch)), z)
-        yield rows, z.cpu().numpy()
+        cache.collect(torch.from_numpy(missing[batch]), torch.from_numpy(photos.files.hashes(batch)), z)
+        yield missing[batch], z.cpu().numpy()

@@ -66,7 +66,6 @@ class Classifier(Model):
         *,
         unknown: float | None = None,
         coverage: float | None = None,
-        per_class: bool = False,
     ) -> Iterator[Prediction]:
         """Name the ``top`` most probable classes of each photo, in the order given; streams, in constant memory.
 
@@ -76,14 +75,13 @@ class Classifier(Model):
             top: number of classes.
             unknown: share of photos of known classes that may be called unknown; None not to tell.
             coverage: chance that the right class is among the answers; None for none.
-            per_class: whether every class is to have that chance (:class:`~cifnet_pl.model.open_set.Judge`).
 
         Raises:
             DataError: a single path where there is no photo.
             UsageError: something that is no photo; a share outside (0, 1), or no calibration samples to keep it with.
             UnsupportedError: this model's head cannot tell what is asked.
         """
-        judged = self.judging(unknown, coverage, per_class)
+        judged = self.judging(unknown, coverage)
 
         def stream() -> Iterator[Prediction]:
             for batch in squares(photos_of(photos), self.image_size, self.crop_ratio):
@@ -102,21 +100,20 @@ class Classifier(Model):
         *,
         unknown: float | None = None,
         coverage: float | None = None,
-        per_class: bool = False,
     ) -> Iterator[Prediction]:
         """Name the ``top`` most probable classes of each row of a file of embeddings, in constant memory.
 
         Args:
-            file: .npz, .safetensors, .parquet or .arrow with ``embeddings`` (n, d) and, if wanted, ``ids`` (n,).
+            file: .npz or .parquet with ``embeddings`` (n, d) and, if wanted, ``ids`` (n,).
             top: number of classes per row.
-            unknown, coverage, per_class: as for :meth:`classify`.
+            unknown, coverage: as for :meth:`classify`.
 
         Raises:
             DataError: the file is missing or damaged, or an embedding holds NaN or infinity.
             UsageError: another kind of file, or as for :meth:`classify`.
             CifnetError: the embeddings have another width than those that were learned.
         """
-        judged = self.judging(unknown, coverage, per_class)
+        judged = self.judging(unknown, coverage)
 
         def stream() -> Iterator[Prediction]:
             samples = open_table(Path(file)).unlabelled()
@@ -136,35 +133,35 @@ class Classifier(Model):
             names = tuple(self.class_names[column] for column in columns)
             yield Prediction(**vars(verdict), file=file, classes=names, probabilities=tuple(shares))
 
-    def judge(self, unknown: float | None = None, coverage: float | None = None, per_class: bool = False) -> Judge:
+    def judge(self, unknown: float | None = None, coverage: float | None = None) -> Judge:
         """Return what tells unknown photos and makes sets of answers; computed once until the model changes.
 
         Args:
-            unknown, coverage, per_class: as for :class:`~cifnet_pl.model.open_set.Judge`.
+            unknown, coverage: as for :class:`~cifnet_pl.model.open_set.Judge`.
 
         Raises:
             UsageError, UnsupportedError: as for :class:`~cifnet_pl.model.open_set.Judge`.
         """
         # What is derived is another object after every change of the head, and so are the labels of the buffer.
         state = (self.head.derived, self.buffer.y if self.buffer is not None else None)
-        asked = (unknown, coverage, per_class, float(self.head.temperature), tuple(self.class_names))
+        asked = (unknown, coverage, float(self.head.temperature), tuple(self.class_names))
         if self._judges is None or any(a is not b for a, b in zip(self._judges[0], state, strict=True)):
             self._judges = (state, {})
         judge = self._judges[1]
         if asked not in judge:
-            judge[asked] = Judge(self, unknown, coverage, per_class)
+            judge[asked] = Judge(self, unknown, coverage)
         return judge[asked]
 
-    def judging(self, unknown: float | None, coverage: float | None, per_class: bool = False) -> Judged:
+    def judging(self, unknown: float | None, coverage: float | None) -> Judged:
         """Return a function from embeddings (n, d) and probabilities (n, C) to verdicts.
 
         Args:
-            unknown, coverage, per_class: as for :class:`~cifnet_pl.model.open_set.Judge`; with neither share the
+            unknown, coverage: as for :class:`~cifnet_pl.model.open_set.Judge`; with neither share the
                 verdicts are empty.
         """
-        if unknown is None and coverage is None and not per_class:
+        if unknown is None and coverage is None:
             return lambda z, probabilities: [Verdict()] * len(z)
-        return self.judge(unknown, coverage, per_class).verdicts
+        return self.judge(unknown, coverage).verdicts
 
     def extend(
         self,

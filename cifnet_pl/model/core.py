@@ -91,15 +91,6 @@ class PhotoHashes(GrowingModule):
         """Rename classes, old label → new one."""
         self._set({labels[label]: hashes for label, hashes in self.by_label().items()})
 
-    def complete(self, counts: Mapping[int, int]) -> bool:
-        """Return whether the hash of every photo is known.
-
-        Args:
-            counts: label → number of photos learned.
-        """
-        groups = self.by_label()
-        return all(len(groups.get(label, ())) == count for label, count in counts.items())
-
     def _set(self, groups: Mapping[int, np.ndarray]) -> None:
         kept = {label: np.sort(groups[label]) for label in sorted(groups) if len(groups[label])}
         device = self.content.device
@@ -174,7 +165,6 @@ class Model:
         calibrated: whether to fit the temperature from the first task on; a model whose temperature was fitted once is
             calibrated again after every change in any case.
         photos: content hashes of the photos learned, so that each is counted once.
-        keeps_hashes: whether those of photos that are learned from now on are kept.
         calibration: the samples by which the model is calibrated, and how many of them it names right.
     """
 
@@ -190,7 +180,6 @@ class Model:
     calibrated: bool = False
     engines: list[str] = field(default_factory=list)
     photos: PhotoHashes = field(default_factory=PhotoHashes)
-    keeps_hashes: bool = True
     calibration: Calibration = field(default_factory=Calibration)
     _task: TaskUnderWay | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -216,11 +205,6 @@ class Model:
     def counts(self) -> dict[str, int]:
         """Distinct photos learned of each class."""
         return dict(zip(self.class_names, self.head.class_counts().values(), strict=True))
-
-    @property
-    def knows_photos(self) -> bool:
-        """Whether the content hash of every learned photo is known."""
-        return self.photos.complete(self.head.class_counts())
 
     @property
     def identity(self) -> str:
@@ -433,13 +417,12 @@ class Model:
         Args:
             z: (n, d) float embeddings.
             y: (n,) int64 labels, as ``labels`` gives them.
-            key: (n,) int64 content hash of each photo, kept if the model keeps them.
+            key: (n,) int64 content hash of each photo.
         """
         task = self._under_way()
         if self.buffer is not None:
             self.buffer.add(z, y, key)
-        if self.keeps_hashes:
-            task.hashes.append((y.cpu().numpy(), key.cpu().numpy()))
+        task.hashes.append((y.cpu().numpy(), key.cpu().numpy()))
         task.waiting.append((z, y))
         if sum(len(labels) for _, labels in task.waiting) >= AT_ONCE:
             self._add_waiting(task)

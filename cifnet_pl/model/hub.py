@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 MOST_CLASSES = 200
 """Class names in a card; of more, the first ones."""
 
-EVENTS = {"task": "learned", "extend": "extended", "merge": "merged", "forget": "forgot"}
-
 TEMPLATE = """---
 {about}
 ---
@@ -54,25 +52,15 @@ model = cifnet_pl.load("hf:{repository}", download=True)
 ```
 
 The files are safetensors and JSON: loading them executes nothing.
-{history}
+
 ## Classes
 
 {names}
 """
 
-HISTORY = """
-## History
-
-Accuracy in percent, on held-out samples of all classes known then.
-
-| | classes | accuracy | date (UTC) |
-|---|---|---|---|
-{rows}
-"""
-
 
 def model_card(model: Classifier, repository: str) -> str:
-    """Return the card: what the model knows, how it was made, how it did, and how to use it.
+    """Return the card: what the model knows, how it was made, and how to use it.
 
     Args:
         model: the model.
@@ -90,11 +78,6 @@ def model_card(model: Classifier, repository: str) -> str:
     if photos:
         about["pipeline_tag"] = "image-classification"
         table["photos"] = f"{model.image_size} × {model.image_size} pixels"
-    events = [
-        f"| {EVENTS.get(event.what, printable(event.what))} | {event.classes} | "
-        f"{'' if event.accuracy is None else f'{event.accuracy:.1f}'} | {printable(event.date or '')} |"
-        for event in model.history
-    ]
     others = len(names) - MOST_CLASSES
     return TEMPLATE.format(
         about=yaml.safe_dump(about, sort_keys=False).strip(),
@@ -104,7 +87,6 @@ def model_card(model: Classifier, repository: str) -> str:
         table="\n".join(f"| {name} | {value} |" for name, value in table.items()),
         repository=repository,
         use="PHOTOS" if photos else "VECTORS.npz",
-        history=HISTORY.format(rows="\n".join(events)) if events else "",
         names=", ".join(map(escaped, names[:MOST_CLASSES])) + (f" and {others} others" if others > 0 else ""),
     )
 
@@ -243,20 +225,9 @@ def _explained(name: HubName, what: str) -> Iterator[None]:
 def _sentence(name: HubName, what: str, error: Exception) -> str:
     shown = f"{SCHEME}{name.repository}" + (f"@{name.revision}" if name.revision else "")
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    login = "log in with `hf auth login`, or set HF_TOKEN"
     if "LocalEntryNotFoundError" in kinds:
         return f"{shown} is not on this machine: allow the download with --download true, in Python download=True"
-    if "LocalTokenNotFoundError" in kinds or (what == "write" and status in (401, 403)):
-        return f"no right to write {shown}: {login}, with a token that may write"
-    if "RevisionNotFoundError" in kinds:
-        return f"{name.repository} has no revision '{name.revision}' on the hub"
-    if "GatedRepoError" in kinds:
-        return f"{shown} asks for its owner's consent: ask for it on its page, then {login}"
-    if "RepositoryNotFoundError" in kinds or status in (401, 403, 404):
-        return f"there is no model {shown} on the hub, or only for those who may see it: check its name, or {login}"
-    if "OfflineModeIsEnabled" in kinds:
-        return f"cannot {what} {shown}: HF_HUB_OFFLINE keeps the hub's package off the network"
-    if kinds & {"TransportError", "ConnectionError", "Timeout"}:
-        return f"cannot {what} {shown}: the hub cannot be reached ({one_line(error)[:120]})"
-    return f"cannot {what} {shown}: {one_line(error)[:300]}"
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    refused = status in (401, 403, 404) or "LocalTokenNotFoundError" in kinds
+    login = "; check the name, or log in with `hf auth login` or HF_TOKEN, by a token that may write" if refused else ""
+    return f"cannot {what} {shown}: {one_line(error)[:200]}{login}"

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
-from cifnet_pl.heads.ridge import about_lesson, at_cap
+from cifnet_pl.heads.ridge import about_lesson
 from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable, classes_of_hashes, copies_among, samples_of
 from cifnet_pl.model.core import M, Model
-from cifnet_pl.model.metrics import LearnedPhotos, NearCopyScore, hardly_answered, percent
+from cifnet_pl.model.metrics import hardly_answered, percent
 from cifnet_pl.photos.copies import Duplicates
 from cifnet_pl.photos.photo import Photo
 from cifnet_pl.utilities.errors import DataError, UsageError
@@ -39,34 +39,21 @@ class Score:
     """Photos scored, and how many of them right, over all classes that the model knows.
 
     Attributes:
-        near_copy_score: what near-copies among the photos that were learned do to it.
-        near, learned: learned photos that have near-copies, and all that were compared.
-        capped: whether a ridge that generalised cross-validation chose is at its cap.
         right_of, total_of: the same numbers for each label.
     """
 
     right: int = 0
     total: int = 0
-    near_copy_score: NearCopyScore = field(default_factory=NearCopyScore)
-    near: int = 0
-    learned: int = 0
-    capped: bool = False
     right_of: Counter[int] = field(default_factory=Counter)
     total_of: Counter[int] = field(default_factory=Counter)
 
-    def add(self, model: Model, z: Tensor, y: Tensor, learned: LearnedPhotos | None = None) -> None:
-        """Score embeddings z (n, d) of photos with labels y (n,), and compare them with those that were ``learned``."""
+    def add(self, model: Model, z: Tensor, y: Tensor) -> None:
+        """Score embeddings z (n, d) of photos with labels y (n,)."""
         right = (model.head.predict(z).cpu() == y).numpy()
         self.right += int(right.sum())
         self.total += len(y)
         self.right_of.update(y[torch.from_numpy(right)].tolist())
         self.total_of.update(y.tolist())
-        if learned is not None:
-            self.near_copy_score += NearCopyScore.of(learned.resemble(z, y), right)
-
-    def sentences(self) -> list[str]:
-        """Return the sentences to print beside the score."""
-        return self.near_copy_score.sentences(self.near, self.learned, self.capped)
 
     def hardly_answered(self) -> list[int]:
         """Return the labels of classes of which hardly any photo is named right."""
@@ -158,11 +145,6 @@ def extend(
         old_photos = old_photos.of(set(old.class_names))
         if not old_photos.class_names:
             raise DataError(f"{check} has no folder of a class that the model knows: give photos of its old classes")
-    if known and not old.knows_photos:
-        warnings.append(
-            "note: the model does not have the content hashes of all photos that it learned: any of those among the "
-            "new ones count twice"
-        )
     result = learn(old, photos, duplicates, progress)
     model, before, after = result.model, result.old_before, result.old_after
     model.note_engines([model.engine])
@@ -214,7 +196,7 @@ def learn(old: M, photos: ClassPhotos, duplicates: Duplicates = "keep", progress
     """
     start, unreadable = time.perf_counter(), list[Unreadable]()
     leave_out = duplicates == "leave_out"
-    if not (leave_out and old.knows_photos):
+    if not leave_out:
         old.check_task(photos.class_names)
     known = classes_of_hashes(old, photos.class_names) if leave_out else {}
     labels = photos.files.labels
@@ -240,14 +222,13 @@ def learn(old: M, photos: ClassPhotos, duplicates: Duplicates = "keep", progress
     asked = [(final, photos, z, read), (trial, photos, z, read & ~held)]
     if _solved_together(old):
         with ThreadPoolExecutor(2, "learn") as pool:
-            learned, others = pool.map(_teach, *zip(*asked, strict=True))
+            list(pool.map(_teach, *zip(*asked, strict=True)))
     else:
-        learned, others = (_teach(*each) for each in asked)
+        for each in asked:
+            _teach(*each)
     score, new_labels = Score(), torch.tensor(trial.labels(photos.class_names))
     for rows in pieces(np.flatnonzero(held), EMBEDDED_BATCH):
-        score.add(trial, torch.from_numpy(z[rows]).to(old.device), new_labels[photos.files.labels[rows]], others)
-    score.near, score.learned = learned.near_copies()
-    score.capped = at_cap(final.head.choices())
+        score.add(trial, torch.from_numpy(z[rows]).to(old.device), new_labels[photos.files.labels[rows]])
     counts = {name: final.counts[name] - old.counts.get(name, 0) for name in photos.class_names}
     return Extension(final, counts, score, time.perf_counter() - start, unreadable, news, copies, undecided)
 
@@ -269,18 +250,15 @@ def _held_back(photos: ClassPhotos, read: np.ndarray) -> np.ndarray:
     return held
 
 
-def _teach(model: Model, photos: ClassPhotos, z: np.ndarray, kept: np.ndarray) -> LearnedPhotos:
+def _teach(model: Model, photos: ClassPhotos, z: np.ndarray, kept: np.ndarray) -> None:
     """Teach a model the photos of a mask (n,), whose embeddings are those of z (n, d), as one task."""
     names, positions = photos.class_names, photos.files.labels
     model.begin_task(names, np.bincount(positions[kept], minlength=len(names)).tolist())
     labels = torch.tensor(model.labels(names))
-    learned = LearnedPhotos(model.stored_samples)
     for rows in pieces(np.flatnonzero(kept), EMBEDDED_BATCH):
         part, y = torch.from_numpy(z[rows]).to(model.device), labels[positions[rows]].to(model.device)
         model.observe(part, y, torch.from_numpy(photos.files.hashes(rows)).to(model.device))
-        learned.add(part, y)
     model.finish_task()
-    return learned
 
 
 def _solved_together(model: Model) -> bool:

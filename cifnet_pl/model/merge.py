@@ -55,19 +55,13 @@ def merge(models: Sequence[M], names: Sequence[str] | None = None, base: M | Non
         raise UsageError(f"merge got {len(models)} model, expected at least two")
     names = list(names) if names is not None else [f"model {i + 1}" for i in range(len(models))]
     seen = {models[0].identity: names[0]}
-    merged, warnings, lineage = models[0].clone(), list[str](), _lineage(models[0])
+    merged, warnings = models[0].clone(), list[str]()
     for name, other in zip(names[1:], models[1:], strict=True):
         first = seen.setdefault(other.identity, name)
-        shared, lineage = lineage & _lineage(other), lineage | _lineage(other)
         for knowing, learned in ((merged, other), (other, merged)):
             warnings += [w for w in knowing.warnings_of(learned.class_names) if w not in warnings]
         try:
             check_same_embeddings(merged, other)
-            if shared and first == name and not (merged.knows_photos and other.knows_photos):
-                raise UsageError(
-                    f"both go back to model {min(shared)}, whose photos would count twice; without the content hashes "
-                    "of all photos they cannot be taken out: teach one of the two what the other has learned since"
-                )
             merged, news = _joined(merged, other, name, base if first == name else None, first == name)
         except (UsageError, UnsupportedError) as error:
             raise type(error)(f"cannot merge {name} into {names[0]}: {error}") from error
@@ -87,15 +81,13 @@ def _joined(model: M, added: M, name: str, base: M | None, distinct: bool) -> tu
     common = ours & theirs if distinct else Counter()
     if not common:
         absorb(model, other)
-        unknown = sum(not m.knows_photos for m in (model, added))
-        news = f"note: not all photos of {name} and the models before it have content hashes: copies are not noticed"
-        return model, [news] if unknown else []
+        return model, []
     count = sum(common.values())
-    if added.knows_photos and not theirs - ours:
+    if not theirs - ours:
         model.history.append(Event("merge", len(model.class_names), 0))
         learned = "its photo is" if count == 1 else f"all its {count:,} photos are"
         return model, [f"note: {name} adds nothing: {learned} learned already"]
-    if model.knows_photos and not ours - theirs:
+    if not ours - theirs:
         other.history.append(Event("merge", len(other.class_names), sum(theirs.values()) - count))
         return other, [f"note: {name} holds {number_of(count, 'photo')}, all that the models before it learned"]
     if base is None:
@@ -103,7 +95,7 @@ def _joined(model: M, added: M, name: str, base: M | None, distinct: bool) -> tu
             f"{number_of(count, 'photo was', 'photos were')} learned by both and would count twice: give the model "
             "that both were extended from with --base, or merge models that learned different photos"
         )
-    if _photos(base) != common or not (base.knows_photos and added.knows_photos and model.knows_photos):
+    if _photos(base) != common:
         raise UsageError(
             f"they have {number_of(count, 'photo')} in common, not exactly the {sum(base.counts.values())} of the "
             "base: give the model that both were extended from"
@@ -140,11 +132,6 @@ def _photos(model: Model) -> Counter[tuple[str, int]]:
     """Return how often each photo was learned, by class name and content hash."""
     name, groups = model.name_of, model.photos.by_label().items()
     return Counter((name[label], value) for label, hashes in groups for value in hashes.tolist())
-
-
-def _lineage(model: Model) -> set[str]:
-    """Return the identities of a model and of all that it goes back to, as far as its history tells."""
-    return {model.identity} | {parent for event in model.history for parent in event.parents}
 
 
 def absorb(model: Model, other: Model) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,9 +19,7 @@ from torch import Tensor
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable, find_repeats
 from cifnet_pl.model.core import Model
 from cifnet_pl.photos.copies import listed
-from cifnet_pl.statistics import comparable, copy_limit, near_groups, resembles
 from cifnet_pl.utilities.errors import DataError
-from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.text import number_of, printable
 
 Row = Sequence[float | None]
@@ -151,151 +149,6 @@ def first_classes(probabilities: Tensor) -> tuple[Tensor, Tensor]:
     return columns, probabilities.gather(1, columns)
 
 
-# ---------------------------------------------------------------------- near-copies
-
-KEPT_BYTES = 256 * 10**6
-"""Bytes of learned embeddings that are kept to compare others with; those past it are not compared."""
-
-
-class LearnedPhotos:
-    """The embeddings of photos that were learned, in half precision, up to ``KEPT_BYTES`` bytes.
-
-    Args:
-        reference: embeddings (m, d) of other photos by the same network and their labels (m,), to measure how alike
-            photos of different classes are; needed if all photos are of one class, else nothing is compared.
-
-    Attributes:
-        limit: from :func:`cifnet_pl.statistics.copy_limit`; None until there are photos of two classes.
-    """
-
-    def __init__(self, reference: tuple[Tensor, Tensor] | None = None) -> None:
-        self.limit: float | None = None
-        self._reference = reference
-        self._parts: list[tuple[Tensor, Tensor]] = []
-        self._bytes = 0
-
-    def add(self, z: Tensor, y: Tensor) -> None:
-        """Take in embeddings (n, d) and labels (n,)."""
-        kept = comparable(z).half().cpu()
-        if self._bytes + kept.nbytes <= KEPT_BYTES:
-            self._parts.append((kept, y.cpu()))
-            self._bytes += kept.nbytes
-
-    def gather(self) -> None:
-        """Take in what all processes took in."""
-        self._parts = [part for parts in of_all_processes(self._parts) for part in parts]
-
-    def labels(self) -> list[int]:
-        """Return the labels of which there are photos."""
-        return sorted({label for _, y in self._parts for label in y.tolist()})
-
-    def _joined(self) -> tuple[Tensor, Tensor]:
-        u, y = (torch.cat(column) for column in zip(*self._parts, strict=True))
-        return u, y
-
-    def measure(self) -> bool:
-        """Measure the limit, unless it is known; return whether it is."""
-        if self.limit is None and self._parts:
-            u, y = self._joined()
-            if self._reference is not None:
-                z, labels = self._reference
-                u, y = torch.cat([u, comparable(z).half().cpu()]), torch.cat([y, labels.cpu()])
-            self.limit = copy_limit(u, y)
-        return self.limit is not None
-
-    def near_copies(self) -> tuple[int, int]:
-        """Count the photos that have a near-copy in their class, and all that were compared."""
-        if not self._parts or not self.measure():
-            return 0, 0
-        assert self.limit is not None
-        u, y = self._joined()
-        sizes = near_groups(u, y, self.limit).bincount()
-        return int(sizes[sizes > 1].sum()), len(u)
-
-    def resemble(self, z: Tensor, y: Tensor) -> np.ndarray:
-        """Find photos that have a near-copy of their class among those taken in.
-
-        Args:
-            z: (n, d) embeddings.
-            y: (n,) int64 labels.
-
-        Returns:
-            (n,) bool.
-        """
-        if not self._parts or not len(z) or not self.measure():
-            return np.zeros(len(z), dtype=bool)
-        assert self.limit is not None
-        return resembles(comparable(z).cpu(), y.cpu(), *self._joined(), self.limit).numpy()
-
-
-@dataclass(frozen=True)
-class NearCopyScore:
-    """The number of tested photos that resemble learned ones, and the score of the others.
-
-    Attributes:
-        near: tested photos with a near-copy of their class among the learned ones.
-        others, right: the other tested photos, and those of them that are named right.
-        learned: those of ``near`` that were learned themselves, where content hashes tell.
-    """
-
-    near: int = 0
-    others: int = 0
-    right: int = 0
-    learned: int = 0
-
-    @classmethod
-    def of(cls, near: np.ndarray, right: np.ndarray, learned: int = 0) -> NearCopyScore:
-        """Count from (n,) bool, whether photos are ``near`` learned ones, and named ``right``."""
-        return cls(int(near.sum()), int((~near).sum()), int((right & ~near).sum()), learned)
-
-    def __add__(self, other: NearCopyScore) -> NearCopyScore:
-        ours, theirs = astuple(self), astuple(other)
-        return NearCopyScore(*(a + b for a, b in zip(ours, theirs, strict=True)))
-
-    def sentence(self) -> str | None:
-        """Return a note to print beside the score; None if no tested photo resembles a learned one."""
-        if not self.near:
-            return None
-        total, share = self.near + self.others, percent(self.right, self.others)
-        are, were, flatter = (
-            ("is a near-copy", "was", "flatters") if self.near == 1 else ("are near-copies", "were", "flatter")
-        )
-        what = f"{were} learned already" if self.learned == self.near else f"{are} of learned ones"
-        if 0 < self.learned < self.near:
-            what += f" ({self.learned} of them the very same files)"
-        start = f"{self.near} of these {number_of(total, 'photo')} {what} and {flatter} the score"
-        if not self.others:
-            whose = "the only photo" if total == 1 else f"all {total} photos"
-            return f"{whose} {what} and {flatter} the score: it says nothing of photos of another day"
-        if self.others < FEW or share is None:
-            return f"{start}: with {number_of(self.others, 'other')} it says little of photos of another day"
-        return f"{start}: of the {number_of(self.others, 'other')} {share:.1f} % are right"
-
-    def sentences(self, near: int, total: int, capped: bool) -> list[str]:
-        """Return the notes to print beside the score; arguments are those of :func:`about_near_copies`."""
-        return [note for note in (self.sentence(), about_near_copies(near, total, capped)) if note]
-
-
-MANY = 0.1
-"""Share of near-copies from which a ridge at its cap is told: 12 × 25 distinct photos have 0 to 7 % of them."""
-
-
-def about_near_copies(near: int, total: int, capped: bool) -> str | None:
-    """Return a note about learned photos that have near-copies; None if there are none.
-
-    Args:
-        near: learned photos that have near-copies.
-        total: all that were compared.
-        capped: whether a ridge is at its cap, as it is where near-copies are many, or distinct photos few and easy.
-    """
-    if not near:
-        return None
-    note = f"{near} of {total} learned photos are near-copies of others (bursts, edited versions) and add little"
-    if capped and near >= MANY * total:
-        note += ". The model was kept from fitting these too closely; photos of other days would teach it more"
-    return note
-
-
 # ---------------------------------------------------------------------- classes that are hardly ever answered
 
 HARDLY = 25.0
@@ -406,8 +259,6 @@ class Evaluation:
         predicted: (n,) columns with the largest probability.
         confidence: (n,) that probability.
         ece: expected calibration error in percent, 15 bins of the confidence.
-        near: (n,) bool: which photos were learned, by their content, or are near-copies of samples in the model's
-            calibration buffer; None where the model cannot tell.
         learned: (n,) bool: which photos were learned, by their content; None where that is not compared.
         twice: (n,) bool: which photos are copies of an earlier one of their class; None likewise.
         mislabelled: photos that are in another class, too, as messages name them.
@@ -419,17 +270,9 @@ class Evaluation:
     predicted: np.ndarray
     confidence: np.ndarray
     ece: float
-    near: np.ndarray | None = None
     learned: np.ndarray | None = None
     twice: np.ndarray | None = None
     mislabelled: tuple[str, ...] = ()
-
-    @property
-    def near_copy_score(self) -> NearCopyScore:
-        """The number of photos that resemble learned ones, and the score of the others."""
-        if self.near is None:
-            return NearCopyScore()
-        return NearCopyScore.of(self.near, self.right, 0 if self.learned is None else int(self.learned.sum()))
 
     @property
     def right(self) -> np.ndarray:
@@ -447,11 +290,24 @@ class Evaluation:
         return interval(int(self.right.sum()), len(self.right))
 
     def seen(self) -> list[str]:
-        """Return for each photo whether it was "learned", is a "near-copy" of learned ones, or a "copy"; else ""."""
+        """Return for each photo whether it was "learned", or is a "copy" of another one; else ""."""
         told = np.full(len(self.rows), "", dtype=object)
-        for mask, word in ((self.twice, "copy"), (self.near, "near-copy"), (self.learned, "learned")):
+        for mask, word in ((self.twice, "copy"), (self.learned, "learned")):
             told[slice(0) if mask is None else mask] = word
         return [str(word) for word in told]
+
+    def about_learned(self) -> str | None:
+        """Return a note about photos that the model has learned; None if there are none."""
+        count = 0 if self.learned is None else int(self.learned.sum())
+        if self.learned is None or not count:
+            return None
+        were, flatter = ("was", "flatters") if count == 1 else ("were", "flatter")
+        start = f"{count} of these {number_of(len(self.rows), 'photo')} {were} learned already and {flatter} the score"
+        others = self.right[~self.learned]
+        named = number_of(len(others), "other")
+        if len(others) < FEW:
+            return f"{start}: with {named} it says little of photos of another day"
+        return f"{start}: of the {named} {100 * float(others.mean()):.1f} % are right"
 
     def confusion(self) -> np.ndarray:
         """Return (C, C) int64 numbers of photos, rows the true classes, columns the answers."""
@@ -503,21 +359,17 @@ def evaluate(model: Model, photos: ClassPhotos, unreadable: list[Unreadable], pr
     calibration = MulticlassCalibrationError(max(2, len(model.class_names)), n_bins=BINS, validate_args=False)
     calibration.to(model.device)
     parts: list[tuple[np.ndarray, ...]] = []
-    labels, stored = torch.tensor(model.labels(photos.class_names)), LearnedPhotos()
-    if model.stored_samples is not None:
-        stored.add(*model.stored_samples)
     for rows, z in photos.embedded(model, "evaluating", unreadable, progress):
         if not len(rows):
             continue
-        positions = photos.files.labels[rows]
-        target, near = columns[positions], stored.resemble(z, labels[positions])
+        target = columns[photos.files.labels[rows]]
         probabilities = model.head.probabilities(z)
         calibration.update(probabilities, torch.from_numpy(target).to(z.device))
         best = probabilities.max(dim=1)
-        parts.append((rows, target, best.indices.cpu().numpy(), best.values.cpu().numpy(), near))
+        parts.append((rows, target, best.indices.cpu().numpy(), best.values.cpu().numpy()))
     if not parts:
         raise DataError("none of the photos can be read: there is nothing to evaluate")
-    rows, target, predicted, confidence, near = (np.concatenate(column) for column in zip(*parts, strict=True))
+    rows, target, predicted, confidence = (np.concatenate(column) for column in zip(*parts, strict=True))
     ece = 100 * float(calibration.compute())
     learned, twice, undecided = find_repeats(model, photos)
     return Evaluation(
@@ -527,54 +379,7 @@ def evaluate(model: Model, photos: ClassPhotos, unreadable: list[Unreadable], pr
         predicted,
         confidence,
         ece,
-        near=near | learned[rows],
         learned=learned[rows],
         twice=twice[rows],
         mislabelled=tuple(undecided.values()),
     )
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The numbers of photos that both of two models named right, only the first, only the second, and neither."""
-
-    both: int
-    first: int
-    second: int
-    neither: int
-
-    @property
-    def photos(self) -> int:
-        """Photos that both models were asked about."""
-        return self.both + self.first + self.second + self.neither
-
-    @property
-    def accuracies(self) -> tuple[float, float]:
-        """Accuracy of each model on these photos, in percent."""
-        return 100 * (self.both + self.first) / self.photos, 100 * (self.both + self.second) / self.photos
-
-    @property
-    def p_value(self) -> float:
-        """Probability of such a difference, or a larger one, if both were equally good (McNemar's exact test)."""
-        from scipy.stats import binomtest  # to classify needs none of it
-
-        differing = self.first + self.second
-        return float(binomtest(self.first, differing).pvalue) if differing else 1.0
-
-
-def compare(first: Evaluation, second: Evaluation) -> Comparison:
-    """Compare two evaluations over rows of the same set, on the photos that both have.
-
-    Args:
-        first: of one model.
-        second: of the other model.
-
-    Raises:
-        DataError: they have no photo in common.
-    """
-    _, a, b = np.intersect1d(first.rows, second.rows, assume_unique=True, return_indices=True)
-    if not len(a):
-        raise DataError("the two models have no class in common of which there is a photo")
-    ours, theirs = first.right[a], second.right[b]
-    counts = [int(((ours == x) & (theirs == y)).sum()) for x, y in ((1, 1), (1, 0), (0, 1), (0, 0))]
-    return Comparison(*counts)

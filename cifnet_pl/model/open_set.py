@@ -36,22 +36,13 @@ class Judge:
         model: with calibration samples in its buffer.
         unknown: share of photos of known classes that may be called unknown, such as 0.05; None not to ask.
         coverage: chance that the right class of a photo is among the answers, such as 0.95; None not to ask.
-        per_class: whether every class is to have that chance by itself.
 
     Raises:
-        UsageError: a share outside (0, 1), ``per_class`` without coverage, or a model without calibration samples.
+        UsageError: a share outside (0, 1), or a model without calibration samples.
         UnsupportedError: a head that cannot tell unknown things, or has no leave-one-out scores.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        unknown: float | None = None,
-        coverage: float | None = None,
-        per_class: bool = False,
-    ):
-        if per_class and coverage is None:
-            raise UsageError("per_class is about sets of answers: give their coverage, too, such as 0.95")
+    def __init__(self, model: Model, unknown: float | None = None, coverage: float | None = None):
         if unknown is not None:
             check_share("unknown", unknown)
             model.head.require("tells_novelty")
@@ -67,7 +58,7 @@ class Judge:
             )
         self.head, self.class_names, self.unknown = model.head, tuple(model.class_names), unknown
         self.reference = novelty_reference(samples) if unknown is not None else None
-        self.sets = AnswerSets.of(samples, coverage, per_class) if coverage is not None else None
+        self.sets = AnswerSets.of(samples, coverage) if coverage is not None else None
 
     @property
     def limit(self) -> float | None:

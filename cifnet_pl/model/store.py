@@ -102,12 +102,12 @@ def assemble(
             buffer = CalibrationBuffer(**about.buffer.model_dump())
         except UsageError as error:
             raise CheckpointError(f"{where}: the settings of buffer are refused: {error}") from error
-    photos, calibration = PhotoHashes(), Calibration()  # which stay empty where a model has none
-    others: dict[str, nn.Module] = {"buffer": buffer} if buffer is not None else {}
+    photos, calibration = PhotoHashes(), Calibration()
+    others: dict[str, nn.Module] = {"photos": photos, "calibration": calibration}
+    if buffer is not None:
+        others["buffer"] = buffer
     if backbone.learning is not None:
         others["backbone"] = backbone
-    parts: dict[str, nn.Module] = {"photos": photos, "calibration": calibration}
-    others |= {key: part for key, part in parts.items() if any(name.startswith(f"{key}.") for name in shapes)}
     keys = [f"{name}.{key}" for name, part in others.items() for key in part.state_dict()]
     _check_shapes(head, keys, tasks, shapes, where)
     tensors = read()
@@ -276,8 +276,9 @@ def _check_samples(buffer: CalibrationBuffer | None, photos: PhotoHashes, head: 
             raise CheckpointError(f"{where} is damaged: its buffer does not go together, or with its classes")
     labels, sizes = photos.labels.tolist(), photos.counts.tolist()
     whole = photos.labels.ndim == photos.counts.ndim == photos.content.ndim == 1 and len(labels) == len(sizes)
-    known = set(labels) <= set(head.classes) and len(set(labels)) == len(labels)
-    if not (whole and known and all(size > 0 for size in sizes) and sum(sizes) == len(photos.content)):
+    known = len(set(labels)) == len(labels) and sum(sizes) == len(photos.content)
+    counts = {label: count for label, count in head.class_counts().items() if count}
+    if not (whole and known and dict(zip(labels, sizes, strict=True)) == counts):
         raise CheckpointError(f"{where} is damaged: its content hashes do not go together with its classes")
 
 

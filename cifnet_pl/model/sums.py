@@ -183,12 +183,12 @@ def write_sums(sums: PartialSums, path: Path) -> None:
     write_atomic(path, lambda file: file.write(content))
 
 
-def read_sums(path: Path, trust: bool = False, engine: str = "auto", device: str = "cpu") -> PartialSums:
+def read_sums(path: Path, trust: bool = False) -> PartialSums:
     """Read a file of sums; nothing from it is executed unless ``trust``.
 
     Args:
         path: the file.
-        trust, engine, device: as for :func:`cifnet_pl.load`.
+        trust: as for :func:`cifnet_pl.load`.
 
     Raises:
         CheckpointError: there is no such file, or it is damaged, hostile, or of another version.
@@ -201,8 +201,8 @@ def read_sums(path: Path, trust: bool = False, engine: str = "auto", device: str
                 raise CheckpointError(f"{path} is damaged: its checksum is wrong; make it again")
             return tensors
 
-        model = assemble(table.model, stored.shapes, read, str(path), engine=engine, trust=trust, solved=False)
-    return PartialSums(model.to(device), table.parts, path.name)
+        model = assemble(table.model, stored.shapes, read, str(path), trust=trust, solved=False)
+    return PartialSums(model, table.parts, path.name)
 
 
 def parts_of(path: Path) -> list[Part]:

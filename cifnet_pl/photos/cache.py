@@ -215,7 +215,7 @@ class EvaluationMemory:
         limit_mb: memory bound in megabytes (10⁶ bytes); images past it are embedded anew at every task.
     """
 
-    def __init__(self, images: int, limit_mb: float):
+    def __init__(self, images: int, limit_mb: float = 1024.0):
         self._slot = np.full(images, -1, dtype=np.int64)
         self._limit = int(limit_mb * 1e6)
         self._store: Tensor | None = None

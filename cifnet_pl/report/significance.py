@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from cifnet_pl.model.metrics import Comparison
 from cifnet_pl.report.runs import paired
 
 LEVEL = 0.05
@@ -120,6 +119,32 @@ def seed_interval(differences: np.ndarray) -> tuple[float, float] | None:
 
 
 # ---------------------------------------------------------------------- over test images
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The numbers of images that both of two runs named right, only the first, only the second, and neither."""
+
+    both: int
+    first: int
+    second: int
+    neither: int
+
+    @property
+    def photos(self) -> int:
+        """Images that both were tested with."""
+        return self.both + self.first + self.second + self.neither
+
+    @property
+    def accuracies(self) -> tuple[float, float]:
+        """Accuracy of each on these images, in percent."""
+        return 100 * (self.both + self.first) / self.photos, 100 * (self.both + self.second) / self.photos
+
+    @property
+    def p_value(self) -> float:
+        """Probability of such a difference, or a larger one, if both were equally good (McNemar's exact test)."""
+        differing = self.first + self.second
+        return float(stats.binomtest(self.first, differing).pvalue) if differing else 1.0
 
 
 def mcnemar(both: pd.DataFrame) -> Comparison:

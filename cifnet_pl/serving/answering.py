@@ -128,14 +128,13 @@ class Answering:
     Args:
         served: returns the model that answers now.
         waiting: largest number of photos under way; more are refused.
-        observe: called with the number of photos of each batch.
 
     Attributes:
         under_way: photos that were taken in and not yet answered.
     """
 
-    def __init__(self, served: Callable[[], Served], waiting: int, observe: Callable[[int], object]):
-        self.served, self.waiting, self.observe, self.under_way = served, waiting, observe, 0
+    def __init__(self, served: Callable[[], Served], waiting: int):
+        self.served, self.waiting, self.under_way = served, waiting, 0
         on_cpu = served().model.device.type == "cpu"
         self._largest = ON_A_CORE if on_cpu else ON_A_DEVICE
         self._lock = threading.Lock()
@@ -184,7 +183,6 @@ class Answering:
 
     def _run(self) -> None:
         while batch := self._next():
-            self.observe(len(batch))
             try:
                 self._score(batch)
             except BaseException as error:  # as above

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, File, Form, Query, Request, Response, UploadFile
 from fastapi import Path as InPath
 from fastapi.responses import FileResponse, JSONResponse
-from prometheus_client import generate_latest
 from pydantic import BaseModel, Field
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
@@ -188,7 +187,6 @@ async def classify(
         try:
             scored = await asyncio.wrap_future(future)
         except UnreadableImage as error:
-            service.measures.unreadable.inc()
             replies.append(PhotoAnswer(file=printable(name), unreadable=str(error)))
             continue
         version = scored.served.version
@@ -262,13 +260,6 @@ def photo(
     if path.suffix in TYPES and not small:
         return Response(path.read_bytes(), media_type=TYPES[path.suffix])
     return Response(service.preview(path.read_bytes()), media_type="image/jpeg")
-
-
-@routes.get("/metrics", tags=["look"], response_class=Response)
-def metrics(service: Served) -> Response:
-    """Counters and times in Prometheus' text format."""
-    text = generate_latest(service.measures.registry)
-    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 # ---------------------------------------------------------------------- teach and change: each makes a version

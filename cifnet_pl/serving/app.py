@@ -112,13 +112,11 @@ class Guard:
         app: what answers the rest.
         access: who may ask.
         body_bytes: largest body of a request.
-        observe: called with the scope of each request, the status of its answer and the seconds that it took.
     """
 
     app: ASGIApp
     access: Access
     body_bytes: int
-    observe: Callable[[Scope, int, float], object]
     wrong_tokens: Rate = field(default_factory=lambda: Rate(0.2))
 
     def __post_init__(self) -> None:
@@ -129,22 +127,15 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, status = time.perf_counter(), 0
 
         async def reply(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
-        refusal = self._refusal(scope)
-        try:
-            await (refusal or self.app)(scope, limited(receive, self.body_bytes), reply)
-        finally:
-            self.observe(scope, status, time.perf_counter() - start)
+        await (self._refusal(scope) or self.app)(scope, limited(receive, self.body_bytes), reply)
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)
@@ -240,14 +231,7 @@ def make_app(service: Service, access: Access) -> Guard:
     app.add_exception_handler(AnyHTTPException, _http)
     app.add_exception_handler(Exception, _failed)
 
-    def observe(scope: Scope, status: int, seconds: float) -> None:
-        # By the template of the path; paths that clients make up would fill the memory.
-        path = getattr(scope.get("route"), "path", None) or "other"
-        method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD") else "other"
-        service.measures.requests.labels(path, method, str(status)).inc()
-        service.measures.seconds.labels(path).observe(seconds)
-
-    return Guard(app, access, service.options.limits.body_bytes, observe)
+    return Guard(app, access, service.options.limits.body_bytes)
 
 
 def _docs(app: FastAPI) -> str:

@@ -13,7 +13,6 @@ from typing import IO, Any, Literal
 import numpy as np
 import torch
 from PIL import Image
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from pydantic import BaseModel, Field
 from torch import Tensor
 
@@ -38,9 +37,6 @@ PHOTOS_WAITING = 2048
 
 PREVIEW_SIDE = 320
 """Pixels of a side of what is shown where a browser cannot show a photo's format."""
-
-SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60)
-BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Lesson(BaseModel):
@@ -93,28 +89,6 @@ class Options:
     limits: Limits = field(default_factory=Limits)
 
 
-class Measures:
-    """The numbers of ``/metrics``. They belong to this object, so that one process can hold several services.
-
-    Args:
-        watched: name → description, and a function that returns the number.
-    """
-
-    def __init__(self, watched: dict[str, tuple[str, Callable[[], float]]]) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter("cifnet_requests", "Requests answered", ["path", "method", "status"], registry=registry)
-        self.seconds = Histogram(
-            "cifnet_request_seconds", "Time to answer", ["path"], buckets=SECONDS, registry=registry
-        )
-        self.batches = Histogram("cifnet_batch_photos", "Photos embedded together", buckets=BATCHES, registry=registry)
-        self.classified = Counter("cifnet_photos_classified", "Photos answered", registry=registry)
-        self.unknown = Counter("cifnet_photos_unknown", "Photos answered with 'none of these'", registry=registry)
-        self.unreadable = Counter("cifnet_photos_unreadable", "Photos that could not be decoded", registry=registry)
-        self.learned = Counter("cifnet_photos_learned", "Photos learned", registry=registry)
-        for name, (about, value) in watched.items():
-            Gauge(name, about, registry=registry).set_function(value)
-
-
 @dataclass(frozen=True)
 class ReportedPhotos(ClassPhotos):
     """Class photos of which embeddings may be known, by the names of their files; others are embedded, with a report.
@@ -157,18 +131,10 @@ class Service:
     def __init__(self, workspace: Workspace, model: Classifier, options: Options | None = None):
         self.workspace, self.options, self.costly = workspace, options or Options(), Lock()
         self._counting, self._class_answers = Lock(), (0, list[ClassAnswers]())
-        self.measures = Measures(
-            {
-                "cifnet_version": ("Version that is served", lambda: self.learner.served.version),
-                "cifnet_classes": ("Classes known", lambda: len(self.model.class_names)),
-                "cifnet_waiting_photos": ("Photos taken in, not yet answered", lambda: self.answering.under_way),
-                "cifnet_waiting_changes": ("Changes asked for, not yet done", lambda: self.learner.queued),
-            }
-        )
         with torch.inference_mode():  # what makes the network ready is done once, before threads embed
             model.embed(torch.zeros(1, 3, model.image_size, model.image_size, dtype=torch.uint8))
         self.learner = Learner(self._served(model, workspace.current))
-        self.answering = Answering(lambda: self.learner.served, PHOTOS_WAITING, self.measures.batches.observe)
+        self.answering = Answering(lambda: self.learner.served, PHOTOS_WAITING)
         self.gallery = Gallery(
             lambda: self.workspace.kept(self.learner.served.version),
             lambda: [one.file for one in self.workspace.waiting()],
@@ -217,8 +183,6 @@ class Service:
             scored: the model's result.
             top: number of classes.
         """
-        self.measures.classified.inc()
-        self.measures.unknown.inc(scored.verdict.known is False)
         names = scored.served.model.class_names
         answer = PhotoAnswer.of(file, names, scored.probabilities, scored.verdict, top)
         if answer.classes:
@@ -316,7 +280,6 @@ class Service:
         if dry_run:
             return None, {"lesson": result}
         version = self._store(model, staged, result)
-        self.measures.learned.inc(sum(learned.values()))
         result = result.model_copy(update={"version": version.number, "seconds": time.perf_counter() - start})
         return self._served(model, version.number), {"lesson": result}
 

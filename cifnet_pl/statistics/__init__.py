@@ -3,12 +3,9 @@
 from cifnet_pl.statistics.distances import ClassDistances, ClassMoments, Discriminant, within_scatter
 from cifnet_pl.statistics.near_copies import (
     comparable,
-    copy_limit,
-    joined,
     left_out_groups,
     near_groups,
     near_limit,
-    resembles,
 )
 from cifnet_pl.statistics.occasions import Occasions, find_occasions
 from cifnet_pl.statistics.ridge import (
@@ -40,18 +37,15 @@ __all__ = [
     "Sums",
     "augment",
     "comparable",
-    "copy_limit",
     "equal_groups",
     "factorise",
     "find_occasions",
     "gcv_ridge",
     "half_products",
-    "joined",
     "left_out_groups",
     "left_out_together",
     "near_groups",
     "near_limit",
-    "resembles",
     "solve",
     "solve_ridge",
     "within_scatter",

@@ -9,22 +9,12 @@ versions, and drawings of one sign. Of pairs of photos that differ by 4 % of the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import numpy as np
 import torch
 from torch import Tensor
 
 SIMILAR = 0.83
 """Similarity, 1 for equal and 0 for photos of different classes, from which two photos of a class are near-copies."""
-
-COPY = 0.96
-"""Cosine from which two look-alikes are told to the user as near-copies: one scene, edited or moved a little.
-
-Of pairs of groceries above it all are of one heap of fruit; around 0.94 they are of different heaps. Of photos that
-were saved anew or moved by 2 % of the frame 8 of 10 are above, of those 10 % brighter all.
-"""
 
 BLOCK = 1024
 """Rows compared at once: at most BLOCK² similarities are in memory."""
@@ -59,37 +49,6 @@ def near_limit(u: Tensor, y: Tensor) -> float | None:
     return between + SIMILAR * (1 - between)
 
 
-def copy_limit(u: Tensor, y: Tensor) -> float | None:
-    """Return the cosine from which two photos of a class are told as near-copies, as :func:`near_limit`.
-
-    It does not move with the classes, unless the network's embeddings of all photos are alike.
-    """
-    limit = near_limit(u, y)
-    return None if limit is None else max(limit, COPY)
-
-
-def resembles(u: Tensor, y: Tensor, others: Tensor, labels: Tensor, limit: float) -> Tensor:
-    """Find the samples that have a near-copy of their class among others.
-
-    Args:
-        u: (n, d) from :func:`comparable`.
-        y: (n,) their labels.
-        others: (m, d) from :func:`comparable`.
-        labels: (m,) labels of ``others``.
-        limit: from :func:`near_limit`.
-
-    Returns:
-        (n,) bool.
-    """
-    near = torch.zeros(len(u), dtype=torch.bool, device=u.device)
-    for label in torch.unique(y).tolist():
-        rows, same_class = (y == label).nonzero().flatten(), others[labels == label].float()
-        for chunk in torch.split(rows, BLOCK):
-            for block in torch.split(same_class, BLOCK):
-                near[chunk] |= (u[chunk].float() @ block.T > limit).any(dim=1)
-    return near
-
-
 def left_out_groups(groups: Tensor, y: Tensor) -> Tensor:
     """Return which samples are left out together: those of one group, if it has at most half of its class.
 
@@ -119,33 +78,19 @@ def near_groups(u: Tensor, y: Tensor, limit: float) -> Tensor:
     groups = torch.arange(len(u), device=u.device)
     for label in torch.unique(y).tolist():
         rows = (y == label).nonzero().flatten()
-        groups[rows] = rows[joined(partial(_picked, u, rows), len(rows), limit).to(u.device)]
+        groups[rows] = rows[_joined(u[rows], limit).to(u.device)]
     numbers: Tensor = torch.unique(groups, return_inverse=True)[1]
     return numbers
 
 
-def _picked(u: Tensor, rows: Tensor, part: Tensor) -> Tensor:
-    return u[rows[part.to(rows.device)]]
-
-
-def joined(read: Callable[[Tensor], Tensor], count: int, limit: float) -> Tensor:
-    """Join near-copies among samples of one class, of which ``2·BLOCK`` are in memory at once.
-
-    Args:
-        read: (m,) positions → (m, d) embeddings from :func:`comparable`.
-        count: number of samples n.
-        limit: from :func:`near_limit`.
-
-    Returns:
-        (n,) int64 position of the first sample of each one's group.
-    """
+def _joined(u: Tensor, limit: float) -> Tensor:
+    """Return (n,) position of the first sample of each one's group, for samples (n, d) of one class."""
+    count = len(u)
     first = np.arange(count)
     parts = torch.split(torch.arange(count), BLOCK)
     for i, one in enumerate(parts):
-        left = read(one).float()
         for j, other in enumerate(parts[: i + 1]):
-            right = left if j == i else read(other).float()
-            pairs = (left @ right.T > limit).nonzero().cpu() + torch.tensor([one[0], other[0]])
+            pairs = (u[one].float() @ u[other].float().T > limit).nonzero().cpu() + torch.tensor([one[0], other[0]])
             if len(pairs) > (len(one) if j == i else 0):  # more than each one with itself
                 first = _first_of_components(np.concatenate([pairs.numpy().T, [np.arange(count), first]], axis=1))
     return torch.from_numpy(first)

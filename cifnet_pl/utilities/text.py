@@ -25,6 +25,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in JOINERS else repr(c)[1:-1] for c in text)
 
 
+def shortened(text: str, longest: int) -> str:
+    """Return ``text`` on one line, and its end as "…" where it has more than ``longest`` characters."""
+    plain = printable(text)
+    return plain if len(plain) <= longest else plain[: longest - 1] + "…"
+
+
 def number_of(count: int, one: str, several: str | None = None) -> str:
     """Return a count and its noun.
 

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -104,15 +103,6 @@ def test_a_damaged_graph_is_made_again(damage: str, folder: Path, exports: list[
     assert len(exports) == 2
 
 
-def test_what_a_killed_writer_leaves_is_no_graph(folder: Path, exports: list[str]):
-    assert_right(small())
-    (graph,) = folder.glob("*.onnx")
-    graph.rename(folder / f".{graph.name}.x.tmp")
-    assert_right(small())
-    assert len(exports) == 2
-    assert not list(folder.glob(".*.tmp"))
-
-
 @pytest.mark.parametrize("trouble", ["file", "full"])
 def test_a_folder_that_cannot_be_written(
     trouble: str, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -122,10 +112,10 @@ def test_a_folder_that_cannot_be_written(
         folder.parent.write_text("no folder")
     else:
 
-        def full(path: Path, write: Any) -> None:
+        def full(path: Path, content: bytes) -> None:
             raise CifnetError(f"cannot write {path}: No space left on device; nothing was changed")
 
-        monkeypatch.setattr(graphs, "write_atomic", full)
+        monkeypatch.setattr(graphs, "write_bytes", full)
     backbone = small()
     assert backbone.engine() == "onnxruntime"
     assert_right(backbone)
@@ -142,48 +132,6 @@ def test_a_graph_that_computes_something_else_is_not_used(caplog: pytest.LogCapt
     assert backbone.engine() == "torch"
     assert torch.equal(backbone(images()), backbone.embed(images()))
     assert "engine torch, not onnxruntime: ONNX Runtime differs from torch" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("place", "error"),
-    [((nn.Conv2d, "forward"), MemoryError("full")), ((torch.onnx, "export"), RuntimeError("no driver"))],
-)
-def test_what_has_nothing_to_do_with_the_network_is_not_remembered(
-    place: tuple[Any, str], error: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch
-):
-    with monkeypatch.context() as patch:
-        patch.setattr(*place, Mock(side_effect=error))
-        assert small().engine() == "torch"
-    assert small().engine() == "onnxruntime"
-
-
-def test_a_failure_is_remembered_for_a_day(folder: Path, exports: list[str], monkeypatch: pytest.MonkeyPatch):
-    """What failed once in an odd moment does not slow its user down for ever."""
-    with monkeypatch.context() as patch:
-        patch.setattr(nn.Conv2d, "forward", Mock(side_effect=RuntimeError("busy")))
-        assert small().engine() == "torch"
-    assert small().engine() == "torch"
-    assert exports == ["small"]
-    (failure,) = folder.glob("*.txt")
-    os.utime(failure, (time.time() - graphs.AGAIN - 1,) * 2)
-    assert small().engine() == "onnxruntime"
-    assert exports == ["small"] * 2
-
-
-def test_a_failure_that_cannot_be_read_is_forgotten(folder: Path, exports: list[str]):
-    refused = folder / f"{graph_key(small()._embedder().identity)}.txt"
-    folder.mkdir(parents=True)
-    for content in (b"", b"\xa6\xff\x00 \x1b[31m", os.urandom(50)):
-        refused.write_bytes(content)
-        assert_right(small())
-    assert exports == ["small"]
-
-
-def test_a_good_graph_counts_more_than_a_failure(folder: Path, exports: list[str]):
-    assert_right(small())
-    (folder / f"{graph_key(small()._embedder().identity)}.txt").write_text("it failed once")
-    assert small().engine() == "onnxruntime"
-    assert exports == ["small"]
 
 
 class Edited(Small):
@@ -227,7 +175,6 @@ def test_threads_export_one_after_the_other(folder: Path):
     with ThreadPoolExecutor(3) as pool:
         engines = list(pool.map(lambda seed: small(seed, f"network {seed}").engine(), range(3)))
     assert engines == ["onnxruntime"] * 3
-    assert not list(folder.glob("*.txt"))
 
 
 def test_a_thread_embeds_by_torch_while_another_exports():

@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.backbones.engines import FLOAT32, REDUCED, autocast, why_slow
+from cifnet_pl.backbones.engines import FLOAT32, REDUCED, autocast
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.export import Graph, check_onnx
@@ -71,24 +71,6 @@ def test_a_run_in_bf16_is_extended_and_forgotten_in_bf16(made: Path, tmp_path: P
     assert_same_scores(cifnet_pl.load(tmp_path / "less", device="cpu"), before, z, 1e-2)
     assert main(["info", "--model", str(tmp_path / "less")]) == 0
     assert "embedded in bf16-mixed" in capsys.readouterr().out
-
-
-def test_photos_in_another_precision_are_not_those_that_were_learned(made: Path, tmp_path: Path, capsys):
-    model = load(made, "float32")
-    model.precision = "bf16-mixed"
-    model.save(tmp_path / "b")
-    arguments = [
-        "--class",
-        "bee",
-        "--images",
-        str(made / "three" / "train" / "bee"),
-        "--output",
-        str(tmp_path / "less"),
-    ]
-    assert main(["forget", "--model", str(tmp_path / "b"), *arguments]) == 1
-    errors = capsys.readouterr().err
-    assert "class 'bee' was learned from 8 photos" in errors
-    assert "(in bf16-mixed, other kinds of processors give others too: forget where it was learned)" in errors
 
 
 def test_models_of_two_precisions_are_not_merged(made: Path, tmp_path: Path, capsys):
@@ -152,20 +134,3 @@ def test_bundles(tmp_path: Path):
         with pytest.raises(UsageError, match="precision bf16 does not"):
             use()
     assert not (tmp_path / "c").exists()
-
-
-@pytest.mark.parametrize(
-    ("precision", "flags", "slow"),
-    [
-        ("bf16-mixed", "flags\t\t: fpu sse avx2 fma", "takes about 16 times as long"),
-        ("bf16-mixed", "flags\t\t: fpu avx2 avx512_bf16", None),
-        ("bf16-mixed", "Features\t: fp asimd bf16", None),
-        ("16-mixed", "processor: 0\nflags\t\t: fpu avx2 avx512_bf16", "takes about 9 times as long"),
-        ("16-mixed", "flags\t\t: fpu avx2 avx512_fp16", None),
-        ("32-true", "flags\t\t: fpu avx2", None),
-        ("bf16-mixed", "nothing is known", None),
-    ],
-)
-def test_half_precision_on_a_processor_without_it(precision: str, flags: str, slow: str | None):
-    sentence = why_slow(precision, flags)
-    assert sentence is None if slow is None else slow in str(sentence)

@@ -13,7 +13,6 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.photos.photo import read_square
-from cifnet_pl.utilities.text import number_of
 from tests.command_line import make_photos
 from tests.models import empty
 
@@ -21,9 +20,8 @@ CLASSES = ["ant", "bee", "cat"]
 
 
 def bundle(place: Path, photos: Path, names: list[str], count: int) -> Path:
-    """A model of ``count`` photos of each class, without their hashes."""
+    """A model of ``count`` photos of each class, whose content hashes are made up."""
     model = empty("ridge")
-    model.keeps_hashes = False
     files = [path for name in names for path in sorted((photos / name).iterdir())[:count]]
     z = model.embed(torch.stack([torch.from_numpy(read_square(f, 2).copy()).permute(2, 0, 1) for f in files]))
     model.begin_task(names)
@@ -35,11 +33,10 @@ def bundle(place: Path, photos: Path, names: list[str], count: int) -> Path:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two bundles, and photos with two wrong labels, an unknown class, a class of few photos and a broken file."""
+    """A bundle, and photos with two wrong labels, an unknown class, a class of few photos and a broken file."""
     root = tmp_path_factory.mktemp("made")
     photos = make_photos(root / "photos", [*CLASSES, "dog"], 12)
     bundle(root / "m", photos, CLASSES, 12)
-    bundle(root / "other", photos, ["bee", "ant"], 3)
     for i in (1, 2):
         (photos / "ant" / f"{i}.png").rename(photos / "bee" / f"wrong {i}.png")
     for i in range(4, 12):
@@ -55,16 +52,12 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def test_what_it_says_and_writes(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     options = ["--model", str(made / "m"), "--images", str(made / "photos"), "--output", str(tmp_path / "out")]
-    assert main(["evaluate", *options, "--against", str(made / "other")]) == 0
+    assert main(["evaluate", *options]) == 0
     shown = capsys.readouterr()
     assert "12 photos of classes that" in shown.out
     assert "are left out: dog" in shown.out
     assert "92.6 % of 27 photos of 3 classes are named right" in shown.out
     assert "2 of 14 photos of bee are taken for ant" in shown.out
-    assert "on the same 24 photos" in shown.out
-    assert (
-        "note: the first chooses among 3 classes, the second among 2: among fewer it is easier to be right" in shown.out
-    )
     assert "untested" in shown.out
     assert "3.png: no image of a known format" in shown.err
 
@@ -74,9 +67,6 @@ def test_what_it_says_and_writes(made: Path, tmp_path: Path, capsys: pytest.Capt
     }
     summary = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert summary["accuracy"] == pytest.approx(100 * 25 / 27)
-    alone = [number_of(summary["against"]["first"], "photo"), str(summary["against"]["second"])]
-    assert f"{alone[0]} are right with the first alone, {alone[1]} with the second alone" in shown.out
-    assert summary["against"]["both"] + summary["against"]["first"] == 22
     photos = rows(tmp_path / "out" / "photos.csv")
     assert len(photos) == 27
     assert [Path(row["file"]).name for row in photos if row["right"] == "false"] == ["wrong 1.png", "wrong 2.png"]
@@ -114,16 +104,6 @@ def test_no_class_that_the_model_knows(made: Path, tmp_path: Path, capsys: pytes
     assert main(["evaluate", "--model", str(made / "m"), "--images", str(photos), "--output", str(photos / "eel")]) == 2
 
 
-def test_a_rival_that_does_not_exist_is_refused_before_any_photo_is_named(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    options = ["--model", str(made / "m"), "--images", str(made / "photos"), "--against", str(tmp_path / "none")]
-    assert main(["evaluate", *options]) == 1
-    shown = capsys.readouterr()
-    assert f"no model at {tmp_path / 'none'}" in shown.err
-    assert shown.out == ""
-
-
 def test_photos_that_were_learned_or_stand_twice_are_said_beside_the_score(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -150,14 +130,3 @@ def test_photos_that_were_learned_or_stand_twice_are_said_beside_the_score(
     told = [(Path(row["file"]).name, row["seen"]) for row in rows(tmp_path / "out" / "photos.csv") if row["seen"]]
     copies = [(f"renamed {i}.png", "copy") for i in (8, 9)]
     assert told == [("5.png", "learned"), *copies, ("5.png", "learned"), ("5.png", "learned")]
-
-
-def test_a_rival_that_learned_the_photos_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    learned = make_photos(tmp_path / "learned", CLASSES, 6)
-    empty("ridge").extend(learned).model.save(tmp_path / "rival")
-    bundle(tmp_path / "m", learned, CLASSES, 2)
-    models = ["--model", str(tmp_path / "m"), "--against", str(tmp_path / "rival")]
-    assert main(["evaluate", *models, "--images", str(learned)]) == 0
-    shown = capsys.readouterr().out
-    assert f"{tmp_path / 'rival'}: all 18 photos were learned already and flatter the score" in shown
-    assert "note: the model does not have the content hashes of all photos that it learned" in shown

@@ -8,8 +8,6 @@ import torch
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.model.core import PhotoHashes
-from cifnet_pl.utilities.errors import UsageError
 from tests.cli.test_extend import assert_same_scores, fit, queries
 from tests.command_line import make_photos
 from tests.models import learned, samples
@@ -120,10 +118,6 @@ def test_photos_in_several_folders(made: Path, tmp_path: Path, capsys: pytest.Ca
     torch.testing.assert_close(one.head.weights, other.head.weights, rtol=0, atol=1e-9)
     assert forget(model, tmp_path / "c", "--images", both[0]) == 1
     assert f"{both[0]} holds 3 of them: give all of them" in capsys.readouterr().err
-    unknown = cifnet_pl.load(model)
-    unknown.photos = PhotoHashes()
-    with pytest.raises(UsageError, match="keeps no content hashes of the photos of 'bee': give one folder"):
-        unknown.forget("bee", both[:2])
 
 
 def test_other_photos_are_refused(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

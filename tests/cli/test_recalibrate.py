@@ -80,8 +80,7 @@ def test_what_does_not_fit(made, tmp_path, capsys):
     for path in list(few.iterdir())[10:]:
         path.unlink()
     for words, reason in (
-        ([], "stores a model at --output"),
-        (["--output", str(tmp_path / "o"), "--against", str(made / "m")], "leave --against out"),
+        ([], "give it a place with --output"),
         (["--output", str(tmp_path / "o"), "--images", str(few.parent)], "is given twice"),
     ):
         assert recalibrate(made, *words) == 2

@@ -88,7 +88,6 @@ def test_the_first_weeks_of_a_shop(tmp_path: Path):
     assert "next: cifnet classify" in exported
     assert "cup/copy of 0.png learned already or twice in the folder: left out" in sentence
     assert "cup/1.png (learned as cup/copy of 1.png)" in sentence
-    assert "are near-copies of learned ones and flatter the score" in learned
     assert "the page: " in audited
     with (tmp_path / "audit" / "photos.csv").open(newline="", encoding="utf-8") as file:
         worst = next(csv.DictReader(file))
@@ -104,12 +103,11 @@ def test_the_first_weeks_of_a_shop(tmp_path: Path):
         ["fit", "--data.root", str(goods), "--data.classes_per_task", "5", *fast],
         ["export", "--model", run, "--output", str(tmp_path / "model"), "--overwrite", "true"],
         ["extend", *model, "--images", str(new), "--output", str(tmp_path / "wider")],
-        ["evaluate", *wider, "--images", str(other_day), "--against", str(tmp_path / "model")],
+        ["evaluate", *wider, "--images", str(other_day)],
         ["classify", *wider, "--images", str(new), str(other_day / "猫砂"), "--output", str(tmp_path / "out.csv")],
     )
     assert "12 classes in" in extended
     assert "100.0 % of 72 photos of 12 classes are named right" in tested
-    assert "12 photos of classes that" in tested  # those that the first model does not know
     assert "36 photos classified" in named
     with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
         answers = [row["class"] for row in csv.DictReader(file)]

@@ -60,7 +60,6 @@ def test_all_shards_are_one_run(vectors: Path, shards: list[Path], tmp_path: Pat
     assert main(["fit", *options(vectors), "--model.head", "RidgeHead", *fast]) == 0
     other = cifnet_pl.load(tmp_path / "default")
     assert model.counts == other.counts
-    assert model.knows_photos
     z = torch.randn(50, 12, generator=torch.Generator().manual_seed(0))
     columns = [other.class_names.index(name) for name in model.class_names]
     torch.testing.assert_close(model.head(z), other.head(z)[:, columns], rtol=1e-9, atol=1e-9)
@@ -209,12 +208,9 @@ def test_finished_shards_are_skipped_and_damaged_ones_made_again(vectors: Path, 
     ("words", "sentence"),
     [
         (["--shard", "6/5"], "--shard is '6/5', expected one of n parts"),
-        (["--shard", "0/5"], "--shard is '0/5'"),
-        (["--shard", "a"], "--shard is 'a'"),
         ([], "give either --shard"),
         (["--shard", "1/9999"], "cannot be cut into 9999 shards"),
         (["--shard", "1/2", "--model.head", "CIFNetHead"], "CIFNetHead"),
-        (["--shard", "1/2", "--model.head", "NoHead"], "unknown head 'NoHead'"),
         (["--shard", "1/2", "--data.sorce", "x"], "unknown option"),
     ],
 )

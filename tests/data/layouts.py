@@ -20,8 +20,6 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
-import torch
-from safetensors.torch import save_file
 from torchvision import datasets
 
 from cifnet_pl.data.sets import Source, SourceOptions
@@ -234,11 +232,6 @@ def npz_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez_compressed(root / "embeddings.npz", **parts)
 
 
-def tensors(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    z, y = vectors()
-    save_file({"embeddings": torch.from_numpy(z), "labels": torch.from_numpy(y)}, root / "embeddings.safetensors")
-
-
 def _table() -> pyarrow.Table:
     z, y = vectors()
     columns: dict[str, Any] = {"vector": pyarrow.array(list(z)), "kind": [THREE[c] for c in y]}
@@ -249,15 +242,6 @@ def _table() -> pyarrow.Table:
 
 def parquet(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow.parquet.write_table(_table(), root / "embeddings.parquet", row_group_size=7)
-
-
-def arrow(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The width is part of the column's type."""
-    z, y = vectors()
-    flat = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(z.reshape(-1)), z.shape[1])
-    table = pyarrow.table({"embedding": flat, "label": y})
-    with pyarrow.OSFile(str(root / "embeddings.arrow"), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as out:
-        out.write_table(table)
 
 
 COLUMNS = (("embeddings", "vector"), ("labels", "kind"), ("ids", "key"), ("split", "part"))
@@ -282,7 +266,5 @@ CASES = [
     Case("webdataset", shards_in_parts, NUMBERED, (9, 3)),
     Case("embeddings", npz, NUMBERED, (24, 6), images=False),
     Case("embeddings", npz_in_parts, THREE, (12, 6), images=False),
-    Case("embeddings", tensors, NUMBERED, (24, 6), images=False),
     Case("embeddings", parquet, THREE, (24, 6), images=False, options=COLUMNS),
-    Case("embeddings", arrow, NUMBERED, (24, 6), images=False),
 ]

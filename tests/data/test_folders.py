@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from cifnet_pl.data.sets import FileSet, Source, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.folders import about_nesting
 from cifnet_pl.model.class_photos import ClassPhotos
+from cifnet_pl.photos import files
+from cifnet_pl.photos import photo as photos
 from cifnet_pl.utilities.errors import DataError
 from tests.data.tree import COLOURS, class_tree, fill, photo, run, summary
 from tests.photos.test_photo import bomb
@@ -106,6 +109,22 @@ def test_exif_orientation_decides_what_is_learned(tmp_path: Path) -> None:
     rows = learn_and_predict(root, logs)
     assert len(rows) == 8
     assert [row["class"] for row in rows] == [row["true_class"] for row in rows]
+
+
+def test_a_photo_is_opened_once_to_see_which_look_alike_and_once_to_learn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: Counter[str] = Counter()
+    read = files.read_bytes
+    monkeypatch.setattr(photos, "read_bytes", lambda path: opened.update([path.name]) or read(path))
+    root = tmp_path / "photos"
+    for c in ("green", "red"):
+        (root / c).mkdir(parents=True)
+        for i in range(5):
+            photo(COLOURS[c], i).save(root / c / f"{c}{i}.png")
+    assert run(root, tmp_path / "logs", "--data.classes_per_task", "10") == 0  # as without the option
+    assert set(opened.values()) == {2}
+    assert len(opened) == 10
 
 
 NAMES = [
@@ -256,13 +275,6 @@ def test_photos_to_learn_and_to_test_with_are_told_apart(tmp_path: Path, held: s
     assert len(tested.notes) == 1
 
 
-def test_photos_beside_class_folders_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    root = class_tree(tmp_path / "photos")
-    photo(RED).save(root / "loose.png")
-    assert run(root, tmp_path / "logs") == 0
-    assert f"1 photo beside the class folders is passed over, the first is {root}/loose.png: move it" in caplog.text
-
-
 def test_several_unreadable_images_are_counted_once_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Validation images are decoded again after every task, and the same name may be bad in both parts."""
     root = tmp_path / "photos"
@@ -273,15 +285,6 @@ def test_several_unreadable_images_are_counted_once_each(tmp_path: Path, caplog:
     (root / "val" / "red" / "1.png").write_bytes(b"")
     assert run(root, tmp_path / "logs", "--data.on_corrupt", "skip") == 0
     assert "unreadable images left out: 3, the first: " in caplog.text
-
-
-def test_class_without_a_readable_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = class_tree(tmp_path / "photos")
-    for file in (root / "green").iterdir():
-        file.write_bytes(b"")
-    assert run(root, tmp_path / "logs", "--data.on_corrupt", "skip") == 1
-    assert "'green'" in capsys.readouterr().err.splitlines()[-1]
-    assert not list((tmp_path / "logs").glob("*/*/summary.json"))
 
 
 # ---------------------------------------------------------------------- refused
@@ -360,29 +363,6 @@ def test_refused_in_one_sentence(
     assert not (tmp_path / "logs").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (("--data.val_fraction", "1.5"), "val_fraction is 1.5, expected a number between 0 and 1"),
-        (("--data.image_size", "0"), "image_size is 0, expected 1 to 2048 pixels, or null"),
-        (("--data.num_workers", "-1"), "num_workers is -1, expected at least 0"),
-        (("--data.memory_mb", "-1"), "expected at least 0"),
-        (("--data.on_corrupt", "ignore"), "on_corrupt is 'ignore', expected one of 'error', 'skip'"),
-    ],
-)
-def test_wrong_usage(
-    options: tuple[str, str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(class_tree(tmp_path / "photos", 2), tmp_path / "logs", *options) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert sentence in line
-
-
-def test_no_root_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tmp_path, tmp_path / "logs", "--data.root", "null") == 2
-    assert "no data folder was given: set --data.root to a folder or Zip archive with" in capsys.readouterr().err
-
-
 def test_all_unreadable_photos_are_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = class_tree(tmp_path / "photos")
     names = ["blue/broken.png", "green/broken.jpg", "red/broken.gif"]
@@ -453,13 +433,6 @@ def test_misleading_links(tmp_path: Path, target: str, sentence: str) -> None:
     (root / "copy").symlink_to(root / target)
     with pytest.raises(DataError, match=sentence):
         build_source("folder", SourceOptions(root))
-
-
-def test_only_train(tmp_path: Path) -> None:
-    class_tree(tmp_path / "train", 3)
-    class_tree(tmp_path / "dev", 3)
-    with pytest.raises(DataError, match=r"has dev, train, expected train and val: call the held-out folder val, or"):
-        build_source("folder", SourceOptions(tmp_path))
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:

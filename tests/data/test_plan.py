@@ -147,40 +147,11 @@ def test_impossible_sizes_are_usage_errors(
         ([-1], "position -1, expected 0 to 2"),
         (["a", "x"], "names 'x', which the data source does not have"),
         ([2, 0], "leaves out 1 of 3 classes, the first is 'b': list all of them, and set --data.max_tasks"),
-        ("nowhere.txt", r"no file nowhere\.txt: class_order is a seed, a list, or a file"),
     ],
 )
 def test_impossible_orders_are_usage_errors(order: int | list[int] | list[str], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         order_classes(["a", "b", "c"], order)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "2\n0\n1\n",
-        "[2, 0, 1]",
-        '{"prefix": "reproduce", "seed": [1993], "class_order": [2, 0, 1]}',
-        "2024-01-01 10:00:00,000 [data_manager.py] => [2, 0, 1]\n",
-        "class_order = [\n  2, 0,\n  1,\n]\n",
-        "class_order:\n  - [2, 0, 1]\n",
-        "c\na\nb\n",
-        '["c", "a", "b"]',
-    ],
-    ids=["lines", "json", "pycil config", "pycil log", "python", "yaml", "names", "list of names"],
-)
-def test_orders_from_files(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "order.txt"
-    path.write_text(text)
-    assert order_classes(["a", "b", "c"], str(path)) == ["c", "a", "b"]
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe\x00"])
-def test_files_without_an_order(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "order.txt"
-    path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"order\.txt"):
-        order_classes(["a", "b"], str(path))
 
 
 def test_no_classes_at_all() -> None:

@@ -16,7 +16,7 @@ import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.data.sets import Source, SourceOptions, classes_of
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.data.sources.tar_shards import find_shards, part_of
+from cifnet_pl.data.sources.tar_shards import part_of
 from cifnet_pl.utilities.errors import DataError
 from tests.command_line import FAST, make_photos
 from tests.data.layouts import add_sample, encoded
@@ -101,21 +101,10 @@ def test_processes_do_not_share_a_place_in_a_file(photos: Path):
             assert result == [expected[row] for row in part]
 
 
-def test_patterns_and_addresses(photos: Path):
+def test_patterns(photos: Path):
     whole = build(photos / "shards")
     for pattern in ("*.tar", "{train,test}-*.tar", "{train-{0..2},test-0}.tar"):
         assert list(build(photos / "shards" / pattern).train.names) == list(whole.train.names)
-    import fsspec
-
-    memory = fsspec.filesystem("memory")
-    for path in (photos / "shards").iterdir():
-        memory.pipe(f"/bucket/{path.name}", path.read_bytes())
-    remote = build("memory://bucket/*.tar")
-    assert [remote.train.given(i) for i in range(5)] == [whole.train.given(i) for i in range(5)]
-    assert find_shards(SourceOptions(Path("memory://bucket/train-{0..1}.tar"))) == [
-        "memory://bucket/train-0.tar",
-        "memory://bucket/train-1.tar",
-    ]
 
 
 def test_parts_by_name():

@@ -48,7 +48,6 @@ def test_a_bundle_of_format_1_as_it_was_written_gives_the_scores_it_gave():
     torch.testing.assert_close(model.head.probabilities(z).tolist(), gave["probabilities"], rtol=1e-9, atol=1e-9)
     assert model.tasks == [["ant", "bee"], ["cat"], ["dog", "elk", "fox"]]
     assert set(model.counts.values()) == {7}
-    assert model.knows_photos
     assert model.held_back == (0.2, 0)
     assert model.history[-1].class_names == ["dog", "elk", "fox"]
 

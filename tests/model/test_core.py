@@ -18,7 +18,6 @@ from cifnet_pl.model.merge import merge
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.cli.test_extend import assert_same_scores, fit
 from tests.command_line import make_photos
-from tests.models import learned
 
 NAMES = ["ant", "bee", "cat"]
 
@@ -58,18 +57,11 @@ def extra(root: Path, name: str, count: int, start: int = 100) -> Path:
 
 
 def test_a_run_and_its_bundle_know_every_photo(base: Path, model: Classifier, tmp_path: Path):
-    assert model.knows_photos
     assert model.photos.content.element_size() * len(model.photos.content) == 8 * 18
     model.save(tmp_path / "b")
     again = cifnet_pl.load(tmp_path / "b", device="cpu")
     assert torch.equal(again.photos.content, model.photos.content)
     assert again.identity == model.identity
-
-
-def test_hashes_can_be_switched_off(base: Path, tmp_path: Path):
-    options = ["--model.head", "RidgeHead", "--data.classes_per_task", "2", "--model.hashes", "false"]
-    model = cifnet_pl.load(fit(base / "photos", tmp_path, *options), device="cpu")
-    assert not model.knows_photos
 
 
 def test_copies_are_left_out(base: Path, model: Classifier, tmp_path: Path):
@@ -86,7 +78,6 @@ def test_copies_are_left_out(base: Path, model: Classifier, tmp_path: Path):
     assert_same_scores(result.model, expected.model, queries(model))
     kept = model.extend(images, more=True, duplicates="keep")
     assert kept.learned == {"ant": 6}
-    assert kept.model.knows_photos
     assert distinct(kept.model) == 18 + 2
     wrong = extra(tmp_path / "wrong", "dog", 2)
     shutil.copy(base / "photos" / "train" / "bee" / "0.png", wrong / "dog" / "b.png")
@@ -128,7 +119,6 @@ def test_models_with_a_common_ancestor(model: Classifier, tmp_path: Path):
         merge([first, second])
     result = merge([first, second], base=model)
     assert result.photos == distinct(result.model) == 18 + 5 + 4
-    assert result.model.knows_photos
     assert_same_scores(result.model, pooled, queries(model), 1e-8)
     for pair in ([model, first], [first, model]):
         same = merge(pair)
@@ -180,7 +170,6 @@ def test_the_command_line_says_so(
     output = capsys.readouterr().out
     assert "step 4, forget: ant, bee; from model " in output
     assert cifnet_pl.load(tmp_path / "b").identity in output
-    assert "it recognises every photo that it learned" in output
 
 
 def test_the_advice_names_a_model_that_exists(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -191,19 +180,11 @@ def test_the_advice_names_a_model_that_exists(base: Path, tmp_path: Path, capsys
     assert "from a copy of the model before this" in capsys.readouterr().out
 
 
-def test_older_models_say_what_they_cannot_promise():
-    """Models without hashes merge as before, with a note."""
-    a, b = learned("ridge", [["ant"]]), learned("ridge", [["bee"]])
-    assert any("copies are not noticed" in warning for warning in merge([a, b]).warnings)
-
-
 def test_multisets():
     hashes = PhotoHashes()
     hashes.add(np.array([3, 1, 3, 3]), np.array([7, 5, -2, 7]))
     assert hashes.of(3).tolist() == [-2, 7, 7]
     assert hashes.of(4).tolist() == []
-    assert hashes.complete({3: 3, 1: 1})
-    assert not hashes.complete({3: 4})
     others = PhotoHashes()
     others.add(np.array([3, 3]), np.array([7, 8]))
     hashes.subtract(others)
@@ -223,17 +204,9 @@ def test_photos_that_were_learned_do_not_test(base: Path, capsys: pytest.Capture
 
 
 def test_info_tells_when_each_task_was_learned(base: Path, model: Classifier, capsys: pytest.CaptureFixture[str]):
-    """And of a model whose photos are not all known, what it cannot promise."""
+    """And of a model that lost a class without its photos, what it cannot promise."""
     assert [event.class_names for event in model.history] == [["ant", "bee"], ["cat"]]
     assert all(event.date is not None and event.date[:2] == "20" for event in model.history)
-    sentence = " ".join(lines(model, {}))
-    assert "it recognises every photo that it learned" in sentence
+    assert "go unnoticed" not in " ".join(lines(model, {}))
     removed = model.forget("bee").model
     assert "copies of those go unnoticed" in " ".join(lines(removed, {}))
-
-
-def test_a_run_without_hashes_says_what_is_lost(base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    options = ["--model.head", "RidgeHead", "--data.classes_per_task", "3", "--model.hashes", "false"]
-    folder = fit(base / "photos", tmp_path, *options)
-    assert "forget needs exactly the photos that were learned" in caplog.text
-    assert "go unnoticed and count twice" in " ".join(lines(cifnet_pl.load(folder, device="cpu"), {}))

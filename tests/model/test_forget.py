@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from cifnet_pl.heads import Head
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.forget import check_same
 from cifnet_pl.utilities.errors import DataError, UnsupportedError
 from tests.cli.test_extend import assert_same_scores, queries
 from tests.command_line import make_photos
-from tests.models import empty, learned, samples
+from tests.models import learned, samples
 
 
 def forgotten(model: Classifier, name: str) -> Classifier:
@@ -54,27 +52,6 @@ def test_removal_leaves_the_others_alone(head: str):
     if model.buffer is not None:
         assert set(model.buffer.y.tolist()) <= set(model.head.classes)
         assert len(model.buffer.y) == 10  # two of each class
-
-
-@pytest.mark.parametrize("count", [100, 2000])
-def test_one_other_photo_is_noticed_in_a_large_class(count: int, tmp_path: Path):
-    model = empty("ridge")
-    model.begin_task(["ant", "bee"])
-    z = 5 + torch.randn(2 * count, model.head.in_features, generator=torch.Generator().manual_seed(0))
-    model.observe(z, torch.arange(2).repeat_interleave(count), torch.arange(2 * count))
-    model.finish_task()
-
-    def given(photos: torch.Tensor) -> Head:
-        own, label = model.head.fresh(), model.labels(["ant"])[0]
-        own.begin_task([label])
-        own.observe(photos, torch.full((len(photos),), label))
-        return own
-
-    rounded = z[:count] * (1 + 1e-6 * torch.randn(count, 1))
-    check_same(model, given(rounded), "ant", [tmp_path])
-    rounded[0] = z[count]
-    with pytest.raises(DataError, match="holds others"):
-        check_same(model, given(rounded), "ant", [tmp_path])
 
 
 def test_forget_returns_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -131,5 +131,5 @@ def test_what_does_not_fit(model: Classifier, tmp_path: Path):
     broken = np.ones((3, 4), np.float32)
     broken[1, 2] = np.nan
     np.savez(tmp_path / "n.npz", embeddings=broken, labels=np.array([7, 7, 8]))
-    with pytest.raises(DataError, match="NaN or infinity in row 1 of the embeddings"):
+    with pytest.raises(DataError, match="no finite float32 in row 1 of the embeddings"):
         model.extend(tmp_path / "n.npz")

@@ -5,17 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.model.metrics import (
     FEW,
     Evaluation,
-    LearnedPhotos,
     about_hardly_answered,
     average_accuracy,
     backward_transfer,
-    compare,
     first_classes,
     forgetting,
     hardly_answered_by,
@@ -23,7 +20,6 @@ from cifnet_pl.model.metrics import (
     max_drop,
     percent,
 )
-from cifnet_pl.utilities.errors import DataError
 from tests.models import empty, learned, samples
 
 MATRIX = [
@@ -161,35 +157,3 @@ def test_interval_is_wilsons():
     expected = [100 * (middle + sign * width) / (1 + z**2 / n) for sign in (-1, 1)]
     assert interval(15, 20) == pytest.approx(expected)
     assert interval(0, 0) == (0.0, 100.0)
-
-
-def test_comparison_on_the_photos_that_both_were_asked_about():
-    first = evaluation([0, 0, 1, 1, 2], [0, 0, 1, 0, 2], [1, 2, 3, 4, 9])
-    second = evaluation([0, 0, 1, 1], [0, 1, 0, 0], [1, 2, 3, 4])
-    result = compare(first, second)
-    assert (result.both, result.first, result.second, result.neither) == (1, 2, 0, 1)
-    assert result.accuracies == (75.0, 25.0)
-    assert result.p_value == pytest.approx(0.5)  # two heads of two coins, either way
-    with pytest.raises(DataError, match="no class in common"):
-        compare(first, evaluation([0], [0], [77]))
-
-
-def test_near_copies_are_the_same_whatever_other_classes_were_learned() -> None:
-    """Two classes of fruit in heaps, one of which was photographed twice; then four classes of other things."""
-    draw = torch.Generator().manual_seed(0)
-
-    def photos(parents: Tensor, cosine: float) -> Tensor:
-        """As alike to their parents as asked, where near-copies are compared."""
-        noise = torch.nn.functional.normalize(torch.randn(parents.shape, generator=draw), dim=1)
-        return torch.nn.functional.normalize(cosine**0.5 * parents + (1 - cosine) ** 0.5 * noise, dim=1)
-
-    things = photos(torch.zeros(6, 512), 0.0)
-    things[1] = photos(things[:1], 0.3)[0]
-    heaps = photos(things[:2].repeat_interleave(10, dim=0), 0.92)
-    u = torch.cat([heaps, photos(heaps[:1], 0.995)])
-    y = torch.tensor([*torch.arange(20) // 10, 0])
-    others = photos(things[2:].repeat_interleave(5, dim=0), 0.5)
-    for z, labels in ((u, y), (torch.cat([u, others]), torch.cat([y, 2 + torch.arange(20) // 5]))):
-        learned = LearnedPhotos()
-        learned.add(z.sign() * z.square(), labels)
-        assert learned.near_copies() == (2, len(labels))

@@ -1,6 +1,5 @@
 """Runs, checkpoints and bundles are loaded alike; hostile ones are refused with one sentence, nothing executed."""
 
-import copy
 import pickle
 import shutil
 import zipfile
@@ -18,7 +17,6 @@ import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.cli.commands import COMMANDS
-from cifnet_pl.learning.callbacks.checkpoint import AtomicCheckpointIO
 from cifnet_pl.model.bundle import CONFIG
 from cifnet_pl.model.store import checkpoint_of, load, read_bundle
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError
@@ -107,13 +105,6 @@ def test_a_command_alone_says_what_it_needs(command: str, capsys: pytest.Capture
     assert "--" in errors or given
 
 
-def test_runs_and_models_read_checkpoints_alike(run: Path, tmp_path: Path):
-    (tmp_path / "c.ckpt").write_bytes((run / "checkpoints" / "last.ckpt").read_bytes()[:-100])
-    for read in (AtomicCheckpointIO().load_checkpoint, cifnet_pl.load):
-        with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
-            read(tmp_path / "c.ckpt")
-
-
 def test_info(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["export", "--model", str(run), "--output", str(tmp_path / "b")]) == 0
     capsys.readouterr()
@@ -129,15 +120,6 @@ def test_info(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         assert "MB" in output
         assert "energy so far not measured" in output
         assert ("written by cifnet_pl" in output) == (path != run)
-
-
-def test_energy_of_a_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    run = learned_run(tmp_path, "--data.max_tasks", "1", "--energy.enabled", "true")
-    capsys.readouterr()
-    assert main(["info", "--model", str(run)]) == 0
-    output = capsys.readouterr().out
-    assert "kWh (" in output
-    assert "estimated" in output or "intel_rapl" in output
 
 
 def test_markup_in_names_is_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -172,52 +154,33 @@ def changed(*keys: Any, to: Any) -> Callable[[dict[str, Any]], None]:
 
 DESCRIPTIONS = [
     (changed("format", to=2), "format"),
-    (changed("format", to=True), "format"),
     (changed("head", to=None), "head is 'None', expected a valid dictionary"),
     (changed("head", "class", to="os.system"), "would import os.system: add --trust"),
-    (changed("head", "class", to=["CIFNetHead"]), "head.class"),
     (changed("head", "class", to="Head"), "unknown head"),
     (changed("head", "unheard_of", to=1), "settings of head"),
     (changed("head", "in_features", to=10**9), "in_features"),
-    (changed("head", "in_features", to=WIDTH + 1), "in_features"),
     (changed("head", "ridge", to=-1), "ridge"),
-    (changed("head", "ridge", to="gvc"), "ridge"),
-    (changed("head", "ridge", to={"a": 1}), "ridge"),
-    (changed("head", "dtype", to="complex64"), "dtype"),
     (changed("head", "dtype", to="float32"), "expected torch.float32"),
     (changed("head", "weighting", to="released"), "shape"),
     (changed("backbone", "name", to="pixels:100000"), "sha256"),
     (changed("backbone", "name", to="file:../../etc/passwd"), "architecture"),
     (changed("backbone", "sha256", to="0" * 64), "other weights"),
-    (changed("backbone", "sha256", to=1), "sha256"),
     (changed("images", "image_size", to=10**6), "image_size"),
-    (changed("images", "image_size", to=0), "image_size"),
-    (changed("images", "crop_ratio", to=-0.5), "crop_ratio"),
     (changed("images", "held_back", to=[2, 0]), "held_back"),
-    (changed("images", "held_back", to=["a", "b"]), "held_back"),
     (changed("buffer", "capacity", to=-1), "buffer"),
-    (changed("buffer", "capacity", to="many"), "capacity"),
     (changed("buffer", "strategy", to="eval"), "strategy"),
-    (changed("buffer", "extra", to=1), "buffer"),
     (changed("buffer", to=None), "does not have"),
     (changed("class_names", to=[]), "no class"),
     (changed("class_names", to=["a"] * 6), "twice"),
     (changed("class_names", to=["../../etc/cron.d/x", *"bcdef"]), "path"),
     (changed("class_names", to=["a\x1b]0;x\x07", *"bcdef"]), "control"),
-    (changed("class_names", to=[1, *"bcdef"]), "class name"),
     (changed("class_names", to=[*"abcde"]), "task_sizes"),
     (changed("task_sizes", to=[2, 1, 2, 1]), "damaged"),
-    (changed("task_sizes", to=[6]), "damaged"),
     (changed("task_sizes", to=[0, 6]), "task_sizes"),
-    (changed("task_sizes", to=[-1, 7]), "task_sizes"),
-    (changed("task_sizes", to="abc"), "task_sizes"),
     (changed("history", to=[{"what": "x"}]), "history"),
-    (changed("history", to={}), "history"),
     (changed("history", 0, "accuracy", to="NaN"), "accuracy"),
     (changed("tensors", "sha256", to="../../../../etc/passwd"), "sha256"),
-    (changed("tensors", "sha256", to="z" * 64), "sha256"),
     (changed("tensors", "bytes", to=10**18), "not whole"),
-    (changed("tensors", to=3), "tensors"),
 ]
 
 
@@ -275,31 +238,21 @@ TENSORS = [
     (poke("head.cohorts.0.sums.products", float("nan")), "finite"),
     (poke("head.cohorts.0.weights", float("inf")), "finite"),
     (poke("head.temperature", 0.0), "temperature"),
-    (poke("head.temperature", -1.0), "temperature"),
     (poke("head.labels", 1), "labels"),
     (poke("head.task_of", 2), "tasks"),
     (poke("head.solved", 0), "middle of a task"),
     (poke("head.under_way", 1), "middle of a task"),
     (poke("head.cohorts.0.sums.counts", 0), "without photos"),
-    (poke("head.cohorts.0.sums.counts", -(2**62)), "without photos"),
     (poke("buffer.y", 99), "buffer"),
-    (poke("buffer.z", float("nan")), "finite"),
     (put("head.labels", None), "head.labels"),
     (put("head.labels", torch.zeros(6)), "torch.float32"),
-    (put("head.labels", torch.arange(7)), "shape"),
-    (put("head.temperature", torch.ones(3, dtype=torch.float64)), "shape"),
     (put("head.cohorts.1.sums.products", None), "cohorts.1.sums.products"),
     (put("head.cohorts.1.sums.products", torch.zeros(2, 2, dtype=torch.float64)), "shape"),
-    (put("head.cohorts.1.sums.class_sums", torch.zeros(2, P, dtype=torch.float64)), "shape"),
-    (put("head.cohorts.2.weights", torch.zeros(P, 2, dtype=torch.float64)), "shape"),
     (put("head.cohorts.2.weights", torch.zeros(P, 0, dtype=torch.float64)), "scores"),
     (put("head.cohorts.3.stale", torch.tensor(False)), "does not have"),
     (put("head.cohorts.99999999999.stale", torch.tensor(False)), "does not have"),
-    (put("head.increment.products", torch.zeros(P, P)), "does not have"),
-    (put("head.os.system", torch.zeros(1)), "does not have"),
     (put("../../evil", torch.zeros(1)), "does not have"),
     (put("buffer.key", torch.arange(3)), "buffer"),
-    (put("buffer.z", torch.zeros(12, 5)), "buffer"),
     (put("buffer.z", torch.zeros(12, WIDTH, dtype=torch.int64)), "'z'"),
     (put("buffer.y", None), "CalibrationBuffer"),
 ]
@@ -530,15 +483,11 @@ def widen_quietly(content: dict[str, Any]) -> None:
 
 CHECKPOINTS = [
     (lambda c: c.pop("cifnet"), "cifnet"),
-    (lambda c: c["cifnet"].update(format=2), "format"),
     (lambda c: c["cifnet"]["model"].pop("images"), "images"),
     (lambda c: c["cifnet"].update(under_way=True), "middle of a task"),
     (lambda c: (c["cifnet"].pop("model"), c["cifnet"]["settings"].update(module="FineTune")), "FineTune"),
-    (lambda c: c["cifnet"]["model"]["head"].update({"class": "posix.system"}), "posix.system"),
-    (lambda c: c["cifnet"]["model"].update(class_names=["..", "b", "c", "d"]), "path"),
     (lambda c: c["state_dict"].update(x=1), "not a tensor"),
     (lambda c: c.update(state_dict=[]), "state_dict"),
-    (lambda c: c["cifnet"]["model"].update(history=3), "history"),
     (widen, "shape"),
     (widen_quietly, "whole tensor"),
 ]
@@ -580,10 +529,3 @@ def test_compressed_checkpoints_are_refused(run: Path, tmp_path: Path):
             out.writestr(entry.filename, source.read(entry), compress_type=zipfile.ZIP_DEFLATED)
     with pytest.raises(CheckpointError, match="compressed"):
         load(tmp_path / "c.ckpt")
-
-
-def test_whole_files_still_load(bundle: Path, run: Path):
-    """The refusals above are not refusals of everything."""
-    assert read_bundle(bundle).class_names == ["ant", "bee", "cat", "dog", "elk", "fox"]
-    assert cifnet_pl.load(run).class_names == [str(c) for c in range(10)]
-    assert copy.deepcopy(read_bundle(bundle)).tasks == [["ant", "bee"], ["cat"], ["dog", "elk", "fox"]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import shutil
 import zipfile
 from pathlib import Path
@@ -19,16 +18,14 @@ from cifnet_pl.backbones import build_backbone
 from cifnet_pl.data.sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.utilities.errors import DataError
-from tests.command_line import call
 from tests.data import test_sources
-from tests.data.layouts import NUMBERED, THREE, Case, encoded, photo
+from tests.data.layouts import NUMBERED, THREE, Case, photo
 from tests.data.test_sources import source  # noqa: F401
 from tests.data.test_tar_shards import OPTIONS, photos  # noqa: F401
 from tests.data.tree import COLOURS, class_tree
 from tests.scale.tables import features, in_pieces, rows
 
 datasets = pytest.importorskip("datasets")
-litdata = pytest.importorskip("litdata")
 webdataset = pytest.importorskip("webdataset")
 pytestmark = [pytest.mark.scale, pytest.mark.timeout(600)]
 
@@ -52,40 +49,11 @@ def image_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         photo(COLOURS[name], seed=100 + i).save(root / "test" / name / "0.png")
 
 
-def sample(i: int) -> dict[str, Any]:
-    return {"image": encoded(COLOURS[THREE[i % 3]], i), "label": THREE[i % 3]}
-
-
-def chunks(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``optimize`` would leave this process starting all others by spawn, which import torch anew each."""
-    before = multiprocessing.get_start_method()
-    try:
-        litdata.optimize(sample, list(range(12)), str(root / "train"), chunk_size=5, num_workers=1)
-    finally:
-        multiprocessing.set_start_method(before, force=True)
-    write_chunks([sample(i) for i in range(60, 63)], root / "test")
-
-
-def write_chunks(samples: list[dict[str, Any]], folder: Path, size: int = 5) -> None:
-    """Write what ``litdata.optimize`` writes, without the processes that it starts."""
-    cache = litdata.streaming.Cache(str(folder), chunk_size=size)
-    for i, made in enumerate(samples):
-        cache[i] = made
-    cache.done()
-    cache.merge()
-
-
-STREAMED = (("streaming", True),)
 HEAVY = [
     Case("hf", parquet, NUMBERED, (12, 3), file="table."),
-    Case("hf", parquet, NUMBERED, (12, 3), file="table.", options=STREAMED),
     Case("hf", in_pieces, THREE, (12, 3)),
-    Case("hf", in_pieces, THREE, (12, 3), options=STREAMED),
-    Case("hf", saved, THREE, (12, 3), options=STREAMED),
-    Case("hf", image_folder, THREE, (15, 3), options=STREAMED),
     Case("hf", saved, THREE, (12, 3)),
     Case("hf", image_folder, THREE, (15, 3)),
-    Case("litdata", chunks, THREE, (12, 3)),
 ]
 
 
@@ -145,7 +113,6 @@ def formats(photos: Path) -> dict[str, list[str]]:  # noqa: F811
     kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
     for subset, files in parts.items():
         samples = [of_file(photos, path) for path in files]
-        write_chunks(samples, photos / "chunks" / subset, 7)
         with webdataset.ShardWriter(str(photos / "wds" / f"{subset}-%03d.tar"), maxcount=8, verbose=0) as writer:
             for i, made in enumerate(samples):
                 writer.write({"__key__": f"{i:05d}", "png": made["image"], "txt": made["label"]})
@@ -157,29 +124,22 @@ def formats(photos: Path) -> dict[str, list[str]]:  # noqa: F811
         "folder": photos / "folder",
         "manifest": photos / "table.csv",
         "webdataset": photos / "wds",
-        "litdata": photos / "chunks",
         "hf": photos / "parquet",
     }
     options = {kind: ["--data.source", kind, "--data.root", str(root)] for kind, root in roots.items()}
     packed = pack(photos / "folder", photos / "photos.zip")
     options["zip"] = ["--data.source", "folder", "--data.root", str(packed)]
-    options["hf, streamed"] = [*options["hf"], "--data.options.streaming", "true"]
     return options
 
 
 @pytest.fixture(scope="module")
 def runs(formats: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run over each format with two workers that decode, and over streams with two processes of one each as well."""
+    """A run over each format with two workers that decode."""
     logs, found = tmp_path_factory.mktemp("logs"), {}
     same = [*OPTIONS, "--data.batch_size", "4", "--logs", str(logs), "--data.num_workers"]
     for name, options in formats.items():
-        experiment = name.replace(", ", "-")
-        assert main(["fit", *same, "2", "--experiment", experiment, *options]) == 0
-        found[name] = logs / experiment / "version_0"
-    devices = ["--trainer.accelerator", "cpu", "--trainer.devices", "2"]
-    done = call("fit", *same, "1", "--experiment", "processes", *formats["hf, streamed"], *devices, timeout=300)
-    assert done.returncode == 0, done.stderr
-    found["hf, streamed by two processes"] = logs / "processes" / "version_0"
+        assert main(["fit", *same, "2", "--experiment", name, *options]) == 0
+        found[name] = logs / name / "version_0"
     return found
 
 
@@ -187,8 +147,7 @@ def test_every_format_gives_the_same_embeddings(formats: dict[str, list[str]]):
     """The same bits for each photo, whatever the order in which a format has them."""
     network, found = build_backbone("random:resnet18_cifar"), {}
     for name, options in formats.items():
-        own = {"streaming": True} if "streamed" in name else {}
-        built = build_source(options[1], SourceOptions(Path(options[3]), own=own))
+        built = build_source(options[1], SourceOptions(Path(options[3])))
         for images in (built.train, built.val):
             assert isinstance(images, ImageSet)
             squares = np.stack([images.photo(i).square(16) for i in range(len(images))])
@@ -253,33 +212,3 @@ def test_the_network_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(DataError, match=r"cannot load hf:someone/flowers: .*; allow the download with"):
         build_source("hf:someone/flowers", SourceOptions())
-
-
-def test_a_folder_that_litdata_did_not_write(tmp_path: Path):
-    with pytest.raises(DataError, match=r"has no index\.json"):
-        build("litdata", tmp_path)
-
-
-@pytest.fixture
-def chunked(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of chunks of its own."""
-    if "chunks" not in WRITTEN:
-        WRITTEN["chunks"] = tmp_path_factory.mktemp("chunks")
-        chunks(WRITTEN["chunks"], monkeypatch)
-    return Path(shutil.copytree(WRITTEN["chunks"], tmp_path / "set"))
-
-
-def test_wrong_keys_of_samples_say_which_there_are(chunked: Path):
-    with pytest.raises(
-        DataError, match=r"sample 0 has no label, it has image, label: name it with --data\.options\.label"
-    ):
-        build("litdata", chunked, label="kind")
-    assert build("litdata", chunked / "train").val  # without a test part
-
-
-def test_a_damaged_chunk(chunked: Path):
-    for path in (chunked / "train").glob("*.bin"):
-        path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(DataError, match=r"cannot read .*sample \d+") as caught:
-        build("litdata", chunked)
-    assert "\n" not in str(caught.value)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.serving.services import photo, zipped
 
 PATHS = ("/classify", "/inbox", "/extend", "/extend?dry_run=true", "/extend?wait=false")
-GETS = ("/classes", "/look", "/versions", "/metrics", "/photos/{}", "/jobs/{}", "/versions/{}/bundle",
+GETS = ("/classes", "/look", "/versions", "/photos/{}", "/jobs/{}", "/versions/{}/bundle",
         "/versions/{}/compare/{}", "/page/{}", "/{}")  # fmt: skip
 POSTS = ("/inbox/learn", "/inbox/remove", "/inbox/group", "/forget", "/rename", "/undo", "/redo", "/versions/{}/serve",
          "/classify", "/extend")  # fmt: skip

@@ -244,13 +244,11 @@ def test_a_token_is_never_written_to_the_log(tmp_path, caplog, monkeypatch):
         bare = httpx.get(f"{made.url}/classes?token={token}")
         header = {"Authorization": f"Bearer {token}"}
         failed = httpx.get(f"{made.url}/audit?token={token}", headers=header)
-        metrics = httpx.get(f"{made.url}/metrics", headers=header)
-        assert (bare.status_code, failed.status_code, metrics.status_code) == (401, 500, 200)
+        assert (bare.status_code, failed.status_code) == (401, 500)
     finally:
         made.stop()
     assert "ZeroDivisionError" in caplog.text
     assert token not in "".join(record.getMessage() for record in caplog.records if "httpx" not in record.name)
-    assert token not in metrics.text
 
 
 def test_nothing_is_left_outside_or_waiting(server):

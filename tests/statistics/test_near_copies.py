@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cifnet_pl.statistics import comparable, near_copies, near_groups, near_limit, resembles
+from cifnet_pl.statistics import comparable, near_copies, near_groups, near_limit
 
 LIMIT = 0.9
 
@@ -39,19 +39,6 @@ def test_a_chain_of_near_copies_is_one_group():
     u = torch.stack([angle.cos(), angle.sin()], dim=1)
     assert float(u[0] @ u[3]) < LIMIT
     assert near_groups(u, torch.zeros(5), LIMIT).bincount().tolist() == [4, 1]
-
-
-@pytest.mark.parametrize("block", [4, 1024])
-def test_tested_photos_that_resemble_learned_ones(
-    bursts: tuple[torch.Tensor, torch.Tensor], block: int, monkeypatch: pytest.MonkeyPatch
-):
-    z, y = bursts
-    monkeypatch.setattr(near_copies, "BLOCK", block)
-    u, learned = comparable(z), torch.arange(60) % 5 > 0
-    learned[25:30] = False  # a moment of which nothing is learned
-    result = resembles(u, y, u[learned].half(), y[learned], LIMIT)
-    assert result.tolist() == [not 25 <= i < 30 for i in range(60)]
-    assert not resembles(u, 1 - y, u[learned], y[learned], LIMIT).any()
 
 
 def test_the_limit_does_not_see_what_all_embeddings_share(bursts: tuple[torch.Tensor, torch.Tensor]):

@@ -14,7 +14,6 @@ from cifnet_pl.data.sources.cifar100 import cifar100
 from cifnet_pl.data.sources.embeddings import embeddings
 from cifnet_pl.data.sources.folders import folder
 from cifnet_pl.data.sources.hugging_face import hugging_face
-from cifnet_pl.data.sources.litdata import litdata
 from cifnet_pl.data.sources.manifests import manifest
 from cifnet_pl.data.sources.tar_shards import webdataset
 from cifnet_pl.utilities.errors import UsageError, unknown_name
@@ -48,7 +47,6 @@ SOURCES: dict[str, Callable[[SourceOptions], Source]] = {
     "embeddings": embeddings,
     "hf": local_data_set,
     "imagenet100": imagenet100,
-    "litdata": litdata,
     "manifest": manifest,
     "tinyimagenet": tinyimagenet,
     "webdataset": webdataset,
@@ -61,9 +59,8 @@ OWN_PHOTOS = {"folder", "domains", "manifest"}
 OWN_OPTIONS: dict[str, tuple[str, ...]] = {
     "core50": ("stride", "test_sessions"),
     "embeddings": ("embeddings", "labels", "ids", "split"),
-    "hf": ("image", "label", "train", "test", "config", "streaming"),
+    "hf": ("image", "label", "train", "test", "config"),
     "imagenet100": ("class_list",),
-    "litdata": ("image", "label"),
     "manifest": ("path", "label", "split", "task", "domain"),
     "webdataset": ("label", "classes"),
 }

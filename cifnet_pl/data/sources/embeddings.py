@@ -1,10 +1,9 @@
-"""Read embeddings that were computed elsewhere as a data source: NumPy, safetensors, Parquet and Arrow files."""
+"""Read embeddings that were computed elsewhere as a data source: NumPy and Parquet files."""
 
 from __future__ import annotations
 
 import struct
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -122,7 +121,7 @@ def read_table(path: Path) -> Table:
     """Open a file of arrays; its ending says the format.
 
     Args:
-        path: an .npz, .safetensors, .parquet or .arrow file.
+        path: an .npz or .parquet file.
 
     Returns:
         The arrays, none of which is read yet.
@@ -181,38 +180,20 @@ def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
         return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
 
 
-def _safetensors(path: Path) -> Table:
-    from safetensors import safe_open
-
-    file: Any = safe_open(path, framework="pt")
-    # A tensor that is read stays a view of the mapped file.
-    return Table(path, list(file.keys()), lambda name: np.asarray(file.get_tensor(name).numpy()))
-
-
 def _parquet(path: Path) -> Table:
     parquet = import_pyarrow().parquet
     columns = parquet.read_schema(path).names
     return Table(path, columns, lambda name: _column(parquet.read_table(path, columns=[name])[name], path, name))
 
 
-def _arrow(path: Path) -> Table:
-    pyarrow = import_pyarrow()
-    mapped = pyarrow.memory_map(str(path))
-    try:
-        table = pyarrow.ipc.open_file(mapped).read_all()
-    except pyarrow.ArrowInvalid:
-        table = pyarrow.ipc.open_stream(mapped).read_all()  # what Hugging Face datasets writes
-    return Table(path, table.column_names, lambda name: _column(table[name], path, name))
-
-
 def import_pyarrow() -> Any:
-    """Import pyarrow with what reads Parquet and Arrow files; UsageError if it is missing."""
+    """Import pyarrow with what reads Parquet files; UsageError if it is missing."""
     try:
         import pyarrow
-        import pyarrow.ipc
+        import pyarrow.compute
         import pyarrow.parquet
     except ImportError:
-        raise UsageError("Parquet and Arrow files need the package pyarrow: pip install 'cifnet_pl[tables]'") from None
+        raise UsageError("Parquet files need the package pyarrow: pip install 'cifnet_pl[tables]'") from None
     return pyarrow
 
 
@@ -220,52 +201,31 @@ def _column(column: Any, path: Path, name: str) -> np.ndarray:
     """Return a column of numbers or texts as (n,), one of lists of equal length as (n, d)."""
     pyarrow = import_pyarrow()
     kind = column.type
-    if not any(check(kind) for check in (pyarrow.types.is_list, pyarrow.types.is_large_list,
-                                         pyarrow.types.is_fixed_size_list)):  # fmt: skip
+    if not (pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind) or pyarrow.types.is_fixed_size_list(kind)):
         # NumPy's integers have no missing ones: it would make floats of all.
         return np.asarray(np.array(column.to_pylist(), dtype=object) if column.null_count else column.to_numpy())
-    if column.null_count:
-        first = column.is_null().index(True).as_py()
-        raise DataError(
-            f"{place(path)}: '{printable(name)}' is missing in {column.null_count} rows, the first is {first} (counted "
-            "from 0)"
-        )
     whole = column.combine_chunks()
     whole = whole.chunk(0) if isinstance(whole, pyarrow.ChunkedArray) else whole
-    if not pyarrow.types.is_fixed_size_list(kind):
-        lengths = np.diff(whole.offsets.to_numpy())
-        usual, _ = Counter(lengths.tolist()).most_common(1)[0]
-        other = np.flatnonzero(lengths != usual)
-        if len(other):
-            raise DataError(
-                f"{place(path)}: '{printable(name)}' has {usual} numbers in most rows, but {lengths[other[0]]} in row "
-                f"{other[0]} (counted from 0): all must have the same length"
-            )
-    numbers = whole.flatten()
-    if not pyarrow.types.is_floating(numbers.type) and not pyarrow.types.is_integer(numbers.type):
-        raise DataError(f"{place(path)}: '{printable(name)}' has lists of {numbers.type}, expected lists of floats")
-    if numbers.null_count:
-        row = numbers.is_null().to_numpy(zero_copy_only=False).argmax() // (len(numbers) // len(whole))
-        raise DataError(f"{place(path)}: a number of '{printable(name)}' is missing in row {row} (counted from 0)")
-    return np.asarray(numbers.to_numpy()).reshape(len(whole), -1)
+    numbers, rows = whole.flatten(), len(whole)
+    lengths = set(pyarrow.compute.list_value_length(whole).to_pylist())
+    if len(lengths) > 1 or numbers.null_count or not pyarrow.types.is_floating(numbers.type):
+        raise DataError(
+            f"{place(path)}: '{printable(name)}' has rows without numbers, of other lengths or of other things than "
+            "floats: every row must have as many floats"
+        )
+    return np.asarray(numbers.to_numpy()).reshape(rows, -1)
 
 
 READERS: dict[str, Callable[[Path], Table]] = {
     ".npz": _npz,
-    ".safetensors": _safetensors,
     ".parquet": _parquet,
-    ".arrow": _arrow,
-    ".feather": _arrow,
 }
 """Ending of a file's name → function that opens it."""
 
 
-WHAT = "a file of embeddings (.npz, .safetensors, .parquet or .arrow) with (n, d) embeddings and (n,) labels"
+WHAT = "a file of embeddings (.npz or .parquet) with (n, d) embeddings and (n,) labels"
 TEST_WORDS = {*TEST, "1", "true"}
 """What a column ``split`` calls the samples that are held out."""
-
-AT_ONCE = 10_000
-"""Rows that are looked through at a time."""
 
 
 class EmbeddingSet(SampleSet):
@@ -309,25 +269,14 @@ class EmbeddingSet(SampleSet):
         )
         with np.errstate(over="ignore"):  # what is too large becomes infinity
             z = torch.from_numpy(np.array(split, dtype=np.float32, order="C"))
-        if not torch.isfinite(z).all():
-            raise DataError(self._what_is_not_finite())
+        broken = where[(~torch.isfinite(z)).any(dim=1).numpy()].tolist()
+        if broken:
+            listed = ", ".join(map(str, broken[:5])) + (f", … ({len(broken)} in this part)" if len(broken) > 5 else "")
+            raise DataError(
+                f"{place(self.file)}: no finite float32 in row{'s' * (len(broken) > 1)} {listed} of the embeddings "
+                "(counted from 0): repair or remove them"
+            )
         return z
-
-    def _what_is_not_finite(self) -> str:
-        """Name the rows of the whole file that are no numbers in float32, so that all are repaired at once."""
-        broken, numbers = [], True
-        for start in range(0, len(self.embeddings), AT_ONCE):
-            part = self.embeddings[start : start + AT_ONCE]
-            with np.errstate(over="ignore"):
-                rows = np.flatnonzero(~np.isfinite(part.astype(np.float32)).all(axis=1))
-            numbers &= bool(np.isfinite(part[rows]).all())
-            broken += (start + rows).tolist()
-        listed = ", ".join(map(str, broken[:5])) + (f", … ({len(broken)} in all)" if len(broken) > 5 else "")
-        what = "a number too large for float32" if numbers else "NaN or infinity"
-        return (
-            f"{place(self.file)}: {what} in row{'s' * (len(broken) > 1)} {listed} of the embeddings (counted from 0): "
-            f"repair or remove {'it' if len(broken) == 1 else 'them'}"
-        )
 
     def place(self, index: int) -> str:
         """Return the file and the sample's name in it."""

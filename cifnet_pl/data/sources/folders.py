@@ -41,11 +41,13 @@ from cifnet_pl.utilities.text import has_controls, is_or_are, number_of, printab
 PART_NAMES = frozenset({*TRAIN, *TEST, "testing", "dev"})
 """Folder names that mean a part of a data set, not a class."""
 
+WHAT = "a folder or Zip archive with one sub-folder of images per class"
+
 
 def folder(options: SourceOptions) -> Source:
     """Read class folders: ``root/train/<class>/…`` with ``root/val/<class>/…``, or ``root/<class>/…`` split by seed."""
     with listing():
-        root = existing(options, "a folder or Zip archive with one sub-folder of images per class")
+        root = existing(options, WHAT)
         parts = parts_of(root)
         if parts is not None:
             if options.group is not None:
@@ -70,6 +72,14 @@ def folder(options: SourceOptions) -> Source:
             source = _split_by_group(names, whole, options, options.group)
         notes = (about_nesting(whole, names), about_strays(root))
         return replace(source, notes=(*source.notes, *(note for note in notes if note)))
+
+
+def class_folders(root: Path) -> list[str]:
+    """Return the names of the classes that :func:`folder` finds below a root; no photo is opened."""
+    with listing():
+        root = existing(SourceOptions(root), WHAT)
+        parts = parts_of(root)
+        return [path.name for path in sub_folders(root if parts is None else parts[0])]
 
 
 def _look(whole: FileSet, rows: np.ndarray) -> list[Look]:

@@ -33,7 +33,7 @@ OPEN = 16
 
 
 def webdataset(options: SourceOptions) -> Source:
-    """Read tar shards; ``--data.root`` is a folder of them, a pattern (``part-{000..099}.tar``, ``*.tar``) or a URL.
+    """Read tar shards; ``--data.root`` is a folder of them, or a pattern (``part-{000..099}.tar``, ``*.tar``).
 
     A sample is the members with one name up to its first dot: an image, and ``.cls`` (a number), ``.txt`` (a name) or
     ``.json`` with an entry "label". Shards in a folder ``train`` or ``test``, or whose names begin so, are that part;
@@ -60,25 +60,22 @@ def webdataset(options: SourceOptions) -> Source:
 
 
 def find_shards(options: SourceOptions) -> list[str]:
-    """Return the addresses of all shards, sorted.
+    """Return the paths of all shards, sorted.
 
     Args:
-        options: ``root`` is a folder, a pattern or a URL.
+        options: ``root`` is a folder or a pattern.
 
     Raises:
-        UsageError: no address was given.
+        UsageError: none was given.
         DataError: there are no shards.
     """
     if options.root is None:
-        raise UsageError("no shards were given: set --data.root to a folder of .tar files, a pattern or a URL")
-    # A path has one slash where a URL has two.
-    root = re.sub(r"^([A-Za-z][\w+.-]+):/(?=[^/])", r"\1://", str(options.root))
-    if "://" not in root:
-        path = expanded(Path(root))
-        root = str(path / "**" / "*.tar") if path.is_dir() else str(path)
-    files = [file for pattern in _braces(root) for file in _matching(pattern)]
+        raise UsageError("no shards were given: set --data.root to a folder of .tar files or a pattern")
+    path = expanded(options.root)
+    patterns = _braces(str(path / "**" / "*.tar") if path.is_dir() else str(path))
+    files = [file for pattern in patterns for file in glob.glob(pattern, recursive=True)]
     if not files:
-        raise DataError(f"no shards at {printable(root)}: expected .tar files")
+        raise DataError(f"no shards at {printable(str(path))}: expected .tar files")
     return sorted(set(files))
 
 
@@ -97,17 +94,6 @@ def _braces(pattern: str) -> list[str]:
     else:
         alternatives = match[3].split(",")
     return [rest for word in alternatives for rest in _braces(pattern[: match.start()] + word + pattern[match.end() :])]
-
-
-def _matching(pattern: str) -> list[str]:
-    if "://" in pattern:
-        if not re.search(r"[*?\[]", pattern):
-            return [pattern]
-        import fsspec
-
-        system, inner = fsspec.core.url_to_fs(pattern)
-        return [str(system.unstrip_protocol(path)) for path in system.glob(inner)]
-    return glob.glob(pattern, recursive=True)
 
 
 def part_of(shard: str) -> str | None:
@@ -132,27 +118,21 @@ def _class_list(options: SourceOptions) -> list[str] | None:
 # ---------------------------------------------------------------------- reading
 
 
-def _open(address: str) -> IO[bytes]:
+def _open(shard: str) -> IO[bytes]:
     try:
-        if "://" not in address:
-            return open(address, "rb")
-        import fsspec
-
-        return fsspec.open(address, "rb").open()  # type: ignore[no-any-return]
-    except (OSError, ImportError, ValueError) as error:
-        raise DataError(f"cannot open shard {printable(address)}: {first_line(error)}") from error
+        return open(shard, "rb")
+    except OSError as error:
+        raise DataError(f"cannot open shard {printable(shard)}: {first_line(error)}") from error
 
 
-def _mark(file: Any, address: str) -> tuple[int, ...]:
+def _mark(shard: str) -> tuple[int, ...]:
     """Return what changes with a shard's content."""
-    if "://" not in address:
-        about = Path(address).stat()
-        return about.st_size, about.st_mtime_ns, about.st_ino
-    return (int(getattr(file, "size", None) or file.seek(0, 2)),)
+    about = Path(shard).stat()
+    return about.st_size, about.st_mtime_ns, about.st_ino
 
 
-def _members(file: IO[bytes], address: str, total: int) -> Iterator[tarfile.TarInfo]:
-    shown = printable(address)
+def _members(file: IO[bytes], shard: str, total: int) -> Iterator[tarfile.TarInfo]:
+    shown = printable(shard)
     try:
         with tarfile.open(fileobj=file, mode="r:") as archive:
             for member in archive:
@@ -172,20 +152,20 @@ Members = dict[str, tarfile.TarInfo]
 """Ending of a name → the member of one sample."""
 
 
-def _samples(file: IO[bytes], address: str, total: int) -> dict[str, Members]:
+def _samples(file: IO[bytes], shard: str, total: int) -> dict[str, Members]:
     """Return the members of each sample of a shard of ``total`` bytes, by the samples' keys."""
     samples: dict[str, Members] = {}
-    for member in _members(file, address, total):
+    for member in _members(file, shard, total):
         folder, _, last = member.name.rpartition("/")
         key, _, ending = last.partition(".")
         key = f"{folder}/{key}" if folder else key
         if samples.setdefault(key, {}).setdefault(ending.lower(), member) is not member:
             raise DataError(
-                f"{printable(address)}: sample {printable(key)} has two members .{printable(ending)}: give each "
+                f"{printable(shard)}: sample {printable(key)} has two members .{printable(ending)}: give each "
                 "sample a name of its own"
             )
     if not samples:
-        raise DataError(f"shard {printable(address)} has no samples, or is cut off")
+        raise DataError(f"shard {printable(shard)} has no samples, or is cut off")
     return samples
 
 
@@ -212,7 +192,7 @@ class ShardReader:
     """Read the headers of tar files once, then the image of any sample; spawned workers can receive it.
 
     Args:
-        shards: addresses of the tar files.
+        shards: paths of the tar files.
         label: entry of the .json member, or the ending of another member with the label.
 
     Attributes:
@@ -230,12 +210,11 @@ class ShardReader:
         self.names: list[str] = []
         self.labels: list[Any] = []
         places: list[tuple[int, int, int]] = []
-        for number, address in enumerate(shards):
-            short, shown = address.rsplit("/", 1)[-1], printable(address)
-            with _open(address) as file:
-                self.marks.append(_mark(file, address))
-                file.seek(0)
-                for key, members in _samples(file, address, self.marks[-1][0]).items():
+        for number, shard in enumerate(shards):
+            short, shown = shard.rsplit("/", 1)[-1], printable(shard)
+            with _open(shard) as file:
+                self.marks.append(_mark(shard))
+                for key, members in _samples(file, shard, self.marks[-1][0]).items():
                     where = f"{shown}: sample {printable(key)}"
                     image = next((members[ending] for ending in IMAGES if ending in members), None)
                     if image is None:
@@ -252,19 +231,19 @@ class ShardReader:
             DataError: its shard cannot be read, or changed since it was indexed.
         """
         number = int(self.shard[row])
-        address = self.shards[number]
+        shard = self.shards[number]
         try:
-            file = _opened(address, self.marks[number], os.getpid())  # processes must not share a file's position
-            mark = _mark(file, address)
+            file = _opened(shard, self.marks[number], os.getpid())  # processes must not share a file's position
+            mark = _mark(shard)
             file.seek(int(self.offset[row]))
             content = file.read(int(self.size[row]))
         except OSError as error:
-            raise DataError(f"cannot read shard {printable(address)}: {first_line(error)}") from error
+            raise DataError(f"cannot read shard {printable(shard)}: {first_line(error)}") from error
         if mark != self.marks[number] or len(content) != self.size[row]:
-            raise DataError(f"shard {printable(address)} changed while it was read: start the run again")
+            raise DataError(f"shard {printable(shard)} changed while it was read: start the run again")
         return content
 
 
 @lru_cache(maxsize=OPEN)
-def _opened(address: str, mark: tuple[int, ...], process: int) -> IO[bytes]:
-    return _open(address)
+def _opened(shard: str, mark: tuple[int, ...], process: int) -> IO[bytes]:
+    return _open(shard)

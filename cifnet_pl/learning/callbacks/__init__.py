@@ -3,7 +3,6 @@
 from lightning.pytorch import Callback
 
 from cifnet_pl.learning.callbacks.checkpoint import TaskCheckpoint
-from cifnet_pl.learning.callbacks.copies import CopiesReport, NearCopies
 from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor
 from cifnet_pl.learning.callbacks.held_back import HeldBackPhotos
@@ -14,7 +13,7 @@ from cifnet_pl.learning.callbacks.predictions import (
     PredictionTable,
     PrequentialAccuracy,
 )
-from cifnet_pl.learning.callbacks.screen import RunTable, TaskProgressBar, Words
+from cifnet_pl.learning.callbacks.screen import CopiesReport, RunTable, TaskProgressBar, Words
 from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
 
 __all__ = [
@@ -24,7 +23,6 @@ __all__ = [
     "CoverageAndNoveltyMetrics",
     "EnergyMonitor",
     "HeldBackPhotos",
-    "NearCopies",
     "PredictionRecord",
     "PredictionTable",
     "PrequentialAccuracy",
@@ -44,6 +42,6 @@ def standard_callbacks(bar: bool, words: Words = "research") -> list[Callback]:
         bar: whether there is a progress bar.
         words: what the screen calls its numbers, see :class:`RunTable`.
     """
-    shown = [CopiesReport(), NearCopies(), *[TaskProgressBar()] * bar, RunTable(words)]
+    shown = [CopiesReport(), *[TaskProgressBar()] * bar, RunTable(words)]
     measured = [PrequentialAccuracy(), ClassResults(), CoverageAndNoveltyMetrics(), TaskMetrics(), TrajectoryPlot()]
     return [*measured, HeldBackPhotos(), *shown]

@@ -65,7 +65,6 @@ class EnergyMonitor(Callback):
     Args:
         enabled: whether to measure at all.
         country_iso_code: three-letter code for the carbon intensity of electricity.
-        measure_seconds: interval of the tracker's own sampling, between the ends of tasks.
         tracking_mode: machine counts the processor and memory with all other processes, process only this run's share.
             The Trainer's GPUs are counted whole in both modes, other GPUs in neither.
     """
@@ -74,10 +73,9 @@ class EnergyMonitor(Callback):
         self,
         enabled: bool = True,
         country_iso_code: str = "USA",
-        measure_seconds: int = 15,
         tracking_mode: Literal["machine", "process"] = "machine",
     ):
-        self.enabled, self.measure_seconds = enabled, measure_seconds
+        self.enabled = enabled
         # The list of countries is read by pandas, whose import takes a second and 90 MB.
         self.country_iso_code = check_country(country_iso_code) if enabled else country_iso_code
         self.tracking_mode = tracking_mode
@@ -148,7 +146,6 @@ class EnergyMonitor(Callback):
             gpus = physical_gpus(trainer.device_ids) if trainer.strategy.root_device.type == "cuda" else None
             self._tracker = OfflineEmissionsTracker(
                 country_iso_code=self.country_iso_code,
-                measure_power_secs=self.measure_seconds,
                 save_to_file=False,
                 allow_multiple_runs=True,
                 log_level=logging.CRITICAL,

@@ -31,7 +31,8 @@ from cifnet_pl.learning.task_module import TaskCallback, TaskModule
 from cifnet_pl.model.metrics import percent
 from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.files import write_bytes
-from cifnet_pl.utilities.fonts import Lettering, lettering
+from cifnet_pl.utilities.fonts import families
+from cifnet_pl.utilities.text import printable, shortened
 
 RGBA = 4
 """TensorBoard's number for the colours of a PNG file with transparency, which matplotlib writes."""
@@ -90,13 +91,12 @@ def clustered(shares: np.ndarray) -> np.ndarray:
     return np.asarray(leaves_list(tree))
 
 
-def draw_confusion(matrix: np.ndarray, names: Sequence[str], letters: Lettering, title: str) -> Figure:
+def draw_confusion(matrix: np.ndarray, names: Sequence[str], title: str) -> Figure:
     """Draw counts as percent of each row, with similar classes together.
 
     Args:
         matrix: (C, C) numbers of photos, true classes in rows.
         names: of the classes.
-        letters: fonts for the names.
         title: of the figure.
     """
     tested = np.flatnonzero(matrix.sum(axis=1) + matrix.sum(axis=0))
@@ -107,8 +107,8 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], letters: Lettering,
         title += f" (the {MOST_CLASSES} classes that are confused most)"
     order = tested[clustered(shares[np.ix_(tested, tested)])]
     percent = 100 * shares[np.ix_(order, order)]
-    labels = [letters.of(names[i], LONGEST) for i in order]
-    with matplotlib.rc_context({"font.family": list(letters.families)}):
+    labels = [shortened(names[i], LONGEST) for i in order]
+    with matplotlib.rc_context({"font.family": families([title, *names])}):
         cell, points, numbers = FEW if len(order) <= NUMBERED_CLASSES else MANY
         figure, axes, beside = _canvas(labels, cell, points)
         right = np.where(np.eye(len(order), dtype=bool), percent, np.nan)
@@ -122,7 +122,7 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], letters: Lettering,
         axes.set_yticks(range(len(order)), labels, fontsize=points, parse_math=False)
         axes.set_xlabel("named by the model", fontsize=12)
         axes.set_ylabel("what it is", fontsize=12)
-        axes.set_title(letters.of(title), parse_math=False, fontsize=12)
+        axes.set_title(printable(title), parse_math=False, fontsize=12)
         axes.hlines(edges[:-1], -0.5, len(order) - 0.5, color="0.9", linewidth=0.4)
         axes.vlines(edges[:-1], -0.5, len(order) - 0.5, color="0.9", linewidth=0.4)
         _write_confusions(axes, percent, numbers)
@@ -155,30 +155,27 @@ def _write_confusions(axes: Axes, percent: np.ndarray, points: float) -> None:
         axes.text(j, i, f"{percent[i, j]:.0f}", ha="center", va="center", fontsize=points, color=colour)
 
 
-def draw_calibration(confidence: np.ndarray, right: np.ndarray, title: str, letters: Lettering) -> Figure:
+def draw_calibration(confidence: np.ndarray, right: np.ndarray, title: str) -> Figure:
     """Draw how often the model is right at each confidence, in ten bins.
 
     Args:
         confidence: (n,) in 0–1.
         right: (n,) bool.
         title: of the figure.
-        letters: fonts for the title.
     """
     edges = np.linspace(0, 1, 11)
     bins = np.clip(np.digitize(confidence, edges) - 1, 0, 9)
     counts = np.bincount(bins, minlength=10)
     known = counts > 0
     accuracy = np.bincount(bins, weights=right, minlength=10)[known] / counts[known]
-    with matplotlib.rc_context({"font.family": list(letters.families)}):
-        figure = Figure(figsize=(5.2, 5.4), dpi=130, layout="constrained")
-        upper, lower = figure.subplots(2, 1, height_ratios=[3, 1], sharex=True)
-        upper.plot([0, 100], [0, 100], color="0.6", linewidth=1, label="as it should be")
-        upper.bar(100 * edges[:-1][known] + 5, 100 * accuracy, width=9, color="#9ecae1", label="right")
-        upper.set(ylabel="named right (%)", xlim=(0, 100), ylim=(0, 100))
-        upper.set_title(letters.of(title), parse_math=False)
-        upper.legend(frameon=False)
-        lower.bar(100 * edges[:-1] + 5, counts, width=9, color="0.75")
-        lower.set(xlabel="confidence of the model (%)", ylabel="photos")
+    figure = Figure(figsize=(5.2, 5.4), dpi=130, layout="constrained")
+    upper, lower = figure.subplots(2, 1, height_ratios=[3, 1], sharex=True)
+    upper.plot([0, 100], [0, 100], color="0.6", linewidth=1, label="as it should be")
+    upper.bar(100 * edges[:-1][known] + 5, 100 * accuracy, width=9, color="#9ecae1", label="right")
+    upper.set(title=title, ylabel="named right (%)", xlim=(0, 100), ylim=(0, 100))
+    upper.legend(frameon=False)
+    lower.bar(100 * edges[:-1] + 5, counts, width=9, color="0.75")
+    lower.set(xlabel="confidence of the model (%)", ylabel="photos")
     return figure
 
 
@@ -304,7 +301,7 @@ class ClassResults(TaskCallback):
         names, matrix = read_confusion(folder / "confusion.csv")
         if matrix.sum():
             title = f"{folder.parent.name}, {folder.name.replace('_', ' ')}"
-            picture = png(draw_confusion(matrix, names, lettering([title, *names]), title))
+            picture = png(draw_confusion(matrix, names, title))
             keep_picture(trainer, folder / "confusion.png", picture, len(self.history))
 
     def state_dict(self) -> dict[str, Any]:

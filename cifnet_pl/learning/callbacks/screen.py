@@ -7,18 +7,20 @@ from typing import Any, Literal, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.utilities import rank_zero_info
 from rich.console import Console
 from rich.table import Table
 
-from cifnet_pl.learning.callbacks.copies import NearCopies
 from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics
 from cifnet_pl.learning.callbacks.held_back import HeldBackPhotos
 from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.run_record import RunRecord, TaskRow, callback_of, run_folder
+from cifnet_pl.learning.run_record import RunRecord, TaskRow, callback_of, run_folder, to_csv
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.metrics import FEW, about_hardly_answered, hardly_answered
-from cifnet_pl.utilities.text import next_command, number_of, printable
+from cifnet_pl.photos.copies import NAMED
+from cifnet_pl.utilities.files import write_text
+from cifnet_pl.utilities.text import about_spellings, next_command, number_of, printable
 
 SHOWN = 8
 """Names in one sentence."""
@@ -26,8 +28,31 @@ SHOWN = 8
 UNCALIBRATED = 10.0
 """ECE in percent from which the screen says what helps."""
 
+COPIES = "copies.csv"
+"""All pairs of photos with the same content, in the run's folder."""
+
 LOG_WIDTH = 120
 """Columns where there is no terminal, so that a table in a log is whole."""
+
+
+class CopiesReport(Callback):
+    """Name photos that occur twice, in two classes, or in both training and test set; write all to a file."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Report once all checks of the run are over, so that a run that is refused leaves no folder."""
+        data, folder = cast(TaskModule, pl_module).data, run_folder(trainer)
+        spellings = about_spellings(data.source.class_names) if data.duplicates else None
+        for note in [*data.notes, *([spellings] if spellings else [])]:
+            rank_zero_info(note)
+        if not (trainer.is_global_zero and data.duplicates and data.copies):
+            return
+        for sentence in data.copies.sentences(data.source, data.duplicates):
+            rank_zero_info(sentence)
+        table = data.copies.table(data.source)
+        if folder is not None:
+            write_text(folder / COPIES, to_csv(["what", "photo", "other"], table))
+            if len(table) > NAMED:
+                rank_zero_info(f"all of them are in {folder / COPIES}")
 
 
 class TaskProgressBar(RichProgressBar):
@@ -250,8 +275,7 @@ class RunTable(Callback):
         module = cast(TaskModule, pl_module)
         self.console.print(record_table(metrics.record, module, self.words, self.console))
         lines = summary_lines(metrics.record, module, self.words)
-        near, sets = callback_of(trainer, NearCopies), callback_of(trainer, CoverageAndNoveltyMetrics)
-        for about in (near, sets, callback_of(trainer, HeldBackPhotos)):
+        for about in (callback_of(trainer, CoverageAndNoveltyMetrics), callback_of(trainer, HeldBackPhotos)):
             lines += about.sentences() if about else []
         lines += module.model.about_days() if isinstance(module, CIFNetModule) else []
         lines += [*self._untested(module), f"run folder {folder}"]

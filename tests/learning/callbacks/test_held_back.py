@@ -35,7 +35,6 @@ def test_all_photos_are_learned_after_the_score(photos: Path, tmp_path: Path, ca
     scored, model = cifnet_pl.load(folder / CHECKPOINT), cifnet_pl.load(folder)
     assert set(scored.counts.values()) == {8}
     assert set(model.counts.values()) == {10}
-    assert model.knows_photos
     assert model.tasks == scored.tasks
     assert (model.history[-1].photos, model.history[-1].parents) == (8, [scored.identity])
     everything = tmp_path / "everything"

@@ -20,7 +20,6 @@ from cifnet_pl.learning.callbacks.pictures import (
     png,
 )
 from cifnet_pl.learning.run_record import RunRecord, TaskRow
-from cifnet_pl.utilities.fonts import lettering
 
 
 def test_confused_classes_are_neighbours():
@@ -37,7 +36,7 @@ def test_any_number_of_classes(classes: int):
     draw = np.random.default_rng(0)
     matrix = 20 * np.eye(classes, dtype=np.int64) + draw.integers(0, 2, (classes, classes))
     names = [f"class $ {i}" for i in range(classes)]
-    figure = draw_confusion(matrix, names, lettering(names), "title")
+    figure = draw_confusion(matrix, names, "title")
     shown = figure.axes[0].get_yticklabels()
     assert len(shown) == min(classes, MOST_CLASSES)
     with Image.open(io.BytesIO(png(figure))) as image:
@@ -46,7 +45,7 @@ def test_any_number_of_classes(classes: int):
 
 def test_colours_of_cells():
     """Green on the diagonal, red elsewhere, white where nothing was taken for it."""
-    figure = draw_confusion(np.array([[8, 2], [0, 10]]), ["a", "b"], lettering(["ab"]), "title")
+    figure = draw_confusion(np.array([[8, 2], [0, 10]]), ["a", "b"], "title")
     with Image.open(io.BytesIO(png(figure))) as image:
         pixels = np.asarray(image)
     axes = figure.axes[0]
@@ -69,7 +68,7 @@ def test_very_many_classes_take_little_memory():
     names = [str(i) for i in range(MOST_CLASSES)]
     matrix = draw.integers(0, 3, (MOST_CLASSES, MOST_CLASSES))
     tracemalloc.start()
-    figure = draw_confusion(matrix, names, lettering(names), "title")
+    figure = draw_confusion(matrix, names, "title")
     png(figure)
     _, largest = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -79,13 +78,13 @@ def test_very_many_classes_take_little_memory():
 
 def test_classes_without_photos_and_answers_are_left_out():
     matrix = np.diag([5, 0, 5])
-    figure = draw_confusion(matrix, ["a", "b", "c"], lettering(["abc"]), "title")
+    figure = draw_confusion(matrix, ["a", "b", "c"], "title")
     assert sorted(label.get_text() for label in figure.axes[0].get_yticklabels()) == ["a", "c"]
 
 
 def test_calibration_bins():
     confidence = np.array([0.05, 0.95, 0.95, 1.0])
-    figure = draw_calibration(confidence, np.array([False, True, False, True]), "title", lettering([]))
+    figure = draw_calibration(confidence, np.array([False, True, False, True]), "title")
     heights = [round(bar.get_height(), 1) for bar in figure.axes[0].patches]
     assert heights == [0.0, 66.7]
 
@@ -121,7 +120,7 @@ def test_axes_count_whole_classes_and_tasks():
 def confusions(classes: int) -> Axes:
     """The axes of a picture with a number in every cell."""
     matrix = np.full((classes, classes), 1) + np.diag([200] * classes)
-    axes = draw_confusion(matrix, [str(i) for i in range(classes)], lettering([]), "title").axes[0]
+    axes = draw_confusion(matrix, [str(i) for i in range(classes)], "title").axes[0]
     assert len(axes.texts) >= classes
     return axes
 
