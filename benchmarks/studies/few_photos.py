@@ -1,13 +1,16 @@
-"""``python -m benchmarks.studies.few_photos ROOT…``: few photos of a class, and uneven classes, against scikit-learn.
+"""``python -m benchmarks.studies.few_photos PHOTOS…``: which head, with few photos of a class and with many.
 
-All learn the same photos at once, on the embedding that ``fit`` uses. Those of scikit-learn get standardised features
-and choose their penalty by three-fold cross-validation. ``auto`` decides by all photos that it has learned. In percent
-of the validation photos, mean over draws; with ``--uneven`` eight classes have 45 photos and four 5, and the second
-number is the mean over classes.
+All learn the same photos at once, on the same embeddings, and are asked about the validation photos; in percent, mean
+over draws. PHOTOS is a folder, or a file that ``cifnet embed`` made of one. ``default`` is what ``cifnet fit`` learns
+with: it decides by at most 2000 stored photos. Those of scikit-learn get standardised features and choose their penalty
+by three-fold cross-validation (from ``MANY`` photos on by one split); ACIL has the ridge that is best *on the
+validation photos*. "uneven" is eight classes with at most 45 photos beside four with 5; there the second number is the
+mean over classes.
 """
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,44 +18,69 @@ from functools import partial
 
 import numpy as np
 import torch
+from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegressionCV
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, StratifiedKFold, StratifiedShuffleSplit
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 from torch import Tensor
 
-from benchmarks.studies.decision import some
-from benchmarks.studies.photos import RICH, Photos, learned, read_photos, show, show_columns, study_parser
-from cifnet_pl.heads import NCMHead, RidgeHead
-from cifnet_pl.heads.confidence import CalibrationSamples, calibrate, near_copies
-from cifnet_pl.model.calibration import occasions
+from benchmarks.studies.photos import (
+    RICH,
+    Photos,
+    learned,
+    mean_eigenvalue,
+    read_photos,
+    show,
+    show_columns,
+    study_parser,
+)
+from cifnet_pl.backbones import build_backbone
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.heads import ACILHead, NCMHead, RidgeHead
+from cifnet_pl.model.classifier import Classifier
 
-FOLDS = 3
+MANY = 10_000
+"""Photos from which on a penalty is chosen by one split."""
+
+PENALTIES = np.logspace(-5, 2, 8)
+"""C of scikit-learn, with standardised features."""
+
+SHARES = (0.01, 0.03, 0.1, 0.3, 1.0)
+"""Ridges of ACIL, as shares of the mean eigenvalue."""
+
 Rule = Callable[[Photos], Tensor]
 """Function from photos to the classes (n,) of the validation photos."""
 
 
+def new_model(width: int) -> Classifier:
+    """What ``fit`` learns with, on embeddings."""
+    head = RidgeHead(width, decision="auto")
+    return Classifier(build_backbone(f"none:{width}"), head, CalibrationBuffer(2000), [], 1, 1.0, (0.2, 0))
+
+
+def teach(model: Classifier, z: Tensor, y: Tensor) -> None:
+    """Learn embeddings (n, d) of new classes y (n,), which follow those that are known."""
+    model.begin_task([str(label) for label in y.unique().tolist()])
+    model.observe(z, y, torch.from_numpy(np.random.default_rng(len(model.class_names)).permutation(len(y))))
+    model.finish_task()
+
+
+def default_head(photos: Photos) -> RidgeHead:
+    """The head of ``fit``, which decides how to score by at most 2000 stored photos."""
+    model = new_model(photos.z.shape[1])
+    teach(model, photos.z, photos.y)
+    assert isinstance(model.head, RidgeHead)
+    return model.head
+
+
 def exact(decision: str, balanced: bool = False) -> Rule:
-    """The exact head with a decision."""
-
-    def classes(photos: Photos) -> Tensor:
-        head = learned(partial(RidgeHead, decision=decision, balanced=balanced), photos)
-        if head.decides:
-            head.decide(photos.z, photos.y, occasions(CalibrationSamples(head, photos.z, photos.y))[1])
-        return head.predict(photos.val_z)
-
-    return classes
-
-
-def both(photos: Photos) -> Tensor:
-    """The sum of ridge regression and the discriminant, each at its own temperature."""
-    near, scores = near_copies(photos.z, photos.y), torch.zeros(())
-    for decision in ("ridge", "discriminant"):
-        head = learned(partial(RidgeHead, decision=decision), photos)
-        scores = scores + head(photos.val_z) / calibrate(CalibrationSamples(head, photos.z, photos.y).grouped(near))
-    return scores.argmax(dim=1)
+    """The exact head with a given decision."""
+    return lambda photos: learned(partial(RidgeHead, decision=decision, balanced=balanced), photos).predict(
+        photos.val_z
+    )
 
 
 def nearest_mean(photos: Photos) -> Tensor:
@@ -61,35 +89,77 @@ def nearest_mean(photos: Photos) -> Tensor:
     return learned(NCMHead, replace(photos, z=photos.z - centre)).predict(photos.val_z - centre)
 
 
-def scikit(make: Callable[[], object]) -> Rule:
-    """A classifier of scikit-learn on standardised features."""
+def acil(width: int) -> Rule:
+    """ACIL with the best of some ridges by the validation photos."""
 
     def classes(photos: Photos) -> Tensor:
+        unit = mean_eigenvalue(photos.z, 256)  # which hardly depends on the width
+        head = learned(partial(ACILHead, width=width, dtype="float32", ridge=SHARES[0] * unit), photos)
+        assert isinstance(head, ACILHead)
+        found = []
+        for share in SHARES:
+            head.ridge = share * unit
+            head.solved.fill_(False)
+            head.solve()
+            found.append(head.predict(photos.val_z))
+        right = [int((one == photos.val_y).sum()) for one in found]
+        print(f"ACIL: right by ridge {dict(zip(SHARES, right, strict=True))}", file=sys.stderr, flush=True)
+        return found[int(np.argmax(right))]
+
+    return classes
+
+
+def scikit(make: Callable[[object], object]) -> Rule:
+    """A classifier of scikit-learn on standardised features; ``make`` takes how to split photos to choose a penalty."""
+
+    def classes(photos: Photos) -> Tensor:
+        many, (n, d) = len(photos.y) >= MANY, photos.z.shape
+        split = StratifiedShuffleSplit(1, test_size=0.2, random_state=0) if many else StratifiedKFold(3)
+        # With fewer photos than features, a rotation into their span changes no result and saves time.
+        steps = [StandardScaler(), *([PCA()] if n < d else []), make(split)]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of convergence, in folds of two photos a class
-            model = make_pipeline(StandardScaler(), make()).fit(photos.z.numpy(), photos.y.numpy())
+            warnings.simplefilter("ignore")  # of convergence, at penalties that are not chosen
+            model = make_pipeline(*steps).fit(photos.z.numpy(), photos.y.numpy())
+        penalty = steps[-1].best_params_["C"] if isinstance(steps[-1], GridSearchCV) else steps[-1].C_[0]
+        print(f"{type(steps[-1]).__name__}: C = {penalty:g}", file=sys.stderr, flush=True)
         return torch.from_numpy(model.predict(photos.val_z.numpy()))
 
     return classes
 
 
+def ledoit_wolf(photos: Photos) -> Tensor:
+    """LDA with the shrinkage of Ledoit and Wolf, which depends on the features' scale: they are not rotated."""
+    model = LinearDiscriminantAnalysis("lsqr", shrinkage="auto").fit(photos.z.numpy(), photos.y.numpy())
+    return torch.from_numpy(model.predict(photos.val_z.numpy()))
+
+
+def logistic(split: object, weight: str | None = None) -> object:
+    """Multinomial logistic regression."""
+    return LogisticRegressionCV(Cs=PENALTIES[1:], cv=split, max_iter=100, class_weight=weight)
+
+
 RULES: dict[str, Rule] = {
-    "ours": exact("auto"),
+    "default": lambda photos: default_head(photos).predict(photos.val_z),
     "ridge": exact("ridge"),
     "discriminant": exact("discriminant"),
-    "both": both,
     "nearest mean": nearest_mean,
-    "LDA, Ledoit–Wolf": scikit(lambda: LinearDiscriminantAnalysis("lsqr", shrinkage="auto")),
-    "linear SVM": scikit(lambda: GridSearchCV(LinearSVC(), {"C": np.logspace(-5, -1, 5)}, cv=FOLDS)),
-    "logistic regression": scikit(lambda: LogisticRegressionCV(Cs=np.logspace(-5, -1, 5), cv=FOLDS, max_iter=200)),
+    "LDA, Ledoit–Wolf": ledoit_wolf,
+    "linear SVM": scikit(lambda split: GridSearchCV(LinearSVC(max_iter=100), {"C": PENALTIES[:6]}, cv=split)),
+    "logistic regression": scikit(logistic),
+    "ACIL 8192, best ridge": acil(8192),
 }
 UNEVEN: dict[str, Rule] = {
-    **{name: RULES[name] for name in ("ours", "ridge", "discriminant", "both")},
+    **{name: RULES[name] for name in ("default", "ridge", "discriminant")},
     "ridge, balanced": exact("ridge", balanced=True),
-    "logistic regression, balanced": scikit(
-        lambda: LogisticRegressionCV(Cs=np.logspace(-5, -1, 5), cv=FOLDS, max_iter=200, class_weight="balanced")
-    ),
+    "logistic regression, balanced": scikit(partial(logistic, weight="balanced")),
 }
+
+
+def some(photos: Photos, count: int, seed: int) -> Photos:
+    """At most ``count`` training photos of each class, drawn at random."""
+    order = torch.randperm(len(photos.y), generator=torch.Generator().manual_seed(seed))
+    rows = torch.cat([order[photos.y[order] == label][:count] for label in range(photos.classes)])
+    return replace(photos, z=photos.z[rows], y=photos.y[rows])
 
 
 def uneven(photos: Photos, seed: int) -> Photos:
@@ -104,6 +174,13 @@ def uneven(photos: Photos, seed: int) -> Photos:
     return Photos(photos.z[kept], labels[0], photos.val_z[val], labels[1])
 
 
+def drawn(photos: Photos, count: str, seeds: range) -> list[Photos]:
+    """The photos that are learned: one draw for each seed, or all."""
+    if count == "all":
+        return [photos]
+    return [uneven(photos, seed) if count == "uneven" else some(photos, int(count), seed) for seed in seeds]
+
+
 def accuracies(rule: Rule, photos: Photos) -> Tensor:
     """(2,) percent of the validation photos, and mean over classes, that a rule names right."""
     right = 100 * (rule(photos) == photos.val_y).double()
@@ -113,21 +190,23 @@ def accuracies(rule: Rule, photos: Photos) -> Tensor:
 
 
 def main() -> None:
-    """Print a row for each set and number of photos, or for each set of uneven classes."""
+    """Print a row for each set and number of photos."""
     parser = study_parser(__doc__, roots="+")
-    parser.add_argument("--counts", type=int, nargs="*", default=(5, 10, 25), help="photos of a class")
+    parser.add_argument("--counts", nargs="*", default=("5", "10", "25", "all"), help="photos of a class, all, uneven")
     parser.add_argument("--draws", type=int, default=3)
-    parser.add_argument("--uneven", action="store_true")
+    parser.add_argument("--first_draw", type=int, default=0, help="seed of the first draw")
+    parser.add_argument("--only", nargs="*", help="names of columns")
     options = parser.parse_args()
-    rules = UNEVEN if options.uneven else RULES
+    rules = UNEVEN if "uneven" in options.counts else RULES
+    rules = {name: rule for name, rule in rules.items() if name in (options.only or rules)}
     show_columns(["set", "photos of a class", *rules])
     for root in options.root:
         photos = read_photos(root, options, RICH)
-        for count in ("45 or 5",) if options.uneven else options.counts:
-            choose = partial(uneven, photos) if options.uneven else partial(some, photos, count)
-            drawn = [choose(seed) for seed in range(options.draws)]
-            means = [torch.stack([accuracies(rule, d) for d in drawn]).mean(dim=0) for rule in rules.values()]
-            show([root.name, str(count), *(f"{mean[0]:.1f} ({mean[1]:.1f})" for mean in means)])
+        for count in options.counts:
+            draws = drawn(photos, count, range(options.first_draw, options.first_draw + options.draws))
+            means = [torch.stack([accuracies(rule, draw) for draw in draws]).mean(dim=0) for rule in rules.values()]
+            cells = [f"{mean[0]:.1f}" + f" ({mean[1]:.1f})" * (count == "uneven") for mean in means]
+            show([root.stem, count, *cells])
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.data.loading import ImageLoader
 from cifnet_pl.data.sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import build_source
+from cifnet_pl.data.sources.embeddings import EmbeddingSet
 from cifnet_pl.heads import ACILHead, Head
 from cifnet_pl.heads.confidence import CalibrationSamples
 from cifnet_pl.model.calibration import occasions
@@ -63,11 +64,17 @@ def read_photos(root: Path, options: argparse.Namespace, network: str = BACKBONE
     """Embeddings of ``ROOT/train`` and ``ROOT/val``, from the cache of ``fit``; what it lacks is embedded and added.
 
     Args:
-        root: folder of the photos.
+        root: folder of the photos, or a file that ``cifnet embed`` made of them.
         options: those of :func:`study_parser`.
-        network: name of the backbone.
-        precision: that it computes in.
+        network: name of the backbone; not looked at where a file is given.
+        precision: that it computes in; likewise.
     """
+    if root.is_file():
+        source = build_source("embeddings", SourceOptions(root))
+        assert isinstance(source.train, EmbeddingSet)
+        assert isinstance(source.val, EmbeddingSet)
+        sets = ((one.get(np.arange(len(one))), torch.from_numpy(one.labels)) for one in (source.train, source.val))
+        return Photos(*(part for pair in sets for part in pair))
     keep_freed_memory()  # as the command line does: the network is several times slower without
     engine = "auto" if precision == FLOAT32 else "torch"
     source, backbone = build_source("folder", SourceOptions(root)), build_backbone(network, engine=engine)

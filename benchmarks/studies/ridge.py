@@ -3,7 +3,8 @@
 Prints a table and draws a figure.
 ACIL's random projection learns 10 tasks at width 4096 and as many tasks of two classes as there are at width 2048;
 the exact head with GCV is drawn beside it. A dip is a task whose accuracy lies more than 2 points below both of its
-neighbours'.
+neighbours'. First, leave-one-out accuracy on all training photos with GCV's ridge, and with multiples of it. ROOT may
+be a file that ``cifnet embed`` made of photos.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from benchmarks.studies.photos import (
     Photos,
     accuracy,
     learn,
+    learned,
+    left_out,
     mean_eigenvalue,
     read_photos,
     show,
@@ -30,6 +33,9 @@ from benchmarks.studies.photos import (
 from cifnet_pl.heads import ACILHead, Head, RidgeHead
 from cifnet_pl.model.metrics import average_accuracy
 from cifnet_pl.statistics import Ridge
+
+FACTORS = (0.03, 0.1, 0.3, 1, 3, 10)
+"""Of GCV's ridge."""
 
 SMALL = 1e-4
 """The fixed ridge, as a share of the mean eigenvalue of the Gram matrix when as many samples as features were seen."""
@@ -50,17 +56,37 @@ def dips(values: list[float]) -> list[tuple[int, float]]:
     return [(task, points) for task, points in depth if points > 2]
 
 
+def multiples(photos: Photos) -> None:
+    """Print leave-one-out accuracy by the multiple of GCV's ridge, and GCV's share of degrees of freedom."""
+    head = learned(RidgeHead, photos)
+    chosen, found = head.ridge_used.item(), []
+    for factor in FACTORS:
+        head.ridge = factor * chosen
+        head.solved.fill_(False)
+        head.solve()
+        found.append(f"{left_out(head, photos).sum():.2f}")
+    show_columns(["GCV's ridge, times", *(f"{factor:g}" for factor in FACTORS)])
+    show([f"{chosen:.3g}", *found])
+
+
 def main() -> None:
-    """Learn, print the table, draw the figure."""
+    """Learn, print the tables, draw the figure."""
     parser = study_parser(__doc__)
     parser.add_argument("--order", type=int, default=1, help="seed of the class order")
+    parser.add_argument("--widths", type=int, nargs="*", default=(4096, 2048), choices=(4096, 2048), help="of ACIL")
     parser.add_argument("--output", type=Path, default=Path("ridge.png"))
     options = parser.parse_args()
     photos = read_photos(options.root, options)
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    multiples(photos)
+    if not options.widths:
+        return
+    figure, axes = plt.subplots(
+        1, len(options.widths), figsize=(10, 4), sharey=True, squeeze=False, layout="constrained"
+    )
+    of_width = {4096: -(-photos.classes // 10), 2048: 2}
     show_columns(["tasks", "head", "ridge", "Ā", "A_K", "lowest A_k", "dips of more than 2 points: task (points)"])
-    for axis, width, per_task in ((axes[0], 4096, -(-photos.classes // 10)), (axes[1], 2048, 2)):
-        tasks, d = photos.tasks(options.order, per_task), photos.z.shape[1]
+    for axis, width in zip(axes[0], options.widths, strict=True):
+        tasks, d = photos.tasks(options.order, of_width[width]), photos.z.shape[1]
         choices: list[tuple[str, Ridge, str]] = [
             ("fixed", SMALL * mean_eigenvalue(photos.z[:width], width), "o-"),
             ("GCV", "gcv", "s-"),
@@ -83,7 +109,7 @@ def main() -> None:
             axis.annotate(f"{width} samples", (crossing, 2), xytext=(4, 0), textcoords="offset points", color="0.4")
         axis.set(xlabel="tasks learned", title=f"{len(tasks)} tasks", ylim=(0, 100))
         axis.legend(loc="upper right", frameon=False)
-    axes[0].set_ylabel("$A_k$ (%)")
+    axes[0, 0].set_ylabel("$A_k$ (%)")
     options.output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(options.output, dpi=150)
 

@@ -27,7 +27,7 @@ from cifnet_pl.statistics import (
 from cifnet_pl.statistics.sums import unpack
 from cifnet_pl.utilities.errors import UsageError, check_choice
 
-Shrinkage = float | Literal["gcv", "oas"]
+Shrinkage = float | Literal["gcv"]
 """A share in (0, 1], or how it is chosen."""
 
 ALMOST_ONE = 1 - 1e-9
@@ -79,7 +79,7 @@ class SLDAHead(SumsHead):
         in_features: width d of the embeddings.
         shrinkage: α in (0, 1], or chosen at every solve from the sums alone: "gcv" takes the ridge λ that generalised
             cross-validation chooses for regression on class indicators, which spans the same directions as the LDA
-            with ``α/(1−α) = λ/(n·s)``; "oas" is the oracle approximating shrinkage of Chen et al. (2010).
+            with ``α/(1−α) = λ/(n·s)``.
         dtype: of the sums, "float64" or "float32".
     """
 
@@ -96,7 +96,7 @@ class SLDAHead(SumsHead):
     def _solve(self) -> None:
         self._fold()
         means, (within, scale) = class_means(self.sums), self._covariance()
-        alpha = self._choose_shrinkage(within, scale.item())
+        alpha = self._choose_shrinkage(scale.item())
         inverse_means = solve_ridge((1 - alpha) * within, means.T, alpha * scale)
         bias = -0.5 * (means.T * inverse_means).sum(dim=0)
         self.weights = torch.cat([bias[None], inverse_means])
@@ -122,11 +122,9 @@ class SLDAHead(SumsHead):
         """Return (d, d) ``Σ ω zzᵀ − Σ_c n_c μ_c μ_cᵀ`` over all samples, those of removed classes included."""
         return within_scatter(self.sums.gram, self.sums.class_sums)
 
-    def _choose_shrinkage(self, within: Tensor, scale: float) -> float:
+    def _choose_shrinkage(self, scale: float) -> float:
         if isinstance(self.shrinkage, float):
             return self.shrinkage
-        if self.shrinkage == "oas":
-            return oas_shrinkage(within, int(self.sums.seen))
         moment = self.sums.class_sums.T
         gram = self.sums.gram  # its corner is the weight of the classes that are still here
         ridge = Centred.from_augmented(gram, moment, gram[0, 0], int(self.sums.seen)).solve("gcv")[1].ridge
@@ -143,14 +141,14 @@ class SLDAHead(SumsHead):
 
 
 def check_shrinkage(shrinkage: Shrinkage) -> Shrinkage:
-    """Return a shrinkage as a float, "gcv" or "oas".
+    """Return a shrinkage as a float or "gcv".
 
     Raises:
         UsageError: it is neither of them, nor in (0, 1].
     """
-    if shrinkage == "gcv" or shrinkage == "oas":
+    if shrinkage == "gcv":
         return shrinkage
-    expected = "a number in (0, 1], gcv or oas"
+    expected = "a number in (0, 1] or gcv"
     number = positive("shrinkage", shrinkage, expected)
     if number > 1:
         raise UsageError(f"shrinkage is {number:g}, expected {expected}")
@@ -164,24 +162,6 @@ def class_means(sums: Sums) -> Tensor:
         sums: over ``[1; z]``, of width p.
     """
     return sums.class_sums[:, 1:] / sums.class_sums[:, :1]
-
-
-def oas_shrinkage(covariance: Tensor, samples: int) -> float:
-    """Compute the oracle approximating shrinkage to the scaled identity (Chen, Wiesel, Eldar and Hero, 2010, eq. 23).
-
-    As in scikit-learn, the terms 2/p are left out.
-
-    Args:
-        covariance: (p, p) maximum-likelihood estimate.
-        samples: number of samples that it was estimated from.
-    """
-    p = len(covariance)
-    square = covariance.square().sum().item()  # tr(S²)
-    trace = covariance.trace().item() ** 2
-    spread = (samples + 1) * (square - trace / p)
-    if spread <= 0:  # already a multiple of the identity
-        return 1.0
-    return float(min(1.0, (square + trace) / spread))
 
 
 class RanPACHead(ACILHead):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cifnet_pl.heads.base import Dtype, LeftOut, Sizes, check_ridge, in_full_precision
 from cifnet_pl.heads.cifnet import signed_targets, target_limit
 from cifnet_pl.heads.confidence import fit_temperature
-from cifnet_pl.heads.prototypes import draw_normal
 from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
     Centred,
@@ -29,7 +28,16 @@ from cifnet_pl.utilities.errors import UsageError, check_choice, unknown_name
 Decision = Literal["ridge", "discriminant", "auto"]
 """Ridge regression, linear discriminant analysis, or what stored samples that are left out say."""
 
-Transform = Literal["none", "l2", "sqrt_l2", "joined", "products"]
+FEW = 15
+"""Stored samples a class from which they choose between two rules (``python -m benchmarks.studies.few_photos``)."""
+
+GROUPED = 0.25
+"""Share of the samples that are in a group with others, from which on they are not taken for independent."""
+
+LEAST = 0.1
+"""Least standard deviation of a feature for its scaling, as a share of the root mean square of all."""
+
+Transform = Literal["none", "sqrt_l2"]
 """Names of :data:`TRANSFORMS`."""
 
 
@@ -42,19 +50,19 @@ class RidgeHead(SumsHead):
     Linear discriminant analysis, ``zᵀΛμ_c − ½ (μ_cᵀΛμ_c − df/n_c)`` with ``Λ = ((S + λI)/n)⁻¹``, S the scatter within
     classes and ``df = tr (S + λI)⁻¹S``, is solved from the same sums with the same λ. Where photos are independent, the
     sum of both rules is more accurate than either; where they come in bursts, or classes are uneven, the discriminant
-    is, which knows no frequencies.
+    is, which knows no frequencies. Where photos are few, both gain from Pareto scaling, each feature divided by the
+    square root of its standard deviation within classes (van den Berg et al., 2006): it changes what λ is added to.
 
     Args:
         in_features: width d of the embeddings.
         ridge: λ added to the unweighted centred Gram matrix, or "gcv" (chosen anew at every solve).
         epsilon: clip of the one-hot targets; scales all scores alike.
-        transform: "none"; "l2", normalised; "sqrt_l2", the signed square root followed by L2 normalisation;
-            "joined", both of these, at twice the width; or "products", "l2" and random products, at 2.5 times it.
+        transform: "none"; or "sqrt_l2", the signed square root followed by L2 normalisation.
         balanced: weigh each sample by (mean class count) / (count of its class). Needs ``counts`` in
             ``begin_task``, and refuses ``merge_`` and ``subtract_``: a class's count must be final.
         dtype: of the sums, "float64" or "float32".
-        decision: "ridge"; "discriminant"; or "auto", the discriminant or the sum of both rules, whichever is more often
-            right on stored samples that are left out (:meth:`decide`).
+        decision: "ridge"; "discriminant"; or "auto", the discriminant or the sum of both rules, on features as they are
+            or scaled, whatever says most of stored samples that are left out (:meth:`decide`).
         remember: whether the Gram matrix of each class is kept, too, (d+1)(d+2)/2 numbers each, so that classes can be
             forgotten exactly without their samples.
 
@@ -66,6 +74,7 @@ class RidgeHead(SumsHead):
             within classes is the scatter around their means.
         shares: (2,) float64, factors of ridge regression and of the discriminant in the weights; a rule whose factor is
             zero is not computed.
+        scaled: () bool, whether features are scaled at the solve. The sums are of features as they are.
     """
 
     title = "Exact ridge"
@@ -76,6 +85,7 @@ class RidgeHead(SumsHead):
     scale_used: Tensor
     removed_sums: Tensor
     shares: Tensor
+    scaled: Tensor
 
     def __init__(
         self,
@@ -93,8 +103,7 @@ class RidgeHead(SumsHead):
             raise unknown_name("transform", transform, TRANSFORMS)
         if remember and balanced:
             raise UsageError("remember needs samples that can be taken out again, which balanced=True has not")
-        width = 1 + TRANSFORMS[transform](torch.zeros(1, max(in_features, 1))).shape[1]
-        super().__init__(in_features, width, dtype, per_class=remember)
+        super().__init__(in_features, in_features + 1, dtype, per_class=remember)
         self.ridge, self.epsilon, self.limit = check_ridge(ridge), epsilon, target_limit(epsilon)
         self.transform, self.balanced, self.decision, self.remember = transform, balanced, decision, remember
         self.decides = decision == "auto"
@@ -102,12 +111,12 @@ class RidgeHead(SumsHead):
             self.merges = self.pools = self.subtracts = False
             self.reason = "balanced=True weighs samples by final class counts"
         self.position: Position = "given"
-        self.transformed = Products(in_features, self.dtype) if transform == "products" else TRANSFORMS[transform]
         self.register_buffer("class_weight", torch.zeros(0, dtype=self.dtype))
         self.register_buffer("ridge_used", torch.zeros((), dtype=torch.float64))
         self.register_buffer("scale_used", torch.ones((), dtype=self.dtype))
-        self.register_buffer("removed_sums", torch.zeros(0, width, dtype=self.dtype))
+        self.register_buffer("removed_sums", torch.zeros(0, in_features + 1, dtype=self.dtype))
         self.register_buffer("shares", torch.tensor([1.0, 0.0] if decision == "ridge" else [0.0, 1.0]).double())
+        self.register_buffer("scaled", torch.tensor(False))
 
     # ------------------------------------------------------------------ sums
 
@@ -125,7 +134,7 @@ class RidgeHead(SumsHead):
     def _features(self, z: Tensor) -> Tensor:
         if self.transform == "none":
             return augment(z, self.dtype)  # which takes one copy of them, not two
-        return augment(self.transformed(z.to(self.dtype)))
+        return augment(TRANSFORMS[self.transform](z.to(self.dtype)))
 
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
         if self.balanced:
@@ -143,22 +152,42 @@ class RidgeHead(SumsHead):
         self.ridge_used.fill_(choice.ridge)
         self.position = choice.position
         of_regression, of_discriminant = self.shares.tolist()
-        self.weights = of_regression * regression
+        weights = of_regression * regression
         if of_discriminant:
-            self.weights = self.weights + of_discriminant * self._discriminant().weights().to(self.dtype)
+            weights = weights + of_discriminant * self._discriminant().weights().to(self.dtype)
+        self.weights = self._factors()[:, None] * weights
+
+    def _factors(self) -> Tensor:
+        """Return what each feature of ``[1; z]`` is multiplied by (d+1,): ones, or those of Pareto scaling.
+
+        A feature that hardly varies counts as if it had ``LEAST`` of the root mean square of the standard deviations.
+        """
+        factors = torch.ones_like(self.sums.class_sums[0])
+        if self.scaled:
+            within = within_scatter(self.sums.gram, torch.cat([self.sums.class_sums, self.removed_sums]))
+            variance = within.diagonal().clamp_min(0)
+            if (mean := variance.mean()) > 0:
+                factors[1:] = (variance / mean).clamp_min(LEAST**2) ** -0.25
+        return factors
 
     def _regression(self) -> Centred:
-        """Return G_c, Q_c, μ and t̄ of the sums as they are."""
+        """Return G_c, Q_c, μ and t̄ of the features, scaled or not."""
+        factors = self._factors()
         gram = self.scale_used * self.sums.gram
-        moment = self.limit * (2 * self.scale_used * self.sums.class_sums - gram[0]).T
+        gram *= factors
+        gram *= factors[:, None]
+        moment = self.limit * (2 * self.scale_used * factors * self.sums.class_sums - gram[0]).T
         target_square = self.limit**2 * gram[0, 0] * len(self.labels)
         return Centred.from_augmented(gram, moment, target_square, int(self.sums.seen))
 
     def _discriminant(self) -> Discriminant:
-        """Return μ_c and the factors of S + λI of the sums as they are, with the ridge of the last solve."""
-        sums, scale = self.sums.class_sums, self.scale_used
-        within = scale * within_scatter(self.sums.gram, torch.cat([sums, self.removed_sums]))
-        return Discriminant.from_sums(within, scale * sums, scale * self.sums.mass, self.ridge_used.item(), True)
+        """Return μ_c and the factors of S + λI of the features, scaled or not, with the ridge of the last solve."""
+        scale, factors = self.scale_used, self._factors()
+        within = scale * within_scatter(self.sums.gram, torch.cat([self.sums.class_sums, self.removed_sums]))
+        within *= factors[1:]
+        within *= factors[1:, None]
+        sums = scale * factors * self.sums.class_sums
+        return Discriminant.from_sums(within, sums, scale * self.sums.mass, self.ridge_used.item(), True)
 
     def choices(self) -> list[Choice]:
         """Return the ridge of all classes."""
@@ -173,11 +202,11 @@ class RidgeHead(SumsHead):
 
     def _discriminant_leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         weight = self.scale_used * self.class_weight[columns]
-        return self._discriminant().leaving_out(self._features(z)[:, 1:], columns, weight)
+        return self._discriminant().leaving_out((self._factors() * self._features(z))[:, 1:], columns, weight)
 
     def _regression_leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
-        features, regression = self._features(z), self._regression()
-        weights = regression.solve(self.ridge_used.item())[0] if self.shares[1] else self.weights
+        features, regression = self._factors() * self._features(z), self._regression()
+        weights = regression.solve(self.ridge_used.item())[0]
         half = regression.half_products(features[:, 1:], self.ridge_used.item(), self.scale_used * self.sums.mass)
         targets = signed_targets(columns, len(self.labels), self.limit)
         weight = self.scale_used * self.class_weight[columns]
@@ -188,30 +217,53 @@ class RidgeHead(SumsHead):
 
     @in_full_precision
     def decide(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> None:
-        """Choose between the discriminant and the sum of both rules (see :meth:`Head.decide`).
+        """Choose between both rules, on features as they are and scaled (see :meth:`Head.decide`).
 
-        In the sum each rule is divided by the temperature that calibrates it, so that both are log probabilities.
+        The score is the negative log likelihood of the samples that are left out, at the temperature that calibrates a
+        way; features are scaled where it is smaller so. In the sum each rule is divided by its own temperature, so that
+        both are log probabilities. The sum is taken of samples that are independent, the discriminant of those that
+        come in groups, unless the other one's score is better by more than its standard deviation. With fewer than
+        ``FEW`` samples a class it is not asked: a class without one of its few samples is another one.
         """
         if not self.decides or not len(y):
             return
-        z, columns = z.to(self.dtype), self._columns(y)
+        groups = torch.arange(len(y), device=y.device) if groups is None else groups
+        z, columns, before, ways = z.to(self.dtype), self._columns(y), bool(self.scaled), []
+        for scaled in (before, not before):
+            if scaled != before:
+                self._use(scaled, self.shares)
+            way = self._way(z, columns, groups)
+            if way is None:
+                return
+            ways.append((*way, scaled))
+        _, shares, scaled = min(ways, key=lambda each: each[0])
+        self._use(scaled, self.shares.new_tensor(shares))
+
+    def _use(self, scaled: bool, shares: Tensor) -> None:
+        """Solve with features scaled or not, and with other factors of both rules."""
+        self.scaled.fill_(scaled)
+        self.shares = shares
+        self._solve()
+
+    def _way(self, z: Tensor, columns: Tensor, groups: Tensor) -> tuple[float, list[float]] | None:
+        """Return the left-out loss and the shares of the better rule, with features scaled as they are now."""
         rules = [
             rule(z, columns)(groups).double() for rule in (self._regression_leaving_out, self._discriminant_leaving_out)
         ]
         known = torch.stack(rules).isfinite().all(dim=2).all(dim=0)
         if not known.any():
-            return
+            return None
+        numbers, sizes = torch.unique(groups, return_inverse=True, return_counts=True)[1:]
+        in_groups = (sizes[numbers] > 1).double().mean() > GROUPED
         rules, columns = [scores[known] for scores in rules], columns[known]
         factors = [1 / fit_temperature(scores, columns) for scores in rules]
-        both, discriminant = factors[0] * rules[0] + factors[1] * rules[1], rules[1]
-        mixes = bool(self.shares[0])
-        rivals = (discriminant, both) if mixes else (both, discriminant)
-        if is_better(*rivals, columns):
-            mixes = not mixes
-        shares = self.shares.new_tensor(factors if mixes else [0.0, 1.0])
-        if not torch.equal(shares, self.shares):
-            self.shares = shares
-            self._solve()
+        found = [(left_out_losses(a * rules[0] + b * rules[1], columns), [a, b]) for a, b in (factors, [0.0, 1.0])]
+        (losses, shares), (others, other_shares) = reversed(found) if in_groups else found
+        gain = losses - others
+        enough = len(columns) >= FEW * len(torch.unique(columns))
+        if enough and gain.sum() > gain.square().sum().sqrt():
+            losses, shares = others, other_shares
+        return losses.mean().item(), shares
 
     # ------------------------------------------------------------------ the life of a model
 
@@ -262,20 +314,9 @@ class RidgeHead(SumsHead):
         return elements | ({"remembered": self.sums.class_grams.numel()} if self.remember else {})
 
 
-def is_better(other: Tensor, current: Tensor, columns: Tensor) -> bool:
-    """Tell whether one way of scoring is right more often than another, by more than chance; both leave one out.
-
-    On samples where only one of the two is right, each would be right equally often if both were equally good. The
-    difference has to exceed its standard deviation (the statistic of McNemar, 1947), so that a choice does not change
-    back and forth from task to task. Every class counts alike, whatever its number of samples.
-
-    Args:
-        other, current: (n, C) scores of the same samples.
-        columns: (n,) int64 true column of each.
-    """
-    right, rival = ((scores.argmax(dim=1) == columns).double() for scores in (other, current))
-    gain = (right - rival) / columns.bincount()[columns]
-    return bool(gain.sum() > gain.square().sum().sqrt())
+def left_out_losses(scores: Tensor, columns: Tensor) -> Tensor:
+    """Return (n,) negative log likelihood of the columns (n,) by scores (n, C), at their best temperature."""
+    return torch.nn.functional.cross_entropy(scores / fit_temperature(scores, columns), columns, reduction="none")
 
 
 def rows_without(rows: Tensor, gone: Tensor) -> Tensor | None:
@@ -297,61 +338,14 @@ def rows_without(rows: Tensor, gone: Tensor) -> Tensor | None:
     return rows[kept]
 
 
-def l2(z: Tensor) -> Tensor:
-    """Return L2-normalised (n, d) embeddings."""
-    return torch.nn.functional.normalize(z, dim=1)
-
-
 def sqrt_l2(z: Tensor) -> Tensor:
     """Return the signed square root of (n, d) embeddings, L2-normalised."""
-    return l2(z.sign() * z.abs().sqrt())
-
-
-def joined(z: Tensor) -> Tensor:
-    """Join L2-normalised (n, d) embeddings and their :func:`sqrt_l2`: (n, 2d)."""
-    return torch.cat([l2(z), sqrt_l2(z)], dim=1)
-
-
-SHARE = 0.5
-"""Norm of the random products beside an embedding of norm 1."""
-
-
-class Products(nn.Module):
-    """L2-normalised (n, d) embeddings beside 1.5 d random products of them: (n, d + 3d/2).
-
-    A product is ``(p·z)(q·z)`` with p and q standard normal, scaled so that inner products of the result approximate
-    ``x·y + (x·y)²/4`` (Kar and Karnick, AISTATS 2012). p and q depend on d alone, are drawn anew in each process and
-    are not part of the state.
-
-    Args:
-        in_features: width d of the embeddings.
-        dtype: theirs.
-    """
-
-    directions: Tensor
-
-    def __init__(self, in_features: int, dtype: torch.dtype):
-        super().__init__()
-        self.register_buffer("directions", directions(in_features).to(dtype), persistent=False)
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Return the products (n, d + 3d/2) of embeddings (n, d)."""
-        unit, (first, second) = l2(z), self.directions.chunk(2)
-        return torch.cat([unit, SHARE * len(first) ** -0.5 * (unit @ first.T) * (unit @ second.T)], dim=1)
-
-
-@lru_cache(maxsize=4)
-def directions(in_features: int) -> Tensor:
-    """Draw the 2·⌈1.5 d⌉ directions (…, d) float64 of :class:`Products`, the same ones always."""
-    return draw_normal(2 * -(-3 * in_features // 2), in_features, seed=0)
+    return torch.nn.functional.normalize(z.sign() * z.abs().sqrt(), dim=1)
 
 
 TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda z: z,
-    "l2": l2,
     "sqrt_l2": sqrt_l2,
-    "joined": joined,
-    "products": lambda z: Products(z.shape[1], z.dtype).to(z.device)(z),
 }
 """Name → function of (n, d) embeddings."""
 

@@ -134,7 +134,7 @@ def test_cifnet_shards_without_a_buffer(tmp_path: Path):
     [
         ("cifnet", "cifnet", "after calibration"),
         ("ridge", "ncm", "their heads differ: RidgeHead and NCMHead"),
-        ("ridge", "ridge-joined", "transform"),
+        ("ridge", "ridge-sqrt-l2", "transform"),
         ("dsal", "dsal", "cannot merge"),
         ("ridge-balanced", "ridge-balanced", "balanced"),
     ],

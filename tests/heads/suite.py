@@ -53,8 +53,6 @@ VARIANTS = [
     head("cifnet-released-locked", lambda d: CIFNetHead(d, weighting="released", update_past=False), locked=True),
     head("cifnet-float32", lambda d: CIFNetHead(d, ridge=1.0, dtype="float32"), tolerance=1e-4),
     head("ridge-fixed", lambda d: RidgeHead(d, ridge=1.0)),
-    head("ridge-joined", lambda d: RidgeHead(d, transform="joined")),
-    head("ridge-products", lambda d: RidgeHead(d, transform="products")),
     head("ridge-discriminant", lambda d: RidgeHead(d, decision="discriminant")),
     head("ridge-discriminant-balanced", lambda d: RidgeHead(d, decision="discriminant", balanced=True)),
     head(
@@ -63,7 +61,6 @@ VARIANTS = [
         tolerance=1e-4,
     ),
     head("ridge-auto", lambda d: RidgeHead(d, decision="auto")),
-    head("ridge-l2", lambda d: RidgeHead(d, transform="l2")),
     head("ridge-sqrt-l2", lambda d: RidgeHead(d, ridge=0.1, transform="sqrt_l2")),
     head("ridge-balanced", lambda d: RidgeHead(d, balanced=True)),
     head("ridge-float32", lambda d: RidgeHead(d, ridge=1.0, dtype="float32"), tolerance=1e-4),
@@ -72,7 +69,6 @@ VARIANTS = [
     head("acil-float32", lambda d: ACILHead(d, width=40, ridge=1.0, dtype="float32"), tolerance=1e-4),
     head("dsal-gcv", lambda d: DSALHead(d, width=40, ridge="gcv")),
     head("ncm-euclidean", lambda d: NCMHead(d, metric="euclidean")),
-    head("slda-oas", lambda d: SLDAHead(d, shrinkage="oas")),
     head("slda-fixed", lambda d: SLDAHead(d, shrinkage=0.1)),
     head("knn-euclidean", lambda d: KNNHead(d, metric="euclidean", dtype="float64")),
 ]

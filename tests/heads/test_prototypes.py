@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import kstest
-from sklearn.covariance import oas
 from sklearn.datasets import load_digits
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from cifnet_pl.heads import FeCAMHead, KLDAHead, NCMHead, RanPACHead, RidgeHead, SLDAHead
-from cifnet_pl.heads.prototypes import draw_normal, oas_shrinkage
+from cifnet_pl.heads.prototypes import draw_normal
 from cifnet_pl.testing import learn, queries, stream
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.heads.suite import teach
@@ -80,13 +79,6 @@ def test_slda_is_linear_discriminant_analysis(shrinkage: float) -> None:
     assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-9)
     posterior = torch.from_numpy(reference.predict_proba(REST.numpy()))
     assert torch.allclose(head.probabilities(REST), posterior, rtol=1e-7, atol=1e-12)
-
-
-def test_oas_is_that_of_scikit_learn_on_samples_centred_by_class() -> None:
-    centred = Z - torch.stack([Z[Y.eq(c)].mean(dim=0) for c in range(10)])[Y]
-    head = learned(SLDAHead(64, shrinkage="oas"))
-    assert head.shrinkage_used.item() == pytest.approx(oas(centred.numpy(), assume_centered=True)[1], rel=1e-9)
-    assert oas_shrinkage(torch.eye(5, dtype=torch.float64), 10) == 1.0
 
 
 def test_gcv_gives_the_directions_of_the_ridge_regression_it_was_chosen_for() -> None:
