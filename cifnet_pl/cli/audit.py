@@ -106,14 +106,14 @@ def audit(
     low, high = result.scored.interval
     right = f"{result.scored.accuracy:.1f} % right"
     photos = f"{number_of(len(files), 'photo')} of {len(names)} classes"
-    print(f"{photos}, each judged by all others, photos of these days: {right}")
+    print(f"{photos}, each judged by all others but its look-alikes: {right}")
     print(f"(with 95 % certainty {low:.1f} to {high:.1f} %); {number_of(len(result.doubtful()), 'doubtful label')}")
     print(*about_undecided(undecided), *notes(result), *loaded.about_days(), more_photos(curve, names), sep="\n")
     print(f"the page: {target / 'audit.html'}")
 
 
 def notes(result: Audit) -> list[str]:
-    """Return sentences about classes that cannot be judged and about near-copies, as far as there are any."""
+    """Return sentences about classes that cannot be judged and about look-alikes, as far as there are any."""
     sentences, unjudged, copies = [], result.unjudged, int(result.copied.sum())
     if unjudged:
         have = "has" if len(unjudged) == 1 else "have"
@@ -124,7 +124,7 @@ def notes(result: Audit) -> list[str]:
         without = result.accuracy_without_copies
         others = f"; of the photos without one {without:.1f} % are right" if without is not None else ""
         sentences.append(
-            f"{copies} photos have near-copies in their class, such as the next of a burst; none is judged by its "
+            f"{copies} photos have look-alikes in their class, such as the next of a burst; none is judged by its "
             f"own, unless they are most of the class{others}"
         )
     return sentences
@@ -210,7 +210,7 @@ def write_audit(
     low, high = evaluation.interval
     lead = [
         f"{number_of(len(files), 'photo')} of {number_of(len(names), 'class')}. Each is judged by a classifier that "
-        f"learned all the others, photos of the same days: {evaluation.accuracy:.1f} % are named right (with 95 % "
+        f"learned all the others but its look-alikes: {evaluation.accuracy:.1f} % are named right (with 95 % "
         f"certainty {low:.1f} to {high:.1f} %).",
         *map(_sentence, [*about_undecided(undecided), *notes(result), *model.about_days()]),
         "photos.csv has every photo with what is said of it here, classes.csv and confusion.csv the numbers.",

@@ -70,6 +70,8 @@ def merge(
     warn(result.warnings)
     classes, photos = number_of(len(result.model.class_names), "class"), number_of(result.photos, "photo")
     print(f"{len(models)} models merged: {classes} from {photos} in bundle {target}")
+    for sentence in result.model.about_days():
+        print(sentence)
 
 
 def sums_files(paths: list[Path]) -> list[Path]:

@@ -75,7 +75,7 @@ class Calibration(GrowingModule):
 
     @property
     def these_days(self) -> float | None:
-        """Percent of stored photos that are named right, each judged without its near-copies."""
+        """Percent of stored photos that are named right, each judged without itself."""
         return self._accuracy(0)
 
     @property
@@ -150,11 +150,12 @@ class Calibration(GrowingModule):
             head.decide(z, y, groups)
             samples = CalibrationSamples(head, z, y)
         self.groups = torch.arange(len(y), device=y.device) if groups is None else groups
+        if len(head.classes) == 1:  # every photo is named right
+            self._note("unknown", None, None)
+            return
         left_out = samples.grouped(groups).accuracy()
-        if kind in ("found", "given"):
-            self._note(kind, samples.grouped(near_copies(z, y)).accuracy(), left_out)
-        else:  # near-copies are what was left out
-            self._note(kind, left_out, None if kind == "few" else left_out)
+        these_days = left_out if kind == "independent" else samples.accuracy()
+        self._note(kind, these_days, None if kind == "few" else left_out)
 
     def take(self, z: Tensor, y: Tensor, key: Tensor) -> None:
         """Replace the photos of a new place: embeddings (n, d), labels (n,) and content hashes (n,)."""
@@ -196,7 +197,7 @@ class Calibration(GrowingModule):
         """
         here, there = f"{self.these_days or 0:.1f} %", f"{self.another_day or 0:.1f} %"
         part = f" of the {len(self.groups)} stored photos"
-        first = f"photos of these days: {here}{part} are named right, each judged without its near-copies"
+        first = f"photos of these days: {here}{part} are named right, each judged without itself"
         if self.known == "measured":
             new = number_of(len(self.y), "labelled photo")
             last = f"photos of the new place: {there} of the {new} that calibrate the model are named right"

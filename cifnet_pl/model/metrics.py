@@ -168,21 +168,28 @@ def hardly_answered(right: np.ndarray, photos: np.ndarray) -> np.ndarray:
     return np.flatnonzero((photos >= FEW) & (100 * right < HARDLY * photos))
 
 
-def hardly_answered_by(model: Model) -> list[str]:
-    """Return the classes that a model hardly ever answers for its stored samples, each judged without its occasion.
+def stored_answers(model: Model) -> tuple[Tensor, Tensor] | None:
+    """Answer for each sample that calibrates a model as if neither it nor those of its occasion had been learned.
 
-    Args:
-        model: a learned model; nothing is known of one without calibration samples.
+    Returns:
+        (n,) true columns and (n,) answered columns; None for a single class, or where nothing is stored or left out.
     """
-    samples = model.calibration_samples()
-    if samples is None or (samples.learned and not model.head.leaves_one_out):
-        return []
+    samples = model.calibration_samples() if len(model.class_names) > 1 else None
+    if samples is None or not len(samples.y) or (samples.learned and not model.head.leaves_one_out):
+        return None
     scores = samples.scores()
     known = scores.isfinite().all(dim=1)
-    columns, size = samples.columns[known], len(model.class_names)
-    right = scores[known].argmax(dim=1) == columns
-    counts = (columns[right].bincount(minlength=size), columns.bincount(minlength=size))
-    return [model.class_names[column] for column in hardly_answered(*(count.cpu().numpy() for count in counts))]
+    return samples.columns[known].cpu(), scores[known].argmax(dim=1).cpu()
+
+
+def hardly_answered_by(model: Model) -> list[str]:
+    """Return the classes that a model hardly ever answers for the samples that calibrate it."""
+    stored, size = stored_answers(model), len(model.class_names)
+    if stored is None:
+        return []
+    true, answered = stored
+    counts = (true[true == answered].bincount(minlength=size), true.bincount(minlength=size))
+    return [model.class_names[column] for column in hardly_answered(*(count.numpy() for count in counts))]
 
 
 def about_hardly_answered(names: Sequence[str]) -> str | None:

@@ -11,11 +11,10 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from cifnet_pl.heads.confidence import near_copies
 from cifnet_pl.model.audit import LearningCurve, audit, learning_curve
 from cifnet_pl.model.calibration import Kind
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.metrics import hardly_answered, percent
+from cifnet_pl.model.metrics import hardly_answered, percent, stored_answers
 from cifnet_pl.serving.answering import Scored
 from cifnet_pl.serving.refusals import RequestError
 
@@ -54,7 +53,7 @@ class Moment(BaseModel, from_attributes=True):
 class Promise(BaseModel):
     """How many photos that were not learned are answered right, by two names that must not be mistaken."""
 
-    these_days: float | None = Field(description="percent of stored photos, each judged without its near-copies")
+    these_days: float | None = Field(description="percent of stored photos, each judged without itself")
     another_day: float | None = Field(
         description="the same, each judged without those of its occasion, an estimate; or if measured, percent of "
         "labelled photos of a new place"
@@ -126,25 +125,8 @@ class Audit(BaseModel):
     with_twice_as_many: float | None = Field(description="accuracy in percent to expect with twice as many photos")
 
 
-def stored_answers(model: Classifier) -> tuple[Tensor, Tensor] | None:
-    """Answer for each stored sample as if it had never been learned.
-
-    Near-copies, such as bursts, are left out together.
-
-    Returns:
-        (n,) true columns and (n,) answered columns; None if the head has no leave-one-out scores or nothing is stored.
-    """
-    if model.buffer is None or not len(model.buffer.y) or not model.head.leaves_one_out or len(model.class_names) < 2:
-        return None
-    z, y = model.buffer.items()
-    scores = model.head.leave_one_out(z, y, near_copies(z, y))
-    known = scores.isfinite().all(dim=1)
-    true = (y[known, None] == model.head.labels).int().argmax(dim=1)
-    return true.cpu(), scores[known].argmax(dim=1).cpu()
-
-
 def stored_accuracy(model: Classifier, names: Sequence[str]) -> float | None:
-    """Return the leave-one-out accuracy on the stored samples of some classes.
+    """Return the accuracy on the samples of some classes that calibrate a model, each left out with its occasion.
 
     Args:
         model: a learned model.
@@ -189,12 +171,10 @@ def class_answers(model: Classifier) -> list[ClassAnswers]:
     """Return what is answered for the stored photos of each class, in the order of the classes."""
     names, count = model.class_names, len(model.class_names)
     table = torch.zeros(count, count)
-    samples = model.calibration_samples() if model.calibration.known not in ("few", "unknown") and count > 1 else None
-    if samples is not None and (not samples.learned or model.head.leaves_one_out):
-        scores = samples.scores()
-        known = scores.isfinite().all(dim=1)
-        cells = samples.columns[known] * count + scores[known].argmax(dim=1)
-        table = cells.bincount(minlength=count**2).view(count, count).cpu()
+    stored = stored_answers(model) if model.calibration.known not in ("few", "unknown") else None
+    if stored is not None:
+        true, answered = stored
+        table = (true * count + answered).bincount(minlength=count**2).view(count, count)
     right, photos = table.diagonal().numpy(), table.sum(dim=1).numpy()
     seldom = set(hardly_answered(right, photos).tolist())
     found = []

@@ -39,10 +39,10 @@ def merge(*arguments: object) -> int:
     return main(["merge", *map(str, arguments)])
 
 
-def site(capacity: int, *photos: tuple[torch.Tensor, list[str], torch.Tensor]) -> Classifier:
+def site(capacity: int, *photos: tuple[torch.Tensor, list[str], torch.Tensor], calibrated: bool = False) -> Classifier:
     """What one place has learned, in one task, from embeddings, names of classes and keys; with a buffer."""
     model = empty("ridge")
-    model.buffer = cifnet_pl.CalibrationBuffer(capacity)
+    model.buffer, model.calibrated = cifnet_pl.CalibrationBuffer(capacity), calibrated
     model.begin_task(NAMES)
     for z, class_of, keys in photos:
         model.observe(z, torch.tensor(model.labels(class_of)), keys)
@@ -100,6 +100,13 @@ def test_three_sites_of_which_one_has_a_buffer_for_calibration(tmp_path: Path):
     assert torch.equal(merged.buffer.key, pooled.buffer.key)
     assert torch.equal(merged.buffer.z, pooled.buffer.z)
     assert torch.equal(merged.buffer.y, pooled.buffer.y)
+
+
+def test_what_can_be_expected_of_a_merged_model_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for seed in range(2):
+        site(100, samples(NAMES, 6, seed), calibrated=True).save(tmp_path / f"{seed}")
+    assert merge(tmp_path / "0", tmp_path / "1", "--output", tmp_path / "merged") == 0
+    assert f"of the {12 * len(NAMES)} stored photos are named right" in capsys.readouterr().out
 
 
 def test_what_was_merged_goes_on_learning(tmp_path: Path):

@@ -60,6 +60,8 @@ def test_photos_of_one_day_do_not_vouch_for_each_other() -> None:
     assert model.calibration.another_day == pytest.approx(100 * (scores.argmax(1) == y).double().mean().item())
     new, labels, _ = photos(2, days=40)
     assert model.calibration.another_day == pytest.approx(share_right(model, new, labels), abs=3)
+    alone = model.head.leave_one_out(z, y)
+    assert model.calibration.these_days == pytest.approx(100 * (alone.argmax(1) == y).double().mean().item())
     assert model.calibration.these_days > model.calibration.another_day + 3
     judge = model.judge(0.05, 0.9)
     assert judge.sets is not None
@@ -76,6 +78,14 @@ def test_independent_photos_have_one_number_and_few_photos_none() -> None:
     few = learned(days=2).calibration
     assert (few.known, few.another_day) == ("few", None)
     assert few.these_days is not None
+
+
+def test_of_one_class_nothing_is_promised() -> None:
+    """Every photo is named right, whatever it shows."""
+    model = learned()
+    model.remove_classes(NAMES[1:])
+    assert (model.calibration.these_days, model.calibration.another_day) == (None, None)
+    assert model.about_days() == []
 
 
 def test_what_was_found_is_stored(tmp_path: Path) -> None:

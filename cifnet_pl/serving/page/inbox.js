@@ -223,7 +223,7 @@ function showLesson(lesson) {
   const lines = [lesson.held_back_photos < ENOUGH ? "Too few photos to say how well they would have been answered before."
     : `Photos of these days: ${rounded(lesson.held_back_accuracy)} of ${lesson.held_back_photos} new photos were right before they were learned.`];
   if (lesson.old_accuracy_before !== null) {
-    lines.push(`Earlier classes, photos of these days: ${rounded(lesson.old_accuracy_before)} right before, ${rounded(lesson.old_accuracy_after)} after.`);
+    lines.push(`Earlier classes, photos of another day (estimated): ${rounded(lesson.old_accuracy_before)} right before, ${rounded(lesson.old_accuracy_after)} after.`);
   }
   lines.push(...Object.entries(promised(lesson.right)).map(([name, value]) => `${name}: ${value}.`), ...(lesson.note ? [lesson.note] : []));
   $("lesson").replaceChildren(make("div", { class: "result", role: "status" }, ...lines.map((textContent) => make("p", { textContent }))));
