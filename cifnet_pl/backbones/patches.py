@@ -122,8 +122,8 @@ class Patches(LearnedNetwork):
 
 def normalised(patches: Tensor) -> Tensor:
     """Return patches (…, 108) in 0–255 with mean 0 and contrast 1."""
-    variance, mean = torch.var_mean(patches, dim=-1, correction=0, keepdim=True)
-    return (patches - mean) / (variance + CONTRAST).sqrt()
+    centred = patches - patches.mean(dim=-1, keepdim=True)
+    return centred / (centred.square().mean(dim=-1, keepdim=True) + CONTRAST).sqrt()
 
 
 def spherical_k_means(x: Tensor, centres: int, generator: torch.Generator) -> Tensor:
