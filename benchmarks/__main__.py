@@ -17,21 +17,19 @@ from rich.table import Table
 
 BENCHMARKS = (
     "growth",
-    "cached",
     "head_path",
     "head_update",
     "fit_overhead",
     "engines",
     "bare_loop",
     "gpu",
-    "memory",
     "projected",
     "serving",
 )
 LETTERS = {
-    "a": ["head_update.rows"], "b": ["fit_overhead.rows"], "c": ["memory.rows"], "d": ["projected.rows"],
-    "e": ["fit_overhead.rows"], "f": ["growth.rows"], "h": ["cached.rows"],
-    "i": ["head_path.rows"], "j": ["gpu.rows"], "k": ["engines.network_rows", "bare_loop.rows"],
+    "a": ["head_update.rows"], "b": ["fit_overhead.rows"], "d": ["projected.rows"],
+    "e": ["fit_overhead.rows"], "f": ["growth.rows"], "i": ["head_path.rows"], "j": ["gpu.rows"],
+    "k": ["engines.network_rows", "bare_loop.rows"],
     "l": ["engines.start_rows"], "m": ["serving.rows"],
 }  # fmt: skip
 """Letter of a row → the functions that measure it; (b) and (e) come out of the same runs."""
