@@ -10,9 +10,8 @@ import os
 import stat
 import threading
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path, PurePosixPath
@@ -246,7 +245,7 @@ SORTED_AT_ONCE = 10_000
 """Entries of one folder that are sorted by name before the next ones are read, so that memory stays bounded."""
 
 
-def walk_images(folder: Path, depth: int | None = None) -> Iterator[Path]:
+def walk_images(folder: Path) -> Iterator[Path]:
     """Yield the images below ``folder``, folder by folder; memory does not grow with their number.
 
     Hidden entries and files whose name is not that of an image are skipped. Links are followed, but no folder is
@@ -255,12 +254,11 @@ def walk_images(folder: Path, depth: int | None = None) -> Iterator[Path]:
 
     Args:
         folder: where to begin.
-        depth: levels of folders to read, 1 for ``folder`` alone, or None for all.
 
     Raises:
         OSError: a folder cannot be read.
     """
-    return _walk(folder, set(), depth)
+    return _walk(folder, set())
 
 
 class NewPhotos:
@@ -293,7 +291,7 @@ class NewPhotos:
                 self._before[path] = mark
 
 
-def _walk(folder: Path, visited: set[str], depth: int | None) -> Iterator[Path]:
+def _walk(folder: Path, visited: set[str]) -> Iterator[Path]:
     real = os.path.realpath(folder)
     if real in visited:
         return
@@ -305,8 +303,8 @@ def _walk(folder: Path, visited: set[str], depth: int | None) -> Iterator[Path]:
                 if entry.name.startswith("."):
                     continue
                 if entry.is_dir():
-                    if (depth is None or depth > 1) and not links_upwards(path):
-                        yield from _walk(path, visited, None if depth is None else depth - 1)
+                    if not links_upwards(path):
+                        yield from _walk(path, visited)
                 elif is_image(path):
                     yield path
 
@@ -396,27 +394,10 @@ def _listed(photos: Iterator[Path]) -> Iterator[Path]:
 
 
 def _matching(pattern: Path) -> Iterator[Path]:
-    """Yield the photos whose paths match a pattern, as in a shell, but without following links in circles."""
-    plain = next(i for i, component in enumerate(pattern.parts) if glob.has_magic(component))
-    base, parts = Path(*pattern.parts[:plain]), pattern.parts[plain:]
-    if base.is_dir():
-        depth = None if "**" in parts else len(parts)
-        yield from (path for path in walk_images(base, depth) if matches(path.relative_to(base).parts, parts))
-
-
-def matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Return whether the parts of a path match those of a glob.
-
-    Args:
-        names: parts of the path.
-        pattern: parts of the glob; ``**`` stands for any number of parts.
-
-    Example:
-        >>> matches(["a", "b", "c.jpg"], ["**", "*.jpg"])
-        True
-    """
-    if not pattern:
-        return not names
-    if pattern[0] == "**":
-        return any(matches(names[i:], pattern[1:]) for i in range(len(names) + 1))
-    return bool(names) and fnmatchcase(names[0], pattern[0]) and matches(names[1:], pattern[1:])
+    """Yield the photos whose paths match a pattern, sorted; ``**`` does not follow links, which may be circles."""
+    plain = next(i for i, part in enumerate(pattern.parts) if glob.has_magic(part))
+    base, parts = Path(*pattern.parts[:plain]), list(pattern.parts[plain:])
+    if parts[-1] == "**":
+        parts.append("*")
+    found = (path for path in base.glob("/".join(parts)) if not is_hidden(str(path.relative_to(base))))
+    yield from sorted(path for path in found if is_image(path) and path.is_file())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import io
 import os
-import re
 import stat
 import zipfile
 from collections.abc import Callable
@@ -13,14 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources.folders import folder
 from cifnet_pl.photos import files as photo_files
-from cifnet_pl.photos.files import find_photos, is_folder, links_upwards, matches, walk_images
+from cifnet_pl.photos.files import find_photos, is_folder, links_upwards
 from cifnet_pl.photos.photo import UnreadableImage, read_square
 from cifnet_pl.photos.reading import squares
 from cifnet_pl.utilities.errors import DataError
@@ -58,16 +55,6 @@ def test_patterns_as_the_shell_has_them(tree: Path, pattern: str):
     assert set(relative(tree, str(tree / pattern))) == result & photos_of
 
 
-@given(
-    st.lists(st.sampled_from("ab"), min_size=1, max_size=5),
-    st.lists(st.sampled_from(["a", "b", "*", "**", "?"]), max_size=5),
-)
-def test_matches_is_the_regular_expression(names: list[str], pattern: list[str]):
-    rules = {"*": "[ab]/", "?": "[ab]/", "**": "(?:[ab]/)*"}
-    expression = "".join(rules.get(part, f"{part}/") for part in pattern)
-    assert matches(names, pattern) == bool(re.fullmatch(expression, "".join(f"{name}/" for name in names)))
-
-
 def test_circles_are_entered_once(tree: Path):
     (tree / "b" / "loop").symlink_to(tree, target_is_directory=True)
     (tree / "b" / "again").symlink_to(tree / "b" / "e", target_is_directory=True)
@@ -76,11 +63,6 @@ def test_circles_are_entered_once(tree: Path):
     assert [links_upwards(tree / "b" / name) for name in ("loop", "again")] == [True, False]
     (tree / "b" / "e" / "up").symlink_to("..", target_is_directory=True)
     assert relative(tree, str(tree / "b" / "e")) == ["b/e/f.JPEG", "b/e/g.gif"]  # not those of the folder above
-
-
-@pytest.mark.parametrize(("depth", "count"), [(None, 4), (1, 1), (2, 2)])
-def test_folders_down_to_a_depth(tree: Path, depth: int | None, count: int):
-    assert len(list(walk_images(tree, depth))) == count
 
 
 @pytest.mark.parametrize("place", ["nowhere", "nowhere/*.jpg", "*.tif", "b/e/x*"])
