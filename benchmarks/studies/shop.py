@@ -2,10 +2,11 @@
 
 Start ``cifnet serve --port 7860 --rate 0`` in an empty folder first. A shop brings ten photos of each product, a
 quarter of the products at a time, as folders; then the other photos of ``train``. The next week brings those of
-``val``: what is certain is confirmed in one go, then the most doubtful are named one by one. Clicks and keys are
-counted as the page takes them: one to drop, one to name by folders, one to learn, one for all certain ones, one key
-for each photo whose class is offered, else N, the name's first letters and Enter (5). A row has the accuracy that the
-page promised before the step, and what photos of ``val`` showed after it, those that were learned since left out.
+``val``: what is certain is counted, then the most doubtful are named one by one. Clicks and keys are counted as the
+page takes them: one to drop, one to name by folders, one to learn, one key for each doubtful photo whose class is
+offered, else N, the name's first letters and Enter (5). A row has the accuracy that the page promises after the step,
+and what photos of ``val`` of the known classes show, those that were learned left out. They wait from the beginning,
+so that each version answers them; their first answers are what counts.
 """
 
 from __future__ import annotations
@@ -25,22 +26,26 @@ class Shop:
     """A page's owner, who knows the right class of each photo."""
 
     def __init__(self, root: Path, url: str):
-        self.http, self.clicks, self.begun = httpx.Client(base_url=url, timeout=1800), 0, time.perf_counter()
+        self.root, self.http, self.clicks = root, httpx.Client(base_url=url, timeout=1800), 0
         self.photos = {
-            part: {c.name: sorted(c.iterdir()) for c in sorted((root / part).iterdir())} for part in ("train", "val")
+            part: {folder.name: sorted(folder.iterdir()) for folder in sorted((root / part).iterdir())}
+            for part in ("train", "val")
         }
-        self.learned: set[Path] = set()
+        self.begun = time.perf_counter()
 
     def bring(self, files: Sequence[Path]) -> list[dict[str, Any]]:
-        """Drop photos, in the folders of their classes, and wait until they are answered."""
+        """Drop photos in the folders of their classes, and wait until they are answered; those of the same part."""
         for start in range(0, len(files), 100):
-            sent = [("files", (f"{f.parent.name}/{f.name}", f.read_bytes())) for f in files[start : start + 100]]
+            sent = [("files", (str(f.relative_to(self.root)), f.read_bytes())) for f in files[start : start + 100]]
             self.http.post("/inbox", files=sent).raise_for_status()
-        self.clicks += 1
+        return self.waiting(str(files[0].relative_to(self.root).parts[0]))
+
+    def waiting(self, part: str) -> list[dict[str, Any]]:
+        """Photos of ``train`` or ``val`` that wait, the most doubtful first, once all of them are answered."""
         while True:
             found = self.http.get("/inbox", params={"count": 20_000}).json()
             if found["seen"] == found["waiting"]:
-                return found["photos"]
+                return [one for one in found["photos"] if one["file"].startswith(part)]
             time.sleep(0.5)
 
     def learn(self, names: dict[str, str]) -> float:
@@ -54,8 +59,8 @@ class Shop:
         """Print what the page promises, and what photos of another day show."""
         look = self.http.get("/look").json()
         known = {one["name"] for one in self.http.get("/classes").json()}
-        tested = [f for c, files in self.photos["val"].items() if c in known for f in files if f not in self.learned]
-        right = sum(self.right(tested[i : i + 64]) for i in range(0, len(tested), 64))
+        tested = [one for one in self.waiting("val") if one["folder"] in known]
+        right = sum(one["classes"][0]["name"] == one["folder"] for one in tested)
         said = {key: look["right"][key] for key in ("these_days", "another_day")}
         shown = [f"{value:.1f}" if value is not None else "–" for value in said.values()]
         minutes = (time.perf_counter() - self.begun) / 60
@@ -63,41 +68,36 @@ class Shop:
         cells.append(f"{100 * right / len(tested):.1f} of {len(tested)}")
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
-    def right(self, files: Sequence[Path]) -> int:
-        """Number of photos whose first answer is their class."""
-        answers = self.http.post("/classify", files=[("files", (f.name, f.read_bytes())) for f in files]).json()[
-            "photos"
-        ]
-        return sum(a["classes"][0]["name"] == f.parent.name for a, f in zip(answers, files, strict=True))
-
 
 def main(root: Path, url: str) -> None:
     """Print a table."""
     shop = Shop(root, url)
     names = list(shop.photos["train"])
+    shop.bring([file for files in shop.photos["val"].values() for file in files])
+    shop.begun = time.perf_counter()
     print("| step | classes | photos | s to learn | minutes | clicks | these days % | another day % | right % |")
     print("|---|---|---|---|---|---|---|---|---|")
     for step in range(STEPS):
         part = names[step * len(names) // STEPS : (step + 1) * len(names) // STEPS]
-        new = shop.bring([file for name in part for file in shop.photos["train"][name][:FIRST]])
-        shop.clicks += 1
-        shop.row(f"{len(part)} products", len(new), shop.learn({one["photo"]: one["folder"] for one in new}))
-    new = shop.bring([file for name in names for file in shop.photos["train"][name][FIRST:]])
-    shop.clicks += 1
-    shop.row("their other photos", len(new), shop.learn({one["photo"]: one["folder"] for one in new}))
-    week = {f"{file.parent.name}/{file.name}": file for files in shop.photos["val"].values() for file in files}
-    new = shop.bring(list(week.values()))
+        folders(shop, f"{len(part)} products", [file for name in part for file in shop.photos["train"][name][:FIRST]])
+    folders(shop, "their other photos", [file for name in names for file in shop.photos["train"][name][FIRST:]])
+    new = shop.waiting("val")
     certain = [one for one in new if one["certain"]]
     wrong = sum(one["classes"][0]["name"] != one["folder"] for one in certain)
-    print(f"the week: {len(new)} photos, {len(certain)} certain, {wrong} of them wrong", flush=True)
     doubtful = new[:REVIEWED]
-    offered = [one["folder"] in [c["name"] for c in one["classes"][:OFFERED]] for one in doubtful]
+    offered = [one["folder"] in [each["name"] for each in one["classes"][:OFFERED]] for one in doubtful]
     shop.clicks += sum(1 if easy else TYPED for easy in offered)
-    shop.learned |= {week[one["file"]] for one in doubtful}
-    shop.row(
-        f"the {REVIEWED} most doubtful", len(doubtful), shop.learn({one["photo"]: one["folder"] for one in doubtful})
-    )
-    print(f"their classes were offered for {sum(offered)} of {len(doubtful)}")
+    seconds = shop.learn({one["photo"]: one["folder"] for one in doubtful})
+    shop.row(f"the {REVIEWED} most doubtful of the week", len(doubtful), seconds)
+    print(f"the week: {len(new)} photos, {len(certain)} certain, {wrong} of them wrong; of the most doubtful "
+          f"{sum(offered)} were offered their class")  # fmt: skip
+
+
+def folders(shop: Shop, step: str, files: Sequence[Path]) -> None:
+    """Drop photos, name them by their folders, learn them."""
+    new = shop.bring(files)
+    shop.clicks += 2
+    shop.row(step, len(new), shop.learn({one["photo"]: one["folder"] for one in new}))
 
 
 if __name__ == "__main__":

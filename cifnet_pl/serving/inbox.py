@@ -115,7 +115,7 @@ class Inbox:
                     result.unreadable.append(LeftOut(file=printable(sent), reason=str(error)))
                     result.known -= 1
             if len(self.workspace.waiting()) + len(rows) > MOST:
-                raise RequestError(413, f"{MOST} photos wait already: decide some of them first")
+                raise RequestError(503, f"{MOST} photos wait already: decide some of them first")
             new = self.workspace.receive(rows)
             result.received += new
             result.known += len(part) - new

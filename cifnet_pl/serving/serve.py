@@ -136,15 +136,21 @@ def serve(
 def keep_watching(service: Service, folder: Path) -> None:
     """Let new photos of a folder wait to be decided, for ever; those that cannot be kept are tried again."""
     from cifnet_pl.photos.files import NewPhotos
+    from cifnet_pl.serving.refusals import RequestError
 
-    photos = NewPhotos(folder)
+    log, photos = logging.getLogger("cifnet_pl.serving"), NewPhotos(folder)
     while True:
         try:
             for path in photos.found():
                 with open(path, "rb") as file:
-                    service.receive([(str(path.relative_to(folder)), file)])
+                    try:
+                        service.receive([(str(path.relative_to(folder)), file)])
+                    except RequestError as error:
+                        if error.status == 503:
+                            raise
+                        log.warning("%s is left out: %s", path, error)
         except (OSError, CifnetError) as error:
-            logging.getLogger("cifnet_pl.serving").warning("photos of %s: %s", folder, error)
+            log.warning("photos of %s wait: %s", folder, error)
         time.sleep(WATCH_SECONDS)
 
 

@@ -340,7 +340,13 @@ def check_staged(staged: Staged) -> None:
 
 
 def tidy(name: str) -> str:
-    """Return a class name in one Unicode form (NFC), without spaces around it and without two in a row."""
+    """Return a class name in one Unicode form (NFC), without spaces around it and without two in a row.
+
+    Raises:
+        RequestError: it holds half a character (a lone surrogate), which no file can store.
+    """
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        raise RequestError(422, "a class name holds half a character: type it again")
     return re.sub(r"[^\S\t-\r]+", " ", unicodedata.normalize("NFC", name)).strip(" ")
 
 

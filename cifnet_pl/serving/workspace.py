@@ -353,15 +353,16 @@ class Workspace:
             for file, (_, content) in photos.items():
                 if not (target := self.folder / "photos" / file).is_file():
                     write_bytes(target, content)
-            rows = [(file, sent) for file, (sent, _) in photos.items()]
+            rows = [(file, sent.encode(errors="replace").decode()) for file, (sent, _) in photos.items()]
             with self._transaction():
                 insert = "INSERT OR IGNORE INTO inbox (file, sent) VALUES (?, ?)"
                 return self._journal.executemany(insert, rows).rowcount
 
     def remove(self, photos: Iterable[str], back: bool) -> None:
         """Take away photos that wait, or take them ``back``; their files stay until the workspace is opened again."""
+        rows = [(not back, file) for file in photos if PHOTO.fullmatch(file)]
         with self._transaction():
-            self._journal.executemany("UPDATE inbox SET gone = ? WHERE file = ?", [(not back, file) for file in photos])
+            self._journal.executemany("UPDATE inbox SET gone = ? WHERE file = ?", rows)
 
     def commit(self, model: Classifier, change: Change) -> Version:
         """Store a changed model as a new version and serve it; return once both are on the disk.

@@ -1,5 +1,6 @@
 """Photos that wait to be decided: by whom they are kept, in which order they come, what takes them away and back."""
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -106,6 +107,21 @@ def test_what_is_taken_away_comes_back_or_goes(tmp_path):
         assert sent(http, photos("blue", 2))["received"] == 0  # a watched folder still has it
 
 
+def test_names_that_nothing_can_have(http):
+    """Half a character, a path, far too long: one sentence, and nothing is changed."""
+    sent(http, photos("blue", 1))
+    (one,) = waiting(http)["photos"]
+    asked = [("/inbox/remove", {"photos": ["NAME"]}, 200), ("/inbox/learn", {"names": {"NAME": "NAME"}}, 409)]
+    asked += [("/inbox/group", {"photos": ["NAME"]}, 409), ("/forget", {"name": "NAME"}, 404)]
+    asked += [("/rename", {"old": "red", "new": "NAME"}, 422), ("/inbox/learn", {"names": {one["photo"]: "NAME"}}, 422)]
+    for name in ("\\ud800", "../a", "x" * 5000):
+        for path, body, status in asked:
+            content = json.dumps(body).replace("NAME", name)
+            answer = http.post(path, content=content, headers={"content-type": "application/json"})
+            assert answer.status_code in (status, 422), (path, answer.text)
+    assert http.get("/versions").json()["current"] == 1
+
+
 def test_purging_leaves_what_waits(http, tmp_path):
     sent(http, photos("blue", 3))
     first = waiting(http)["photos"][0]["photo"]
@@ -147,7 +163,7 @@ def test_more_than_may_wait_are_refused_and_read_only_keeps_none(tmp_path, monke
     monkeypatch.setattr(inbox, "MOST", 2)
     with client(tmp_path / "w") as http:
         answer = http.post("/inbox", files=photos("blue", 3))
-        assert (answer.status_code, "decide some of them" in answer.json()["error"]) == (413, True)
+        assert (answer.status_code, "decide some of them" in answer.json()["error"]) == (503, True)
     with client(tmp_path / "v", options=Options(read_only=True)) as http:
         assert http.post("/inbox", files=photos("blue", 1)).status_code == 403
         assert http.get("/inbox").json()["photos"] == []

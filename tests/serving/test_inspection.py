@@ -9,7 +9,7 @@ from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.serving.inspection import class_answers, groups_of, look, stored_accuracy
+from cifnet_pl.serving.inspection import Promise, class_answers, groups_of, look, stored_accuracy
 from tests.models import learned
 
 
@@ -26,7 +26,7 @@ def test_look_names_what_is_kept():
     assert len(state.history) == 3
 
 
-def test_what_each_class_is_taken_for():
+def test_what_each_class_is_taken_for(monkeypatch):
     """Nothing tells the third class from the first; of a class of five photos nothing is said."""
     draw = torch.Generator().manual_seed(0)
     y = torch.tensor([0] * 30 + [1] * 30 + [2] * 30 + [3] * 5)
@@ -41,6 +41,11 @@ def test_what_each_class_is_taken_for():
     assert pear.right is not None
     assert 20 < pear.right < 80
     assert not any(one.seldom for one in (pear, plum, quince, rare))
+    assert Promise.of(model).another_day is not None
+    monkeypatch.setattr(Classifier, "counts", {"pear": 19, "plum": 20})
+    promise = Promise.of(model)
+    assert (promise.known, promise.another_day) == ("few", None)
+    assert promise.these_days is not None
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])

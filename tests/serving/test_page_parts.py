@@ -161,7 +161,7 @@ def test_what_may_be_a_mistake_is_asked_about(browser, server):
         page.get_by_role("button", name="Name 3 by their folders").click()
         cards.filter(has_text="x/2").get_by_role("button", name="Take back").click()
         page.get_by_role("button", name="Learn 2").click()
-        expect(page.locator("#state")).to_contain_text("4 classes")
+        expect(cards).to_have_count(1)
         cards.locator(".picture").click()
         page.locator("#name").fill(" Pear")
         page.keyboard.press("Enter")
@@ -247,7 +247,7 @@ LONG = ["مرحبا بالعالم الجميل", "🐟🎣 bass 👩‍👩‍�
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", ["desktop", "phone"])
 def test_strange_names_fit_on_every_screen(width, scheme, browser, server):
-    """Right-to-left, joined emoji, no place to break, HTML: as they are, in two lines at most, readable."""
+    """Right-to-left, joined emoji, no place to break, HTML: as they are, in three lines at most, readable."""
     service = server.service
     for old, new in zip(["red", LONG[0], LONG[1], LONG[2]], LONG, strict=True):
         service.rename(old, new).result.result(30)
@@ -259,7 +259,7 @@ def test_strange_names_fit_on_every_screen(width, scheme, browser, server):
             expect(page.locator(f"#{name.lower()} table tr")).to_have_count(count)
             expect(page.locator("main b")).to_have_count(0)
             heights = page.evaluate("[...document.querySelectorAll('main .clamp')].map((one) => one.clientHeight)")
-            assert max(heights) < 60
+            assert max(heights) < 80
             no_wider_than_the_screen(page)
             assert page.evaluate(CONTRAST) == [], name
             picture(page, f"strange-{name}-{width}-{scheme}")

@@ -1,5 +1,6 @@
 """``cifnet serve``: what it refuses before it listens, and a whole life of the process."""
 
+import os
 import socket
 import time
 import urllib.request
@@ -13,7 +14,8 @@ from cifnet_pl.cli.configs import config_files
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.serving import serve as starting
 from cifnet_pl.serving.serve import empty_model
-from cifnet_pl.serving.service import Service
+from cifnet_pl.serving.service import Options, Service
+from cifnet_pl.serving.uploads import Limits
 from cifnet_pl.serving.workspace import Workspace
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import read_yaml
@@ -68,7 +70,9 @@ def test_new_photos_of_a_watched_folder_wait(tmp_path, monkeypatch):
     monkeypatch.setattr(starting, "WATCH_SECONDS", 0.05)
     begun, folder, failed = model(), tmp_path / "photos", []
     (folder / "blue").mkdir(parents=True)
-    service = Service(Workspace(tmp_path / "w", begun), begun)
+    service = Service(Workspace(tmp_path / "w", begun), begun, Options(limits=Limits(photo_bytes=5000)))
+    (folder / "a.png").write_bytes(photo("red", 1, 200))  # too large: it does not hold up the others
+    (folder / os.fsdecode(b"\xff.png")).write_bytes(photo("red", 2))
     receive = service.receive
 
     def full_at_first(files):
@@ -81,9 +85,9 @@ def test_new_photos_of_a_watched_folder_wait(tmp_path, monkeypatch):
     Thread(target=starting.keep_watching, args=(service, folder), daemon=True).start()
     (folder / "blue" / "1.png").write_bytes(photo("blue", 1))
     until = time.monotonic() + 20
-    while not service.workspace.waiting() and time.monotonic() < until:
+    while len(service.workspace.waiting()) < 2 and time.monotonic() < until:
         time.sleep(0.05)
-    assert [one.sent for one in service.workspace.waiting()] == ["blue/1.png"]
+    assert [one.sent for one in service.workspace.waiting()] == ["blue/1.png", "?.png"]
     assert failed
 
 

@@ -26,7 +26,7 @@ function figures(look) {
   });
 }
 
-const COLUMNS = [{ title: "Class", kind: "name" }, { title: "Examples", bare: true }, { title: "Photos", number: true }, { title: "Right on another day", number: true },
+const COLUMNS = [{ title: "Class", kind: "name", bare: true }, { title: "Examples", bare: true }, { title: "Photos", number: true }, { title: "Right on another day", number: true },
   { title: "Taken for", kind: "name" }, { title: "", bare: true }];
 
 function row({ name, photos, kept }, { right, taken_for: others, seldom } = { right: null, taken_for: [] }) {
