@@ -4,15 +4,16 @@ Names: ``none:<width>`` (embeddings are given, there are no images), ``pixels`` 
 ``embedded:efficientnet_lite0`` (weights inside an installed package),
 ``torchvision:<weights>``, ``timm:<model>``, ``file:<checkpoint>`` with an architecture,
 ``patches:<centres>x<cells>``, a dictionary of patches that a run learns from its first task's images without labels,
-``random:<architecture>``, drawn anew, for methods that train it, and ``import:<module>.<name>``, a network from outside
-the package. An architecture is one of torchvision, ``resnet32_cifar``, ``resnet18_cifar``, ``timm:<model>`` or
-``import:<module>.<name>``. After any of them ``+layers`` adds earlier layers, ``+mirror`` averages over the mirror
-image.
+``random:<architecture>``, drawn anew, for methods that train it, ``learned:<structure>:<backbone>``, which a run has
+trained, and ``import:<module>.<name>``, a network from outside the package. An architecture is one of torchvision,
+``resnet32_cifar``, ``resnet18_cifar``, ``timm:<model>`` or ``import:<module>.<name>``. After any of them ``+layers``
+adds earlier layers, ``+mirror`` averages over the mirror image.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import nn
 
@@ -20,6 +21,7 @@ from cifnet_pl.backbones import families
 from cifnet_pl.backbones.backbone import IMAGENET_MEAN, IMAGENET_STD, Backbone, Preprocessing
 from cifnet_pl.backbones.families import headless
 from cifnet_pl.backbones.patches import patch_dictionary
+from cifnet_pl.backbones.structures import structured
 from cifnet_pl.backbones.views import VIEWS, split_views
 from cifnet_pl.utilities import plugins
 from cifnet_pl.utilities.errors import UsageError, unknown_name
@@ -37,6 +39,18 @@ __all__ = [
 ]
 
 Builder = Callable[[str, "str | None", bool], tuple[nn.Module, int, Preprocessing]]
+
+
+def learned(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
+    """Build a network that a run has trained, ``learned:<structure>:<backbone>``; its weights come from a model."""
+    structure, _, start = rest.partition(":")
+    family, _, place = start.partition(":")
+    make = partial(_builder(family), place, None, download)
+    features, shape = make()[1:]
+    network, times = structured(structure, lambda: make()[0])
+    return network, times * features, shape
+
+
 BACKBONES: dict[str, Builder] = {
     "none": families.none,
     "pixels": families.pixels,
@@ -47,6 +61,7 @@ BACKBONES: dict[str, Builder] = {
     "file": families.weight_file,
     "random": families.random_weights,
     "import": families.imported,
+    "learned": learned,
 }
 """Family → function (rest of the name, architecture, download) → (network, feature width, preprocessing)."""
 
@@ -94,6 +109,8 @@ def imports(name: str, architecture: str | None = None) -> list[str]:
         name, architecture: as for :func:`build_backbone`.
     """
     family, _, rest = split_views(name)[0].partition(":")
+    if family == "learned":
+        return imports(rest.partition(":")[2])
     modules = [] if family in BACKBONES else [plugins.entry_point("backbones", family)]
     named = [f"{family}:{rest}", rest if family in ("file", "random") else "", architecture or ""]
     modules += [text.removeprefix("import:") for text in named if text.startswith("import:")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -253,6 +253,19 @@ class Backbone(nn.Module):
         if self._sha256 is None or self.learning is not None:
             self._sha256 = fingerprint(repr(self.preprocessing), self.network.state_dict())
         return self._sha256
+
+    @property
+    def stored(self) -> bool:
+        """Whether a run has learned or trained the network, so that models store it."""
+        return self.learning is not None or self.name.startswith("learned:")
+
+    def load_weights(self, state: Mapping[str, Tensor]) -> None:
+        """Take over the weights of a learned network; CifnetError where they do not fit."""
+        try:
+            self.network.load_state_dict(state)
+        except RuntimeError as error:
+            raise CifnetError(f"the weights do not fit {self.name}: {one_line(error)[:300]}") from error
+        self._sha256 = None
 
     def describe(self) -> dict[str, str | None]:
         """Return what a stored model needs to find this backbone again."""

@@ -110,7 +110,8 @@ def classify(
         write_atomic(target, table.write)
         if picture is not None:
             write_gallery(table.sample, picture)
-    print(f"{number_of(table.classified, 'photo')} classified in {target}, {table.unreadable} unreadable left out")
+    count = number_of(table.classified, classifier.sample)
+    print(f"{count} classified in {target}, {table.unreadable} unreadable left out")
     for sentence in about_verdicts(table, unknown, warning if unknown is not None else None, coverage):
         print(sentence)
     if picture is not None:

@@ -125,7 +125,7 @@ def _evaluate(model: Classifier, photos: ClassPhotos, unreadable: list[Unreadabl
 
 def summary_lines(evaluation: Evaluation) -> list[str]:
     """Return accuracy and calibration in two sentences, and one about classes that are hardly ever answered."""
-    from cifnet_pl.model.metrics import about_hardly_answered
+    from cifnet_pl.model.metrics import BINS, about_hardly_answered
 
     hardly = about_hardly_answered(evaluation.hardly_answered)
     classes, (low, high) = number_of(len(evaluation.class_scores()), "class"), evaluation.interval
@@ -133,7 +133,7 @@ def summary_lines(evaluation: Evaluation) -> list[str]:
         f"{evaluation.accuracy:.1f} % of {number_of(len(evaluation.rows), 'photo')} of {classes} are named right "
         f"(with 95 % certainty {low:.1f} to {high:.1f} %)",
         f"the model is {100 * evaluation.confidence.mean():.1f} % sure on average; ECE {evaluation.ece:.1f} % "
-        "(how far its confidences are from the share that is right)",
+        f"(how far its confidences are from the share that is right, in {BINS} bins)",
         *([hardly] if hardly else []),
     ]
 
@@ -161,7 +161,7 @@ def class_rows(evaluation: Evaluation) -> list[tuple[str, str, str, str, str]]:
         low, high = interval(score.right, score.photos)
         right, bounds = (f"{score.percent:.0f}", f"{low:.0f} to {high:.0f}")
         if not score.tested:
-            right, bounds = "untested", f"fewer than {FEW}"
+            right, bounds = f"{score.right} of {score.photos}", f"fewer than {FEW}"
         other = f"{printable(score.taken_for[0])} ({score.taken_for[1]})" if score.taken_for else ""
         rows.append((printable(score.name), str(score.photos), right, bounds, other))
     return rows

@@ -57,7 +57,7 @@ def extend(
     warn(result.warnings, result.unreadable)
     photos, classes = sum(result.learned.values()), len(result.learned)
     print(
-        f"learned {number_of(photos, 'photo')} of {number_of(classes, 'class')} in {result.seconds:.1f} s: "
+        f"learned {number_of(photos, result.model.sample)} of {number_of(classes, 'class')} in {result.seconds:.1f} s: "
         f"{number_of(len(result.model.class_names), 'class')} in {target}"
     )
     if result.score.total:

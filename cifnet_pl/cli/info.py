@@ -37,7 +37,7 @@ def info(model: str, trust: bool = False) -> None:
     path = Path(model).expanduser()
     versions = read_versions(path) if is_bundle(path) else {}
     console = Console()
-    count = number_of(sum(loaded.counts.values()), "photo")
+    count = number_of(sum(loaded.counts.values()), loaded.sample)
     console.print(f"{number_of(len(loaded.class_names), 'class')}, learned from {count}")
     console.print(class_table(loaded))
     if loaded.history:

@@ -122,7 +122,8 @@ class CIFNetDataModule(LightningDataModule):
         )
         named = isinstance(source, str)
         self.source = build_source(source, source_options) if named else source_of(source, source_options)
-        self.source_name = self.given["source"] = source if named else type(source).__name__
+        kind = "arrays" if isinstance(source, tuple | list) else type(source).__name__
+        self.source_name = self.given["source"] = source if named else kind
         if tune is not None:
             if group is not None:
                 raise UsageError("--data.tune splits photo by photo, --data.group by groups: leave one of them out")

@@ -112,14 +112,17 @@ class Blurry(Stream):
     Args:
         disjoint: percentage N of the classes that stay in one task.
         blurry: percentage M of the samples of each other class that are spread over the other tasks, earlier ones too.
-        seed: of both choices.
+        seed: of all choices.
+        every: samples between two solves, those of each task shuffled, so that the mean of A_k is the paper's A_AUC;
+            null to solve after each task.
     """
 
-    def __init__(self, disjoint: float = 50.0, blurry: float = 10.0, seed: int = 0):
+    def __init__(self, disjoint: float = 50.0, blurry: float = 10.0, seed: int = 0, every: int | None = None):
         for name, value in (("disjoint", disjoint), ("blurry", blurry)):
             if not 0 <= value <= 100:
                 raise UsageError(f"{name} is {value:g}, expected a percentage from 0 to 100")
-        self.disjoint, self.blurry, self.seed = disjoint, blurry, seed
+        check_every(every)
+        self.disjoint, self.blurry, self.every, self.seed = disjoint, blurry, every, seed
 
     def divide(self, classes: Classes) -> list[np.ndarray]:
         """Return the positions of the training samples of each task."""
@@ -137,7 +140,8 @@ class Blurry(Stream):
                 goes_to = random.choice(others, leaving) if leaving else np.zeros(0, dtype=np.int64)
                 for other in others:
                     parts[other].append(np.sort(rows[:leaving][goes_to == other]))
-        return [np.concatenate(chunks) for chunks in parts]
+        whole = [np.concatenate(chunks) for chunks in parts]
+        return whole if self.every is None else _cut(whole, self.every, self.seed)
 
 
 class TaskFree(Stream):
@@ -151,18 +155,24 @@ class TaskFree(Stream):
     """
 
     def __init__(self, every: int = 500, seed: int = 0):
-        if every < 1:
-            raise UsageError(f"every is {every}, expected at least 1 sample between two solves")
+        check_every(every)
         self.every, self.seed = every, seed
 
     def divide(self, classes: Classes) -> list[np.ndarray]:
         """Return the positions of the training samples of each task."""
-        parts = [
-            np.random.default_rng([self.seed, k]).permutation(classes.rows(task))
-            for k, task in enumerate(classes.tasks)
-        ]
-        rows = np.concatenate(parts)
-        return [rows[start : start + self.every] for start in range(0, len(rows), self.every)]
+        return _cut([classes.rows(task) for task in classes.tasks], self.every, self.seed)
+
+
+def check_every(every: int | None) -> None:
+    """Check a number of samples between two solves; UsageError if there are none."""
+    if every is not None and every < 1:
+        raise UsageError(f"every is {every}, expected at least 1 sample between two solves")
+
+
+def _cut(tasks: Sequence[np.ndarray], every: int, seed: int) -> list[np.ndarray]:
+    """Shuffle the rows of each task, and cut all of them into parts of ``every`` rows."""
+    rows = np.concatenate([np.random.default_rng([seed, k]).permutation(task) for k, task in enumerate(tasks)])
+    return [rows[start : start + every] for start in range(0, len(rows), every)]
 
 
 SizeOrder = Literal["shuffled", "descending"]

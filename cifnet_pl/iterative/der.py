@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cifnet_pl.backbones.structures import Branches, LastStages, stages_of
 from cifnet_pl.iterative.losses import auxiliary_targets
-from cifnet_pl.iterative.networks import Branches, grown, stages_of
+from cifnet_pl.iterative.networks import grown
 from cifnet_pl.iterative.trainer import Examples, IterativeModule
 
 
@@ -84,6 +85,10 @@ class DERModule(IterativeModule):
         """Return all branches."""
         return [self.branches]
 
+    def learned_network(self) -> tuple[str, nn.Module]:
+        """Return the structure, and all branches."""
+        return f"branches.{len(self.branches)}", self.branches
+
     def clear(self) -> None:
         """Go back to the structure before the first task."""
         super().clear()
@@ -126,6 +131,10 @@ class MEMOModule(DERModule):
             shared = self.shared(x)
         z: Tensor = self.branches(shared)
         return z
+
+    def learned_network(self) -> tuple[str, nn.Module]:
+        """Return the structure, and the shared stages with all last ones."""
+        return f"last_stages.{len(self.branches)}", LastStages(self.shared, self.branches)
 
     def extractors(self) -> list[nn.Module]:
         """Return the shared stages and all last ones."""

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cifnet_pl.backbones.structures import Branches
 from cifnet_pl.iterative.descent import Phase
 from cifnet_pl.iterative.losses import balanced_distillation, boosting, effective_weights
-from cifnet_pl.iterative.networks import Branches, grown
+from cifnet_pl.iterative.networks import grown
 from cifnet_pl.iterative.trainer import Examples, IterativeModule
 from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
 
@@ -149,6 +150,10 @@ class FOSTERModule(IterativeModule):
         super().clear()
         self.branches = Branches([self.branches[0].requires_grad_(True)])
         self.expansion = self.student = None
+
+    def learned_network(self) -> tuple[str, nn.Module]:
+        """Return the structure, and the branches that answer."""
+        return f"branches.{len(self.branches)}", self.branches
 
     def extractors(self) -> list[nn.Module]:
         """Return the single branch that is left, or will be."""

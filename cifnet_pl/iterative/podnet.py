@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
+from cifnet_pl.backbones.structures import stages_of, without_last_relu
 from cifnet_pl.iterative.descent import check_tuning
 from cifnet_pl.iterative.losses import cosine_distance, nca, pod_factor, pooled_maps_distance, proxy_scores
-from cifnet_pl.iterative.networks import stages_of, with_maps
+from cifnet_pl.iterative.networks import with_maps
 from cifnet_pl.iterative.trainer import Examples, IterativeModule
 from cifnet_pl.utilities.errors import check_choice, check_that
 
@@ -40,27 +41,6 @@ class CosineClassifier(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         """Return (n, C) scores of embeddings (n, d)."""
         return proxy_scores(z, torch.cat(list(self.proxies)), self.count, self.sigma)
-
-
-class Unrectified(nn.Module):
-    """The last block of a residual network without the ReLU at its end, and without a layer in its shortcut."""
-
-    def __init__(self, block: Any):
-        super().__init__()
-        self.layers = nn.Sequential(block.conv1, block.bn1, nn.ReLU(), block.conv2, block.bn2)
-        if hasattr(block, "conv3"):
-            self.layers.extend([nn.ReLU(), block.conv3, block.bn3])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the block's map, whose numbers may be negative."""
-        y: Tensor = x + self.layers(x)
-        return y
-
-
-def without_last_relu(network: nn.Module) -> None:
-    """Take the last ReLU out of a residual network, in place; the last stage ends in it, or in a block with it."""
-    stage = cast(nn.Sequential, stages_of(network)[0][-1])
-    stage[-1] = nn.Identity() if isinstance(stage[-1], nn.ReLU) else Unrectified(stage[-1])
 
 
 class PODNetModule(IterativeModule):
@@ -145,6 +125,10 @@ class PODNetModule(IterativeModule):
     def output_layer(self) -> nn.Module:
         """Classifier of proxies."""
         return self.cosine
+
+    def learned_network(self) -> tuple[str, nn.Module]:
+        """Return the structure, and the network."""
+        return "plain" if self.options["last_relu"] else "no_last_relu", self.network
 
     def teachers(self) -> list[nn.Module]:
         """Return the network."""

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -31,12 +32,16 @@ from cifnet_pl.iterative.descent import (
     plan_steps,
 )
 from cifnet_pl.iterative.exemplars import ExemplarSet, Prediction, Selection, choose, quota
+from cifnet_pl.iterative.learned import frozen_backbone, learned_model
 from cifnet_pl.iterative.losses import aligned
 from cifnet_pl.iterative.networks import frozen, grown
+from cifnet_pl.learning.run_record import run_folder
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, check_choice, check_that
 from cifnet_pl.utilities.files import of_all_processes
+from cifnet_pl.utilities.run_folders import COMPLETE
 from cifnet_pl.utilities.text import first_line
 
 MEMORY = (
@@ -276,6 +281,10 @@ class IterativeModule(TaskModule):
     def extractors(self) -> list[nn.Module]:
         """Return the modules whose parameters reports count."""
         return [self.network]
+
+    def learned_network(self) -> tuple[str, nn.Module]:
+        """Return the structure of what embeds after the last task (:mod:`cifnet_pl.backbones.structures`), and it."""
+        return "plain", self.network
 
     # ------------------------------------------------------------------ for methods to use
 
@@ -737,6 +746,32 @@ class IterativeModule(TaskModule):
     test_step = validation_step
 
     # ------------------------------------------------------------------ what is written of the module
+
+    def learned_model(self) -> Classifier:
+        """Return what was learned as a model: the network, frozen, and what answers as ``prediction`` says.
+
+        A classifier that is not linear (PODNet, CREATE) is replaced by the nearest mean of exemplars.
+        """
+        held = self.exemplars
+        images = torch.split(held.image, self.data.batch_size)
+        z = torch.cat([self.embed(part) for part in images]) if len(held) else held.mean
+        linear = self.output_layer if self.prediction == "classifier" else None
+        linear = linear if isinstance(linear, nn.Linear) else None
+        backbone = frozen_backbone(*self.learned_network(), self.backbone, self.embed)
+        return learned_model(self, backbone, linear, (z, held.label, held.key))
+
+    def on_train_end(self) -> None:
+        """Store the model of a run that has learned all its tasks beside the checkpoints."""
+        folder = run_folder(self.trainer)
+        if folder is None or self.tasks_finished < (self.trainer.max_epochs or 0):
+            return
+        try:
+            model = self.learned_model()
+        except CifnetError as error:  # of a method from outside: its figures count all the same
+            rank_zero_warn(f"what was learned is not stored as a model: {error}")
+            return
+        if self.trainer.is_global_zero:
+            model.save(folder / COMPLETE, overwrite=True)
 
     def settings(self) -> dict[str, Any]:
         """Return everything that the weights and the exemplars depend on."""

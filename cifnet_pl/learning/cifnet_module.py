@@ -96,6 +96,11 @@ class CIFNetModule(TaskModule):
         buffer = self.buffer.settings() if self.buffer is not None else {"capacity": 0}
         return {**super().settings(), "backbone": self._given_weights, "head": head, "buffer": buffer}
 
+    @property
+    def needs_trust(self) -> bool:
+        """Whether reading a model of this module imports code from outside the package."""
+        return bool(self.model.outside_parts)
+
     def imported_parts(self) -> list[str]:
         """Return the names of the classes of this module and its head."""
         return [import_name(type(self)), import_name(type(self.head))]

@@ -140,6 +140,11 @@ class TaskModule(LightningModule):
         names = [*imports(self.backbone.name, self.backbone.architecture), *self.imported_parts(), source]
         return {name: code_hash(name) for name in names if names_import(name)}
 
+    @property
+    def needs_trust(self) -> bool:
+        """Whether reading a model of this module imports code from outside the package."""
+        return bool(imports(self.backbone.name, self.backbone.architecture))
+
     def imported_parts(self) -> list[str]:
         """Return the names of the classes that learn, as files have them."""
         return [import_name(type(self))]

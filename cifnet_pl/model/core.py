@@ -213,6 +213,11 @@ class Model:
         return fingerprint(repr(self.class_names), tensors)[:16]
 
     @property
+    def sample(self) -> str:
+        """What a sample is called: a photo, or a sample where the model learned embeddings."""
+        return "photo" if self.backbone.takes_images else "sample"
+
+    @property
     def outside_parts(self) -> list[str]:
         """Imports from outside the package that whoever reads this model from a file must trust."""
         return outside_parts(import_name(type(self.head)), self.backbone.name, self.backbone.architecture)
@@ -321,7 +326,7 @@ class Model:
 
         A backbone that was learned adds ``backbone.…``.
         """
-        learned = self.backbone if self.backbone.learning is not None else None
+        learned = self.backbone if self.backbone.stored else None
         kept = {"head": self.head, "buffer": self.buffer, "photos": self.photos, "calibration": self.calibration}
         parts: dict[str, nn.Module | None] = {**kept, "backbone": learned}
         return {

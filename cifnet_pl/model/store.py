@@ -106,7 +106,7 @@ def assemble(
     others: dict[str, nn.Module] = {"photos": photos, "calibration": calibration}
     if buffer is not None:
         others["buffer"] = buffer
-    if backbone.learning is not None:
+    if backbone.stored:
         others["backbone"] = backbone
     keys = [f"{name}.{key}" for name, part in others.items() for key in part.state_dict()]
     _check_shapes(head, keys, tasks, shapes, where)
@@ -138,7 +138,7 @@ def assemble(
 
 def _backbone(about: BackboneTable, where: str, download: bool, engine: str) -> Backbone:
     backbone = build_backbone(about.name, about.architecture, download, engine)
-    if backbone.learning is None:  # else the file has its weights
+    if not backbone.stored:  # else the file has its weights
         _check_weights(backbone, about, where)
     return backbone
 
@@ -457,7 +457,10 @@ def _from_checkpoint(path: Path, download: bool, engine: str, trust: bool) -> Cl
         check_format(state.get("format"), where)
     run = parse(RunTable, state, where)
     if run.model is None:
-        raise CheckpointError(f"{path} is of a {shown(run.settings.get('module'))}, expected a CIFNetModule")
+        raise CheckpointError(
+            f"{path} is of a {shown(run.settings.get('module'))}, which is a model once its run is over: "
+            "finish it, and give the run's folder"
+        )
     if run.under_way:
         raise CheckpointError(f"{path} was saved in the middle of a task: finish the run with --ckpt_path last first")
     tensors = content["state_dict"]

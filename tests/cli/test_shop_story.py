@@ -84,7 +84,7 @@ def test_the_first_weeks_of_a_shop(tmp_path: Path):
     )
     assert "named right among all 10 classes (A_K)" in learned
     assert f"next: cifnet export --model {run}" in learned
-    assert "Untested, with fewer than 5 test photos" in learned
+    assert "Fewer than 5 test photos" in learned
     assert "next: cifnet classify" in exported
     assert "cup/copy of 0.png learned already or twice in the folder: left out" in sentence
     assert "cup/1.png (learned as cup/copy of 1.png)" in sentence

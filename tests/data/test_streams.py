@@ -41,6 +41,7 @@ KINDS = [
     Returning(0.9),
     Blurry(),
     Blurry(0, 100),
+    Blurry(every=33),
     TaskFree(33),
     TaskFree(1000),
     Domains(),
@@ -88,6 +89,15 @@ def test_returning_classes_come_in_every_later_task() -> None:
             assert [counts[j][label] for j in range(k)] == [0] * k
             if k < 3:
                 assert {counts[j][label] for j in range(k + 1, 4)} <= {24 // (3 - k), -(-24 // (3 - k))}
+
+
+def test_blurry_is_solved_after_so_many_samples() -> None:
+    parts, whole = rows(plan(Blurry(seed=2, every=33))), rows(plan(Blurry(seed=2)))
+    assert [len(part) for part in parts] == [33] * 9 + [320 - 9 * 33]
+    first = np.concatenate(parts)[: len(whole[0])]
+    assert sorted(first.tolist()) == sorted(whole[0].tolist())
+    with pytest.raises(UsageError, match="every is 0"):
+        Blurry(every=0)
 
 
 @given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 5))

@@ -17,9 +17,10 @@ from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import RunRecord, TaskRow, callback_of, run_folder, to_csv
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.model.metrics import FEW, about_hardly_answered, hardly_answered
+from cifnet_pl.model.metrics import BINS, FEW, about_hardly_answered, hardly_answered
 from cifnet_pl.photos.copies import NAMED
 from cifnet_pl.utilities.files import write_text
+from cifnet_pl.utilities.run_folders import COMPLETE
 from cifnet_pl.utilities.text import about_spellings, next_command, number_of, printable
 
 SHOWN = 8
@@ -143,7 +144,7 @@ def summary_lines(record: RunRecord, module: TaskModule, words: Words) -> list[s
     if words == "research":
         return [
             f"Ā {number(s['A_bar'], 1, ' %')}   A_K {number(s['A_K'], 1, ' %')}   "
-            f"forgetting {number(s['forgetting'])}   ECE {number(s['ece'], 1, ' %')}",
+            f"forgetting {number(s['forgetting'])}   ECE {number(s['ece'], 1, ' %')} ({BINS} bins)",
             f"learning {s['train_seconds']:.1f} s, {energy}; evaluation {s['eval_seconds']:.1f} s",
             f"state {size} ({s['state_elements']:,} numbers)",
         ]
@@ -224,7 +225,7 @@ class RunTable(Callback):
         table.add_section()
         table.add_row("all", str(len(module.class_names)), number(module.evaluation.accuracy))
         self.console.print(table)
-        for line in [f"ECE {number(module.evaluation.ece, 1, ' %')}", *self._untested(module)]:
+        for line in [f"ECE {number(module.evaluation.ece, 1, ' %')}", *self._hardly_tested(module)]:
             self._say(line)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -244,12 +245,14 @@ class RunTable(Callback):
     def _say(self, line: str) -> None:
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def _untested(self, module: TaskModule) -> list[str]:
-        """Return a sentence about classes with too few test photos for a conclusion, and one about bad classes."""
+    def _hardly_tested(self, module: TaskModule) -> list[str]:
+        """Return a sentence about classes with too few test samples for a conclusion, and one about bad classes."""
         counts = module.data.test_counts(module.class_names)
         few = [f"{printable(name)} ({count})" for name, count in counts.items() if count < FEW]
         shown = ", ".join(few[:SHOWN]) + (f" and {len(few) - SHOWN} others" if len(few) > SHOWN else "")
-        lines = [f"Untested, with fewer than {FEW} test photos: {shown}."] if few else []
+        what = "photos" if module.backbone.takes_images else "samples"
+        says = f"Fewer than {FEW} test {what}, too few to say how good a class is"
+        lines = [f"{says}: {shown}."] if few else []
         if module.evaluation is not None:
             matrix = module.evaluation.confusion
             hardly = hardly_answered(matrix.diagonal(), matrix.sum(axis=1)).tolist()
@@ -278,9 +281,9 @@ class RunTable(Callback):
         for about in (callback_of(trainer, CoverageAndNoveltyMetrics), callback_of(trainer, HeldBackPhotos)):
             lines += about.sentences() if about else []
         lines += module.model.about_days() if isinstance(module, CIFNetModule) else []
-        lines += [*self._untested(module), f"run folder {folder}"]
-        if folder is not None and isinstance(module, CIFNetModule):
+        lines += [*self._hardly_tested(module), f"run folder {folder}"]
+        if folder is not None and (isinstance(module, CIFNetModule) or (folder / COMPLETE).is_dir()):
             words = ("export", "--model", str(folder), "--output", "MODEL")
-            lines.append(next_command(*words, trust=bool(module.model.outside_parts)))
+            lines.append(next_command(*words, trust=module.needs_trust))
         for line in lines:
             self._say(line)

@@ -1,0 +1,97 @@
+"""What a trained method has learned is a model like any other."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import cifnet_pl
+from cifnet_pl.__main__ import main
+from cifnet_pl.iterative import METHODS, CREATEModule, FOSTERModule, PODNetModule, ReplayModule
+from cifnet_pl.iterative.learned import learned_name
+from cifnet_pl.utilities.errors import CheckpointError
+from tests.command_line import FAST, make_photos
+from tests.iterative.suite import NAMES, data, learner, run
+from tests.lightning_runs import trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
+NOT_LINEAR = (PODNetModule, CREATEModule)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=NAMES)
+def test_the_stored_model_answers_as_the_method_does(method, tmp_path):
+    module, _ = run(method, tmp_path, epochs=1)
+    images = torch.randint(0, 256, (32, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    for prediction in module.ways or ["classifier"]:
+        module.prediction = prediction
+        module.learned_model().save(tmp_path / "bundle", overwrite=True)
+        model = cifnet_pl.load(tmp_path / "bundle", device="cpu", engine="torch")
+        assert model.class_names == module.class_names
+        assert [len(task) for task in model.tasks] == [2, 2]
+        torch.testing.assert_close(model.embed(images), module.embed(images), rtol=1e-4, atol=1e-4)
+        way = "nearest_mean" if method in NOT_LINEAR else prediction
+        expected = module._answers(module.embed(images), way)
+        torch.testing.assert_close(model.probabilities(images), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_foster_with_both_branches(tmp_path):
+    module, _ = run(FOSTERModule, tmp_path, epochs=1, evaluated="branches")
+    model = module.learned_model()
+    assert model.backbone.name == "learned:branches.2:small"
+    images = torch.randint(0, 256, (8, 3, 8, 8), dtype=torch.uint8)
+    torch.testing.assert_close(model.probabilities(images), module(images), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.system
+def test_every_command_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    method = ["--model", "ReplayModule", "--model.backbone", "random:resnet32_cifar", "--model.epochs", "1"]
+    digits = [*FAST[2:], "--data.image_size", "8", "--data.max_tasks", "2", "--logs", str(tmp_path)]
+    assert main(["fit", *method, *digits, "--model.exemplars", "40"]) == 0
+    run_folder = str(tmp_path / "default" / "version_0")
+    photos = str(make_photos(tmp_path / "photos", ["ant", "bee"]))
+    bundle, more, graph = (str(tmp_path / name) for name in ("bundle", "more", "graph"))
+    assert main(["export", "--model", run_folder, "--output", bundle]) == 0
+    assert main(["info", "--model", bundle]) == 0
+    assert "learned:plain:random:resnet32_cifar" in capsys.readouterr().out
+    table = tmp_path / "classes.csv"
+    assert main(["classify", "--model", bundle, "--images", photos, "--output", str(table)]) == 0
+    assert len(table.read_text().splitlines()) > 10
+    assert main(["extend", "--model", bundle, "--images", photos, "--output", more]) == 0
+    assert main(["evaluate", "--model", more, "--images", photos]) == 0
+    assert cifnet_pl.load(more).class_names[-2:] == ["ant", "bee"]
+    assert main(["export", "--model", bundle, "--output", graph, "--format", "onnx"]) == 0
+
+
+def test_a_damaged_or_hostile_network_is_refused(tmp_path: Path):
+    from tests.models import config_of, forge
+
+    module, _ = run(ReplayModule, tmp_path, epochs=1)
+    folder = tmp_path / "bundle"
+    module.learned_model().save(folder)
+    about = config_of(folder)
+    for backbone, reason in (
+        ({**about["backbone"], "sha256": "0" * 64}, "other weights"),
+        ({**about["backbone"], "name": "learned:branches.2:small"}, ""),
+        ({**about["backbone"], "name": "learned:plain:import:os.system"}, "would import os.system"),
+        ({**about["backbone"], "name": "learned:branches.9999:small"}, "structure"),
+    ):
+        forge(folder, {**about, "backbone": backbone})
+        with pytest.raises(cifnet_pl.CifnetError, match=reason):
+            cifnet_pl.load(folder)
+
+
+def test_an_unfinished_run_is_no_model(tmp_path: Path):
+    made = learner(ReplayModule, epochs=1)
+    engine = trainer(tmp_path)
+    engine.fit(made, datamodule=data())
+    path = tmp_path / "alone.ckpt"
+    engine.save_checkpoint(path)
+    with pytest.raises(CheckpointError, match="once its run is over"):
+        cifnet_pl.load(path)
+
+
+def test_a_learned_network_needs_no_other_file():
+    assert learned_name("plain", "file:w.pt", "resnet18") == "learned:plain:random:resnet18"
+    assert learned_name("plain", "timm:resnet10t", None) == "learned:plain:random:timm:resnet10t"
+    assert learned_name("plain", "torchvision:ResNet18_Weights.DEFAULT", None) == "learned:plain:random:resnet18"
+    assert learned_name("branches.3", "random:resnet32_cifar", None) == "learned:branches.3:random:resnet32_cifar"
