@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -86,12 +86,6 @@ class Table(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-def _distinct(engines: list[Engine]) -> list[Engine]:
-    if len(set(engines)) < len(engines):
-        raise ValueError("each engine once")
-    return engines
-
-
 class BackboneTable(Table):
     """The network that embeds, and the hash of its weights."""
 
@@ -125,7 +119,7 @@ class Description(Table):
 
     backbone: BackboneTable
     precision: str
-    engines: Annotated[list[Engine], AfterValidator(_distinct)]
+    engines: list[Engine]
     images: ImagesTable
     head: dict[str, Setting]
     buffer: BufferTable | None
@@ -153,25 +147,16 @@ def parse(kind: type[T], content: Any, where: str) -> T:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        raise CheckpointError(f"{where} is damaged or not a model: {_sentence(content, error)}") from error
+        raise CheckpointError(f"{where} is damaged or not a model: {_sentence(error)}") from error
 
 
-def _sentence(content: Any, error: ValidationError) -> str:
+def _sentence(error: ValidationError) -> str:
     """Describe the first wrong entry: where it is, what it is and what was expected."""
-    errors = error.errors(include_url=False)
-    first = errors[0]
+    first = error.errors(include_url=False)[0]
+    place = ".".join(printable(str(key))[:60] for key in first["loc"])
     if first["type"] == "missing":
-        return f"it has no {'.'.join(printable(str(key))[:60] for key in first['loc'])}"
-    path: list[str] = []
-    for key in first["loc"]:  # which ends with the name of a type where several types are allowed
-        entries = dict(enumerate(content)) if isinstance(content, list) else content
-        if not isinstance(entries, dict) or key not in entries:
-            break
-        path.append(printable(str(key))[:60])
-        content = entries[key]
-    depth = len(path)
-    expected = [e["msg"].replace("Input should be ", "") for e in errors if e["loc"][:depth] == first["loc"][:depth]]
-    return f"{'.'.join(path)} is {shown(first['input'])}, expected {' or '.join(dict.fromkeys(expected))}"
+        return f"it has no {place}"
+    return f"{place} is {shown(first['input'])}, expected {first['msg'].removeprefix('Input should be ')}"
 
 
 def check_format(number: Any, where: str) -> None:
