@@ -74,11 +74,19 @@ class CalibrationSamples:
         return photo_weights(self.y, self.head.labels, counts)
 
     def accuracy(self) -> float | None:
-        """Return the percentage of photos that are named right; None if nothing is known without any group."""
-        scores, weights = self.scores(), self.weights()
+        """Return how many percent are named right; None if nothing is known without any group.
+
+        Of learned samples it is the mean over classes: a class of few photos is no rarer on another day.
+        """
+        scores = self.scores()
         known = scores.isfinite().all(dim=1)
-        right = (scores.argmax(dim=1) == self.columns) & known
-        return 100 * float(weights[right].sum() / weights[known].sum()) if known.any() else None
+        columns, right = self.columns[known], (scores.argmax(dim=1) == self.columns)[known].double()
+        if not known.any():
+            return None
+        if not self.learned:
+            return 100 * float(right.mean())
+        count = columns.bincount()
+        return 100 * float((columns.bincount(right)[count > 0] / count[count > 0]).mean())
 
 
 def calibrate(samples: CalibrationSamples) -> float:

@@ -75,7 +75,7 @@ class Calibration(GrowingModule):
 
     @property
     def these_days(self) -> float | None:
-        """Percent of stored photos that are named right, each judged without itself."""
+        """Percent of stored photos that are named right, each judged without itself: the mean over classes."""
         return self._accuracy(0)
 
     @property
@@ -196,7 +196,7 @@ class Calibration(GrowingModule):
             Nothing where nothing was measured.
         """
         here, there = f"{self.these_days or 0:.1f} %", f"{self.another_day or 0:.1f} %"
-        part = f" of the {len(self.groups)} stored photos"
+        part = f" of the {len(self.groups)} stored photos, on average over classes,"
         first = f"photos of these days: {here}{part} are named right, each judged without itself"
         if self.known == "measured":
             new = number_of(len(self.y), "labelled photo")

@@ -80,6 +80,22 @@ def test_independent_photos_have_one_number_and_few_photos_none() -> None:
     assert few.these_days is not None
 
 
+def test_a_class_of_few_photos_counts_as_much_as_another() -> None:
+    z, y, _ = photos(1)
+    rows = (y > 0) | (torch.arange(len(y)) < 8)
+    model = Classifier(build_backbone(f"pixels:{SIDE}"), RidgeHead(WIDTH), CalibrationBuffer(), [], SIDE)
+    model.calibrated = True
+    model.begin_task(NAMES)
+    model.observe(z[rows], y[rows], torch.arange(int(rows.sum())))
+    model.finish_task()
+    assert model.buffer is not None
+    stored, labels = model.buffer.items()
+    right = model.head.leave_one_out(stored, labels, model.calibration.groups).argmax(1) == labels
+    each = torch.stack([right[labels == c].double().mean() for c in range(CLASSES)])
+    assert model.calibration.another_day == pytest.approx(100 * each.mean().item())
+    assert model.calibration.another_day < 100 * right.double().mean().item() - 1
+
+
 def test_of_one_class_nothing_is_promised() -> None:
     """Every photo is named right, whatever it shows."""
     model = learned()
