@@ -123,7 +123,7 @@ def test_a_pipe_that_nobody_reads_ends_a_command_quietly():
     assert process.returncode == 141
 
 
-@pytest.mark.parametrize("name", ["classify", "extend", "forget", "merge"])
+@pytest.mark.parametrize("name", ["classify", "extend", "forget"])
 def test_the_engine_has_the_name_that_it_has_for_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--model.engine", "tensorrt"], ["--model.engine=tensorrt"]):
         assert main([name, *words]) == 2
