@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from threading import Lock
@@ -73,7 +74,7 @@ class Group(BaseModel):
     """Photos that look alike."""
 
     photos: list[str]
-    suggestion: str | None = Field(default=None, description="most probable class; null: unlike all classes")
+    suggestion: str | None = Field(default=None, description="class that most of them are given; null: none")
 
 
 class Inbox:
@@ -167,15 +168,15 @@ class Inbox:
             return served.version, waiting, dict(self._answers)
 
     def group(self, photos: Sequence[str]) -> list[Group]:
-        """Group photos that wait by likeness; suggest the class that most of a group is given."""
+        """Group photos that wait by likeness; suggest the class that most of the photos of a group are given."""
         files, z = self.gallery.embeddings(self._still(photos))
         served, groups = self.served(), []
         probabilities, verdicts = served.judged(z.to(served.model.device)) if files else (z, [])
         for rows in groups_of(z):
             known = [row for row in rows if verdicts[row].known is not False]
-            name = None
-            if served.model.class_names and 2 * len(known) > len(rows):
-                name = served.model.class_names[int(probabilities[known].mean(dim=0).argmax())]
+            answers = Counter(probabilities[known].argmax(dim=1).tolist() if probabilities.numel() else [])
+            best, count = answers.most_common(1)[0] if answers else (0, 0)
+            name = served.model.class_names[best] if 2 * count > len(rows) else None
             groups.append(Group(photos=[files[row] for row in rows], suggestion=name))
         return groups
 

@@ -143,6 +143,9 @@ def test_groups_of_photos_that_look_alike(http):
     found = waiting(http)["photos"]
     groups = http.post("/inbox/group", json={"photos": [one["photo"] for one in found]}).json()
     assert [(len(one["photos"]), one["suggestion"]) for one in groups] == [(4, None), (3, "red")]
+    sent(http, [*photos("red", 1, 500), *photos("green", 1, 500)])
+    pair = [one["photo"] for one in waiting(http)["photos"] if one["file"].endswith("500.png")]
+    assert [one["suggestion"] for one in http.post("/inbox/group", json={"photos": pair}).json()] == [None]  # a draw
     assert http.post("/inbox/group", json={"photos": ["0" * 64 + ".png"]}).status_code == 409
 
 

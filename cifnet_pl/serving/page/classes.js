@@ -30,7 +30,7 @@ const COLUMNS = [{ title: "Class", kind: "name", bare: true }, { title: "Example
   { title: "Taken for", kind: "name" }, { title: "", bare: true }];
 
 function row({ name, photos, kept }, { right, taken_for: others, seldom } = { right: null, taken_for: [] }) {
-  const examples = make("ul", { class: "thumbs" }, ...kept.slice(-4).map((file) => make("li", {}, keptPhoto(file, name))));
+  const examples = make("ul", { class: "thumbs" }, ...kept.slice(-3).map((file) => make("li", {}, keptPhoto(file, name))));
   const shown = right === null ? make("span", { class: "hint", textContent: "too few to say" }) : make("span", { class: seldom ? "warn" : "", textContent: `${right.toFixed(0)} %` });
   if (seldom) shown.append(" hardly ever answered");
   const open = make("button", { type: "button", class: "plain", textContent: "Change", "aria-label": `Change ${name}` });

@@ -94,7 +94,7 @@ function card(photo) {
   const picture = make("button", { type: "button", class: "picture", "aria-label": `Select ${photo.file}`, "aria-pressed": selected.has(photo.photo), tabIndex: -1 }, photo.url
     ? make("img", { src: photo.url, alt: photo.file }) : photo.photo ? keptPhoto(photo.photo, photo.file) : "");
   if (photo.photo) picture.addEventListener("click", ({ shiftKey }) => select(photo.photo, shiftKey));
-  const head = make("div", { class: "head" }, named(photo.file));
+  const head = make("div", { class: "head", title: photo.file }, named(photo.file.split("/").at(-1)));
   if (photo.photo || photo.url) head.append(button("⤢", `Enlarge ${photo.file}, and ask about a part of it`, () => zoom(photo, take)));
   const said = make("p", { class: `verdict clamp ${kind}`, textContent: text, title: photo.classes.map((one) => `${one.name} ${percent(one.probability)}`).join(", "), dir: "auto" });
   const near = photo.nearest && known(photo) ? make("details", {}, make("summary", { class: "hint", textContent: "Most similar" })) : null;
