@@ -74,7 +74,8 @@ class Promise(BaseModel):
         """Return what a model says of itself."""
         found, says = model.calibration, model.about_days()[:2]
         known, another_day = found.known, found.another_day
-        if known in ("found", "independent") and sum(model.counts.values()) < ENOUGH * len(model.counts):
+        few = sum(model.counts.values()) < ENOUGH * len(model.counts)
+        if few and known in ("found", "independent") and found.these_days is not None:
             known, another_day = "few", None
             stored = number_of(len(found.groups), "stored photo")
             says = [f"photos of these days: {found.these_days:.1f} % of the {stored} are named right"]

@@ -25,11 +25,11 @@ async function compare(number, current) {
 }
 
 const COLUMNS = [{ title: "Version", number: true }, { title: "Change", bare: true, kind: "name" }, { title: "Classes", number: true }, { title: "Photos", number: true },
-  { title: "New photos right", number: true }, { title: "When", kind: "date" }, { title: "", bare: true }];
+  { title: "New photos right (these days)", number: true }, { title: "When", kind: "date" }, { title: "", bare: true }];
 
 function row(version, current) {
   const { held_back: right, held_back_photos: of } = version.scores;
-  const scores = right === undefined ? "" : of < ENOUGH ? "too few to say" : `${right.toFixed(1)} % of ${of}`;
+  const scores = right === undefined ? "" : of < ENOUGH ? "too few to say" : `${right.toFixed(0)} % of ${of}`;
   const actions = make("div", { class: "row" });
   const other = version.number !== current;
   if (version.stored) {
