@@ -6,6 +6,7 @@ import logging
 import re
 import signal
 import socket
+import sqlite3
 import tempfile
 import time
 from pathlib import Path
@@ -151,6 +152,8 @@ def keep_watching(service: Service, folder: Path) -> None:
                         log.warning("%s is left out: %s", path, error)
         except (OSError, CifnetError) as error:
             log.warning("photos of %s wait: %s", folder, error)
+        except sqlite3.ProgrammingError:  # the service has ended, and closed its journal
+            return
         time.sleep(WATCH_SECONDS)
 
 

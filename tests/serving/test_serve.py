@@ -82,13 +82,18 @@ def test_new_photos_of_a_watched_folder_wait(tmp_path, monkeypatch):
         return receive(files)
 
     monkeypatch.setattr(service, "receive", full_at_first)
-    Thread(target=starting.keep_watching, args=(service, folder), daemon=True).start()
+    thread = Thread(target=starting.keep_watching, args=(service, folder), daemon=True)
+    thread.start()
     (folder / "blue" / "1.png").write_bytes(photo("blue", 1))
     until = time.monotonic() + 20
     while len(service.workspace.waiting()) < 2 and time.monotonic() < until:
         time.sleep(0.05)
     assert [one.sent for one in service.workspace.waiting()] == ["blue/1.png", "?.png"]
     assert failed
+    service.close()
+    (folder / "late.png").write_bytes(photo("red", 3))
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 @pytest.mark.system
