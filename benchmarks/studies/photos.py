@@ -20,8 +20,6 @@ from cifnet_pl.data.sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.embeddings import EmbeddingSet
 from cifnet_pl.heads import ACILHead, Head
-from cifnet_pl.heads.confidence import CalibrationSamples
-from cifnet_pl.model.calibration import occasions
 from cifnet_pl.photos.cache import EmbeddingCache, pipeline_folder
 from cifnet_pl.utilities.memory import keep_freed_memory
 
@@ -147,12 +145,6 @@ def at_validation(head: Head, photos: Photos) -> Tensor:
     return 100 * (head.predict(photos.val_z) == photos.val_y).double() / len(photos.val_y)
 
 
-def stored(head: Head, buffer: CalibrationBuffer) -> CalibrationSamples:
-    """Return the samples of a buffer, those of one occasion, or near-copies, in one group."""
-    samples = CalibrationSamples(head, *buffer.items())
-    return samples.grouped(occasions(samples)[1])
-
-
 def left_out(head: Head, photos: Photos) -> Tensor:
     """(n,) what each training photo adds to leave-one-out accuracy, in percent; an unknown one is wrong."""
     parts = zip(torch.split(photos.z, 2500), torch.split(photos.y, 2500), strict=True)
@@ -170,11 +162,6 @@ def interval(ours: Tensor, theirs: Tensor) -> str:
 
 
 # ---------------------------------------------------------------------- tables
-
-
-def millions(head: Head) -> str:
-    """Numbers that a head keeps."""
-    return f"{sum(head.state_elements().values()) / 1e6:.2f}"
 
 
 def show(cells: Sequence[str]) -> None:

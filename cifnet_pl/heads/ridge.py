@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
@@ -23,7 +23,7 @@ from cifnet_pl.statistics import (
     left_out_together,
     within_scatter,
 )
-from cifnet_pl.utilities.errors import UsageError, check_choice, unknown_name
+from cifnet_pl.utilities.errors import UsageError, check_choice
 
 Decision = Literal["ridge", "discriminant", "auto"]
 """Ridge regression, linear discriminant analysis, or what stored samples that are left out say."""
@@ -38,7 +38,7 @@ LEAST = 0.1
 """Least standard deviation of a feature for its scaling, as a share of the root mean square of all."""
 
 Transform = Literal["none", "sqrt_l2"]
-"""Names of :data:`TRANSFORMS`."""
+"""What is done to each embedding, see :class:`RidgeHead`."""
 
 
 class RidgeHead(SumsHead):
@@ -99,8 +99,7 @@ class RidgeHead(SumsHead):
         remember: bool = False,
     ):
         check_choice("decision", decision, Decision)
-        if transform not in TRANSFORMS:
-            raise unknown_name("transform", transform, TRANSFORMS)
+        check_choice("transform", transform, Transform)
         if remember and balanced:
             raise UsageError("remember needs samples that can be taken out again, which balanced=True has not")
         super().__init__(in_features, in_features + 1, dtype, per_class=remember)
@@ -132,9 +131,9 @@ class RidgeHead(SumsHead):
         self.class_weight = torch.cat([self.class_weight, weight])
 
     def _features(self, z: Tensor) -> Tensor:
-        if self.transform == "none":
-            return augment(z, self.dtype)  # which takes one copy of them, not two
-        return augment(TRANSFORMS[self.transform](z.to(self.dtype)))
+        if self.transform == "sqrt_l2":
+            z = sqrt_l2(z.to(self.dtype))
+        return augment(z, self.dtype)
 
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
         if self.balanced:
@@ -341,13 +340,6 @@ def rows_without(rows: Tensor, gone: Tensor) -> Tensor | None:
 def sqrt_l2(z: Tensor) -> Tensor:
     """Return the signed square root of (n, d) embeddings, L2-normalised."""
     return torch.nn.functional.normalize(z.sign() * z.abs().sqrt(), dim=1)
-
-
-TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda z: z,
-    "sqrt_l2": sqrt_l2,
-}
-"""Name → function of (n, d) embeddings."""
 
 
 JUMP = 100.0
