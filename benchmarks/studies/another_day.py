@@ -1,105 +1,121 @@
-"""``python -m benchmarks.studies.another_day ROOT [ROOT …]``: do promises hold on photos of another day?
+"""``python -m benchmarks.studies.another_day --row NAME CHECKOUT ROOT OPTIONS …``: do promises hold on another day?
 
-For each folder with ``train`` and ``val``, the exact head learns all training photos at once, or a part of each class
-(``--photos``), drawn three times (``--draws``), with a buffer of 2000 samples. A row says how the head was calibrated:
-each stored photo judged without itself, without its near-copies, or without its occasion, as the product does. It has
-the accuracy that is expected so, that on validation photos, their ECE, how many percent of their sets of 95 % hold the
-right class and how large these are, wrong answers above 95 %, and known photos called unknown where 5 % was asked for.
-The last row is a model that half of the validation photos recalibrated, on the other half.
+Every row is what a user gets from the commands of a checkout of the package: ``fit`` with OPTIONS (one word of the
+shell) learns ``ROOT/train``, of which it holds back a fifth; ``classify --coverage 0.95 --unknown 0.05`` asks about
+``ROOT/val``. Instead of folders there may be ``train.npz`` and ``val.npz``, embeddings with ids ``class/number``.
+The draws (``--draws``) differ in the fifth that is held back, in the order of the classes and in the buffer.
 
-``--network`` names the backbone, ``--decision`` is that of the exact head.
+A row has the accuracy that is expected (the estimate for another day, else that of the photos held back), that on
+validation photos, their ECE, how many percent of their sets of answers hold the right class and how large these are,
+wrong answers of more than 95 %, in percent, and photos called unknown. The other rows are compared with the first one:
+differences with the 95 % interval of a bootstrap over the validation photos, which are the same for both.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from dataclasses import replace
+import csv
+import json
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
-import torch
-from torch import Tensor
-from torchmetrics.functional.classification import multiclass_calibration_error
 
-from benchmarks.studies.photos import BACKBONE, Photos, learn, read_photos, show, show_columns, study_parser
-from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.heads import Head, RidgeHead
-from cifnet_pl.heads.confidence import AnswerSets, CalibrationSamples, calibrate, near_copies, novelty_reference
-from cifnet_pl.model.calibration import occasions
+from benchmarks.studies.photos import show, show_columns
+from cifnet_pl.model.audit import top_label_error
 
-CAPACITY, COVERAGE, UNKNOWN = 2000, 0.95, 0.05
-COLUMNS = ("photos", "expected %", "true %", "ECE %", "covered %", "classes", "wrong > 95 %", "called unknown %", "s")
+COVERAGE, UNKNOWN, RESAMPLED = 0.95, 0.05, 500
+COLUMNS = ("expected %", "true %", "ECE %", "covered %", "classes", "wrong > 95 %", "called unknown %")
 
 
-def part_of(photos: Photos, count: int | None, seed: int) -> Photos:
-    """The photos with ``count`` training photos of each class, drawn at random; None for all."""
-    if count is None:
-        return photos
-    draw = torch.Generator().manual_seed(seed)
-    rows = [(photos.y == c).nonzero().flatten() for c in range(photos.classes)]
-    kept = torch.cat([own[torch.randperm(len(own), generator=draw)[:count]].sort().values for own in rows])
-    return replace(photos, z=photos.z[kept], y=photos.y[kept])
+def cifnet(checkout: Path, *arguments: str) -> None:
+    """Run a command of the package in a checkout.
+
+    Raises:
+        RuntimeError: with what it printed, if it fails.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(checkout.resolve())}
+    command = [sys.executable, "-m", "cifnet_pl", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stdout + done.stderr)
 
 
-def measured(samples: CalibrationSamples, z: Tensor, y: Tensor) -> list[float]:
-    """The numbers of a row, for validation photos z, y."""
-    head, expected = samples.head, samples.accuracy()
-    calibrate(samples)
-    probabilities = head.probabilities(z)
-    sure, answer = probabilities.max(dim=1)
-    ece = 100 * float(multiclass_calibration_error(probabilities, y, probabilities.shape[1], n_bins=15))
-    sets = AnswerSets.of(samples, COVERAGE).of_probabilities(probabilities)
-    covered = sets.gather(1, y[:, None]).double().mean().item()
-    unknown = (novelty_reference(samples).p_values(head.novelty(z)) <= UNKNOWN).double().mean().item()
-    right = answer == y
-    wrong = int((~right & (sure > COVERAGE)).sum())
-    true, size = 100 * right.double().mean().item(), sets.sum(dim=1).double().mean().item()
-    return [expected or torch.nan, true, ece, 100 * covered, size, wrong, 100 * unknown]
+def part(root: Path, name: str) -> Path:
+    """The folder or file of a part, "train" or "val"."""
+    file = root / f"{name}.npz"
+    return file if file.exists() else root / name
 
 
-def rows(photos: Photos, decision: str) -> dict[str, list[float]]:
-    """Name of each row → its numbers."""
-    head: Head = RidgeHead(photos.z.shape[1], decision=decision)  # type: ignore[arg-type]
-    buffer = CalibrationBuffer(CAPACITY)
-    learn(head, photos, list(range(photos.classes)), buffer)
-    single = CalibrationSamples(head, *buffer.items())
-    near = near_copies(*buffer.items())
-    start = time.perf_counter()
-    kind, groups = occasions(single)
-    head.decide(*buffer.items(), groups)
-    single = CalibrationSamples(head, *buffer.items())
-    half = torch.arange(len(photos.val_y)) % 2 == 0
-    z, y = photos.val_z[~half], photos.val_y[~half]
-    new = CalibrationSamples(head, photos.val_z[half], photos.val_y[half], learned=False)
-    result = {
-        "without itself": measured(single, photos.val_z, photos.val_y),
-        "without near-copies": measured(single.grouped(near), photos.val_z, photos.val_y),
-        f"without occasions ({kind})": measured(single.grouped(groups), photos.val_z, photos.val_y),
-        "by photos of the new place": measured(new, z, y),
-    }
-    return {name: [*cells, time.perf_counter() - start] for name, cells in result.items()}
+def answers(checkout: Path, root: Path, options: str, seed: int) -> tuple[float, np.ndarray]:
+    """Learn and ask.
+
+    Returns:
+        The accuracy that is expected, in percent, and (n, 5) of each validation photo, in the order of their names:
+        probability of the answer, whether it is right, whether the set holds the right class, the set's size, and
+        whether the photo is called unknown.
+    """
+    with TemporaryDirectory() as folder:
+        learned = part(root, "train")
+        given = [f"--data.root={learned}", *shlex.split(options), f"--logs={folder}", "--experiment=run"]
+        given += ["--data.source=embeddings"] if learned.suffix else []
+        seeds = [f"--{name}={seed}" for name in ("seed_everything", "data.class_order", "data.split_seed")]
+        cifnet(checkout, "fit", *given, *seeds)
+        run, table = Path(folder) / "run" / "version_0", f"{folder}/answers.csv"
+        asked = [f"--coverage={COVERAGE}", f"--unknown={UNKNOWN}", f"--output={table}", "--top=1"]
+        cifnet(checkout, "classify", f"--model={run}", f"--images={part(root, 'val')}", *asked)
+        summary = json.loads((run / "summary.json").read_text())
+        with open(table, encoding="utf-8", newline="") as file:
+            rows = sorted(csv.DictReader(file), key=lambda row: row["file"])
+    found = []
+    for row in rows:
+        true, sets = Path(row["file"]).parent.name.rpartition("#")[2], row["answers"].split("; ")  # FILE#class/number
+        found.append(
+            [float(row["probability"]), row["class"] == true, true in sets, len(sets), row["known"] == "false"]
+        )
+    return summary.get("another_day") or summary["A_K"], np.array(found, dtype=np.float64)
 
 
-def table(root: Path, options: argparse.Namespace) -> None:
-    """Print the rows of a folder, the mean of its draws."""
-    photos = read_photos(root, options, options.network)
-    found: dict[str, list[list[float]]] = {}
-    for seed in range(options.draws if options.photos else 1):
-        drawn = part_of(photos, options.photos, seed)
-        for name, cells in rows(drawn, options.decision).items():
-            found.setdefault(name, []).append([len(drawn.y), *cells])
-    for name, draws in found.items():
-        show([f"{root.name}, {name}", *(f"{mean:.1f}" for mean in np.mean(draws, axis=0))])
+def measured(draws: np.ndarray) -> np.ndarray:
+    """The numbers of a row but the first, (6,), mean over draws (draws, n, 5)."""
+    sure, right, covered, size, unknown = np.ascontiguousarray(np.moveaxis(draws, 2, 0))
+    ece = np.mean([top_label_error(p, r == 1) for p, r in zip(sure, right, strict=True)])
+    wrong = (sure > COVERAGE) & (right == 0)
+    shares = [100 * column.mean() for column in (right, covered, wrong, unknown)]
+    return np.array([shares[0], ece, shares[1], size.mean(), shares[2], shares[3]])
+
+
+def differences(ours: np.ndarray, theirs: np.ndarray) -> list[str]:
+    """Cells with what ours have more than theirs, (draws, n, 5) each, and the 95 % interval."""
+    gap, chance = measured(ours) - measured(theirs), np.random.default_rng(0)
+    picked = [chance.integers(0, ours.shape[1], ours.shape[1]) for _ in range(RESAMPLED)]
+    low, high = np.quantile([measured(ours[:, p]) - measured(theirs[:, p]) for p in picked], (0.025, 0.975), axis=0)
+    return [f"{g:+.1f} ({a:+.1f} … {b:+.1f})" for g, a, b in zip(gap, low, high, strict=True)]
+
+
+def main() -> None:
+    """A row for each ``--row``, and below it the differences from the first."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--row", nargs=4, action="append", required=True, metavar=("NAME", "CHECKOUT", "ROOT", "OPTIONS")
+    )
+    parser.add_argument("--draws", type=int, default=3)
+    asked = parser.parse_args()
+    show_columns(("", *COLUMNS))
+    first: np.ndarray | None = None
+    for name, checkout, root, options in asked.row:
+        drawn = [answers(Path(checkout), Path(root), options, seed) for seed in range(asked.draws)]
+        ours = np.stack([table for _, table in drawn])
+        show([name, *(f"{cell:.1f}" for cell in (np.mean([expected for expected, _ in drawn]), *measured(ours)))])
+        if first is None:
+            first = ours
+        else:
+            show(["… less the first", "", *differences(ours, first)])
 
 
 if __name__ == "__main__":
-    parser = study_parser(__doc__, "+")
-    parser.add_argument("--photos", type=int, help="training photos of each class; all by default")
-    parser.add_argument("--draws", type=int, default=3)
-    parser.add_argument("--network", default=BACKBONE)
-    parser.add_argument("--decision", default="ridge")
-    asked = parser.parse_args()
-    show_columns(("calibrated", *COLUMNS))
-    for folder in asked.root:
-        table(folder, asked)
+    main()
