@@ -58,7 +58,7 @@ HEAVY = [
 
 
 WRITTEN: dict[str, Path] = {}
-"""Where each layout was written: LitData takes seconds for each of its."""
+"""Where each layout was written, once for all tests."""
 
 
 def laid_out(
