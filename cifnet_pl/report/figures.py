@@ -179,14 +179,23 @@ def trajectories(study: Study, setting: Setting) -> list[Picture]:
     frozen = [group for group in methods if group.frozen]
     if 1 < len(frozen) < len(methods):  # else the first figure has them alone
         asked.append((f"heads_{place}", "Heads on the same frozen backbone", name, frozen))
+    beside = study.on_the_same_data(setting)
+    if len(beside) > 1 and setting == beside[0]:
+        everything = [group for s in beside for group in study.compared(s)]
+        asked.append(
+            (f"networks_{place}", "All methods on the same data, with their networks", setting.short, everything)
+        )
     for family in study.varied(*LACKING):
         label = family[0].label
         if family[0].setting == setting:
             curves = f"ablation_curves_{place}_{slug(family[0].name.lower())}"
             asked.append((curves, f"{label} without one of its parts", f"{label}: {name}", family))
     return [
-        Picture(file, f"{caption}: A_k after each task, {name}.{BARS}", _lines(groups, title, "ablation" in file))
+        Picture(
+            file, f"{caption}: A_k after each task, {title if networks else name}.{BARS}", _lines(groups, title, cut)
+        )
         for file, caption, title, groups in asked
+        for networks, cut in [(file.startswith("networks"), "ablation" in file)]
         if any(sum(stat is not None for stat in group.curve()) > 1 for group in groups)
     ]
 
@@ -194,6 +203,8 @@ def trajectories(study: Study, setting: Setting) -> list[Picture]:
 def _lines(groups: Sequence[Group], title: str, variants: bool) -> Figure:
     drawn = [group for group in groups if any(group.curve())]
     names = [group.variant if variants else group.label for group in drawn]
+    twice = {name for name in names if names.count(name) > 1} if len({group.setting for group in drawn}) > 1 else set()
+    names = [f"{n} ({g.setting.network})" if n in twice else n for n, g in zip(names, drawn, strict=True)]
     names = [f"\u2009{n}" if n.startswith("_") else n for n in names]  # else legends leave it out
     names = [f"{n} (external)" if g.kind == "external" else n for n, g in zip(names, drawn, strict=True)]
     names = _with_seeds(names, drawn)

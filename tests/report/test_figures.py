@@ -288,6 +288,17 @@ def test_networks_on_the_same_data_share_one_table_of_costs(tmp_path: Path) -> N
     assert any("Networks differ" in note for note in table.notes)
 
 
+def test_one_figure_has_all_methods_of_its_data_whatever_their_network(tmp_path: Path) -> None:
+    study = trained_beside_frozen(tmp_path)
+    (setting,) = study.data_names
+    pictures = [p for s in study.on_the_same_data(setting) for p in trajectories(study, s) if p.name[:8] == "networks"]
+    (picture,) = pictures
+    legends = [*picture.figure.legends, *(axes.get_legend() for axes in picture.figure.axes)]
+    assert {text.get_text() for legend in legends if legend for text in legend.get_texts()} == {
+        "CIFNet", "Exact ridge", "NCM",
+    }  # fmt: skip
+
+
 def test_a_bubble_figure_has_all_networks_of_its_data_by_name(tmp_path: Path) -> None:
     study = trained_beside_frozen(tmp_path)
     (setting,) = study.data_names
