@@ -36,8 +36,11 @@ def cifnet(checkout: Path, *arguments: str) -> None:
     """Run a command of the package in a checkout.
 
     Raises:
-        RuntimeError: with what it printed, if it fails.
+        RuntimeError: there is no such checkout (Python would take the installed package), or, with what it printed,
+            the command fails.
     """
+    if not (checkout / "cifnet_pl").is_dir():
+        raise RuntimeError(f"{checkout} is no checkout of the package: it has no folder cifnet_pl")
     environment = {**os.environ, "PYTHONPATH": str(checkout.resolve())}
     command = [sys.executable, "-m", "cifnet_pl", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

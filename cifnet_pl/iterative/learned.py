@@ -55,7 +55,8 @@ def frozen_backbone(structure: str, network: nn.Module, start: Backbone, embed: 
     backbone = build_backbone(learned_name(structure, start.name, start.architecture))
     backbone.load_weights({key: value.cpu() for key, value in network.state_dict().items()})
     images = photographs(start.preprocessing.image_size)
-    ours, theirs = backbone.embed(images), embed(images.to(next(network.parameters()).device)).cpu()
+    device = next(iter(network.state_dict().values()), images).device  # a network may have no weights
+    ours, theirs = backbone.embed(images), embed(images.to(device)).cpu()
     if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2 * float(theirs.abs().max())):
         raise CifnetError("learned_network() does not embed as features() does")
     return backbone

@@ -361,7 +361,7 @@ def test_engines_that_do_not_exist_are_refused_in_a_bundle(photos, tmp_path):
     assert main(["export", "--model", str(run), "--output", str(tmp_path / "b")]) == 0
     config = config_of(tmp_path / "b")
     refused = {"engines.0 is 'tensorrt'": ["tensorrt"], "engines.0 is '3'": [3], "engines is": "torch"}
-    for sentence, wrong in {**refused, "engines is '": ["torch", "torch"]}.items():
+    for sentence, wrong in refused.items():
         forge(tmp_path / "b", {**config, "engines": wrong})
         with pytest.raises(CheckpointError, match=re.escape(sentence)):
             cifnet_pl.load(tmp_path / "b")

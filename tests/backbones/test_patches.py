@@ -178,13 +178,13 @@ def test_learning_the_dictionary_counts_to_the_first_task(run, tmp_path, monkeyp
     learn = patches.Patches.learn_from
 
     def slowly(*args):
-        time.sleep(1.5)
+        time.sleep(3)
         learn(*args)
 
     monkeypatch.setattr(patches.Patches, "learn_from", slowly)
     slow = learned(tmp_path, *OPTIONS)
     seconds = [float(row["train_seconds"]) for row in csv.DictReader((slow / "tasks.csv").open())]
-    assert seconds[0] > 1.5 > seconds[1]
+    assert seconds[0] - seconds[1] > 1.5  # whatever else the machine does
 
 
 def test_each_dictionary_has_embeddings_of_its_own_in_the_cache(tmp_path):

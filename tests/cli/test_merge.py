@@ -141,7 +141,7 @@ def test_cifnet_shards_without_a_buffer(tmp_path: Path):
     [
         ("cifnet", "cifnet", "after calibration"),
         ("ridge", "ncm", "their heads differ: RidgeHead and NCMHead"),
-        ("ridge", "ridge-sqrt-l2", "transform"),
+        ("ridge", "ridge-sqrt-l2", "cannot combine heads with different"),
         ("dsal", "dsal", "cannot merge"),
         ("ridge-balanced", "ridge-balanced", "balanced"),
     ],

@@ -74,6 +74,9 @@ def test_streams_and_buffers_are_in_the_configuration(tmp_path: Path):
     learner.trainer = run
     run.datamodule = data
     result = yaml.safe_load(yaml.safe_dump(configuration(learner)))
-    stream = {"class_path": "cifnet_pl.data.streams.Blurry", "init_args": {"disjoint": 0, "blurry": 50, "seed": 3}}
+    stream = {
+        "class_path": "cifnet_pl.data.streams.Blurry",
+        "init_args": {"disjoint": 0, "blurry": 50, "seed": 3, "every": None},
+    }
     assert result["data"]["stream"] == stream
     assert result["model"]["init_args"]["buffer"]["init_args"]["capacity"] == 300

@@ -92,7 +92,7 @@ def test_nothing_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "configs"])
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("configs", "serve")])
 def test_a_command_alone_says_what_it_needs(command: str, capsys: pytest.CaptureFixture[str]):
     assert main([command]) == 2
     errors = capsys.readouterr().err
