@@ -89,9 +89,12 @@ def watch(
         found = photos.found(settled=not once)
         while True:
             new = list(islice(found, AT_ONCE))
-            contents = table.unknown(new)
-            predictions = classifier.classify(list(contents.values()), 1, unknown=unknown, coverage=coverage)
-            rows = table.add(zip(contents.items(), predictions, strict=True))
+            photos_of_ids = table.unknown(new)
+            contents = [content for _, content in photos_of_ids.values()]
+            predictions = classifier.classify(contents, 1, unknown=unknown, coverage=coverage)
+            rows = table.add(
+                (key, file, found) for (key, (file, _)), found in zip(photos_of_ids.items(), predictions, strict=True)
+            )
             if sender is not None:
                 sender.waiting += rows
                 sender.send()
@@ -134,8 +137,8 @@ class Answers:
         with open(self.path, encoding="utf-8", errors="surrogateescape", newline="") as file:
             return list(csv.DictReader(file))
 
-    def unknown(self, files: Iterable[Path]) -> dict[Path, bytes]:
-        """Read those of some photos whose content has no row; one that is gone again is left out."""
+    def unknown(self, files: Iterable[Path]) -> dict[str, tuple[Path, bytes]]:
+        """Read those of some photos whose content has no row, by their ids; one that is gone again is left out."""
         from cifnet_pl.photos.photo import content_hash
 
         found = {}
@@ -145,18 +148,16 @@ class Answers:
                 key = f"{content_hash(content):016x}"
                 if key not in self.ids:
                     self.ids.add(key)
-                    found[file] = content
+                    found[key] = file, content
         return found
 
-    def add(self, answered: Iterable[tuple[tuple[Path, bytes], Prediction]]) -> list[dict[str, str]]:
-        """Write rows of photos; return them once the disk has them."""
-        from cifnet_pl.photos.photo import content_hash
-
+    def add(self, answered: Iterable[tuple[str, Path, Prediction]]) -> list[dict[str, str]]:
+        """Write rows of photos, each with its id; return them once the disk has them."""
         rows = []
-        for (file, content), found in answered:
+        for key, file, found in answered:
             cells = dict.fromkeys(COLUMNS, "") | {"file": str(file), "unreadable": found.unreadable or ""}
             cells["time"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
-            cells["id"] = f"{content_hash(content):016x}"
+            cells["id"] = key
             if found.classes:
                 cells |= {"closest": found.classes[0], "probability": f"{found.probabilities[0]:.6f}"}
                 cells |= {"class": "" if found.known is False else found.classes[0]}

@@ -163,11 +163,14 @@ class RidgeHead(SumsHead):
         """
         factors = torch.ones_like(self.sums.class_sums[0])
         if self.scaled:
-            within = within_scatter(self.sums.gram, torch.cat([self.sums.class_sums, self.removed_sums]))
-            variance = within.diagonal().clamp_min(0)
+            variance = self._within().diagonal().clamp_min(0)
             if (mean := variance.mean()) > 0:
                 factors[1:] = (variance / mean).clamp_min(LEAST**2) ** -0.25
         return factors
+
+    def _within(self) -> Tensor:
+        """Return the scatter within classes (d, d) of the features as they are."""
+        return within_scatter(self.sums.gram, torch.cat([self.sums.class_sums, self.removed_sums]))
 
     def _regression(self) -> Centred:
         """Return G_c, Q_c, μ and t̄ of the features, scaled or not."""
@@ -182,7 +185,7 @@ class RidgeHead(SumsHead):
     def _discriminant(self) -> Discriminant:
         """Return μ_c and the factors of S + λI of the features, scaled or not, with the ridge of the last solve."""
         scale, factors = self.scale_used, self._factors()
-        within = scale * within_scatter(self.sums.gram, torch.cat([self.sums.class_sums, self.removed_sums]))
+        within = scale * self._within()
         within *= factors[1:]
         within *= factors[1:, None]
         sums = scale * factors * self.sums.class_sums
@@ -205,7 +208,7 @@ class RidgeHead(SumsHead):
 
     def _regression_leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         features, regression = self._factors() * self._features(z), self._regression()
-        weights = regression.solve(self.ridge_used.item())[0]
+        weights = regression.solve(self.ridge_used.item())[0] if self.shares[1] else self.weights
         half = regression.half_products(features[:, 1:], self.ridge_used.item(), self.scale_used * self.sums.mass)
         targets = signed_targets(columns, len(self.labels), self.limit)
         weight = self.scale_used * self.class_weight[columns]
@@ -229,8 +232,7 @@ class RidgeHead(SumsHead):
         groups = torch.arange(len(y), device=y.device) if groups is None else groups
         z, columns, before, ways = z.to(self.dtype), self._columns(y), bool(self.scaled), []
         for scaled in (before, not before):
-            if scaled != before:
-                self._use(scaled, self.shares)
+            self._use(scaled, self.shares)
             way = self._way(z, columns, groups)
             if way is None:
                 return
@@ -239,7 +241,9 @@ class RidgeHead(SumsHead):
         self._use(scaled, self.shares.new_tensor(shares))
 
     def _use(self, scaled: bool, shares: Tensor) -> None:
-        """Solve with features scaled or not, and with other factors of both rules."""
+        """Solve with features scaled or not and with these factors of both rules, unless it is solved so."""
+        if scaled == bool(self.scaled) and torch.equal(shares, self.shares):
+            return
         self.scaled.fill_(scaled)
         self.shares = shares
         self._solve()
